@@ -19,8 +19,8 @@ import pytest
 from openenvd.environments.engines.ray_driver import RayDriver
 
 from . import ray_engine
-from .conftest import eventually, new_machine
-from .providers.harness import NAME, Harness
+from .conftest import eventually
+from .providers.harness import NAME, Harness, home_of, running
 from .providers.under_test import Ray
 from .ray_engine import RayCluster
 
@@ -51,6 +51,9 @@ WORDS = ("--token", "auto", "--gateway", "--memory", "256M", "--cpus", str(CPUS)
 class RayOfThree(Ray):
     """A cluster whose replicas may be on other nodes."""
 
+    def why_not(self) -> str | None:
+        return ray_engine.why_no_other_node()
+
     @contextmanager
     def engine(self, folder: Path) -> Iterator[None]:
         with ray_engine.ray_cluster(3, elsewhere=True, settings=QUICK) as self._cluster:
@@ -67,18 +70,14 @@ class RayOfThree(Ray):
 
 @pytest.fixture(scope="module")
 def ray_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayOfThree]:
-    if (reason := ray_engine.why_no_other_node()) is not None:
-        pytest.skip(f"no Ray cluster of three nodes: {reason}")
-    provider = RayOfThree()
-    with provider.engine(tmp_path_factory.mktemp("ray")):
-        yield provider
+    with running(RayOfThree(), tmp_path_factory) as made:
+        yield made
 
 
 @pytest.fixture
 def harness(ray_nodes: RayOfThree, tmp_path: Path) -> Iterator[Harness]:
-    with new_machine(tmp_path / "home") as machine:
-        machine.environ.update(ray_nodes.variables())
-        yield Harness(machine, ray_nodes)
+    with home_of(ray_nodes, tmp_path) as made:
+        yield made
 
 
 def node_of(harness: Harness, replica: str, cluster: RayCluster) -> int:

@@ -15,9 +15,9 @@ import pytest
 
 from openenvd.environments.engines.base import REPLICA_LABEL
 
-from .conftest import eventually, new_machine
+from .conftest import eventually
 from .docker_engine import DockerEngine, cut, other_node, why_no_other_node
-from .providers.harness import NAME, Harness
+from .providers.harness import NAME, Harness, home_of, running
 from .providers.under_test import SAMPLE_IMAGE, Swarm
 
 WORDS = ("--token", "auto", "--gateway", "--memory", "256M")
@@ -28,6 +28,9 @@ class SwarmOfTwo(Swarm):
     """A swarm whose replicas may be on another node."""
 
     other: DockerEngine
+
+    def why_not(self) -> str | None:
+        return why_no_other_node()
 
     @contextmanager
     def engine(self, folder: Path) -> Iterator[None]:
@@ -44,18 +47,14 @@ class SwarmOfTwo(Swarm):
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SwarmOfTwo]:
-    if (reason := why_no_other_node()) is not None:
-        pytest.skip(f"no swarm of two nodes: {reason}")
-    provider = SwarmOfTwo()
-    with provider.engine(tmp_path_factory.mktemp("swarm")):
-        yield provider
+    with running(SwarmOfTwo(), tmp_path_factory) as made:
+        yield made
 
 
 @pytest.fixture
 def harness(swarm: SwarmOfTwo, tmp_path: Path) -> Iterator[Harness]:
-    with new_machine(tmp_path / "home") as machine:
-        machine.environ.update(swarm.variables())
-        yield Harness(machine, swarm)
+    with home_of(swarm, tmp_path) as made:
+        yield made
 
 
 def address(harness: Harness) -> str:

@@ -11,8 +11,8 @@ import pytest
 from openenvd.environments.spec import DEFAULT_BASE
 
 from .. import docker_engine
-from ..conftest import new_machine, smoke_cache
-from ..providers.harness import Harness
+from ..conftest import smoke_cache
+from ..providers.harness import Harness, home_of
 from ..providers.under_test import Kubernetes
 from .cluster import Cluster
 
@@ -39,6 +39,5 @@ def real(provider: Kubernetes) -> Cluster:
 @pytest.fixture
 def harness(provider: Kubernetes, tmp_path: Path) -> Iterator[Harness]:
     """A home with nothing in it."""
-    with new_machine(tmp_path / "home") as machine:
-        machine.environ.update(provider.variables())
-        yield Harness(machine, provider)
+    with home_of(provider, tmp_path) as made:
+        yield made

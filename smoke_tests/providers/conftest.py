@@ -8,13 +8,12 @@ What a provider cannot be tried on, and what does not apply to it, is skipped wi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from ..conftest import Machine, new_machine
-from .harness import Harness
+from .harness import Harness, home_of, running
 from .page import DOES_NOT_APPLY
 from .under_test import PROVIDERS, UnderTest
 
@@ -36,10 +35,7 @@ def provider(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[UnderTest]:
     """A provider whose engine runs."""
-    provider = PROVIDERS[request.param]()
-    if why_not := provider.why_not():
-        pytest.skip(f"{provider.name} cannot run here: {why_not}")
-    with provider.engine(tmp_path_factory.mktemp(provider.name)):
+    with running(PROVIDERS[request.param](), tmp_path_factory) as provider:
         yield provider
 
 
@@ -52,14 +48,11 @@ def make_harness(
         pytest.skip(DOES_NOT_APPLY + why)
     if why := provider.does_not_hold.get(request.node.originalname):
         request.node.add_marker(pytest.mark.xfail(reason=why, strict=True))
-    with ExitStack() as machines:
+    with ExitStack() as homes:
 
         def make(folder: str) -> Harness:
             (tmp_path / folder).mkdir()
-            made: AbstractContextManager[Machine] = new_machine(tmp_path / folder / "home")
-            machine = machines.enter_context(made)
-            machine.environ.update(provider.variables())
-            return Harness(machine, provider)
+            return homes.enter_context(home_of(provider, tmp_path / folder))
 
         yield make
 

@@ -12,24 +12,44 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import psutil
+import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from openenvd.environments.gateway.process import NAME as GATEWAY
 from openenvd.environments.gateway.process import PORT_VARIABLE as GATEWAY_PORT_VARIABLE
 
-from ..conftest import Answer, Machine, eventually, free_port
+from ..conftest import Answer, Machine, eventually, free_port, new_machine
 from .under_test import UnderTest
 
 Json = dict[str, Any]
 
 NAME = "sample"
+Provider = TypeVar("Provider", bound=UnderTest)
+
 MANY_SESSIONS = 40  # all at one of two replicas by chance once in 2**39
+
+
+@contextmanager
+def running(provider: Provider, folders: pytest.TempPathFactory) -> Iterator[Provider]:
+    """A provider whose engine runs; where it cannot, the test is skipped."""
+    if (why_not := provider.why_not()) is not None:
+        pytest.skip(f"{provider.name} cannot run here: {why_not}")
+    with provider.engine(folders.mktemp(provider.name)):
+        yield provider
+
+
+@contextmanager
+def home_of(provider: UnderTest, folder: Path) -> Iterator[Harness]:
+    """A home below a folder, with nothing in it; nothing of it is left afterwards."""
+    with new_machine(folder / "home") as machine:
+        machine.environ.update(provider.variables())
+        yield Harness(machine, provider)
 
 
 class Session:
