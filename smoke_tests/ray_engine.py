@@ -45,6 +45,7 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_prestart_worker_first_driver": "0",  # not as many idle workers as CPUs
+    "RAY_worker_niceness": "0",  # by default 15, with which all else on this machine comes first
 }
 
 
