@@ -7,8 +7,6 @@ comes of it part of the same trace.
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...tracing.context import HEADER, TraceContext
@@ -63,9 +61,18 @@ class TracedCalls:
 
 
 def _end(span: Span, scope: Scope, status: int) -> None:
-    route: Any = getattr(scope.get("route"), "path", scope["path"])  # none: the fast path answered
+    route = _route(scope)
     span.rename(f"POST {route}")
     span.set({"http.route": route, "http.response.status_code": status})
     if status >= _DEFECT:
         span.fail(str(status))
     span.end()
+
+
+def _route(scope: Scope) -> str:
+    """The path, with the names of its parameters instead of their values.
+
+    A route itself knows its path below its router's prefix alone, in some versions of FastAPI.
+    """
+    names = {value: f"{{{name}}}" for name, value in scope.get("path_params", {}).items()}
+    return "/".join(names.get(part, part) for part in scope["path"].split("/"))

@@ -3,13 +3,27 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+
 import pytest
 
 from openenvd.client.api import DaemonClient
 from openenvd.client.errors import ApiRefused, ConnectionLost
 from openenvd.client.http import HttpClient, parse_events
 
+from ..tracing.kept_spans import KeptSpans, ids_of
 from .fake_daemon import Call, FakeDaemon, new_request
+
+COMMANDS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture
+def kept() -> Iterator[KeptSpans]:
+    """A tracer, as the calling program has one."""
+    spans = KeptSpans()
+    yield spans
+    spans.tracer.stop()
 
 
 def test_a_submission_carries_given_options_only(fake: FakeDaemon, client: DaemonClient) -> None:
@@ -84,3 +98,23 @@ def test_keep_alives_are_not_events() -> None:
 
 def test_half_an_event_at_a_break_is_no_event() -> None:
     assert list(parse_events(iter([b"id: 1:0\n", b"event: log\n", b'data: {"te']))) == []
+
+
+async def test_what_changes_something_carries_the_callers_trace(
+    fake: FakeDaemon, client: DaemonClient, kept: KeptSpans, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads: list[str | None] = []
+
+    def answer(call: Call) -> None:
+        heads.append(call.headers.get("traceparent"))
+        call.json(200, {"request": {}, "requests": []})
+
+    fake.answers |= {("POST", "/v1/requests/1/cancel"): answer, ("GET", "/v1/requests"): answer}
+    client.cancel("1")
+    with kept.tracer.opentelemetry.start_as_current_span("training"):
+        await asyncio.to_thread(client.cancel, "1")  # as `AsyncClient` calls it
+        client.requests()
+    monkeypatch.setenv("TRACEPARENT", COMMANDS)
+    client.cancel("1")
+    trace_id, span_id, _ = ids_of(kept.one("training"))
+    assert heads == [None, f"00-{trace_id}-{span_id}-01", None, COMMANDS]

@@ -27,8 +27,11 @@ from openenvd.requests_db.states import RequestState, Schedule
 from openenvd.requests_db.transactions import submitting
 from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.memory_estimates import Declared, MemoryEstimates
+from openenvd.server.dispatch.request_traces import RequestTraces
 from openenvd.server.dispatch.running import DispatchContext, Timing
 from openenvd.server.settings import Paths, Settings
+
+from ..tracing.kept_spans import KeptSpans, attributes_of, ids_of
 
 MB = 2**20
 PATIENCE_SECONDS = 10.0
@@ -77,7 +80,11 @@ class Bench:
     """A dispatcher over a real database."""
 
     def __init__(
-        self, home: Path, settings: Settings | None = None, timing: Timing | None = None
+        self,
+        home: Path,
+        settings: Settings | None = None,
+        timing: Timing | None = None,
+        traces: RequestTraces | None = None,
     ) -> None:
         self.paths = Paths(home)
         self.paths.request_logs.mkdir(parents=True)
@@ -99,6 +106,7 @@ class Bench:
                 ),
                 budget_bytes=1024 * MB,
                 timing=timing or Timing(),
+                traces=traces,
             )
         )
 
@@ -493,3 +501,51 @@ def test_short_requests_are_logged_at_debug_level_only(
     bench.end(Succeeded(request_id, None, 5, 9.5))
     bench.eventually(lambda: bench.read(request_id).state is RequestState.SUCCEEDED)
     assert caplog.records == []
+
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def why_waited(kept: KeptSpans) -> dict[str, str]:
+    """The reason of each wait that has ended, by its request."""
+    told = [attributes_of(span) for span in kept.all if span.name.startswith("queue")]
+    return {each["messaging.message.id"]: each["openenvd.queue.wait_reason"] for each in told}
+
+
+def test_a_trace_says_what_a_request_waited_for(tmp_path: Path) -> None:
+    kept = KeptSpans()
+    traced = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+    with closing(Bench(tmp_path, traces=RequestTraces(kept.tracer))) as bench:
+        bench.executor.free_mb = 200  # one launch, or a check
+        at_once, for_memory = bench.submit(**traced), bench.submit(**traced)
+        bench.dispatcher.start()
+        bench.eventually(lambda: bench.dispatcher.claimer.shortages)
+        bench.end(Succeeded(at_once, None, None, time.time()))
+        bench.eventually(lambda: bench.is_submitted(for_memory))
+        bench.executor.most = 0
+        for_worker = bench.submit("check", **traced)
+        bench.eventually(lambda: bench.dispatcher.claimer._queues[Schedule.SHORT].full_at > 0)
+        bench.executor.most = 8
+        bench.end(Succeeded(for_memory, None, None, time.time()))
+        bench.eventually(lambda: bench.is_submitted(for_worker))
+        bench.end(Succeeded(for_worker, None, None, time.time()))
+        bench.eventually(lambda: kept.named("process check"))
+    assert why_waited(kept) == {at_once: "nothing", for_memory: "memory", for_worker: "worker"}
+    kept.tracer.stop()
+
+
+def test_the_worker_is_given_the_span_that_it_runs_in(tmp_path: Path) -> None:
+    kept = KeptSpans()
+    with closing(Bench(tmp_path, traces=RequestTraces(kept.tracer))) as bench:
+        traced = bench.submit(traceparent=f"00-{TRACE}-b7ad6b7169203331-01")
+        untraced = bench.submit()
+        bench.dispatcher.start()
+        bench.eventually(lambda: bench.is_submitted(untraced))
+        given = {task.id: task.traceparent for task in bench.executor.tasks}
+        for request_id in (traced, untraced):
+            bench.end(Succeeded(request_id, None, None, time.time()))
+        bench.eventually(lambda: bench.read(untraced).state is RequestState.SUCCEEDED)
+    trace_id, span_id, _ = ids_of(kept.one("run launch"))
+    assert given == {traced: f"00-{trace_id}-{span_id}-01", untraced: None}
+    assert trace_id == TRACE
+    kept.tracer.stop()
