@@ -91,7 +91,7 @@ def kill(cluster: RayCluster, number: int) -> None:
     cluster.stop_node(number, SIGKILL)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("lose", [RayCluster.cut, kill])
 def test_replicas_of_a_lost_node_come_back_elsewhere_and_the_old_ones_end(
     harness: Harness, ray_nodes: RayOfThree, lose: Callable[[RayCluster, int], None]
@@ -125,7 +125,7 @@ def test_replicas_of_a_lost_node_come_back_elsewhere_and_the_old_ones_end(
     cluster.start_node(number)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_rollout_of_four_collectors_has_each_episode_once_although_a_node_is_lost(
     harness: Harness, ray_nodes: RayOfThree
 ) -> None:
