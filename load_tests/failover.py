@@ -54,6 +54,7 @@ from smoke_tests.slurm_engine import SlurmCluster, slurm_cluster
 NAME = "crowd"
 PACE_SECONDS = 1.0
 COME_SECONDS = 0.2  # between two newcomers
+NEWCOMERS = 8  # that may have a session at a time, at each replica
 SETTLE_SECONDS = 5.0  # for sessions to be lost, and to come back
 READY_SECONDS = 90.0
 AGAIN_SECONDS = 5.0  # until all have a session again
@@ -226,8 +227,8 @@ VICTIMS: dict[str, Kill] = {
 def on_the_last_node(home: Home) -> str:
     """The id of the replica there; the next job goes there, where there is none."""
     node = home.cluster.nodes[-1]
-    if not home.cluster.run("squeue", "--noheader", f"--nodelist={node}"):
-        home.cluster.wait_until_idle(node)  # after a cut it may take Slurm minutes
+    if not home.cluster.run("squeue", "--noheader", f"--nodelist={node}", "--states=RUNNING"):
+        home.cluster.wait_until_idle(node)
         first = home.environment()["replicas"][0]
         home.openenv("restart", NAME, "--replica", str(first["ordinal"]))
     for replica in home.environment()["replicas"]:
@@ -506,7 +507,8 @@ def main() -> int:
         words = ["--provider", given.provider, "--replicas", str(given.replicas)]
         words += ["--gateway"] if home.has_gateway else []
         words += ALONE_ON_A_NODE if is_slurm else []
-        room = str(2 * given.sessions)  # for those who come back while a replica is away
+        # For those who come back while a replica is away, and who come anew meanwhile.
+        room = str(2 * given.sessions + NEWCOMERS * given.replicas)
         home.openenv("launch", "benchmark", "--name", NAME, "--max-sessions", room, *words)
         wrong: list[str] = []
         for victim in [each for each in victims for _ in range(given.repetitions)]:

@@ -40,6 +40,7 @@ INSTALL = "apt-get install slurm-wlm slurmd slurmctld munge"
 SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # where munged and slurmd are
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
+LOST_SECONDS = 300  # `SlurmdTimeout` where a node can be cut off: Slurm's own default
 CPUS, MEMORY_MB = 4, 4096  # of each node, which Slurm is told to believe
 CGROUPS = Path("/sys/fs/cgroup")
 NETWORK = NETWORKS["slurm"]  # of the node that is elsewhere: the namespace oesN has NETWORK.N
@@ -123,6 +124,7 @@ class SlurmCluster:
         gpus: Which the first node seems to have.
         namespace: The network namespace that the last node is in, and the name of its link; None:
             it is as the others.
+        hidden: A folder that its nodes have one of their own in place of, empty at first.
         kills_over_memory: Whether it has no cgroups, and kills by what its accounting finds.
         processes: Its daemons, by the names of their logs.
     """
@@ -132,6 +134,7 @@ class SlurmCluster:
     ports: list[int]
     gpus: int = 0
     namespace: str | None = None
+    hidden: Path | None = None
     kills_over_memory: bool = False
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -198,12 +201,23 @@ class SlurmCluster:
         is_other = self.namespace is not None and name == self.nodes[-1]
         # Not `ip netns exec`, which hides the cgroups, too.
         inside = ["nsenter", f"--net=/run/netns/{self.namespace}"] if is_other else []
+        if self.hidden is not None:
+            mounted = 'mount -t tmpfs none "$0" && exec "$@"'
+            inside += ["unshare", "--mount", "sh", "-c", mounted, str(self.hidden)]
         self._start(f"slurmd-{name}", *inside, "slurmd", "-D", "-N", name)
 
     def wait_until_idle(self, name: str) -> None:
-        """Wait until Slurm would give a node the next job."""
+        """Wait until Slurm would give a node the next job.
+
+        One that was cut off while its job was cancelled is COMPLETING, and does not answer, until
+        slurmctld asks it again: every third of `SlurmdTimeout`. Only then that job is ended there.
+        """
         words = ("--noheader", "--Node", f"--nodes={name}", "--partition=main", "--format=%T")
-        self._wait_for(lambda: self.run("sinfo", *words) == "idle", f"{name} is not idle")
+        self._wait_for(
+            lambda: self.run("sinfo", *words) == "idle",
+            f"{name} is not idle",
+            within=START_SECONDS + LOST_SECONDS / 3,
+        )
 
     def jobs(self, states: str = "all") -> list[str]:
         """The ids of all jobs that have not ended, or are in these states."""
@@ -290,9 +304,9 @@ class SlurmCluster:
                 start_new_session=True,
             )
 
-    def _wait_for(self, check: object, otherwise: str) -> None:
+    def _wait_for(self, check: object, otherwise: str, *, within: float = START_SECONDS) -> None:
         assert callable(check)
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + within
         while not check():
             for log, process in self.processes.items():
                 assert process.poll() is None, f"{log} has ended: {self._output(log)}"
@@ -316,7 +330,11 @@ class SlurmCluster:
 
 @contextlib.contextmanager
 def slurm_cluster(
-    nodes: int = 3, *, other: bool = False, kills_over_memory: bool = False
+    nodes: int = 3,
+    *,
+    other: bool = False,
+    hidden: Path | None = None,
+    kills_over_memory: bool = False,
 ) -> Iterator[SlurmCluster]:
     """A cluster of so many nodes, the last elsewhere if asked; nothing of it is left afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="oes-"))
@@ -324,6 +342,7 @@ def slurm_cluster(
     names = tuple(f"{name}n{number}" for number in range(1, nodes + 1))
     cluster = SlurmCluster(folder, names, _free_ports(nodes + 1))
     cluster.kills_over_memory = kills_over_memory
+    cluster.hidden = hidden
     try:
         if other:
             cluster.namespace = make_namespace("oes", NETWORK)
@@ -373,7 +392,7 @@ def _configure(cluster: SlurmCluster) -> None:
     conf = _SLURM_CONF.format(
         name=first.removesuffix("n1"),
         host=cluster.host,
-        patience=10 if cluster.namespace is None else 300,  # Slurm's own default
+        patience=10 if cluster.namespace is None else LOST_SECONDS,
         port=port,
         folder=folder,
         gathering=_OVER_MEMORY_KILL if cluster.kills_over_memory else _NO_GATHERING,
