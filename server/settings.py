@@ -98,6 +98,15 @@ class Settings:
     slurm_ssh_python: str = _setting(
         USUAL_PYTHON, "Python on the login node that has openenvd; relative to the home folder."
     )
+    slurm_report: str = _setting(
+        "",
+        "HOST[:PORT] of this machine that the jobs of a Slurm cluster without a shared folder "
+        "report to; empty: nodes see openenvd's home.",
+    )
+    slurm_node_python: str = _setting(
+        USUAL_PYTHON,
+        "Python on such nodes that has openenvd; relative to the home folder there.",
+    )
     log_level: str = _setting("info", "Level of the daemon's own log.", among=LOG_LEVELS)
     log_format: str = _setting(
         "text",

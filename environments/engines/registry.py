@@ -20,7 +20,7 @@ from .docker_address import docker_address
 from .docker_options import host_config
 from .kubernetes_address import kubernetes_address
 from .ray_address import ray_address
-from .slurm_address import HOST_VARIABLE, slurm_address
+from .slurm_address import HOST_VARIABLE, REPORT_VARIABLE, slurm_address
 
 Variables = Mapping[str, str]
 
@@ -138,6 +138,11 @@ def moves(name: str) -> bool:
 def login_node(name: str, environ: Variables = os.environ) -> str | None:
     """Return the machine that a provider's programs are prepared on; None: on this one."""
     return environ.get(HOST_VARIABLE) or None if name == "slurm" else None
+
+
+def prepares_on_nodes(name: str, environ: Variables = os.environ) -> bool:
+    """Whether a provider's programs are made ready by each node that runs them."""
+    return name == "slurm" and bool(environ.get(REPORT_VARIABLE))
 
 
 def pulls_images(name: str) -> bool:

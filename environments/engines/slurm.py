@@ -18,6 +18,7 @@ Slurm cannot be made to forget a job, and forgets one by itself some minutes aft
     slurm_exits.py       how a job ended
     slurm_job.py         what runs on the node; slurm_files.py: what both write into the folder
     slurm_ssh.py         all of this from a machine that has only ssh; slurm_login.py: its other end
+    slurm_reporting.py   all of this where nodes see no folder of ours: jobs report by HTTP
 
 Failure cases
 
@@ -45,7 +46,7 @@ import os
 import signal as signals
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -60,6 +61,7 @@ from .base import (
     Check,
     EngineGone,
     EngineRefused,
+    ExitFacts,
     Instance,
     InstanceState,
     LogChunk,
@@ -80,7 +82,7 @@ from .slurm_files import (
     read_report,
     write_job,
 )
-from .slurm_options import job_script, sbatch_arguments, warned_seconds
+from .slurm_options import JobPlace, sbatch_arguments, shared_place, warned_seconds
 
 LOOK_SECONDS = 2.0  # between two questions to slurmctld
 FRESH_SECONDS = 0.3  # for which an answer is as good as new
@@ -183,19 +185,25 @@ class SlurmEngine:
 
     def _submit(self, plan: ReplicaPlan) -> str:
         """Submit a job; where one of the replica's was left only if there are no other nodes."""
-        left = left_jobs(Path(plan.run_dir))
+        earlier = len(left_jobs(Path(plan.run_dir)))
         away = self._nodes_away(Path(plan.run_dir))
-        arguments = sbatch_arguments(plan, earlier=len(left), avoided=away)
+        place = self._place(plan)
+        arguments = sbatch_arguments(plan, place, earlier=earlier, avoided=away)
         _check_nodes(plan)
-        script = job_script(plan)
         try:
-            told = commands.run("sbatch", "--parsable", *arguments, stdin=script)
+            return _sbatch(place, arguments)
         except EngineRefused:
             if not away:
                 raise
-            arguments = sbatch_arguments(plan, earlier=len(left))
-            told = commands.run("sbatch", "--parsable", *arguments, stdin=script)
-        return told.strip().partition(";")[0]  # and its cluster's name
+            return _sbatch(place, sbatch_arguments(plan, place, earlier=earlier))
+
+    def _place(self, plan: ReplicaPlan) -> JobPlace:
+        """Return what a replica's job is on its node."""
+        return shared_place(plan)
+
+    def _run_dir(self, row: Row) -> Path:
+        """Return the folder, on this machine, of the replica that a job is of."""
+        return row.run_dir
 
     def signal(self, instance: Instance, number: int) -> None:
         """Send a signal to the job's first process, which passes it on to its server."""
@@ -262,10 +270,14 @@ class SlurmEngine:
             while data := _read(path, offset):
                 offset += len(data)
                 yield LogChunk(data=data, cursor=str(offset))
+            self._note_read(folder, instance.id, offset)
             if has_ended:
                 return
             if self._is_closed.wait(OUTPUT_SECONDS):
                 raise EngineGone("the engine was closed")
+
+    def _note_read(self, folder: Path, job: str, read_bytes: int) -> None:
+        """Note that all that a job has printed so far is in the replica's log."""
 
     def close(self) -> None:
         """End `changes` and `logs`."""
@@ -287,7 +299,8 @@ class SlurmEngine:
         """Ask Slurm; that it does not answer, which takes it long to say, is an answer, too."""
         self._asked_at = time.monotonic()
         try:
-            self._rows = {row.id: row for row in commands.jobs()}
+            found = (replace(row, run_dir=self._run_dir(row)) for row in commands.jobs())
+            self._rows = {row.id: row for row in found}
             for row in self._rows.values():
                 self._note(row)
             self._let_back()
@@ -388,11 +401,7 @@ class SlurmEngine:
     def _instance(self, row: Row, *, is_whole: bool = False) -> Instance:
         """Return a job as the agent is to see it; `is_whole`: with its exit."""
         if row.state in ENDED:
-            facts = None
-            if is_whole:
-                report = read_report(row.run_dir, row.id)
-                fields = commands.job_fields(row.id)
-                facts = exit_facts(row.id, fields, report, over_memory(row.run_dir, row.id))
+            facts = self._exit(row) if is_whole else None
             return Instance(id=row.id, labels=row.labels, state=InstanceState.EXITED, exit=facts)
         report = read_report(row.run_dir, row.id)
         is_requeued = row.state == PENDING and report is not None and self._is_over(report)
@@ -417,6 +426,11 @@ class SlurmEngine:
             is_silent=is_silent,
             waiting=_why_silent(row, is_silent),
         )
+
+    def _exit(self, row: Row) -> ExitFacts:
+        """Return how a job has ended."""
+        report, fields = read_report(row.run_dir, row.id), commands.job_fields(row.id)
+        return exit_facts(row.id, fields, report, over_memory(row.run_dir, row.id))
 
     def _is_silent(self, row: Row, report: JobReport | None) -> bool:
         """Whether a job that should be running has not been heard of for long."""
@@ -470,6 +484,14 @@ class SlurmEngine:
         if job not in self._folders:
             self._look(0.0)
         return self._folders.get(job)
+
+
+def _sbatch(place: JobPlace, arguments: Sequence[str]) -> str:
+    """Submit a job; return its id."""
+    told = commands.run(
+        "sbatch", "--parsable", *arguments, stdin=place.script, variables=place.variables
+    )
+    return told.strip().partition(";")[0]  # and its cluster's name
 
 
 def _replaced_seconds(plan: ReplicaPlan, row: Row) -> float:

@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from .base import EngineGone, EngineRefused, Labels
 
@@ -76,8 +77,13 @@ class Row:
     run_dir: Path
 
 
-def run(*command: str, stdin: str | None = None, seconds: float = COMMAND_SECONDS) -> str:
-    """Return what a command prints.
+def run(
+    *command: str,
+    stdin: str | None = None,
+    seconds: float = COMMAND_SECONDS,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """Return what a command prints; `variables` are added to its own.
 
     Raises:
         EngineGone: It is not installed, or Slurm does not answer.
@@ -87,7 +93,7 @@ def run(*command: str, stdin: str | None = None, seconds: float = COMMAND_SECOND
         done = subprocess.run(
             command,
             input=stdin or "",
-            env=_environ(os.environ),
+            env={**_environ(os.environ), **variables},
             capture_output=True,
             text=True,
             timeout=seconds,

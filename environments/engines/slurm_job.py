@@ -29,7 +29,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ...env_host.protocol import LISTEN_FD_VARIABLE
 from ...shim.files import read_run_file
@@ -88,15 +88,44 @@ def _number(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
 
 
+class Reports(Protocol):
+    """Where a job has its plan from, and where it reports.
+
+    Attributes:
+        plan: The replica's.
+        folder: Where the job may make files for its server.
+    """
+
+    plan: Json
+    folder: Path
+
+    def write(self, report: JobReport) -> bool:
+        """Say how the job is; whether the replica has certainly another one by now."""
+
+
+class SharedReports:
+    """The replica's folder, which this node sees."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.plan: Json = read_run_file(str(run_dir))["plan"]
+        self.folder = run_dir
+
+    def write(self, report: JobReport) -> bool:
+        """Write the report; a full disk, a server of files that is away: the next one counts."""
+        with contextlib.suppress(OSError):
+            report.write(self.folder)
+        return is_replaced(self.folder, report.job)
+
+
 class Job:
     """One job: its server, and what is reported of it."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._run = read_run_file(str(run_dir))
-        self._run_dir = run_dir
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+        self._plan = reports.plan
         self._signals = SignalPipe((*_PASSED_ON, signal.SIGCHLD), ignored=(signal.SIGHUP,))
         host = node_address(os.environ)
-        self._listeners = listen(host, int(self._run["plan"]["port"]))
+        self._listeners = listen(host, int(self._plan["port"]))
         self._report = JobReport(
             job=os.environ["SLURM_JOB_ID"],
             node=os.environ.get("SLURMD_NODENAME", host),
@@ -119,24 +148,23 @@ class Job:
                 server.send_signal(number)
         code = server.returncode
         self._report.exit_code = code if code >= 0 else 128 - code
-        self._write()
+        self._reports.write(self._report)
         return code
 
     def _beat(self, server: subprocess.Popen[bytes]) -> None:
         """Say that this job lives; end its server when the replica has another job."""
-        if is_replaced(self._run_dir, self._report.job):
+        self._report.beats += 1
+        if self._reports.write(self._report):
             sys.stderr.write("This replica has another job by now: ending.\n")
             server.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 server.wait(REPLACED_SECONDS)
             server.kill()
             server.wait()
-        self._report.beats += 1
-        self._write()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        plan = self._run["plan"]
-        environ = server_environment(plan, self._report.host, self._run_dir, os.environ)
+        plan, folder = self._plan, self._reports.folder
+        environ = server_environment(plan, self._report.host, folder, os.environ)
         fds = [one.fileno() for one in self._listeners]
         environ[LISTEN_FD_VARIABLE] = descriptors_text(fds)
         server = subprocess.Popen(
@@ -150,15 +178,9 @@ class Job:
             one.close()
         return server
 
-    def _write(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk, a server of files that is away
-            self._report.write(self._run_dir)
 
-
-def main(run_dir: Path) -> int:
-    """Be a job; ends by the signal that has ended its server."""
-    os.umask(0o077)
-    code = Job(run_dir).run()
+def end_as(code: int) -> int:
+    """Return the exit code of a job whose server has ended so; or ends by the same signal."""
     if code >= 0:
         return code
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the server has left its own
@@ -166,6 +188,12 @@ def main(run_dir: Path) -> int:
         signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
     return 128 - code
+
+
+def main(run_dir: Path) -> int:
+    """Be a job; ends by the signal that has ended its server."""
+    os.umask(0o077)
+    return end_as(Job(SharedReports(run_dir)).run())
 
 
 if __name__ == "__main__":

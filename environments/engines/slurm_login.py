@@ -3,13 +3,15 @@
 
 Each replica has a folder here, below openenvd's home, which the nodes see: `slurm/HOME/REPLICA`,
 where HOME is the label of the daemon's own home. It has what such a folder of a daemon's has: the
-run file that the job reads, and the files that both write (`slurm_files.py`).
+run file that the job reads, and the files that both write (`slurm_files.py`). The files of what is
+launched are in `slurm/sources/HOME`, and go when the daemon there says that no replica uses them.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +32,11 @@ def home_there() -> Path:
     from platformdirs import user_state_path
 
     return user_state_path("openenvd")
+
+
+def copies(home: Path, label: str) -> Path:
+    """Return where the files of what a home elsewhere launches are, a folder for each version."""
+    return home / "slurm" / "sources" / label
 
 
 class SlurmForOthers(SlurmEngine):
@@ -56,6 +63,13 @@ class SlurmForOthers(SlurmEngine):
         folder = self._folder_of(instance.labels)
         if not left_jobs(folder):
             shutil.rmtree(folder, ignore_errors=True)
+
+    def keep_copies(self, home: str, digests: Iterable[str]) -> None:
+        """Remove all copies of what a home launches, but those of these digests."""
+        kept = set(digests)
+        for path in copies(self._home, home).glob("*"):
+            if path.name not in kept:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _here(self, plan: ReplicaPlan) -> ReplicaPlan:
         return replace(plan, run_dir=str(self._folder_of(plan.labels)))

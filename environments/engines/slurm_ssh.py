@@ -45,7 +45,8 @@ from ..layout import Layout, make_private
 from .base import Check, Engine, EngineGone, Instance, InstanceState, ReplicaPlan
 from .remote_engine import EngineChannel, RemoteEngine, read_check
 from .slurm import SlurmEngine
-from .slurm_address import HOST_VARIABLE, PYTHON_VARIABLE, slurm_address
+from .slurm_address import HOST_VARIABLE, PYTHON_VARIABLE, REPORT_VARIABLE, slurm_address
+from .slurm_reporting import SlurmReporting
 from .ssh_connection import SshConnection
 
 AGAIN_SECONDS = 2.0  # after a connection that could not be made
@@ -57,7 +58,9 @@ Forwards = dict[str, tuple[int, str]]  # by replica: the port here, and `host:po
 
 def slurm_engine() -> Engine:
     """Return Slurm's engine: of this machine, or of the one that a setting names."""
-    return SlurmOverSsh(os.environ) if os.environ.get(HOST_VARIABLE) else SlurmEngine()
+    if os.environ.get(HOST_VARIABLE):
+        return SlurmOverSsh(os.environ)
+    return SlurmReporting(os.environ) if os.environ.get(REPORT_VARIABLE) else SlurmEngine()
 
 
 class LoginNode:
@@ -66,6 +69,7 @@ class LoginNode:
     def __init__(self, environ: Mapping[str, str], layout: Layout) -> None:
         """Nothing is connected yet."""
         self._python = environ.get(PYTHON_VARIABLE) or ""
+        self.home_label = layout.home_label
         self.connection = SshConnection(environ[HOST_VARIABLE], make_private(layout.sockets))
 
     @property

@@ -238,6 +238,8 @@ def _what_runs(program: Program) -> Json:
             "image_name": program.image_name,
             "command": program.command,
         }
+    if program.source is not None:
+        return {"image": "", "source": dict(program.source)}
     links = {name: str(folder) for name, folder in program.links.items()}
     return {"image": "", "command": program.argv, "folder": str(program.folder), "links": links}
 

@@ -3,11 +3,12 @@
 
     launch ──what, and a digest of its files──▶ python -m …prepared_there, on the login node
            ◀──────────── "wants files" ────────
-           ──────────── its files, as tar ────▶  slurm/sources/DIGEST/NAME
+           ──────────── its files, as tar ────▶  slurm/sources/HOME/DIGEST/NAME
            ◀──────── what it says, line by line  the project's virtual environment, as for a launch
            ◀──────────── the program ──────────  that is made there
 
-The files of one version are copied once, and stay: jobs run in that folder. A copy that fails is
+The files of one version are copied once, and jobs run in that folder until it is removed
+(`engines/slurm_copies.py`). A copy that fails is
 removed; one that is killed leaves a folder with another name, which the next one does not use. A
 connection that breaks fails the launch, which says why.
 """
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -31,7 +32,7 @@ from ...env_host.protocol import HostConfig
 from ...system.json_lines import Json, decode_line, encode_line
 from ..engines.base import EngineGone
 from ..engines.remote_engine import await_hello, hello, own_output
-from ..engines.slurm_login import home_there
+from ..engines.slurm_login import copies, home_there
 from ..engines.slurm_ssh import LoginNode
 from ..errors import EngineFailed, EnvironmentsError, PreparationFailed
 from ..layout import Layout, make_private
@@ -72,7 +73,7 @@ def prepare_there(
 
 def _prepared(node: LoginNode, spec: EnvironmentSpec, source: ResolvedSource, say: Say) -> Program:
     with tempfile.TemporaryFile() as archive, tempfile.TemporaryFile() as told:
-        digest, count = _pack(source, archive)
+        digest, count = pack(source, archive)
         process = subprocess.Popen(
             node.command(__name__),
             stdin=subprocess.PIPE,
@@ -85,7 +86,8 @@ def _prepared(node: LoginNode, spec: EnvironmentSpec, source: ResolvedSource, sa
 
         try:
             await_hello(process, node.host, failure)
-            what = _what(source) | {"spec": asdict(spec), "digest": digest, "files": count}
+            what = what_is(source) | {"spec": asdict(spec), "digest": digest, "files": count}
+            what["home"] = node.home_label
             found = _converse(process, what, archive, say)
             if found is None:
                 raise failure()
@@ -96,7 +98,12 @@ def _prepared(node: LoginNode, spec: EnvironmentSpec, source: ResolvedSource, sa
                 pass
 
 
-def _what(source: ResolvedSource) -> Json:
+def what_is(source: ResolvedSource) -> Json:
+    """Return how what is launched is found among its files.
+
+    Raises:
+        PreparationFailed: Slurm runs no such thing.
+    """
     match source:
         case Bundled(name=name):
             return {"source": name, "folder": None}
@@ -145,7 +152,7 @@ def _read_program(data: Json) -> Program:
     )
 
 
-def _pack(source: ResolvedSource, archive: IO[bytes]) -> tuple[str | None, int]:
+def pack(source: ResolvedSource, archive: IO[bytes]) -> tuple[str | None, int]:
     """Write the files of a source as tar; their digest and number, None: it has none of its own."""
     if isinstance(source, Project):
         files = dict(files_below(source.folder))
@@ -182,7 +189,7 @@ def prepare_here(what: Json, files: IO[bytes], send: Callable[[Json], None]) -> 
     layout = Layout(make_private(home_there()))
     folder = layout.home
     if what["folder"] is not None:
-        folder = layout.home / "slurm" / "sources" / str(what["digest"]) / what["folder"]
+        folder = copies(layout.home, what["home"]) / str(what["digest"]) / what["folder"]
         if not folder.is_dir():
             send({"wants_files": True})
             _unpack(files, folder, what["files"])
@@ -214,15 +221,20 @@ def _unpack(files: IO[bytes], folder: Path, count: int) -> None:
         shutil.rmtree(made, ignore_errors=True)
 
 
-def _to_json(program: Program, spec: EnvironmentSpec) -> dict[str, Any]:
+def variables_here(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a replica on this machine; `given` by the user."""
     home = str(home_there())
+    return child_environment(os.environ, home=home, max_sessions=None, given=given)
+
+
+def _to_json(program: Program, spec: EnvironmentSpec) -> dict[str, Any]:
     return {
         "python": str(program.python),
         "folder": str(program.folder),
         "config": program.config.to_json(),
         "links": {name: str(target) for name, target in program.links.items()},
         "host_program": str(HOST_PROGRAM),
-        "variables": child_environment(os.environ, home=home, max_sessions=None, given=spec.env),
+        "variables": variables_here(spec.env),
     }
 
 

@@ -44,6 +44,7 @@ class Program:
     command: tuple[str, ...] = ()  # in the image; empty: what it says itself
     host_program: Path = HOST_PROGRAM
     variables: Mapping[str, str] | None = None  # where it was made; None: here
+    source: Mapping[str, Any] | None = None  # of what it is made, where each node makes it itself
 
     @property
     def argv(self) -> tuple[str, ...]:
