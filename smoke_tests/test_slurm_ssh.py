@@ -91,10 +91,58 @@ def test_a_project_on_a_laptop_is_served_by_jobs_of_the_cluster(
     told = cluster.run("scontrol", "show", "job", job)
     assert str(login.home / "slurm") in told
     assert str(laptop.home) not in told
-    copies = list((login.home / "slurm" / "sources").glob("*/my_env/openenv.yaml"))
+    copies = list((login.home / "slurm" / "sources").glob("*/*/my_env/openenv.yaml"))
     assert len(copies) == 1
     laptop.ok("down", "echo")
     assert cluster.jobs() == []
+    assert not copies[0].exists()
+
+
+def test_a_copy_that_a_launch_has_left_goes_when_an_agent_begins(
+    laptop: Machine, project: Path, login: LoginNode
+) -> None:
+    """As when a launch was killed; the copy that a replica uses stays."""
+    laptop.ok("launch", str(project), "--name", "echo", *SLURM)
+    [used] = (login.home / "slurm" / "sources").glob("*/*")
+    left = used.with_name("0123456789")
+    (left / "my_env").mkdir(parents=True)
+    [agent] = agents_of(laptop)
+    agent.kill()
+    psutil.wait_procs([agent], timeout=10)
+    eventually(lambda: not left.exists(), within=60)
+    assert used.is_dir()
+    laptop.ok("down", "echo")
+    assert not used.exists()
+
+
+def test_two_jobs_behind_ssh_are_one_environment_at_the_gateway(
+    laptop: Machine, login: LoginNode, cluster: SlurmCluster
+) -> None:
+    laptop.ok("launch", "echo", *SLURM, "--replicas", "2")
+    address = laptop.ok("address", "echo").out.strip()
+    with (
+        login.on_the_laptop(),
+        session_at(address) as (first, _),
+        session_at(address) as (second, ask),
+    ):
+        assert first != second
+        assert ask()["type"] == "observation"
+    assert len(cluster.jobs("RUNNING")) == 2
+    laptop.ok("down", "echo")
+
+
+def test_a_login_node_that_forwards_nothing_is_told_as_such(
+    laptop: Machine, login: LoginNode, cluster: SlurmCluster
+) -> None:
+    with (login.folder / "sshd_config").open("a") as config:
+        config.write("AllowTcpForwarding no\n")
+    login.stop()
+    login.start()
+    answer = laptop.run("launch", "echo", *SLURM)
+    assert answer.code == 1, answer.text
+    assert f"the host {HOST} does not forward connections to " in answer.err
+    assert "AllowTcpForwarding yes" in answer.err
+    eventually(lambda: not cluster.jobs())
 
 
 def test_a_connection_that_is_lost_comes_back_and_replicas_have_gone_on(

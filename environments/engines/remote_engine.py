@@ -26,7 +26,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
-from typing import IO, Any
+from typing import IO, Any, Protocol, runtime_checkable
 
 from ... import __version__
 from ...processes.exits.exit_reason import Detector
@@ -272,6 +272,14 @@ class RemoteEngine:
         self.channel().ask("remove", instance=asdict(instance))
 
 
+@runtime_checkable
+class KeepsCopies(Protocol):
+    """An engine whose machine has copies of what agents elsewhere launch."""
+
+    def keep_copies(self, home: str, digests: Iterable[str]) -> None:
+        """Remove all copies of a home but those of these digests."""
+
+
 class EngineServer:
     """The other end: answers the questions of one agent, until its input ends."""
 
@@ -333,6 +341,11 @@ def _find(engine: Engine, asked: Json) -> Json | None:
     return None if found is None else asdict(found)
 
 
+def _keep_copies(engine: Engine, asked: Json) -> None:
+    if isinstance(engine, KeepsCopies):
+        engine.keep_copies(asked["home"], asked["digests"])
+
+
 _QUESTIONS: dict[str, Callable[[Engine, Json], Any]] = {
     "check": lambda engine, _: asdict(engine.check()),
     "capacity": lambda engine, _: asdict(engine.capacity()),
@@ -342,6 +355,7 @@ _QUESTIONS: dict[str, Callable[[Engine, Json], Any]] = {
     "signal": lambda engine, asked: engine.signal(_instance(asked), asked["number"]),
     "stop": lambda engine, asked: engine.stop(_instance(asked), asked["grace_seconds"]),
     "remove": lambda engine, asked: engine.remove(_instance(asked)),
+    "keep_copies": _keep_copies,
 }
 
 

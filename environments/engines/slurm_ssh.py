@@ -21,6 +21,7 @@ Failure cases
     this agent is killed           the connection goes on with its ports, for sessions or 3 s; the
                                    next agent uses it, and knows its ports by `forwards.json`
     a port is taken meanwhile      another is forwarded; the replica's address is another
+    the login node forwards none   `EngineRefused`, which names the option of its sshd
     openenvd is missing there,     `EngineGone`, with the command that installs it; tried again
     or of another version
 """
@@ -42,15 +43,26 @@ from urllib.parse import urlsplit
 from ...shim.files import write_json
 from ..engine_address import EngineAddress
 from ..layout import Layout, make_private
-from .base import Check, Engine, EngineGone, Instance, InstanceState, ReplicaPlan
+from .base import (
+    Check,
+    Engine,
+    EngineError,
+    EngineGone,
+    EngineRefused,
+    Instance,
+    InstanceState,
+    ReplicaPlan,
+)
 from .remote_engine import EngineChannel, RemoteEngine, read_check
 from .slurm import SlurmEngine
 from .slurm_address import HOST_VARIABLE, PYTHON_VARIABLE, REPORT_VARIABLE, slurm_address
+from .slurm_copies import copies_in_use
 from .slurm_reporting import SlurmReporting
 from .ssh_connection import SshConnection
 
 AGAIN_SECONDS = 2.0  # after a connection that could not be made
 FORWARDS_FILE_NAME = "forwards.json"
+PROBE_SECONDS = 2.0  # for a replica to answer through a port that was just forwarded
 _NO_PROGRAM = (126, 127)  # a shell's exit codes
 
 Forwards = dict[str, tuple[int, str]]  # by replica: the port here, and `host:port` there
@@ -100,14 +112,17 @@ class SlurmOverSsh(RemoteEngine):
     name: ClassVar[str] = "slurm"
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        layout = Layout(Path(environ["OPENENV_HOME"]))
+        self._layout = layout = Layout(Path(environ["OPENENV_HOME"]))
         at = EngineAddress.of(self.name, slurm_address(environ))
         self._node = LoginNode(environ, layout)
+        self._refused: set[str] = set()  # replicas that the login node may not connect to
+        self._removed: set[str] = set()  # replicas of which nothing runs any more
         self._connecting = threading.Lock()
         self._channel: EngineChannel | None = None
         self._failed: tuple[float, EngineGone] | None = None  # when, and why
         self._is_closed = False
         self._ports = threading.Lock()
+        self._removing = threading.Lock()
         self._path = layout.engines / at.key / FORWARDS_FILE_NAME
         self._forwards = _read_forwards(self._path)
         self._forwarded: set[str] = set()  # replicas whose ports this channel's connection forwards
@@ -122,7 +137,9 @@ class SlurmOverSsh(RemoteEngine):
             if self._failed is not None and time.monotonic() < self._failed[0] + AGAIN_SECONDS:
                 raise EngineGone(self._failed[1].message, self._failed[1].hint)
             try:
+                self._refused.clear()
                 self._channel = self._connect()
+                self._remove_copies(self._channel)
             except EngineGone as exc:
                 self._failed = (time.monotonic(), exc)
                 raise
@@ -158,6 +175,8 @@ class SlurmOverSsh(RemoteEngine):
         found = super().find(plan)
         if found is None or found.address is None or found.state is not InstanceState.RUNNING:
             return found
+        if plan.labels.replica in self._refused:  # told once: what cannot be reached is stopped
+            return replace(found, address=None)
         target = urlsplit(found.address).netloc
         port = self._forward(plan.labels.replica, plan.port, target)
         return replace(found, address=f"http://127.0.0.1:{port}")
@@ -170,6 +189,20 @@ class SlurmOverSsh(RemoteEngine):
                 self._node.connection.cancel(*known)
                 self._forwarded.discard(instance.labels.replica)
                 self._write_forwards()
+        self._refused.discard(instance.labels.replica)
+        self._removed.add(instance.labels.replica)
+        self._remove_copies()
+
+    def _remove_copies(self, channel: EngineChannel | None = None) -> None:
+        """Have copies removed that no replica uses; what cannot be now is later."""
+        with (
+            contextlib.suppress(EngineError, OSError),
+            self._removing,
+            copies_in_use(self._layout, self._removed) as digests,
+        ):
+            if digests is not None:
+                asked = {"home": self._node.home_label, "digests": sorted(digests)}
+                (channel or self.channel()).ask("keep_copies", **asked)
 
     def changes(self) -> Iterator[None]:
         """Yield when any job may have changed."""
@@ -197,9 +230,27 @@ class SlurmOverSsh(RemoteEngine):
                 self._forwards[replica] = (wanted, target)
             if replica not in self._forwarded:
                 self._forward_again(replica)
+                self._check_forwarded(replica, target)
             if replica not in self._forwarded:
                 raise EngineGone(f"no port can be forwarded to {target}, through {self._node.host}")
             return self._forwards[replica][0]
+
+    def _check_forwarded(self, replica: str, target: str) -> None:
+        """Ask through a port that was just forwarded: ssh says only then that it may not be.
+
+        Raises:
+            EngineRefused: The login node may not connect to the replica.
+        """
+        if replica not in self._forwarded or not _is_closed(self._forwards[replica][0]):
+            return
+        if (said := self._node.connection.refusal(target)) is not None:
+            self._forwarded.discard(replica)
+            self._refused.add(replica)
+            raise EngineRefused(
+                f"the host {self._node.host} does not forward connections to {target} ({said})",
+                "its sshd needs `AllowTcpForwarding yes` (or `local`), no `DisableForwarding`, and "
+                "a `PermitOpen` that names its nodes: ask whoever runs it",
+            )
 
     def _forward_again(self, replica: str) -> None:
         port, target = self._forwards[replica]
@@ -223,6 +274,16 @@ def _read_forwards(path: Path) -> Forwards:
         }
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
+
+
+def _is_closed(port: int) -> bool:
+    """Whether connections to a port of this machine end at once, without a byte."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), PROBE_SECONDS) as connection:
+            connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            return not connection.recv(1)
+    except OSError:
+        return True
 
 
 def _free_port() -> int:

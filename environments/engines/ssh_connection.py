@@ -17,8 +17,8 @@ Failure cases
     the connection is lost                  the master ends: at once, or after 15 s in which nothing
                                             has come. So do the commands there and the sessions; the
                                             next `open` makes another
-    the host allows no forwarding           as a server that does not answer: the connection is made
-                                            here, and ends there
+    the host allows no forwarding           the connection is made here, and ends there: `refusal`
+                                            says why
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ _OPTIONS = {
 }
 INSTALL = "install OpenSSH's client: apt install openssh-client"
 TOLD_LINES = 3  # of what ssh has printed, in an error
+REFUSED_SECONDS = 15.0  # for the host to say that it may not connect somewhere
 _LOST = 255  # ssh's own exit code
+_PROHIBITED = "administratively prohibited"
 # What ssh complains about, in lower case, and what that means.
 _CAUSES = {
     "could not resolve hostname": ("is unknown", "see that this works: ssh {host} true"),
@@ -121,6 +123,22 @@ class SshConnection:
         """
         return self._control("forward", "-L", f"127.0.0.1:{port}:{target}") is None
 
+    def refusal(self, target: str) -> str | None:
+        """Return what the host says when it may not connect to a target; None: it may.
+
+        It is asked through a connection of its own: a master does not pass on what it was told.
+        Where such a one needs a code to be typed, nothing is known.
+
+        Args:
+            target: `host:port`, as seen from there.
+        """
+        with tempfile.TemporaryFile() as told:
+            command = self._ssh("ControlMaster=no", "-W", target, socket="none")
+            self._run(command, told, REFUSED_SECONDS)
+            told.seek(0)
+            lines = told.read().decode(errors="replace").splitlines()
+        return next((line.strip() for line in lines if _PROHIBITED in line.lower()), None)
+
     def cancel(self, port: int, target: str) -> None:
         """Forward a port no more."""
         self._control("cancel", "-L", f"127.0.0.1:{port}:{target}")
@@ -149,23 +167,25 @@ class SshConnection:
             told.seek(0)
             return told.read().decode(errors="replace").strip() or "it does not say why"
 
-    def _ssh(self, *words: str) -> list[str]:
+    def _ssh(self, *words: str, socket: str | None = None) -> list[str]:
         if shutil.which("ssh") is None:
             raise EngineGone("there is no command ssh here", INSTALL)
         options = [f"{name}={value}" for name, value in _OPTIONS.items()]
         options += [word for word in words if "=" in word]
         flags = [word for word in words if "=" not in word]
         settings = [part for option in options for part in ("-o", option)]
-        return ["ssh", "-S", str(self.socket), *settings, *flags, "--", self.host]
+        return ["ssh", "-S", socket or str(self.socket), *settings, *flags, "--", self.host]
 
-    def _run(self, command: Sequence[str], told: IO[bytes]) -> int:
+    def _run(
+        self, command: Sequence[str], told: IO[bytes], seconds: float = 2 * CONNECT_SECONDS
+    ) -> int:
         try:
             return subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=told,
                 stderr=told,
-                timeout=2 * CONNECT_SECONDS,
+                timeout=seconds,
                 check=False,
                 start_new_session=True,
             ).returncode
