@@ -290,7 +290,7 @@ def test_silent_connections_keep_nobody_out(
 
 def is_answered(agent: AgentAddress) -> bool:
     try:
-        return agent.ask()["output_bytes"] == 0
+        return bool(agent.ask()["output_bytes"] == 0)
     except Refused as exc:
         if exc.status != 503:
             raise
