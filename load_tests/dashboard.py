@@ -231,22 +231,23 @@ class _Repetition:
         context.close()
 
     def _first_screen(self, page: Any, session: Any, address: str) -> None:
-        received = [0, 0]  # bytes, files
+        received: dict[str, float] = {}  # bytes, as they were sent, by the call
 
         def note(event: dict[str, Any]) -> None:
-            received[0] += event["encodedDataLength"] or event["dataLength"]
+            call = event["requestId"]
+            received[call] = received.get(call, 0) + event["encodedDataLength"]
 
-        def count(_: dict[str, Any]) -> None:
-            received[1] += 1
+        def end(event: dict[str, Any]) -> None:  # with what its headers have
+            received[event["requestId"]] = event["encodedDataLength"]
 
         session.send("Network.enable")
         session.on("Network.dataReceived", note)
-        session.on("Network.responseReceived", count)
+        session.on("Network.loadingFinished", end)
         page.goto(address, wait_until="commit")
         milliseconds = page.evaluate(FIRST_SCREEN)
         self._note("first useful screen (aim: 300)", "ms", milliseconds)
-        self._note("  in all (aim: 150)", "kB", received[0] / 1000)
-        self._note("  files and calls", "", received[1])
+        self._note("  in all (aim: 150)", "kB", sum(received.values()) / 1000)
+        self._note("  files and calls", "", len(received))
         session.send("Network.disable")
 
     def _watch(self, page: Any, session: Any, name: str) -> None:

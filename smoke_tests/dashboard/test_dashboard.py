@@ -57,7 +57,7 @@ def test_an_environment_is_launched_from_the_form_and_becomes_ready(dashboard: D
     page.get_by_role("button", name="Launch", exact=True).click()
     log = page.get_by_role("log")
     log.get_by_text("formed is ready at").wait_for()
-    body_of(page, "request").get_by_text("succeeded").first.wait_for()
+    body_of(page, "page-request").get_by_text("succeeded").first.wait_for()
     dashboard.show("/")
     row = row_of(page, "environments", "formed")
     row.get_by_text("ready").wait_for()
@@ -115,7 +115,7 @@ def test_a_launch_that_dies_of_memory_cannot_be_missed(dashboard: Dashboard) -> 
     page.get_by_text("More options").click()
     page.get_by_label("Cwd").fill(str(HERE))
     page.get_by_role("button", name="Launch", exact=True).click()
-    page.locator("section#request").wait_for()
+    page.locator("section#page-request").wait_for()
     dashboard.show("/")
     death = body_of(page, "deaths").locator("article").first
     death.wait_for()
@@ -123,7 +123,7 @@ def test_a_launch_that_dies_of_memory_cannot_be_missed(dashboard: Dashboard) -> 
     assert "100 MB" in death.inner_text()
     assert body_of(page, "deaths").bounding_box()["y"] < 400, "it is not at the top"
     death.get_by_role("button", name=re.compile("Run again with")).click()
-    page.locator("section#request").wait_for()
+    page.locator("section#page-request").wait_for()
     dashboard.machine.ok("down", "hungry")
 
 

@@ -3,17 +3,15 @@
 
 import deaths from "./panels/deaths.js";
 import { later } from "./later.js";
-import environment from "./panels/environment.js";
 import environments from "./panels/environments.js";
 import memory from "./panels/memory.js";
-import request from "./panels/request.js";
 import { ended, queue } from "./panels/requests.js";
 import workers from "./panels/workers.js";
 
 export const panels = [deaths, memory, environments, workers, queue, ended];
 export const pages = {
-  environment,
-  request,
+  environment: later("environment", "Environment", ["environments", "replicas"]),
+  request: later("request", "Request", []),
   launch: later("launch", "Launch an environment", []),
   rollouts: later("rollouts", "Rollouts", ["rollouts"]),
 };

@@ -56,8 +56,15 @@ async function failure(answer) {
   return new CallFailed(answer.status, error);
 }
 
-/** Server-sent events of one call: yields [event, data] until the stream ends. */
-export async function* events(path, signal) {
+/** The call of first.js, once; null where there was none. */
+function takeFirst() {
+  const first = window.firstStream ?? null;
+  window.firstStream = null;
+  return first;
+}
+
+/** Server-sent events of one call, or of one that was made already: [event, data] until it ends. */
+export async function* events(path, signal, first = null) {
   const silence = new AbortController();
   let timer;
   const heard = () => {
@@ -66,7 +73,10 @@ export async function* events(path, signal) {
   };
   heard();
   try {
-    const answer = await call(path, { signal: AbortSignal.any([signal, silence.signal]) });
+    const either = AbortSignal.any([signal, silence.signal]);
+    either.addEventListener("abort", () => first?.stopping.abort(either.reason));
+    const answer = first ? await first.answer : await call(path, { signal: either });
+    if (!answer.ok) throw await failure(answer);
     const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
     let waiting = "";
     for (;;) {
@@ -91,7 +101,7 @@ export async function followAll(onEvent, onState) {
   const never = new AbortController();
   for (;;) {
     try {
-      for await (const [name, data] of events("/v1/dashboard/stream", never.signal)) {
+      for await (const [name, data] of events("/v1/dashboard/stream", never.signal, takeFirst())) {
         if (name === "snapshot") onState("connected");
         onEvent(name, data);
       }
