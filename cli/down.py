@@ -12,7 +12,7 @@ from ..client.errors import ApiRefused
 from ..requests_db.states import RequestState
 from . import completion, exit_codes, phrases
 from .failures import error_lines, request_failure
-from .following import run, wait_quietly
+from .following import follow_request, run, wait_quietly
 from .options import connect, json_option
 from .output import Output, good
 
@@ -44,9 +44,7 @@ def down(
             output.result(request["id"])
         output.json({"request_ids": [request["id"] for request in submitted], **errors})
         return worst
-    ended = [wait_quietly(client, request["id"]) for request in submitted]
-    for request in ended:
-        _tell(request, output)
+    ended = [_follow(client, request, output) for request in submitted]
     output.json({"requests": ended, **errors})
     return max(worst, exit_codes.of_requests(ended))
 
@@ -113,9 +111,9 @@ def _submit(
     return submitted, refused
 
 
-def _tell(request: dict[str, Any], output: Output) -> None:
-    if request["state"] == RequestState.SUCCEEDED:
-        output.result(f"{good('✓')} {request['environment']} is down")
-        return
-    for line in request_failure(request):
-        output.note(line)
+def _follow(client: DaemonClient, request: dict[str, Any], output: Output) -> dict[str, Any]:
+    """Show how far it is, without its log, and why it failed; returns the request, final."""
+    final = follow_request(client, request, output, is_told_later=lambda _: True, detaches=False)
+    if final["state"] == RequestState.SUCCEEDED:
+        output.result(f"{good('✓')} {final['environment']} is down")
+    return final

@@ -250,6 +250,8 @@ def _estimate(progress: dict[str, Any]) -> str:
     """How long it takes yet, or usually takes, where that is known."""
     if (left := progress.get("eta_seconds")) is not None:
         return f", about {phrases.duration(left)} left"
+    if (most := progress.get("at_most_seconds")) is not None:
+        return f", up to {phrases.duration(most)}"
     if (usual := progress.get("expected_seconds")) is not None:
         return f", usually {phrases.duration(usual)}"
     return ""

@@ -17,7 +17,7 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from .layout import Layout
 from .spec import GRACE_SECONDS
 
 Json = dict[str, Any]
+OnSessions = Callable[[str, int], None]  # a replica's id, and its sessions
 LOCAL = "local"  # the provider of replicas below a shim
 
 # What a server needs to be started again, its program and configuration, is of this version. Those
@@ -208,10 +209,14 @@ def stop_environment(runs: Path, name: str, grace_seconds: float = GRACE_SECONDS
     return stop_all(of_environment(runs, name), grace_seconds)
 
 
-def stop_all(run_files: Iterable[RunFile], grace_seconds: float = GRACE_SECONDS) -> list[str]:
+def stop_all(
+    run_files: Iterable[RunFile],
+    grace_seconds: float = GRACE_SECONDS,
+    on_sessions: OnSessions | None = None,
+) -> list[str]:
     """Stop these replicas, at once rather than in turn; their ids. Blocks."""
     run_dirs = {run_file.replica_id: run_file.run_dir for run_file in run_files}
-    stop_replicas(run_dirs.values(), grace_seconds)
+    stop_replicas(run_dirs.values(), grace_seconds, on_sessions)
     return list(run_dirs)
 
 
@@ -220,8 +225,17 @@ def stop_replica(run_dir: Path, grace_seconds: float = GRACE_SECONDS) -> None:
     stop_replicas([run_dir], grace_seconds)
 
 
-def stop_replicas(run_dirs: Iterable[Path], grace_seconds: float = GRACE_SECONDS) -> None:
+def stop_replicas(
+    run_dirs: Iterable[Path],
+    grace_seconds: float = GRACE_SECONDS,
+    on_sessions: OnSessions | None = None,
+) -> None:
     """Stop replicas side by side. Stopping what is stopped already is fine. Blocks.
+
+    Args:
+        run_dirs: Their folders.
+        grace_seconds: For their sessions to end.
+        on_sessions: Called with a replica's id and the sessions that it has still.
 
     Raises:
         EngineFailed: An engine has not stopped its own: they have their folders still.
@@ -232,14 +246,15 @@ def stop_replicas(run_dirs: Iterable[Path], grace_seconds: float = GRACE_SECONDS
     left = []
     for run_dir, link in asked:
         if link is not None:
-            _await_end(link, max(0.0, deadline - time.monotonic()))
+            told = telling(run_dir.name, on_sessions)
+            _await_end(link, max(0.0, deadline - time.monotonic()), told)
         # Its agent was killed on the way, or before it was asked: the next one goes on.
         while is_left_on_engine(run_dir) and time.monotonic() < deadline:
             link = _ask_to_stop(run_dir, grace_seconds)
             if link is None:
                 time.sleep(AGENT_PAUSE_SECONDS)
             else:
-                _await_end(link, max(0.0, deadline - time.monotonic()))
+                _await_end(link, max(0.0, deadline - time.monotonic()), telling(run_dir.name))
         if is_left_on_engine(run_dir):
             left.append(run_dir.name)
             continue
@@ -352,11 +367,29 @@ def _still_there(replicas: list[str]) -> EngineFailed:
     )
 
 
-def _await_end(link: ShimClient, timeout_seconds: float) -> None:
+def telling(replica_id: str, on_sessions: OnSessions | None = None) -> Callable[[Json], bool]:
+    """What tells of the sessions in a replica's statuses, for a wait that only its end ends."""
+
+    def tell(status: Json) -> bool:
+        if on_sessions is not None:
+            on_sessions(replica_id, status.get("sessions") or 0)
+        return False
+
+    return tell
+
+
+def sessions_of(run_file: RunFile) -> int:
+    """How many sessions a replica has; none, when nothing answers for it. Blocks."""
+    with contextlib.suppress(ShimGone), ShimClient.connect(run_file.socket_path) as link:
+        return link.status.get("sessions") or 0
+    return 0
+
+
+def _await_end(link: ShimClient, timeout_seconds: float, told: Callable[[Json], bool]) -> None:
     # The end of the connection is the end of the shim; one that does not answer is ended by
     # `clean_up_after_shim`.
     with link, contextlib.suppress(ShimGone, TimeoutError):
-        link.wait(lambda _: False, timeout=timeout_seconds)
+        link.wait(told, timeout=timeout_seconds)
 
 
 def free_ordinals(known: Iterable[RunFile], launch_id: str, count: int) -> list[int]:

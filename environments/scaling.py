@@ -34,7 +34,7 @@ from .agent_client import ask_agent
 from .errors import NotReady
 from .layout import Layout
 from .providers.new_replicas import with_options
-from .run_files import ADDED_BY, IN_PLACE_OF, RunFile
+from .run_files import ADDED_BY, IN_PLACE_OF, OnSessions, RunFile
 
 Json = dict[str, Any]
 ANSWER_MARGIN_SECONDS = 1.0  # for an answer that was given in time to arrive
@@ -81,8 +81,10 @@ def drain(run_file: RunFile, timeout_seconds: float) -> None:
             return
 
 
-def wait_until_gone(run_file: RunFile, timeout_seconds: float) -> None:
-    """Wait until a replica that is being drained has ended.
+def wait_until_gone(
+    run_file: RunFile, timeout_seconds: float, on_sessions: OnSessions | None = None
+) -> None:
+    """Wait until a replica that is being drained has ended; tell of the sessions that are left.
 
     Raises:
         NotReady: It has not in this time.
@@ -92,7 +94,8 @@ def wait_until_gone(run_file: RunFile, timeout_seconds: float) -> None:
     while True:
         try:
             with contextlib.suppress(ShimGone), ShimClient.connect(run_file.socket_path) as link:
-                link.wait(lambda _: False, timeout=max(0.0, deadline - time.monotonic()))
+                told = run_files.telling(run_file.replica_id, on_sessions)
+                link.wait(told, timeout=max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             raise NotReady(
                 f"{run_file.replica_id} has not ended yet: its engine does not answer, or is slow",

@@ -14,6 +14,7 @@ from ..environments import run_files
 from ..environments.layout import Layout
 from . import base
 from .options import StopOptions
+from .progress import SessionsLeft
 
 
 class DownPayload(base.payload_of(StopOptions)):  # type: ignore[misc]  # a class made at run time
@@ -33,7 +34,10 @@ class Down(base.Operation):
     def run(payload: DownPayload, context: base.OperationContext) -> dict[str, Any]:
         """`{"environment": {"name", "state"}, "stopped": [replica ids]}`."""
         runs = Layout(context.home).runs
-        stopped = run_files.stop_environment(runs, payload.name, payload.grace_seconds)
+        found = run_files.of_environment(runs, payload.name)
+        sessions = {each.replica_id: run_files.sessions_of(each) for each in found}
+        left = SessionsLeft(context, sessions, payload.grace_seconds)
+        stopped = run_files.stop_all(found, payload.grace_seconds, left.note)
         for replica_id in stopped:
             base.say(f"stopped {replica_id}")
         if not stopped:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a request reports of its progress: the phase it is in, and how long that will take yet.
 
-    {"phase", "message", "done"?, "total"?, "eta_seconds"?, "expected_seconds"?}
+    {"phase", "message", "done"?, "total"?, "eta_seconds"?, "expected_seconds"?, "at_most_seconds"?}
 
 An estimate stands on something, or there is none: `eta_seconds` on what has been done of a count,
-at the speed until now; `expected_seconds` on how long the phase took for the same source before,
-the median of the last times. These are kept in `home/durations.json`; a request that fails adds
-nothing to them, and of two that write at once one is remembered.
+at the speed until now; `at_most_seconds` on a limit; `expected_seconds` on how long the phase took
+for the same source before, the median of the last times. These are kept in `home/durations.json`;
+a request that fails adds nothing to them, and of two that write at once one is remembered.
 """
 
 from __future__ import annotations
@@ -39,6 +39,49 @@ _FOLLOWING = {"Resolved": "downloading", "Prepared": "installing"}
 def eta_seconds(done: float, total: float, seconds: float) -> float | None:
     """Return how long the rest takes at the speed until now; None when there is none yet."""
     return seconds / done * (total - done) if 0 < done <= total else None
+
+
+class SessionsLeft:
+    """How many sessions are left of replicas that are being ended.
+
+    Args:
+        context: Where that is reported: at once, and when it has changed.
+        sessions: Of each replica, by its id.
+        seconds: For which they may go on.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self,
+        context: OperationContext,
+        sessions: dict[str, int],
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._context = context
+        self._left = dict(sessions)
+        self._total = sum(sessions.values())
+        self._clock = clock
+        self._deadline = clock() + seconds
+        self._report()
+
+    def note(self, replica_id: str, sessions: int) -> None:
+        """Take a replica's sessions as of now."""
+        before = self._left.get(replica_id, 0)
+        if sessions < before:  # more are not those that are waited for
+            self._left[replica_id] = sessions
+            self._report()
+
+    def _report(self) -> None:
+        left = sum(self._left.values())
+        message = f"draining: {left} of {self._total} sessions left"
+        if not self._total:
+            message = f"ending {len(self._left)} replica{'' if len(self._left) == 1 else 's'}"
+        at_most = round(max(0.0, self._deadline - self._clock()), 1)
+        progress: Json = {"phase": "draining", "message": message, "at_most_seconds": at_most}
+        if self._total:
+            progress |= {"done": self._total - left, "total": self._total}
+        self._context.progress(progress)
 
 
 class Phases:

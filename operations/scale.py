@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from ..environments.spec import MOST_REPLICAS
 from ..system.units import MB
 from . import base
 from .options import DrainOptions
+from .progress import SessionsLeft
 
 READY_SECONDS = 600.0
 GATEWAY_SECONDS = 30.0  # for it to reach what was added
@@ -204,6 +207,7 @@ class _Replicas:
     ) -> list[StartedReplica]:
         """Start one for each share, and keep them once all are ready."""
         provider = provider_named(like.data.get("provider") or "local", self._context.home)
+        self._tell_ready(0, len(shares))
         added = provider.add(
             like,
             shares,
@@ -213,7 +217,8 @@ class _Replicas:
         )
         seconds = float(like.data["spec"].get("ready_timeout_seconds") or READY_SECONDS)
         try:
-            ready = added.wait_until_ready(seconds, self._on_ready)
+            on_ready = partial(self._on_ready, count(1), len(shares))
+            ready = added.wait_until_ready(seconds, on_ready)
             scaling.keep((Path(str(replica.run_dir)) for replica in ready), in_place_of)
         except BaseException:  # cancelled, too
             added.stop()
@@ -265,21 +270,24 @@ class _Replicas:
 
     def end(self, replaced: Sequence[RunFile], seconds: float) -> None:
         """Take away those that others are in place of, and wait until they have ended."""
+        left = SessionsLeft(
+            self._context, {old.replica_id: run_files.sessions_of(old) for old in replaced}, seconds
+        )
         for old in replaced:
             self.drain(old, seconds)
-        for number, old in enumerate(replaced):
-            self._tell_of_drain(number, replaced, seconds)
-            scaling.wait_until_gone(old, seconds + STOP_SECONDS)
+        for old in replaced:
+            scaling.wait_until_gone(old, seconds + STOP_SECONDS, left.note)
+            left.note(old.replica_id, 0)
 
-    def _tell_of_drain(self, done: int, draining: Sequence[RunFile], seconds: float) -> None:
-        """Report how many have ended; their sessions decide when, so that none can be foretold."""
-        message = f"draining {draining[done].replica_id}: its sessions have {seconds:g} s at most"
-        counts = {"done": done, "total": len(draining)}
-        self._context.progress({"phase": "draining", "message": message, **counts})
-
-    def _on_ready(self, replica: StartedReplica) -> None:
+    def _on_ready(self, ready: Iterator[int], total: int, replica: StartedReplica) -> None:
         seconds = time.monotonic() - self._started_at
         base.say(f"replica {replica.ordinal} (pid {replica.pid}) is ready ({seconds:.1f} s)")
+        self._tell_ready(next(ready), total)
+
+    def _tell_ready(self, done: int, total: int) -> None:
+        message = f"{done} of {total} new replica{'' if total == 1 else 's'} ready"
+        progress = {"phase": "waiting", "message": message, "done": done, "total": total}
+        self._context.progress(progress)
 
 
 def _chosen(

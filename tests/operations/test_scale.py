@@ -107,7 +107,7 @@ def test_more_replicas_take_sessions_at_the_same_address(
     assert [r.ordinal for r in replicas(layout)] == [0, 1, 2]
     assert {r.address for r in replicas(layout)} == {address}
     assert {r.request_id for r in replicas(layout)} == {LAUNCH_ID}  # the environment's own
-    assert [event["replica"]["id"] for event in told] == result["started"]
+    assert [e["replica"]["id"] for e in told if "replica" in e] == result["started"]
     assert not any(run_files.ADDED_BY in r.data for r in replicas(layout))
     pid = wait_for(first, lambda s: s["pid"])["pid"]
     os.kill(pid, signal.SIGSTOP)  # the first accepts nothing now
@@ -230,6 +230,38 @@ def test_a_restart_replaces_each_replica_and_ends_no_session(
         assert steps(client)
 
 
+def test_new_replicas_are_counted_until_all_are_ready(run: Run, launch: Callable[..., str]) -> None:
+    launch()
+    told: list[dict[str, Any]] = []
+    run("scale", name="echo", replicas=3, progress=told.append)
+    waiting = [event for event in told if event.get("phase") == "waiting"]
+    assert [(each["done"], each["total"]) for each in waiting] == [(0, 2), (1, 2), (2, 2)]
+    assert waiting[1]["message"] == "1 of 2 new replicas ready"
+
+
+@pytest.mark.parametrize("operation", ["restart", "down"])
+def test_sessions_that_are_left_are_told_with_the_time_that_they_have(
+    run: Run, launch: Callable[..., str], operation: str
+) -> None:
+    address = launch()
+    told: list[dict[str, Any]] = []
+    with session(address) as client:
+
+        def progress(event: dict[str, Any]) -> None:
+            if event.get("phase") == "draining":
+                told.append(event)
+                client.close()
+
+        run(operation, name="echo", progress=progress)
+    assert [event["message"] for event in told] == [
+        "draining: 1 of 1 sessions left",
+        "draining: 0 of 1 sessions left",
+    ]
+    assert [(event["done"], event["total"]) for event in told] == [(0, 1), (1, 1)]
+    longest = 600.0 if operation == "restart" else 5.0
+    assert longest - 2.0 < told[0]["at_most_seconds"] <= longest
+
+
 def test_a_restart_that_is_killed_says_which_replica_is_to_go(
     run: Run, layout: Layout, launch: Callable[..., str]
 ) -> None:
@@ -269,12 +301,14 @@ def test_the_next_attempt_of_a_killed_restart_goes_on_from_what_was_kept(
     assert set(replaced.values()) == after - before
     started = {event["replica"]["id"] for event in told if "replica" in event}
     assert started == after - before  # the daemon watches them
-    drains = [event for event in told if event.get("phase") == "draining"]
-    assert sum(each["total"] == each["done"] + 1 for each in drains) >= 1
+    drains = [event["message"] for event in told if event.get("phase") == "draining"]
+    assert drains[0] == ("ending 2 replicas" if "together" in which else "ending 1 replica")
 
 
-def killed(_: Any) -> None:
-    raise KeyboardInterrupt
+def killed(progress: dict[str, Any]) -> None:
+    """Once what is new is kept."""
+    if "replica" in progress:
+        raise KeyboardInterrupt
 
 
 def test_the_id_of_a_replica_that_has_ended_is_not_given_to_another(
