@@ -235,4 +235,6 @@ def remark(request: dict[str, Any]) -> str:
         return "being cancelled"
     if request.get("error"):
         return str(request["error"]["message"]).partition("\n")[0]
+    if request.get("retried") and request["state"] == RequestState.RUNNING:
+        return str(request["retried"]["message"])
     return ""

@@ -181,6 +181,7 @@ def details(row: Row) -> str:
         about.get("sessions_fail"),
         error.get("message"),
         f"Try: {error['hint']}" if error.get("hint") else None,
+        (about.get("retried") or {}).get("message"),
         (about.get("serving") or {}).get("sentence"),
         about.get("message"),
         (about.get("shard_exit") or {}).get("message"),
@@ -205,6 +206,10 @@ def _dead_requests(requests: Sequence[Json], now: float) -> Iterator[Death]:
         if is_death and now - (request["finished_at"] or now) <= RECENT_SECONDS:
             key = f"request {request['id']}"
             yield Death(key, is_oom, request["label"], error["message"], error.get("hint"))
+        retried = request.get("retried")
+        if retried and now - retried["at"] <= RECENT_SECONDS:
+            key = f"attempt {request['id']} {retried['at']}"
+            yield Death(key, True, request["label"], retried["message"])
 
 
 def _dead_processes(environment: Json) -> Iterator[Death]:

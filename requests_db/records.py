@@ -159,6 +159,9 @@ class Outcome:
     peak_bytes: int | None = None
 
 
+RETRYING = "retrying"  # the `phase` of the progress that a retry is told by
+
+
 @dataclass(frozen=True, slots=True)
 class Retry:
     """A running request that was killed for memory, and goes back to the queue."""
@@ -167,6 +170,7 @@ class Retry:
     at: float
     memory_bytes: int  # what its next attempt is given
     message: str  # for people: what happened, and what comes next
+    error: Json | None = None  # how the attempt ended, as of a request that failed; no secrets
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,15 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.sql.base import Executable
 
-from ..records import Environment, Event, Generation, MemoryEstimate, Replica, Request
+from ..records import (
+    RETRYING,
+    Environment,
+    Event,
+    Generation,
+    MemoryEstimate,
+    Replica,
+    Request,
+)
 from ..states import RequestState, Schedule
 from . import prepared, statements
 from .prepared import Parameters
@@ -84,6 +92,15 @@ def newest_events(request_id: str, limit: int) -> Query[list[Event]]:
     """The last events of a request, newest first."""
     parameters = {"of_request": request_id, "up_to": limit}
     return Query(statements.NEWEST_EVENTS_OF, parameters, EVENTS.read_all)
+
+
+def retries_of(request_id: str) -> Query[list[Event]]:
+    """The deaths for memory after which a request was queued again, oldest first."""
+
+    def result(rows: list[Row]) -> list[Event]:
+        return [e for e in EVENTS.read_all(rows) if e.data.get("phase") == RETRYING]
+
+    return Query(statements.RETRIES_OF, {"of_request": request_id}, result)
 
 
 def last_seq() -> Query[int]:

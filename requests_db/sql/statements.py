@@ -30,6 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningUpdate
 
+from ..records import RETRYING
 from ..states import FINAL_STATES, EnvironmentState, GenerationState, RequestState
 from .rows import (
     ENVIRONMENTS,
@@ -223,6 +224,12 @@ NEWEST_EVENTS_OF = (
     .where(_v.request_seq == _request_seq)
     .order_by(_v.seq.desc())
     .limit(bindparam("up_to"))
+)
+
+RETRIES_OF = (
+    select(*EVENTS.columns)
+    .where(_v.request_seq == _request_seq, _v.data.contains(f'"{RETRYING}"'))
+    .order_by(_v.seq)
 )
 
 # Of each request, and of each environment by its launch.

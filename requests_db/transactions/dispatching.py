@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from ..connections.sqlite import MAX_PARAMETERS
 from ..errors import InvalidTransition
-from ..records import Event, Json, MemoryEstimate, Outcome, Request, Retry
+from ..records import RETRYING, Event, Json, MemoryEstimate, Outcome, Request, Retry
 from ..results import Claim
 from ..sql import prepared, statements
 from ..sql.rows import ESTIMATES, REQUESTS, error_to_json, to_json
@@ -152,7 +152,12 @@ def _record_retries(
             cancelled = Outcome(known.id, RequestState.CANCELLED, retry.at)
             _record_outcomes(connection, journal, [cancelled], {})
             continue
-        data = {"phase": "retrying", "message": retry.message}
+        data = {
+            "phase": RETRYING,
+            "message": retry.message,
+            "memory_bytes": retry.memory_bytes,
+            "error": retry.error,
+        }
         journal.noted(
             REQUEST_PROGRESS, retry.at, data, request=known, environment=known.environment
         )

@@ -19,6 +19,7 @@ from ...requests_db.states import RequestState
 from .dependencies import Dependencies, Injected
 from .metrics import render_metrics
 from .pending_reasons import reasons
+from .retries import retries
 from .routes_environments import environment_views
 from .views import daemon_view, request_view
 
@@ -48,12 +49,13 @@ async def status(deps: Injected) -> Json:
     recent = worth_showing(latest, failed)
     names = {launch.environment for launch in failed}
     environments = [e for e in await environment_views(deps) if e["name"] not in names]
-    why = await reasons(deps, active)
+    shown = [*active, *recent]
+    why, again = await reasons(deps, active), await retries(deps, shown)
     return {
         "daemon": await _daemon(deps, environments),
         "environments": environments,
         "strays": await _strays(deps),
-        "requests": [request_view(r, why.get(r.id)) for r in [*active, *recent]],
+        "requests": [request_view(r, why.get(r.id), again.get(r.id)) for r in shown],
     }
 
 

@@ -86,7 +86,7 @@ async def environment_logs(
 ) -> StreamingResponse:
     """What a replica prints, as text: the named one, or the youngest."""
     environment = await deps.submitter.environment(name)
-    path = _log_of(deps, environment, replica)
+    path = log_of(deps, environment, replica)
     until = deps.stopping.wait() if follow else None
     return StreamingResponse(text_stream(deps, path, tail=tail, until=until), media_type=TEXT)
 
@@ -102,7 +102,12 @@ async def environment_views(deps: Dependencies, *, include_stopped: bool = False
     return [environment_view(each, replicas[each.name], live) for each in found]
 
 
-def _log_of(deps: Dependencies, environment: Environment, replica: str | None) -> Path:
+def log_of(deps: Dependencies, environment: Environment, replica: str | None) -> Path:
+    """The log of the named replica, or of the youngest.
+
+    Raises:
+        NotFound: Nothing was printed yet.
+    """
     folder = deps.paths.environment_logs / environment.name
     logs = oldest_first(folder.glob("*.log"), environment.request_id)
     if replica is not None:

@@ -15,6 +15,7 @@ from ...requests_db.states import RequestState
 from ..dispatch.submission import Submission
 from .dependencies import Dependencies, Injected
 from .pending_reasons import reason_when_new, reasons
+from .retries import retries
 from .schemas import Retry, Submit, submit_union
 from .streams import (
     Position,
@@ -59,7 +60,8 @@ async def list_requests(
     query = queries.list_requests(state, operation, environment, limit)
     found = await deps.store.read(query)
     why = await reasons(deps, found)
-    return {"requests": [request_view(request, why.get(request.id)) for request in found]}
+    again = await retries(deps, found)
+    return {"requests": [request_view(r, why.get(r.id), again.get(r.id)) for r in found]}
 
 
 @router.get("/requests/{request_id}")
@@ -146,4 +148,5 @@ async def waited_for(deps: Dependencies, request_id: str, seconds: float) -> Jso
 
 
 async def _view(deps: Dependencies, request: Request) -> Json:
-    return request_view(request, (await reasons(deps, [request])).get(request.id))
+    why, again = await reasons(deps, [request]), await retries(deps, [request])
+    return request_view(request, why.get(request.id), again.get(request.id))

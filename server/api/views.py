@@ -40,14 +40,23 @@ _SHOWN_OF_REQUEST = (
 )
 
 
-def request_view(request: Request, pending_reason: str | None = None) -> Json:
-    """One request. `pending_reason` says why a pending one does not run yet."""
+def request_view(
+    request: Request, pending_reason: str | None = None, retried: Json | None = None
+) -> Json:
+    """One request.
+
+    Args:
+        request: The request.
+        pending_reason: Why a pending one does not run yet.
+        retried: The last death after which it was queued again (`retries.py`).
+    """
     return {name: getattr(request, name) for name in _SHOWN_OF_REQUEST} | {
         "label": hide_credentials(label_of(request)),
         "environment": hide_credentials(request.environment),
         "payload": redact(request.payload),
         "trace_id": _trace_id(request),
         "pending_reason": pending_reason if request.state is RequestState.PENDING else None,
+        "retried": retried,
         "error": error_view(request.error, request.payload),
     }
 

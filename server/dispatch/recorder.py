@@ -18,7 +18,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from ...executor.messages import (
     Died,
@@ -40,6 +40,7 @@ from ...requests_db.records import (
     Retry,
 )
 from ...requests_db.states import ErrorKind, RequestState, Schedule
+from ...system.hidden_values import hide_values, secret_values
 from .memory_estimates import left_bytes
 from .oom_policy import FailureContext, reason_of, retry_of, what_happened
 from .outcomes import FinalEvent, outcome_of
@@ -189,7 +190,8 @@ class Recorder:
                 self._context.budget_bytes,
             )
             if (retry := retry_of(event, context)) is not None:
-                return _Ending(event, request, reason, None, retry)
+                error = outcome_of(event, context).error
+                return _Ending(event, request, reason, None, _with_error(retry, error, request))
         return _Ending(event, request, reason, outcome_of(event, context))
 
     def _end_log(self, ending: _Ending) -> None:
@@ -242,6 +244,12 @@ class Recorder:
             log.log(
                 level, text, request.id, label_of(request), event.worker, event.pid, extra=extra
             )
+
+
+def _with_error(retry: Retry, error: RequestError | None, request: Request) -> Retry:
+    """Add how the attempt ended, which the request itself does not keep."""
+    told = hide_values(asdict(error), secret_values(request.payload)) if error else None
+    return replace(retry, error=told)
 
 
 def _level_of(request: Request) -> int:

@@ -80,6 +80,18 @@ def test_deaths_for_want_of_memory_come_first_with_their_command() -> None:
     assert [death.is_oom for death in top_view.deaths(status, later)] == [False]
 
 
+def test_an_attempt_that_died_for_memory_is_told_though_its_request_goes_on() -> None:
+    told = "worker long-1 was killed at 255 MB; it runs again with 512 MB (attempt 2 of 3)"
+    retried = {"at": 1000.0, "message": told, "memory_bytes": 512 << 20, "error": None}
+    request = new_request(state="RUNNING", error=None, retried=retried)
+    [death] = top_view.deaths({"environments": [], "requests": [request]}, 1010.0)
+    assert death.line == f"OUT OF MEMORY  launch trial: {told}"
+    [row] = top_view.request_rows([request], 1010.0)
+    assert row.cells[-1].text == told
+    later = 1010.0 + top_view.RECENT_SECONDS
+    assert top_view.deaths({"environments": [], "requests": [request]}, later) == []
+
+
 def test_a_server_that_was_asked_to_stop_has_not_died() -> None:
     replica = {**new_environment()["replicas"][0], "exit": {"kind": "stopped"}}
     status = {"environments": [new_environment(replicas=[replica])], "requests": []}

@@ -408,16 +408,21 @@ def test_a_kill_for_memory_is_explained_in_the_log_and_counted(bench: Bench) -> 
 
 def test_with_retry_oom_a_killed_request_runs_again_with_more_memory(bench: Bench) -> None:
     bench.executor.free_mb = 1000
-    request_id = bench.submit(retry_oom=True)
+    payload = {"source": "echo", "env": {"API_KEY": "sesame-street"}}
+    request_id = bench.submit(payload=payload, retry_oom=True)
     bench.dispatcher.start()
     bench.eventually(lambda: bench.submitted() == [request_id])
-    bench.end(Died(request_id, "long-1", KILLED, (), 255 * MB, time.time()))
+    tail = ("its key is sesame-street",)
+    bench.end(Died(request_id, "long-1", KILLED, tail, 255 * MB, time.time()))
     bench.eventually(lambda: bench.submitted() == [request_id])
     [task] = bench.executor.tasks
     assert (task.memory_bytes, task.expected_bytes) == (512 * MB, 512 * MB)
     assert bench.read(request_id).attempts == 2
     [told] = [e.data["message"] for e in bench.events if e.data.get("phase") == "retrying"]
     assert told.endswith("it runs again with 512 MB (attempt 2 of 3)")
+    [error] = [e.data["error"] for e in bench.events if e.data.get("phase") == "retrying"]
+    assert (error["kind"], error["evidence"]) == ("oom_killed", KILLED.to_json())
+    assert error["log_tail"] == ["its key is ***"]
     assert dict(bench.dispatcher.recorder.retries) == {"launch": 1}
 
 

@@ -12,7 +12,7 @@ import re
 import shlex
 
 from ....processes.exits.exit_reason import ExitKind, ExitReason
-from ....requests_db.records import Environment, Json, Replica, Request
+from ....requests_db.records import Environment, Event, Json, Replica, Request
 from ....requests_db.states import ReplicaState
 from ....system.hidden_values import hide_credentials
 from ....system.units import MB
@@ -43,6 +43,24 @@ def death_of_request(request: Request) -> Json:
         "log_tail": error["log_tail"],
         "log": f"#/request/{request.id}",
         "again": {"request_id": request.id, "memory_mb": megabytes} if is_possible else None,
+    }
+
+
+def death_of_attempt(request: Request, event: Event) -> Json:
+    """A worker or a replica that died, after which its request was queued again with more."""
+    error: Json = event.data.get("error") or {}
+    return {
+        "id": f"{request.id}:{event.seq}",
+        "at": event.at,
+        "subject": hide_credentials(label_of(request)),
+        "environment": hide_credentials(request.environment),
+        "message": hide_credentials(event.data["message"]),
+        "hint": None,
+        "evidence": _evidence(error.get("evidence")),
+        "log_tail": hide_credentials(error.get("log_tail") or []),
+        "log": f"#/request/{request.id}",
+        "again": None,
+        "runs_again_with_bytes": event.data.get("memory_bytes"),
     }
 
 

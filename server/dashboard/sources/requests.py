@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from ....requests_db.records import Json, Request
+from ....requests_db.records import RETRYING, Event, Json, Request
 from ....requests_db.sql import queries
 from ....requests_db.states import ErrorKind, RequestState, Schedule
-from ....requests_db.transactions.journal import REQUEST_STATE
+from ....requests_db.transactions.journal import REQUEST_PROGRESS, REQUEST_STATE
 from ....system.hidden_values import hide_credentials
 from ...api.dependencies import Dependencies
 from ...api.pending_reasons import reason_of, reason_of_shortage
+from ...api.retries import may_have_run_before
 from ...api.routes_daemon import worth_showing
 from ...api.views import error_view
 from ...dispatch.running import label_of
 from ..live_state import LiveState
 from .base import Turn
-from .deaths import death_of_request
+from .deaths import death_of_attempt, death_of_request
 
 MAX_WAITING = 50  # of each schedule
 MAX_RUNNING = 200
@@ -30,6 +31,12 @@ LOOKED_AT = 60  # ended ones, among which those worth showing are
 MAX_FAILED = 100  # among which deaths are looked for
 REASON_TICKS = 3  # between two looks at why requests wait, when none has changed
 
+NEWEST = 20  # events of a request, among which its last progress is looked for
+
+_PROGRESS = (
+    *("message", "done", "total"),
+    *("eta_seconds", "expected_seconds", "at_most_seconds"),
+)
 _FINAL = [state for state in RequestState if state.is_final]
 _SHOWN = (
     *("id", "operation", "state", "schedule", "environment", "priority", "attempts"),
@@ -44,10 +51,12 @@ class RequestSource:
     def __init__(self, deps: Dependencies) -> None:
         self._deps = deps
         self._views: dict[str, tuple[Request, Json]] = {}  # as they were rendered last
+        self._progress: dict[str, Json] = {}  # of LONG requests that run, what they told last
         self._ticks = 0
 
     async def refresh(self, state: LiveState, turn: Turn) -> None:
         """Look when requests have changed; at why they wait, every few seconds."""
+        self._put_progress(state, turn.events)
         has_changed = turn.has(REQUEST_STATE)
         self._ticks = 0 if has_changed else self._ticks + turn.is_tick
         if has_changed or self._ticks >= REASON_TICKS:
@@ -55,6 +64,11 @@ class RequestSource:
             await self._put_requests(state)
         if turn.is_first or any(_is_failure(event.data) for event in turn.events):
             await self._put_deaths(state)
+        again = {e.request_id for e in turn.events if e.data.get("phase") == RETRYING}
+        if turn.is_first:
+            again |= {known.id for known, _ in self._views.values() if may_have_run_before(known)}
+        for request_id in again:
+            await self._put_retries(state, request_id)
 
     async def _put_requests(self, state: LiveState) -> None:
         read = self._deps.store.read
@@ -68,6 +82,7 @@ class RequestSource:
         running = await read(
             queries.list_requests(states=[RequestState.RUNNING], limit=MAX_RUNNING)
         )
+        await self._read_progress(running)
         latest = await read(queries.list_requests(states=_FINAL, limit=LOOKED_AT))
         failed = await read(queries.never_launched())
         others = chain(running, worth_showing(latest, failed))
@@ -83,7 +98,31 @@ class RequestSource:
 
     def _other_views(self, requests: Iterable[Request]) -> Iterator[tuple[str, Json]]:
         for request in requests:
-            yield request.id, self._view(request)
+            yield request.id, self._with_progress(request)
+
+    def _put_progress(self, state: LiveState, events: Iterable[Event]) -> None:
+        for event in events:
+            if (progress := _progress_of(event)) is not None and event.request_id is not None:
+                self._progress[event.request_id] = progress
+                known = self._views.get(event.request_id)
+                if known is not None and known[0].state is RequestState.RUNNING:
+                    state.put("requests", event.request_id, known[1] | {"progress": progress})
+
+    async def _read_progress(self, running: Iterable[Request]) -> None:
+        """Find what was told before somebody looked; forget that of requests that have ended."""
+        known, self._progress = self._progress, {}
+        for request in running:
+            if request.id in known:
+                self._progress[request.id] = known[request.id]
+            elif request.schedule is Schedule.LONG:
+                query = queries.newest_events(request.id, NEWEST)
+                found = map(_progress_of, await self._deps.store.read(query))
+                self._progress[request.id] = next(filter(None, found), {})
+
+    def _with_progress(self, request: Request) -> Json:
+        if request.state is not RequestState.RUNNING:
+            return self._view(request)
+        return self._view(request) | {"progress": self._progress.get(request.id) or None}
 
     def _view(self, request: Request) -> Json:
         known = self._views.get(request.id)
@@ -105,6 +144,14 @@ class RequestSource:
         is_short = claimer.is_short(request.schedule)
         return reason_of(request.schedule, place, room=room, is_short=is_short)
 
+    async def _put_retries(self, state: LiveState, request_id: str | None) -> None:
+        """Put the deaths of attempts that were followed by another."""
+        request = await self._deps.store.read(queries.get(request_id or ""))
+        if isinstance(request, Request):
+            for event in await self._deps.store.read(queries.retries_of(request.id)):
+                death = death_of_attempt(request, event)
+                state.put_new("deaths", death["id"], death)
+
     async def _put_deaths(self, state: LiveState) -> None:
         failed = await self._deps.store.read(
             queries.list_requests(states=[RequestState.FAILED], limit=MAX_FAILED)
@@ -112,6 +159,12 @@ class RequestSource:
         for request in failed:
             if request.error is not None and request.error.kind is ErrorKind.OOM_KILLED:
                 state.put("deaths", request.id, death_of_request(request))
+
+
+def _progress_of(event: Event) -> Json | None:
+    if event.kind != REQUEST_PROGRESS or not event.data.get("message"):
+        return None
+    return {name: event.data.get(name) for name in _PROGRESS}
 
 
 def _is_failure(data: Json) -> bool:

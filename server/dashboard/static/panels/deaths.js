@@ -35,6 +35,7 @@ function card(app, death, update) {
       death.again ? h("button", { type: "button", class: "primary", onclick: async () => {
         if (await retry(app, death.again.request_id, death.subject, death.again.memory_mb)) { see([death.id]); update(); }
       } }, `Run again with ${death.again.memory_mb} MB`) : null,
+      death.runs_again_with_bytes ? h("strong", {}, `It runs again by itself, with ${size(death.runs_again_with_bytes)}.`) : null,
       isCommand ? h("code", { class: "command" }, death.hint) : h("span", {}, death.hint ?? ""),
       isCommand ? copyButton(app, "command", () => death.hint) : null,
       h("a", { class: "button", href: death.log }, "Timeline and log"),
