@@ -2,6 +2,7 @@
 """The dashboard: one page, and the stream that keeps it up to date.
 
     routes.py               the page and its files, signing in, the stream
+    followed_log.py         the log that a page shows, on its stream
     live_state.py           `LiveState`: entities as JSON, what changed of them, and for whom
     feed.py                 `Feed`: while somebody looks, has the sources look, sends what changed
     memory.py               `MemoryHistory`: memory by what holds it, over the last hour
@@ -19,12 +20,17 @@ The stream, `GET /v1/dashboard/stream` (server-sent events):
 
     event: snapshot     data: {"at": 1790000000.0, "put": {kind: {id: entity, …}, …}}
     event: change       data: {"at": …, "put": {kind: {id: entity, …}}, "drop": {kind: [id, …]}}
+    event: log          data: {"text": "…", "is_first": false}     with `?log=requests/ID`, or
+                        `?log=environments/NAME`; the text begins with the one that is first
     : still here        a comment, each 15 seconds without a change
 
 A snapshot replaces everything that the page knows. A change has whole entities: put replaces the
 entity of that id, drop forgets it. There is no replay: who reconnects gets a snapshot. A viewer for
 whom more than `MAX_WAITING_BYTES` would wait loses them, and gets a snapshot when it reads again.
-What does not change is not sent.
+What does not change is not sent. It is compressed where the browser takes that.
+
+A tab has this one stream and short calls: a browser has six connections to one server for all of
+its tabs. One that is hidden has none, and takes a snapshot each 30 seconds (`static/session.js`).
 
 Kinds, and the fields of their entities (times are seconds since the epoch, sizes bytes):
 
@@ -41,10 +47,11 @@ Kinds, and the fields of their entities (times are seconds since the epoch, size
     replicas      id        as there, and: environment, max_sessions, steps_per_second,
                             lag_p99_seconds, memory_bytes, shards
     requests      id        as `GET /v1/requests`, without `payload` and `result`: the first 50
-                            that wait of each schedule, with their `place`, those that run, and
-                            those that ended lately
+                            that wait of each schedule, with their `place`, those that run, with
+                            their last `progress`, and those that ended lately
     deaths        id        each death for memory that is known: {id, at, subject, environment,
-                            message, hint, evidence, log_tail, request_id, memory_mb, operation}
+                            message, hint, evidence, log_tail, log, again,
+                            runs_again_with_bytes: of an attempt that `--retry-oom` repeats}
     rollouts      id        the newest 50: id, state, environments, policy, out, episodes,
                             created_at, started_at, finished_at, error, report: as a row of
                             the history of `GET /v1/rollouts/{id}`
@@ -70,13 +77,14 @@ How a part of the page registers itself: a module in `static/panels/` and a line
 
 `app` has `store` (`all(kind)`: Map of id to entity, `one(kind)`, `get(kind, id)`),
 `api(method, path, body)` (JSON in and out; raises an Error with `.message` and `.hint`; every call
-to the daemon goes through it, or through `app.fetch` and `app.events` for streams), `go(hash)`,
+to the daemon goes through it, or through `app.fetch`), `followLog(name, onText)`, `go(hash)`,
 `confirm({title, text, action, danger})` and `ask({…, fields})` (promises), `say(text)` (announced,
 and shown for a while), `submit(operation, payload, options)`, `heading` and `section` (elements).
 `static/dom.js` has `h(tag, attributes, ...children)`, `keyed()` for lists, `table()`, and the
 formats of sizes, durations and times. Trusted Types are required: no `innerHTML`, no inline style
 or script; `element.style.width = …` is allowed. Images come from `data:` and `blob:` alone.
-A new module has a line `modulepreload` in `index.html` too.
+A new module has a line `modulepreload` in `index.html` too, if the overview needs it; pages are
+loaded when they are first shown (`static/later.js`).
 
 Failure cases:
 

@@ -18,15 +18,20 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 from ..api.dependencies import Dependencies
 from ..api.streams import KEEP_ALIVE, KEEP_ALIVE_SECONDS
 from ..events.bus import Subscription
+from .followed_log import FollowedLog
 from .live_state import LiveState
 from .sources.base import Source, Turn
 
 TICK_SECONDS = 0.7  # between two looks at what no event tells of, such as the death of a shard
 PAUSE_SECONDS = 0.25  # between two turns, however much happens
+
+# A log, opened for a viewer whose event is set when there is more of it.
+LogOf = Callable[[asyncio.Event], AbstractAsyncContextManager[FollowedLog]]
 
 log = logging.getLogger(__name__)
 
@@ -41,15 +46,19 @@ class Feed:
         self._task: asyncio.Task[None] | None = None
         self._failed: set[str] = set()  # sources whose failure was logged
 
-    async def messages(self) -> AsyncIterator[bytes]:
-        """A viewer's stream: a snapshot, then changes, until the daemon ends."""
-        with self._state.viewer() as viewer:
+    async def messages(self, log_of: LogOf | None = None) -> AsyncIterator[bytes]:
+        """A viewer's stream: a snapshot, then changes, until the daemon ends; with a log's text."""
+        async with AsyncExitStack() as stack:
+            viewer = stack.enter_context(self._state.viewer())
+            followed = await stack.enter_async_context(log_of(viewer.wake)) if log_of else None
             if self._task is None:
                 self._task = asyncio.create_task(self._run(), name="dashboard")
             yield b": listening\n\n"
             while not self._deps.stopping.is_set():
                 viewer.wake.clear()
                 for message in self._state.messages_for(viewer):
+                    yield message
+                for message in followed.messages() if followed else ():
                     yield message
                 if not await _is_set_within(viewer.wake, KEEP_ALIVE_SECONDS):
                     yield KEEP_ALIVE

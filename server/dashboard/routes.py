@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard's routes: its page and files, signing in, the stream.
 
-Files are read and compressed when they are first asked for, and carry their hash: a browser that has
-them is told so. The stream is compressed too. Neither has a secret whose length would tell of it:
-the key of a session is in the answer that begins it alone, which is not compressed.
+Files are read and compressed when they are first asked for, and carry their hash: a browser that
+has them is told so. The stream is compressed too. Neither has a secret that its length could tell
+of: the key of a session is in the answer alone that begins it, which is not compressed.
 The headers keep the page to itself: nothing from elsewhere, nothing inline, in no frame.
 """
 
@@ -18,9 +18,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.resources import files
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
 
@@ -30,6 +30,7 @@ from ..api.dependencies import Dependencies, Injected
 from ..api.security import PAGE, PAGE_FILES, SIGN_IN
 from ..errors import NotFound, Unauthorized
 from .feed import Feed
+from .followed_log import open_log
 from .memory import MemoryHistory
 from .sources import make_sources
 
@@ -53,6 +54,11 @@ _INDEX = "index.html"
 _LEVEL, _WINDOW_BITS, _MEMORY_LEVEL = 3, 13, 4
 _GZIP = 16  # added to the window: zlib then writes the format of gzip
 _VARIES = {"Vary": "Accept-Encoding"}
+
+LogName = Annotated[
+    str | None,
+    Query(pattern="^(requests|environments)/", max_length=300, description="A log to follow."),
+]
 
 router = APIRouter(prefix="/v1/dashboard")
 pages = APIRouter(include_in_schema=False)
@@ -83,10 +89,11 @@ async def new_link(request: Request, deps: Injected) -> Json:
 
 
 @router.get("/stream")
-async def stream(request: Request) -> StreamingResponse:
-    """Server-sent events of all that the dashboard shows: `snapshot`, then each `change`."""
+async def stream(request: Request, deps: Injected, log: LogName = None) -> StreamingResponse:
+    """Server-sent events of all that the dashboard shows: `snapshot`, each `change`, and `log`."""
     feed: Feed = request.app.state.dashboard_feed
-    messages, headers = feed.messages(), {"Cache-Control": "no-store", **_VARIES}
+    messages = feed.messages(None if log is None else partial(open_log, deps, log))
+    headers = {"Cache-Control": "no-store", **_VARIES}
     if _takes_gzip(request):
         messages, headers["Content-Encoding"] = _compressed(messages), "gzip"
     return StreamingResponse(messages, media_type="text/event-stream", headers=headers)

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from ..chromium import find_chromium
 from ..conftest import Machine, eventually
 from .conftest import NARROW, Dashboard
+from .tabs import tabs_of
 
 HERE = Path(__file__).parent
 NEVER_READY = "import time\nprint('never ready', flush=True)\ntime.sleep(3600)\n"
@@ -127,6 +129,23 @@ def test_a_launch_that_dies_of_memory_cannot_be_missed(dashboard: Dashboard) -> 
     dashboard.machine.ok("down", "hungry")
 
 
+def test_a_death_after_which_a_launch_runs_again_cannot_be_missed(dashboard: Dashboard) -> None:
+    machine = dashboard.machine
+    told = ("--memory", "100M", "--retry-oom", "--async")
+    request_id = machine.ok("launch", "hungry_env:Hungry", "--name", "fed", *told, cwd=HERE).out
+    page = dashboard.show("/")
+    deaths = body_of(page, "deaths").locator("article")
+    death = deaths.filter(has_text="It runs again by itself, with 200 MB").first
+    death.wait_for()
+    assert "launch fed" in death.inner_text()
+    assert "Peak" in death.inner_text()
+    death.get_by_role("link", name="Timeline and log").click()
+    body_of(page, "page-request").get_by_role("alert").get_by_text("it runs again with").wait_for()
+    retried = machine.request(request_id.strip())["retried"]
+    assert retried["error"]["kind"] == "oom_killed"
+    machine.run("cancel", request_id.strip())
+
+
 def test_a_running_request_is_cancelled(dashboard: Dashboard, tmp_path: Path) -> None:
     (tmp_path / "stuck_env.py").write_text(NEVER_READY)
     machine = dashboard.machine
@@ -183,7 +202,22 @@ MOVES = """
 }
 """
 
-PLACES = ("/", "/launch", "/rollouts", "/rollouts/{rollout}/000003")
+PLACES = (
+    *("/", "/launch", "/rollouts", "/rollouts/{rollout}/000003"),
+    *("/environment/maze", "/request/{rollout}"),
+)
+
+
+def settled(dashboard: Dashboard, place: str, rollout: str) -> Any:
+    """The page of a place, with what it loads."""
+    page = dashboard.show(place.format(rollout=rollout))
+    if place.endswith("000003"):
+        page.get_by_role("img", name="screen at step 0").wait_for()
+    elif place.startswith("/environment"):
+        page.get_by_role("link", name=re.compile("^[0-9a-f]{8}$")).wait_for()
+    elif place.startswith("/request"):
+        page.get_by_text("succeeded").first.wait_for()
+    return page
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -192,9 +226,7 @@ def test_axe_finds_nothing_serious(
     open_dashboard: Open, rollout: str, color_scheme: str, place: str
 ) -> None:
     dashboard = open_dashboard(color_scheme=color_scheme)
-    page = dashboard.show(place.format(rollout=rollout))
-    if place.endswith("000003"):
-        page.get_by_role("img", name="screen at step 0").wait_for()
+    page = settled(dashboard, place, rollout)
     assert not dashboard.serious_findings()
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     is_dark = max(map(int, re.findall(r"\d+", background)[:3])) < 100
@@ -204,9 +236,7 @@ def test_axe_finds_nothing_serious(
 @pytest.mark.parametrize("place", PLACES)
 def test_nothing_is_wider_than_a_telephone(open_dashboard: Open, rollout: str, place: str) -> None:
     dashboard = open_dashboard(viewport=NARROW)
-    page = dashboard.show(place.format(rollout=rollout))
-    if place.endswith("000003"):
-        page.get_by_role("img", name="screen at step 0").wait_for()
+    settled(dashboard, place, rollout)
     assert not dashboard.overflow()
 
 
@@ -276,6 +306,37 @@ def test_a_page_outlives_its_daemon(dashboard: Dashboard, launched: str) -> None
     lost = [error for error in dashboard.errors if "net::ERR_" not in error]
     assert not lost, lost  # the browser notes each call that nobody answered
     dashboard.errors.clear()
+
+
+TABS = 8  # a browser has six connections to one server, for all of them
+
+
+@pytest.mark.usefixtures("browser")
+def test_eight_tabs_are_open_at_once(dashboard_machine: Machine, tmp_path: Path) -> None:
+    """Those that nobody sees hold no connection; each is up to date when it is seen."""
+    (tmp_path / "stuck_env.py").write_text(NEVER_READY)
+    machine = dashboard_machine
+    machine.ok("launch", "stuck_env:Stuck", "--name", "stuck", "--async", cwd=tmp_path)
+    [request] = [r for r in machine.status()["requests"] if r["label"] == "launch stuck"]
+    link = machine.ok("dashboard", "--no-open").out.split()[0]
+    program = find_chromium()
+    assert program is not None
+    with tabs_of(program, tmp_path / "profile") as tabs:
+        tabs.open(link)
+        tabs.until(0, IS_LIVE)
+        page = f"{link.partition('#')[0]}#/request/{request['id']}"
+        for number in range(1, TABS):
+            assert tabs.open(page) == number
+            tabs.until(number, IS_LIVE)
+            tabs.until(number, "document.querySelector('.log').textContent.includes('starting')")
+        assert tabs.value(0, "document.hidden")
+        machine.ok("cancel", request["id"])
+        for number in range(1, TABS):
+            tabs.show(number)
+            tabs.until(number, "document.querySelector('main').innerText.includes('cancelled')")
+
+
+IS_LIVE = "document.body?.dataset.connection === 'connected'"
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import http.client
@@ -20,6 +21,8 @@ from openenvd.client.api import DaemonClient
 from openenvd.client.following import wait
 from openenvd.client.http import parse_events
 from openenvd.server.dashboard import routes
+from openenvd.server.dashboard.followed_log import FollowedLog
+from openenvd.server.events.log_files import LogFile
 from openenvd.server.settings import Paths
 
 from .conftest import WAIT_SECONDS
@@ -81,10 +84,10 @@ class Browser:
         self.signed_in = {"Cookie": cookie, "X-Openenvd-Key": json.loads(answer)["key"]}
 
     @contextlib.contextmanager
-    def stream(self) -> Iterator[Iterator[tuple[str, Json]]]:
+    def stream(self, query: str = "") -> Iterator[Iterator[tuple[str, Json]]]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
         with contextlib.closing(connection):
-            connection.request("GET", "/v1/dashboard/stream", headers=self.signed_in)
+            connection.request("GET", f"/v1/dashboard/stream{query}", headers=self.signed_in)
             answer = connection.getresponse()
             assert answer.status == 200, answer.read()
             lines = iter(answer.readline, b"")
@@ -293,6 +296,60 @@ def test_a_request_is_seen_to_wait_run_and_fail(browser: Browser, client: Daemon
         )
     assert failed["error"]["message"]
     assert "payload" not in failed
+
+
+def test_the_log_that_a_page_shows_is_on_its_one_stream(
+    browser: Browser, client: DaemonClient, tmp_path: Path
+) -> None:
+    (tmp_path / "fails_env.py").write_text("exit(3)\n")
+    launch = client.submit("launch", {"source": "fails_env:Fails", "cwd": str(tmp_path)})
+    with browser.stream(f"?log=requests/{launch['id']}") as events:
+        logs = (data for name, data in events if name == "log")
+        assert next(logs) == {"text": "", "is_first": True}
+        seen = ""
+        while "1 replica starting" not in seen:
+            seen += next(logs)["text"]
+    wait(client, launch["id"])
+    with browser.stream(f"?log=requests/{launch['id']}") as events:
+        texts = [data["text"] for _, data in (next(events) for _ in range(3)) if "text" in data]
+    assert seen in "".join(texts)
+
+
+async def test_the_line_without_an_end_is_shown_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("whole\ncut")
+    end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    log = FollowedLog(LogFile(tmp_path / "log"), end)
+    shown = b"".join(log.messages())
+    assert b"whole" in shown
+    assert b"cut" not in shown
+    end.set_result(None)
+    assert b"cut" in b"".join(log.messages())
+
+
+@pytest.mark.parametrize("log", ["requests/0123456789abcdef", "environments/nonesuch"])
+def test_a_log_that_is_not_there_is_empty(browser: Browser, log: str) -> None:
+    with browser.stream(f"?log={log}") as events:
+        found = dict(next(events) for _ in range(2))
+    assert found["log"] == {"text": "", "is_first": True}
+    assert "daemon" in found["snapshot"]["put"]
+
+
+def test_what_a_request_does_is_seen_by_who_comes_later(
+    browser: Browser, client: DaemonClient, tmp_path: Path
+) -> None:
+    (tmp_path / "stuck_env.py").write_text("import time\ntime.sleep(3600)\n")
+    stuck = {"source": "stuck_env:Stuck", "name": "stuck-later", "cwd": str(tmp_path)}
+    launch = client.submit("launch", stuck)
+
+    def is_starting(request: Json) -> bool:
+        told = (request.get("progress") or {}).get("message") or ""
+        return bool(request["id"] == launch["id"] and "start" in told)
+
+    for _ in range(2):
+        with browser.stream() as events:
+            until(events, "requests", is_starting)
+    client.cancel(launch["id"])
+    assert wait(client, launch["id"])["state"] == "CANCELLED"
 
 
 def test_an_environment_is_seen_to_come_and_to_go(browser: Browser, client: DaemonClient) -> None:

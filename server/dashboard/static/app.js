@@ -5,7 +5,8 @@
 //   store                    what the stream has told (store.js)
 //   api(method, path, body)  JSON in, JSON out; raises with `.message` and `.hint`
 //   fetch(path, options)     the same for anything that is no JSON
-//   events(path, signal)     yields [event, data] of a stream of its own
+//   followLog(name, onText)  the text of `requests/ID` or `environments/NAME`, on the tab's stream;
+//                            one at a time, until it is called with null
 //   submit(operation, payload, options)   queues a request, and returns it
 //   go(hash), say(text), ask(question), confirm(question)
 //   now()                    the daemon's clock, in seconds
@@ -13,14 +14,16 @@
 import { ask, confirm, say } from "./dialogs.js";
 import { age, h, lag, number, renewAges, text } from "./dom.js";
 import { pages, panels } from "./panels.js";
-import { api, call, events, followAll, signIn } from "./session.js";
+import { Stream, api, call, signIn } from "./session.js";
 import { Store } from "./store.js";
 
 const store = new Store();
+const stream = new Stream();
 let skew = 0; // the daemon's clock less the browser's
 
 const app = {
-  store, api, events, fetch: call, say, ask, confirm,
+  store, api, fetch: call, say, ask, confirm,
+  followLog: (name, onText) => stream.followLog(name, onText),
   now: () => Date.now() / 1000 + skew,
   go: (hash) => { location.hash = hash; },
   submit: async (operation, payload, options = {}) =>
@@ -140,7 +143,7 @@ async function start() {
     renewAges(document, app.now());
     for (const each of shown) each.tick?.(app.now());
   }, 1000);
-  await followAll((name, data) => {
+  await stream.follow((name, data) => {
     skew = data.at - Date.now() / 1000;
     if (name === "snapshot") store.snapshot(data);
     else store.change(data);

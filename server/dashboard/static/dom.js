@@ -121,6 +121,21 @@ export function state(name) {
   return element;
 }
 
+/** What a request that runs does now, how far it is, and how long it takes yet; nothing else. */
+export function showProgress(element, request) {
+  const now = (request.state === "RUNNING" && request.progress) || {};
+  const [bar, words] = element.children.length ? element.children : [h("progress"), h("span")];
+  if (!bar.parentNode) element.append(bar, " ", words);
+  bar.hidden = !(now.total > 0);
+  attribute(bar, "max", now.total);
+  attribute(bar, "value", now.done);
+  attribute(bar, "aria-label", now.message);
+  const left = now.eta_seconds ?? null;
+  const { at_most_seconds: most = null, expected_seconds: usual = null } = now;
+  const estimate = left !== null ? `, about ${duration(left)} left` : most !== null ? `, up to ${duration(most)}` : usual !== null ? `, usually ${duration(usual)}` : "";
+  text(words, (now.message ?? "") + estimate);
+}
+
 /** A button that copies what `what()` returns. */
 export function copyButton(app, label, what) {
   return h("button", { type: "button", class: "quiet small copy", "aria-label": `Copy ${label}`, title: `Copy ${label}`, onclick: async () => {

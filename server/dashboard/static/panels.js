@@ -11,7 +11,7 @@ import workers from "./panels/workers.js";
 export const panels = [deaths, memory, environments, workers, queue, ended];
 export const pages = {
   environment: later("environment", "Environment", ["environments", "replicas"]),
-  request: later("request", "Request", []),
+  request: later("request", "Request", ["requests"]),
   launch: later("launch", "Launch an environment", []),
   rollouts: later("rollouts", "Rollouts", ["rollouts"]),
 };

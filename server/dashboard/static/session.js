@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Signing in, calls to the daemon, and the stream.
+// Signing in, calls to the daemon, and the one stream of the tab.
 //
 // The session is a cookie that no script sees, and a key that is kept for this origin alone: see
 // server/api/browser_sessions.py.
 
 const KEY = "openenvd-key";
 const RETRY_MILLISECONDS = 1000;
+const HIDDEN_MILLISECONDS = 30000; // between two looks of a tab that nobody sees
 const SILENCE_MILLISECONDS = 40000; // the daemon sends a comment each 15 seconds
 
 export class CallFailed extends Error {
@@ -96,23 +97,67 @@ export async function* events(path, signal, first = null) {
   }
 }
 
-/** Follow the one stream, for ever: `onEvent(name, data)`, and `onState` with how it stands. */
-export async function followAll(onEvent, onState) {
-  const never = new AbortController();
-  for (;;) {
-    try {
-      for await (const [name, data] of events("/v1/dashboard/stream", never.signal, takeFirst())) {
-        if (name === "snapshot") onState("connected");
-        onEvent(name, data);
+/** The one stream of this tab: what the daemon has, and the log that is shown. */
+export class Stream {
+  #log = null; // [name, onText]
+  #stopping = new AbortController();
+  #wake = () => {};
+
+  constructor() {
+    document.addEventListener("visibilitychange", () => this.#renew());
+  }
+
+  /** Follow a log, as `requests/ID`: `onText(text, isFirst)`; null ends that. */
+  followLog(name, onText) {
+    if (name === null && this.#log === null) return;
+    this.#log = name === null ? null : [name, onText];
+    this.#renew();
+  }
+
+  /** Connect anew, at once. */
+  #renew() {
+    this.#stopping.abort();
+    this.#wake();
+  }
+
+  /**
+   * Follow it, for ever: `onEvent(name, data)`, and `onState` with how it stands.
+   * A tab that is hidden holds no connection, of which a browser has six for all tabs; it takes a
+   * snapshot each HIDDEN_MILLISECONDS, so that its title tells of a death.
+   */
+  async follow(onEvent, onState) {
+    let first = takeFirst();
+    for (;;) {
+      const stopping = (this.#stopping = new AbortController());
+      const [name, onText] = this.#log ?? [];
+      if (name) { first?.stopping.abort(); first = null; }
+      try {
+        const path = `/v1/dashboard/stream${name ? `?log=${encodeURIComponent(name)}` : ""}`;
+        for await (const [event, data] of events(path, stopping.signal, first)) {
+          if (event === "log") { onText(data.text, data.is_first); continue; }
+          if (event === "snapshot") onState("connected");
+          onEvent(event, data);
+          if (document.hidden) break;
+        }
+      } catch (error) {
+        if (error.status === 401) {
+          localStorage.removeItem(KEY);
+          return onState("signed-out");
+        }
       }
-      onState("lost");
-    } catch (error) {
-      if (error.status === 401) {
-        localStorage.removeItem(KEY);
-        return onState("signed-out");
-      }
-      onState("lost");
+      first = null;
+      const isLost = !stopping.signal.aborted && !document.hidden;
+      if (isLost) onState("lost");
+      stopping.abort();
+      if (isLost) await this.#pause(RETRY_MILLISECONDS);
+      else if (document.hidden) await this.#pause(HIDDEN_MILLISECONDS);
     }
-    await new Promise((resume) => setTimeout(resume, RETRY_MILLISECONDS));
+  }
+
+  #pause(milliseconds) {
+    return new Promise((resume) => {
+      const timer = setTimeout(resume, milliseconds);
+      this.#wake = () => { clearTimeout(timer); resume(); };
+    });
   }
 }

@@ -52,7 +52,7 @@ export default {
     const replicas = table(`Replicas of ${name}`, [["Replica"], ["State"], ["Sessions", "number"], ["Steps/s", "number"], ["Restarts", "number p2"], ["Lag p99", "number p2"], ["Memory", "number"], ["Pid", "number p2"], ["What happened"]]);
     const generations = table(`Generations of ${name}`, [["Generation"], ["State"], ["Began", "number"], ["Launch"], ["Why"], ["Action"]]);
     body.append(problem, facts, h("p", { class: "buttons" }, buttons), address, h("h3", {}, "Replicas"), replicas.element, h("h3", {}, "Generations"), generations.element, h("h3", {}, "Log"));
-    const log = logView(app, `/v1/environments/${encodeURIComponent(name)}/logs?follow=true&tail=200`);
+    const log = logView(app, `environments/${name}`);
     body.append(log.element);
 
     let known = "";

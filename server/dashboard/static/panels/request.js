@@ -2,17 +2,18 @@
 // One request: its timeline, its live log, and why it failed.
 
 import { cancel, retry } from "../actions.js";
-import { age, attribute, clock, copyButton, duration, h, size, state, text } from "../dom.js";
+import { age, attribute, clock, copyButton, duration, h, showProgress, size, state, text } from "../dom.js";
 
 const MOST_LINES = 5000;
+const READ_SECONDS = 3; // between two readings of a request that the stream does not have
 const FINAL = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
 
-/** A log that grows. `add(text)`; or the text stream of `path`, until `stop()`. */
-export function logView(app, path) {
+/** The log of `requests/ID` or `environments/NAME`, as it grows, until `stop()`. */
+export function logView(app, name) {
   const element = h("pre", { class: "log", role: "log", tabindex: "0", "aria-label": "Log", "aria-live": "off" });
-  const stopping = new AbortController();
   let lines = 0;
-  const add = (words) => {
+  app.followLog(name, (words, isFirst) => {
+    if (isFirst) { element.replaceChildren(); lines = 0; }
     const isAtEnd = element.scrollHeight - element.scrollTop - element.clientHeight < 40;
     element.append(words);
     lines += words.split("\n").length - 1;
@@ -21,24 +22,14 @@ export function logView(app, path) {
       element.firstChild.remove();
     }
     if (isAtEnd) element.scrollTop = element.scrollHeight;
-  };
-  const follow = async () => {
-    try {
-      const answer = await app.fetch(path, { signal: stopping.signal });
-      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-      for (let part = await reader.read(); !part.done; part = await reader.read()) add(part.value);
-    } catch (error) {
-      if (!stopping.signal.aborted) add(`(${error.message})\n`);
-    }
-  };
-  if (path) follow();
-  return { element, add, stop: () => stopping.abort() };
+  });
+  return { element, stop: () => app.followLog(null) };
 }
 
 export default {
   id: "request",
   title: "Request",
-  kinds: [],
+  kinds: ["requests"],
   mount(body, app, id) {
     const shown = state("");
     const timeline = h("ol", { class: "timeline" });
@@ -50,7 +41,7 @@ export default {
     let now = null;
     const stop = h("button", { type: "button", onclick: () => now && cancel(app, now) }, "Cancel");
     const again = h("button", { type: "button", onclick: () => now && retry(app, now.id, now.label) }, "Retry");
-    const log = logView(app);
+    const log = logView(app, `requests/${id}`);
     body.append(problem, h("p", {}, shown, " ", progress), timeline, facts, h("p", { class: "buttons" }, stop, again),
       h("h3", {}, "Log"), log.element,
       h("details", {}, h("summary", {}, "Payload and result"), payload, result));
@@ -72,12 +63,18 @@ export default {
       facts.replaceChildren(...Object.entries(known).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
       text(payload, JSON.stringify(request.payload, null, 2));
       text(result, request.result === null ? "" : JSON.stringify(request.result, null, 2));
-      showProblem(request.error);
+      showProblem(request.error, request.retried);
       stop.hidden = isFinal;
       again.hidden = !isFinal || request.state === "SUCCEEDED";
-      if (isFinal) text(progress, "");
+      if (isFinal) showProgress(progress, request);
     };
-    const showProblem = (error) => {
+    const showProblem = (error, retried) => {
+      attribute(problem, "data-kind", null);
+      if (!error && retried) {
+        problem.hidden = false;
+        problem.replaceChildren(h("p", {}, h("strong", {}, "Out of memory. "), retried.message, "."));
+        return;
+      }
       problem.hidden = !error;
       if (!error) return;
       attribute(problem, "data-kind", error.kind);
@@ -85,20 +82,32 @@ export default {
         error.hint ? h("p", {}, "Try: ", h("code", {}, error.hint), " ", copyButton(app, "command", () => error.hint)) : "",
         error.log_tail?.length ? h("pre", {}, error.log_tail.join("\n")) : "");
     };
-    const stopping = new AbortController();
-    const follow = async () => {
+    // The store has no payload and no result, and of a long queue the first requests alone.
+    let known = null; // of the store, when it was read last
+    let readAt = 0;
+    let isGone = false;
+    const read = async () => {
+      readAt = app.now();
       try {
-        show((await app.api("GET", `/v1/requests/${id}`)).request);
-        for await (const [name, data] of app.events(`/v1/requests/${now.id}/events`, stopping.signal)) {
-          if (name === "state") show(data);
-          else if (name === "progress") text(progress, data.message ?? data.text ?? Object.entries(data).map(([key, value]) => `${key}: ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", "));
-          else if (name === "log") log.add(data.text);
-        }
+        const { request } = await app.api("GET", `/v1/requests/${id}`);
+        if (!isGone) show(request);
       } catch (error) {
-        if (!stopping.signal.aborted) { problem.hidden = false; text(problem, error.message); }
+        if (!isGone) { problem.hidden = false; text(problem, error.message); }
       }
     };
-    follow();
-    return { unmount: () => stopping.abort() };
+    read();
+    const mayHaveChanged = () => !now || !FINAL.has(now.state);
+    return {
+      update() {
+        const found = app.store.get("requests", now?.id ?? id) ?? null;
+        if (found && !FINAL.has(found.state)) showProgress(progress, found);
+        if (found !== known && mayHaveChanged()) read();
+        known = found;
+      },
+      tick(at) {
+        if (known === null && mayHaveChanged() && at - readAt > READ_SECONDS) read();
+      },
+      unmount() { isGone = true; log.stop(); },
+    };
   },
 };

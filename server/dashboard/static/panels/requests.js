@@ -2,7 +2,7 @@
 // The queue, with why each request waits and for how long; and what has ended lately.
 
 import { cancel, retry } from "../actions.js";
-import { age, attribute, duration, h, keyed, number, size, state, table, text } from "../dom.js";
+import { age, attribute, duration, h, keyed, number, showProgress, size, state, table, text } from "../dom.js";
 
 const ACTIVE = new Set(["PENDING", "RUNNING"]);
 
@@ -12,9 +12,10 @@ function queued(app, first) {
   const shown = state(first.state);
   const since = age(first.created_at);
   const why = h("span", { class: "clamp" });
+  const progress = h("span", { class: "progress" });
   let now = first;
   const stop = h("button", { type: "button", class: "quiet small", "aria-label": `Cancel ${first.label} ${first.id.slice(0, 8)}`, onclick: () => cancel(app, now) }, "Cancel");
-  const element = h("tr", {}, link(first), h("td", {}, shown), h("td", { class: "p3" }, first.schedule), h("td", { class: "number" }, since), h("td", { class: "why" }, why), h("td", {}, stop));
+  const element = h("tr", {}, link(first), h("td", {}, shown), h("td", { class: "p3" }, first.schedule), h("td", { class: "number" }, since), h("td", { class: "why" }, why, " ", progress), h("td", {}, stop));
   element.update = (request) => {
     now = request;
     const isRunning = request.state === "RUNNING";
@@ -22,6 +23,7 @@ function queued(app, first) {
     since.dataset.since = isRunning ? request.started_at : request.created_at;
     text(why, isRunning ? `on ${request.worker ?? "a worker"}${request.cancel_requested_at ? ", being cancelled" : ""}` : request.pending_reason);
     attribute(why, "data-tone", request.pending_reason?.includes("memory") ? "warn" : null);
+    showProgress(progress, request);
     stop.disabled = request.operation === "down" || Boolean(request.cancel_requested_at);
   };
   return element;
