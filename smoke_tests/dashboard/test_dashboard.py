@@ -312,6 +312,7 @@ TABS = 8  # a browser has six connections to one server, for all of them
 
 
 @pytest.mark.usefixtures("browser")
+@pytest.mark.timeout(400)  # each tab is a process of the browser's, and waits for its page
 def test_eight_tabs_are_open_at_once(dashboard_machine: Machine, tmp_path: Path) -> None:
     """Those that nobody sees hold no connection; each is up to date when it is seen."""
     (tmp_path / "stuck_env.py").write_text(NEVER_READY)
@@ -327,8 +328,7 @@ def test_eight_tabs_are_open_at_once(dashboard_machine: Machine, tmp_path: Path)
         page = f"{link.partition('#')[0]}#/request/{request['id']}"
         for number in range(1, TABS):
             assert tabs.open(page) == number
-            tabs.until(number, IS_LIVE)
-            tabs.until(number, "document.querySelector('.log').textContent.includes('starting')")
+            tabs.until(number, "document.querySelector('.log')?.textContent.includes('starting')")
         assert tabs.value(0, "document.hidden")
         machine.ok("cancel", request["id"])
         for number in range(1, TABS):

@@ -12,7 +12,14 @@ import pytest
 
 from openenvd.cli.main import cli
 from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
-from openenvd.requests_db.records import Environment, Replica, Request, RequestError
+from openenvd.requests_db.records import (
+    RETRYING,
+    Environment,
+    Event,
+    Replica,
+    Request,
+    RequestError,
+)
 from openenvd.requests_db.states import (
     EnvironmentState,
     ErrorKind,
@@ -21,6 +28,7 @@ from openenvd.requests_db.states import (
     Schedule,
 )
 from openenvd.server.dashboard.sources.deaths import (
+    death_of_attempt,
     death_of_replica,
     death_of_request,
     death_of_shard,
@@ -76,6 +84,20 @@ def test_the_button_does_what_the_suggested_command_does() -> None:
 )
 def test_there_is_no_button_for_what_the_page_cannot_do(hint: str, operation: str) -> None:
     assert death_of_request(failed(ErrorKind.OOM_KILLED, hint, operation))["again"] is None
+
+
+def test_a_death_after_which_a_request_runs_again_has_its_evidence_and_what_it_has_next() -> None:
+    request = replace(failed(ErrorKind.OOM_KILLED, "x"), state=RequestState.RUNNING, error=None)
+    error = {"evidence": KILLED.to_json(), "log_tail": ["the last line"]}
+    told = "it was killed; it runs again with 200 MB (attempt 2 of 3)"
+    data = {"phase": RETRYING, "message": told, "memory_bytes": 200 * MB, "error": error}
+    event = Event(7, 5.0, "request.progress", request.id, "trial", data)
+    death = death_of_attempt(request, event)
+    assert (death["message"], death["at"], death["again"]) == (told, 5.0, None)
+    assert death["runs_again_with_bytes"] == 200 * MB
+    assert death["evidence"]["limit_bytes"] == 100 * MB
+    assert death["log_tail"] == ["the last line"]
+    assert death["id"] != death_of_attempt(request, replace(event, seq=9))["id"]
 
 
 def test_a_replica_that_was_killed_is_launched_again_with_twice_as_much() -> None:
