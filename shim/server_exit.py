@@ -24,6 +24,7 @@ from ..system.json_lines import Json
 from ..system.proc import split_wait_status
 
 EXIT_CANNOT_START = 127  # as a shell says it
+DYING_SECONDS = 10.0  # from the count of a kill until its victim is reaped, on a busy machine
 
 
 class ExitEvidence:
@@ -33,28 +34,33 @@ class ExitEvidence:
         self._limit_bytes = limit_bytes
         self._cgroup: Cgroup | None = None
         self._since = 0.0  # monotonic
-        self._counters: list[OomCounters] = []  # the last two looks
+        self._counters = [OomCounters()]  # before the last kills, and at the last look
+        self._moved_at = 0.0  # monotonic
 
     @property
     def oom_kills(self) -> int | None:
         """Kills for memory in the server's cgroup, at the last look; None without a cgroup."""
-        return self._counters[-1].oom_kills if self._counters else None
+        return self._counters[-1].oom_kills
 
     def begin(self, cgroup: Cgroup | None) -> None:
         """Count for a server that is about to start in `cgroup`."""
         self._cgroup = cgroup
-        self._since = time.monotonic()
+        self._since = self._moved_at = time.monotonic()
         self._counters = [read_oom_counters(cgroup)]
 
     def look(self) -> bool:
         """Count while the server lives; whether a process was killed for memory since.
 
-        The last but one look is kept too: a kill is counted before its victim is dead.
+        A kill is counted before its victim is dead: the counters from before it are kept meanwhile.
         """
-        counters = read_oom_counters(self._cgroup)
-        moved = bool(self._counters) and counters.oom_kills != self._counters[-1].oom_kills
-        self._counters = [*self._counters[-1:], counters]
-        return moved
+        counters, now = read_oom_counters(self._cgroup), time.monotonic()
+        before, last = self._counters[0], self._counters[-1]
+        if _kills(counters) != _kills(last):
+            self._moved_at = now
+        elif now - self._moved_at >= DYING_SECONDS:
+            before = counters
+        self._counters = [before, counters]
+        return counters.oom_kills != last.oom_kills
 
     def explain(
         self, pid: int, ended: tuple[int, int] | None, *, stopped_by_us: bool, failed: str | None
@@ -115,6 +121,11 @@ class ExitEvidence:
             self._counters[0], self._cgroup, pid, wait_status, since_monotonic=self._since
         )
         return diagnose_exit(replace(evidence, limit_bytes=self._limit_bytes, **known)).to_json()
+
+
+def _kills(counters: OomCounters) -> int | None:
+    """Return those of the cgroup; without one, of the machine."""
+    return counters.vmstat if counters.oom_kills is None else counters.oom_kills
 
 
 def _over_own_cap(facts: Json) -> Json:
