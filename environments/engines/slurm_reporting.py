@@ -115,7 +115,8 @@ class SlurmReporting(SlurmEngine):
     def _exit(self, row: Row) -> ExitFacts:
         facts = super()._exit(row)
         was_heard = (row.run_dir / OUTPUT_FILE_NAME.format(job=row.id)).exists()
-        if facts.ended_by is not None or was_heard or read_report(row.run_dir, row.id) is not None:
+        is_explained = facts.ended_by is not None or facts.is_oom
+        if is_explained or was_heard or read_report(row.run_dir, row.id) is not None:
             return facts
         return ExitFacts(
             error=f"job {row.id} on {row.node} ended with code {facts.exit_code} and was not heard "
