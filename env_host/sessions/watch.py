@@ -57,6 +57,7 @@ class SessionWatch:
         while True:
             if not self._had_sessions:
                 await self._table.occupied.wait()
+                self._had_sessions = True  # they may all have ended when it looks
                 next_round = loop.time() + self._round_seconds
             await asyncio.sleep(min(LOOK_SECONDS, self._round_seconds, self._hung_seconds))
             is_round = loop.time() >= next_round
