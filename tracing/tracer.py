@@ -80,8 +80,10 @@ class Tracer:
 
     def __init__(self, provider: Any, ids: Ids, exporter: Stoppable) -> None:
         from opentelemetry import trace
+        from opentelemetry.context import Context
 
         self._api = trace
+        self._no_context = Context()  # the caller's own span is none of ours
         self._provider = provider
         self._ids = ids
         self._exporter = exporter
@@ -111,7 +113,7 @@ class Tracer:
             None if context is None else int(context.span_id, 16),
             lambda: self.opentelemetry.start_span(
                 name,
-                context=self._api.set_span_in_context(self._remote(parent), _empty_context()),
+                context=self._api.set_span_in_context(self._remote(parent), self._no_context),
                 kind=self._api.SpanKind[kind],
                 attributes=_given(attributes or {}),
                 start_time=None if at is None else _nanoseconds(at),
@@ -256,12 +258,6 @@ def _without_unknown(resource: Any) -> Any:
     if str(found.get("service.name", "")).startswith("unknown_service"):
         del found["service.name"]
     return Resource(found)
-
-
-def _empty_context() -> Any:
-    from opentelemetry.context import Context
-
-    return Context()
 
 
 def _given(attributes: Attributes) -> dict[str, Any]:
