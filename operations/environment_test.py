@@ -99,7 +99,9 @@ def _subject(payload: EnvironmentTestPayload, layout: Layout, reporter: _Reporte
         ),
         tell=reporter.tell,
     )
-    subject.max_sessions = (subject.capacity() or {}).get("max_sessions") or 1
+    capacity = subject.capacity() or {}
+    subject.max_sessions = capacity.get("max_sessions") or 1
+    subject.shares_state = bool(capacity.get("shared_state"))
     return subject
 
 

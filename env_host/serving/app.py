@@ -26,6 +26,7 @@ from ..ipc.scoreboard import Scoreboard, now_microseconds
 from ..protocol import DRAIN_HEADER, DRAIN_ROUTE, MAX_MESSAGE_BYTES
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
+from ..shared_state.process import shares_state
 from ..websocket.handshake import Upgrade
 from ..websocket.partial_messages import PartialMessages
 from . import metrics
@@ -128,7 +129,8 @@ class HostApp:
     def _gauges(self, scoreboard: Scoreboard, path: str) -> Reply:
         capacity = capacity_of(scoreboard, now_microseconds())
         if path == "/capacity":
-            return Reply(capacity | {"loop_tasks": len(asyncio.all_tasks())})
+            shared = {"shared_state": shares_state(self._definition.env_class)}
+            return Reply(capacity | shared | {"loop_tasks": len(asyncio.all_tasks())})
         return EncodedReply(metrics.render(self._definition.name, capacity).encode(), CONTENT_TYPE)
 
     async def _serve_rest(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:

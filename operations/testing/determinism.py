@@ -5,7 +5,8 @@
     session 2   reset(seed) a b c …                            and in another one
 
 The same seed and the same actions must give the same observations, rewards and ends. A further
-episode with another seed tells whether the seed changes anything.
+episode with another seed tells whether the seed changes anything. Where all sessions share one
+state, a difference is a warning.
 """
 
 from __future__ import annotations
@@ -49,18 +50,26 @@ async def check(subject: Subject, result: CheckResult) -> None:
         differing = list(differences(first, episode, ignored))
         if differing:
             result.summary = "the same seed gives different episodes"
-            result.findings.append(_finding(where, differing))
+            result.findings.append(_finding(where, differing, shared=subject.shares_state))
             return
 
 
-def _finding(where: str, differing: list[tuple[int, str, str]]) -> Finding:
+def _finding(where: str, differing: list[tuple[int, str, str]], *, shared: bool) -> Finding:
     step = differing[0][0]
     of_it = [(path, told) for at, path, told in differing if at == step]
     shown = "; ".join(f"{path}: {told}" for path, told in of_it[:MOST_SHOWN])
     when = "at the reset" if step == 0 else f"at step {step}"
     names = sorted({path for _, path, _ in differing})
+    found = f"played again {where} with the same seed and actions, it differs {when}: {shown}"
+    if shared:
+        return Finding(
+            found,
+            "all sessions share one state, so that a seed alone does not decide what one sees",
+            "where that is meant: --skip determinism",
+            is_failure=False,
+        )
     return Finding(
-        f"played again {where} with the same seed and actions, it differs {when}: {shown}",
+        found,
         "episodes cannot be repeated, and those of a group (GRPO) do not begin alike",
         "make all randomness from the seed that reset is given (random.Random(seed)), and keep "
         "nothing of the episode before. Where a field is to differ (a time, an id): "

@@ -61,6 +61,7 @@ class Subject:
     plan: Plan
     tell: Callable[[str, int, int], None]  # what is done now; how much of how much
     max_sessions: int = 1
+    shares_state: bool = False  # among all sessions
 
     def session(self) -> TrialSession:
         """Return a session to enter."""

@@ -11,7 +11,7 @@ from openenvd.operations.options import CHECK_NAMES
 from openenvd.operations.testing.actions import actions_of
 from openenvd.operations.testing.blocking import Call, judge
 from openenvd.operations.testing.determinism import differences
-from openenvd.operations.testing.leaks import growth, left_over
+from openenvd.operations.testing.leaks import growth, largest_fall, left_over
 from openenvd.operations.testing.protocol import differences as schema_differences
 from openenvd.operations.testing.run import CHECKS
 
@@ -31,11 +31,20 @@ def test_the_names_of_checks_are_those_that_run() -> None:
         ([50, 54, 57, 59, 60, 60, 60, 60, 60, 60, 60], None),  # a cache that filled
         ([50 + (n % 4) * 3 for n in range(11)], None),  # garbage that is collected
         ([50, 90, *(51 + n for n in range(9))], 10_000),  # one outlier
+        # Measured of the brigade's encoders, whose memory stays below 53 MB for ever.
+        ([45.0, 45.0, 46.2, 46.8, 45.7, 45.9, 49.0, 49.2, 42.8, 47.5, 51.1], None),
     ],
 )
 def test_growth_is_what_does_not_stop(megabytes: list[float], each: float | None) -> None:
     found = growth([value * MB for value in megabytes], 100)
     assert found == (None if each is None else pytest.approx(each, rel=0.2))
+
+
+@pytest.mark.parametrize(
+    ("values", "fall"), [([1, 2, 3], 0), ([1, 5, 3, 6], 2), ([7, 5, 6, 1], 6), ([3], 0)]
+)
+def test_growth_below_the_largest_fall_is_not_seen(values: list[float], fall: float) -> None:
+    assert largest_fall(values) == fall
 
 
 @pytest.mark.parametrize(
