@@ -158,6 +158,27 @@ def test_a_replica_that_is_drained_ends_with_its_last_session(
     eventually(lambda: len(cluster.jobs()) == 1)
 
 
+def test_a_node_elsewhere_reports_to_an_address_of_this_machine_which_is_warned_of(
+    tmp_path: Path,
+) -> None:
+    if (reason := slurm_clusters.why_no_other_node()) is not None:
+        pytest.skip(f"no Slurm with another node: {reason}")
+    with (
+        slurm_clusters.slurm_cluster(1, other=True, hidden=tmp_path) as cluster,
+        new_machine(tmp_path / "home") as user,
+    ):
+        user.environ |= cluster.environ
+        user.environ["HOME"] = str(tmp_path / "user")
+        user.environ["OPENENV_SLURM_REPORT"] = cluster.host
+        user.environ["OPENENV_SLURM_NODE_PYTHON"] = sys.executable
+        told = user.ok("launch", "echo", *SLURM, "--token", "auto")
+        assert f"warning: jobs report to {cluster.host} without encryption" in told.text
+        with session_at(user.ok("address", "echo").out.strip()) as (_, ask):
+            assert ask()["type"] == "observation"
+        user.ok("down", "echo")
+        assert cluster.jobs() == []
+
+
 def replicas_of(user: Machine) -> list[dict[str, Any]]:
     """Those of the environment."""
     return list(user.environment("echo")["replicas"])
