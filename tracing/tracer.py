@@ -188,16 +188,22 @@ class _Exporter:
     def export(self, spans: Sequence[Any]) -> Any:
         """Send the spans, and say whether that worked."""
         self._last_words.text = ""
-        result = self._exporter.export(spans)
-        is_lost = result.name != "SUCCESS"
+        try:
+            result = self._exporter.export(spans)
+        except Exception as exc:  # of earlier versions, when the collector is silent
+            self._note(is_lost=True, why=str(exc))
+            raise
+        self._note(is_lost=result.name != "SUCCESS", why=self._last_words.text)
+        return result
+
+    def _note(self, *, is_lost: bool, why: str) -> None:
+        """Log the first loss, and the end of it."""
         if is_lost and not self._is_lost:
-            why = self._last_words.text or "it refused them"
             text = "traces cannot be sent to %s, and are dropped until it takes them: %s"
-            log.warning(text, self._endpoint, why)
+            log.warning(text, self._endpoint, why or "it refused them")
         elif self._is_lost and not is_lost:
             log.warning("traces are sent to %s again", self._endpoint)
         self._is_lost = is_lost
-        return result
 
     def shutdown(self) -> None:
         """End what is under way; called by the SDK, too, when everything was sent."""
