@@ -14,24 +14,34 @@ Failure cases
     knows no such job                 the daemon says that the job has not been heard of
     what is launched cannot be made   its reason is in the log, and the job ends with code 1
     ready, or the disk is full
+    a job is killed                   the files that it ran in are locked no more: the next job of
+                                      this home on the node, of other files, removes them
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from ...env_host.protocol import HOST_CONFIG_VARIABLE
 from ...system.json_lines import Json
 from ..engines.slurm_job import Job, end_as
+from ..engines.slurm_login import copies, home_there
 from ..engines.slurm_options import TOKEN_VARIABLE, URL_VARIABLE
 from ..engines.slurm_posting import FAILURES, AgentAddress, PostedReports
 from ..errors import EnvironmentsError
+from ..layout import make_private
 from .prepared_there import prepare_here, variables_here
+
+LOCK_FILE_NAME = ".lock"  # beside the files of one version
 
 
 def prepared(plan: Json, agent: AgentAddress) -> Json:
@@ -61,13 +71,68 @@ def prepared(plan: Json, agent: AgentAddress) -> Json:
     }
 
 
+@contextmanager
+def keeping(folder: Path) -> Iterator[None]:
+    """Keep the files of one version for as long as a job runs in them; remove those of no job.
+
+    Args:
+        folder: Where they are, or will be; versions are beside each other.
+    """
+    descriptor = _lock(folder)
+    try:
+        for other in folder.parent.iterdir():
+            _remove_unused(other)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(folder: Path) -> int:
+    """Hold the lock of a folder, which is made if need be: a file's, as nodes may share it."""
+    path = folder / LOCK_FILE_NAME
+    while True:
+        make_private(folder)
+        try:
+            descriptor = _open(path)
+        except FileNotFoundError:  # another job has just removed it
+            continue
+        with contextlib.suppress(OSError):  # no locks there: nobody removes anything, either
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)
+
+
+def _remove_unused(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # a job runs there; another one removes it, too
+        descriptor = _open(folder / LOCK_FILE_NAME)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _kept(plan: Json) -> AbstractContextManager[None]:
+    what = plan["source"]
+    if what["folder"] is None:  # a bundled one has no files of its own
+        return contextlib.nullcontext()
+    return keeping(copies(home_there(), what["home"]) / str(what["digest"]))
+
+
 def _serve(agent: AgentAddress) -> int:
     with tempfile.TemporaryDirectory(prefix="openenvd-job-") as folder:
         reports = PostedReports(agent, Path(folder))
         plan = reports.begin()
         try:
-            reports.plan = prepared(plan, agent)
-            return Job(reports).run()
+            with _kept(plan):
+                reports.plan = prepared(plan, agent)
+                return Job(reports).run()
         except (EnvironmentsError, *FAILURES) as exc:
             hint = getattr(exc, "hint", None)
             sys.stderr.write(f"{exc}\n" + (f"{hint}\n" if hint else ""))
