@@ -25,7 +25,6 @@ NAMES = (
     "scaling_curves", "max_batch_comparison", "batch_per_core", "latency_heatmap",
     "scaling_comparison",
 )  # fmt: skip
-WHY_NONE = "no figures: matplotlib is not installed (pip install 'openenvd[bench]')"
 _DOTS_PER_INCH = 130
 _DARK = 0.7  # of the heat map's colours, from 0 to 1
 

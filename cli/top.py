@@ -8,11 +8,11 @@ import sys
 import click
 
 from ..client.errors import ClientError
+from ..system.extras import install_command
 from . import exit_codes
 from .options import connect
 from .output import Output
 
-INSTALL = "pip install 'openenvd[top]'"
 PLAIN = "openenv status --watch shows the same as text"
 
 
@@ -27,7 +27,8 @@ def top() -> int:
     except ModuleNotFoundError as exc:
         if (exc.name or "").partition(".")[0] != "textual":
             raise
-        raise ClientError("openenv top needs Textual", f"{INSTALL}; {PLAIN}") from exc
+        hint = f"{install_command('top')}; {PLAIN}"
+        raise ClientError("openenv top needs Textual", hint) from exc
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError(f"openenv top needs a terminal; {PLAIN}")
     TopApp(connect(Output())).run()

@@ -23,6 +23,7 @@ from ..environments.http_get import ask, base_url_by_name
 from ..environments.layout import Layout, make_private
 from ..shim.client import ShimClient, ShimGone
 from ..system.access_tokens import without_token
+from ..system.extras import install_command
 from ..system.units import MB
 from . import base
 from .progress import eta_seconds
@@ -150,7 +151,7 @@ class _Measuring:
         lines = table.lines_of(sweep.report)
         keys = sorted({(s.mode, s.wait_seconds, s.server) for s in sweep.report.summaries})
         if not figures.can_draw():
-            lines.append(figures.WHY_NONE)
+            lines.append(f"no figures: matplotlib is not installed ({install_command('bench')})")
         for line in lines:
             base.say(line)
         return {

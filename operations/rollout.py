@@ -31,6 +31,7 @@ from ..environments.following import FollowedEnvironment
 from ..environments.layout import Layout
 from ..environments.run_files import LOCAL
 from ..system.access_tokens import without_token
+from ..system.extras import install_command
 from ..system.units import MB
 from ..tracing.destination import destination
 from . import base
@@ -182,7 +183,7 @@ def _on_ray(
     from .ray_collectors import RayCollectors, cluster_of
 
     if find_spec("ray") is None:
-        raise RolloutError("Ray is not installed", "pip install 'openenvd[ray]'")
+        raise RolloutError("Ray is not installed", install_command("ray"))
     at = cluster_of(named.values()) or address_here(payload.provider)
     base.say(f"played by {payload.collectors} on the nodes of {at}")
     return RayCollectors(

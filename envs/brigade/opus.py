@@ -20,9 +20,9 @@ try:
     import av
     from av.codec import CodecContext
 except ImportError as exc:  # the message is what `openenv launch brigade` shows
-    raise ImportError(
-        "the brigade needs a codec and numpy: pip install 'openenvd[brigade]'"
-    ) from exc
+    from ...system.extras import install_command
+
+    raise ImportError(f"the brigade needs a codec and numpy: {install_command('brigade')}") from exc
 
 SAMPLE_RATE = 48_000  # Hz
 FRAME_SAMPLES = SAMPLE_RATE * 60 // 1000

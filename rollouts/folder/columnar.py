@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from ...system.extras import install_command
 from ..errors import RolloutError
 from ..json_values import parse
 from .disk import Disk, digest_of, typed
@@ -35,7 +36,6 @@ from .part import OpenPart
 
 BATCH_BYTES = 8 << 20  # of rows in memory; a row group
 JSON_COLUMNS = ("observation", "action", "info", "final_observation")
-EXTRA = "openenvd[arrow]"
 COLUMNS = {
     STEPS: {
         "episode_id": "text",
@@ -145,14 +145,12 @@ def _schema(pyarrow: Any, kind: str) -> Any:
 
 def arrow(module: str = "pyarrow") -> Any:
     """`pyarrow` or another module of the extra."""
-    return needed(module, f"'{EXTRA}'")
+    return needed(module, install_command("arrow"))
 
 
 def needed(module: str, install: str) -> Any:
-    """A module that is no dependency of everybody."""
+    """Return a module that is no dependency of everybody; `install` is the command that has it."""
     try:
         return importlib.import_module(module)
     except ImportError as exc:
-        raise RolloutError(
-            f"the module {module} is not installed: {exc}", f"pip install {install}"
-        ) from exc
+        raise RolloutError(f"the module {module} is not installed: {exc}", install) from exc

@@ -15,7 +15,7 @@ from ..errors import RolloutError
 from .columnar import ARRAY, COLUMNS, JSON_COLUMNS, needed
 from .layout import ARROW, JSONL, PARQUET, STEPS
 
-INSTALL = "-U datasets"
+INSTALL = "pip install -U datasets"
 BUILDERS = {JSONL: "json", PARQUET: "parquet", ARROW: "arrow"}
 _VALUES = {"text": "string", "int": "int64", "real": "float64", "bool": "bool"}
 
@@ -29,7 +29,7 @@ def features(kind: str = STEPS) -> Any:
     datasets = needed("datasets", INSTALL)
     if not hasattr(datasets, "Json"):
         version = datasets.__version__
-        raise RolloutError(f"datasets {version} has no type for JSON", f"pip install {INSTALL}")
+        raise RolloutError(f"datasets {version} has no type for JSON", INSTALL)
     value = {name: datasets.Value(told) for name, told in _VALUES.items()}
     found = {
         name: datasets.Json() if name in JSON_COLUMNS else value[form]

@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import orjson
 
+from ...system.extras import install_command
 from ..episodes import FailureReason
 from ..errors import EpisodeFailed, PolicyNotFound
 from ..sessions.answers import Answer
@@ -175,6 +176,6 @@ def _httpx() -> Any:
         import httpx
     except ImportError as exc:
         raise PolicyNotFound(
-            "a policy of openai:URL needs httpx", "pip install 'openenvd[openai]'"
+            "a policy of openai:URL needs httpx", install_command("openai")
         ) from exc
     return httpx

@@ -14,6 +14,7 @@ import pytest
 from openenvd.cli import exit_codes, top_app, top_view
 from openenvd.cli.changes import Changes
 from openenvd.cli.options import reconnect
+from openenvd.system.extras import install_command
 
 from ..client.fake_daemon import FakeDaemon, new_environment, new_request, serving
 from .conftest import Command
@@ -107,7 +108,7 @@ def test_without_textual_the_command_says_how_to_install_it(
         monkeypatch.delitem(sys.modules, name)
     answer = command("top")
     assert answer.code == exit_codes.FAILED
-    assert "pip install 'openenvd[top]'" in answer.err
+    assert install_command("top") in answer.err
     assert "openenv status --watch" in answer.err
 
 

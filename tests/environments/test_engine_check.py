@@ -10,6 +10,7 @@ import pytest
 
 from openenvd.environments.engines import check, registry
 from openenvd.environments.engines.registry import MORE_VARIABLE
+from openenvd.system.extras import install_command
 
 ENGINES = """
 import os, time
@@ -76,4 +77,4 @@ def test_a_library_that_is_missing_is_told_with_what_installs_it(
     monkeypatch.setitem(registry.ENGINES, "trial", entry)
     found = check.check_engine("trial")
     assert not found.works
-    assert found.remedy == "pip install 'openenvd[docker]'"
+    assert found.remedy == install_command("docker")

@@ -42,6 +42,7 @@ from openenvd.envs.brigade.opus import (
     pack,
     unpack,
 )
+from openenvd.system.extras import install_command
 
 LOOKAHEAD_SAMPLES = 312  # by which libopus delays what it encodes
 FRAMES = 10
@@ -302,4 +303,4 @@ def test_a_brigade_without_shared_state_is_refused_with_a_reason() -> None:
 def test_a_missing_extra_is_named_with_its_install_command(missing: str) -> None:
     code = f"import sys; sys.modules[{missing!r}] = None; import openenvd.envs.brigade.environment"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "pip install 'openenvd[brigade]'" in ran.stderr.splitlines()[-1]
+    assert install_command("brigade") in ran.stderr.splitlines()[-1]

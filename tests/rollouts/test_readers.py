@@ -26,6 +26,7 @@ from openenvd.rollouts.folder.output import Output
 from openenvd.rollouts.folder.readers import Rollouts, open_rollouts
 from openenvd.rollouts.folder.spool import OWN_PART_BYTES
 from openenvd.rollouts.json_values import parse
+from openenvd.system.extras import install_command
 
 from .made import episode, finish, image, names, step
 
@@ -398,7 +399,7 @@ def test_a_missing_extra_is_reported_with_its_install_command(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(RolloutError, match=f"the module {module} is not installed") as told:
         [row.arrays["image"].numpy() for found in open_rollouts(tmp_path) for row in found.steps()]
-    assert told.value.hint == "pip install 'openenvd[arrow]'"
+    assert told.value.hint == install_command("arrow")
 
 
 def test_an_old_version_of_datasets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

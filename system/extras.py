@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a missing extra of this package is installed: from where the package itself came.
+
+It may have been installed from a clone, which no package index has. The installer has written
+down where from (`direct_url.json`, https://packaging.python.org/en/latest/specifications/direct-url/).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from importlib import metadata
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+_NAME = "openenvd"
+
+
+def install_command(extra: str) -> str:
+    """Return a command line: `pip install '/home/me/openenvd[gateway]'`.
+
+    Args:
+        extra: One of `project.optional-dependencies`.
+    """
+    return f"pip install {shlex.quote(requirement(extra, _origin()))}"
+
+
+def requirement(extra: str, origin: dict[str, Any] | None) -> str:
+    """Return what pip is given.
+
+    Args:
+        extra: Its name.
+        origin: The content of `direct_url.json`; None: installed from a package index.
+    """
+    wanted = f"{_NAME}[{extra}]"
+    if origin is None:
+        return wanted
+    url = str(origin["url"])
+    if "dir_info" in origin:
+        return f"{unquote(urlsplit(url).path)}[{extra}]"
+    vcs = origin.get("vcs_info")
+    return f"{wanted} @ {vcs['vcs']}+{url}" if vcs else f"{wanted} @ {url}"
+
+
+def _origin() -> dict[str, Any] | None:
+    try:
+        text = metadata.distribution(_NAME).read_text("direct_url.json")
+        found: dict[str, Any] | None = json.loads(text) if text else None
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+    return found

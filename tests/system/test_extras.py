@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a missing extra is installed."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from openenvd.system import extras
+
+_VCS = {"vcs": "git", "commit_id": "abc"}
+
+
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        (None, "openenvd[top]"),
+        ({"url": "file:///home/me/my%20clone", "dir_info": {}}, "/home/me/my clone[top]"),
+        ({"url": "file:///tmp/o.whl", "archive_info": {}}, "openenvd[top] @ file:///tmp/o.whl"),
+        ({"url": "https://git.test/o", "vcs_info": _VCS}, "openenvd[top] @ git+https://git.test/o"),
+    ],
+    ids=["index", "folder", "wheel", "git"],
+)
+def test_an_extra_is_installed_from_where_the_package_came(
+    origin: dict[str, object] | None, expected: str
+) -> None:
+    assert extras.requirement("top", origin) == expected
+
+
+def test_the_command_is_one_for_a_shell() -> None:
+    program, verb, wanted = shlex.split(extras.install_command("top"))
+    assert (program, verb) == ("pip", "install")
+    assert "[top]" in wanted
