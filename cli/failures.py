@@ -66,7 +66,10 @@ def _shard_exit(name: str, replica: dict[str, Any]) -> list[str]:
     ago = phrases.duration(time.time() - told.get("at", time.time()))
     more = f" ({told['count']} so far)" if told["count"] > 1 else ""
     what = plain(told["message"])
-    return [f"  {name} replica {replica['ordinal']}: {ago} ago {what}{more}"]
+    lines = [f"  {name} replica {replica['ordinal']}: {ago} ago {what}{more}"]
+    if told.get("hint"):
+        lines.append(f"    Try: {plain(told['hint'])}")
+    return lines
 
 
 def error_lines(error: ClientError) -> list[str]:

@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from openenvd.client.errors import SessionError
+from openenvd.sdk.session import Session
 from openenvd.system.cgroups import CgroupManager
 
 from .conftest import Machine, eventually
@@ -31,6 +33,16 @@ held[::4096] = b"1" * len(held[::4096])
 
 class FatEnvironment(EchoEnvironment):
     pass
+"""
+HUNGRY_STEPS = """\
+from openenvd.envs.echo.environment import EchoEnvironment
+
+kept = []
+
+class HungryEnvironment(EchoEnvironment):
+    def step(self, action, timeout_s=None, **kwargs):
+        kept.append(b"1" * (20 << 20))
+        return super().step(action)
 """
 PYPROJECT = """\
 [project]
@@ -186,6 +198,20 @@ def test_a_replica_that_needs_more_to_start_is_given_more(machine: Machine, tmp_
     machine.ok("down", "fat")
 
 
+def test_a_session_that_ends_for_memory_is_told_so_at_once(
+    machine: Machine, tmp_path: Path
+) -> None:
+    (tmp_path / "hungry_steps.py").write_text(HUNGRY_STEPS)
+    words = ("launch", "hungry_steps:HungryEnvironment", "--name", "hog", "--memory", "200M")
+    machine.ok(*words, cwd=tmp_path)
+    session = Session(machine.environment("hog")["address"])
+    with session, pytest.raises(SessionError, match="reached the limit of 200 MB"):
+        _play(session)
+    assert "reached the limit of 200 MB" in machine.ok("logs", "hog").out
+    command = "openenv launch hungry_steps:HungryEnvironment --name hog --memory 400M --update"
+    eventually(lambda: f"Try: {command}" in machine.ok("status").out)
+
+
 def test_a_worker_killed_by_hand_is_not_out_of_memory(machine: Machine, hungry: Path) -> None:
     (hungry / "greedy" / "greedy_build.py").write_text(
         (BUILD % 1).replace("time.sleep(0.5)", "time.sleep(60)")
@@ -199,6 +225,12 @@ def test_a_worker_killed_by_hand_is_not_out_of_memory(machine: Machine, hungry: 
     assert answer.code == 1, answer.text
     assert "SIGKILL" in answer.err
     assert "out of memory" not in answer.err
+
+
+def _play(session: Session) -> None:
+    session.reset()
+    for _ in range(50):
+        session.step({"message": "more"})
 
 
 def _workers(machine: Machine) -> list[dict[str, Any]]:

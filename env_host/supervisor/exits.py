@@ -11,8 +11,10 @@ import. What a child's clients are sent: `close_notices.py`; when it is restarte
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
+from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
 
 from ...system.proc import exit_sentence
@@ -35,6 +37,7 @@ class ChildExit:
     peak_bytes: int | None
     limit_bytes: int | None  # the cap of isolated sessions
     out_of_memory: str | None  # a sentence, if it was killed for memory
+    kills: str | None = None  # a clause, if the kernel killed something in the server meanwhile
 
     @property
     def is_expected(self) -> bool:
@@ -44,7 +47,11 @@ class ChildExit:
     @property
     def how(self) -> str:
         """The exit for people: `was killed by SIGKILL`."""
-        return self.out_of_memory or exit_sentence(self.wait_status)
+        if self.out_of_memory is not None:
+            return self.out_of_memory
+        is_killed = os.WIFSIGNALED(self.wait_status) and os.WTERMSIG(self.wait_status) == SIGKILL
+        sentence = exit_sentence(self.wait_status)
+        return f"{sentence} {self.kills}" if is_killed and self.kills else sentence
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -80,6 +87,7 @@ def exit_of(
     *,
     sessions: int,
     limit_bytes: int | None,
+    kills: str | None = None,
 ) -> ChildExit:
     """Collect what is known of an exit, before the child's memory cgroup is removed.
 
@@ -98,6 +106,7 @@ def exit_of(
         peak_bytes=peak_bytes,
         limit_bytes=limit_bytes,
         out_of_memory=out_of_memory,
+        kills=kills,
     )
 
 

@@ -76,6 +76,7 @@ from .idleness import Idleness, has_sessions
 from .isolated_sessions import IsolatedSessions, rows_for, sessions_in
 from .lobby import Lobby, Waiting, most_at_once
 from .restart_backoff import RestartSchedule
+from .server_memory import ServerMemory
 from .session_memory import MemoryWatchdog
 from .shard_demand import ShardDemand
 from .spawn import Serve, Spawner
@@ -133,6 +134,7 @@ class Supervisor:
             row[Field.MAX_SESSIONS] = plan.share(row.index)
         self._scoreboard[0][Field.LOST] = int(os.environ.pop(LOST_SESSIONS_VARIABLE, 0))
         self._children = Children()
+        self._server_memory = ServerMemory()
         most_copies = max(0, max_fds - 2 * SPARE_FDS - most_at_once(max_fds))
         self._copies = SocketCopies(most_copies, self._children)
         self._spawner = Spawner(config, plan, self._scoreboard, serve, self._leave)
@@ -504,7 +506,14 @@ class Supervisor:
             for child, status, peak_bytes in self._children.reap():
                 self._receive_last(child)
                 limit, sessions = self._config.session_memory_bytes, self._sessions_of(child)
-                exited = exit_of(child, status, peak_bytes, sessions=sessions, limit_bytes=limit)
+                exited = exit_of(
+                    child,
+                    status,
+                    peak_bytes,
+                    sessions=sessions,
+                    limit_bytes=limit,
+                    kills=self._server_memory.new_kills(),
+                )
                 self._on_exit(exited)
             self._reap_state()
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from ...env_host.ipc.capacity import BLOCKED
 from ...env_host.protocol import LOOPBACK
-from ...processes.exits.exit_reason import ExitReason
+from ...processes.exits.exit_reason import ExitKind, ExitReason
 from ...requests_db.records import (
     Environment,
     Event,
@@ -27,6 +27,7 @@ from ...system.loop_lag import LagSnapshot
 from ...system.request_origin import is_loopback
 from ...system.units import MB
 from ...tracing.context import TraceContext
+from ..dispatch.oom_policy import more_memory_command
 from ..dispatch.running import label_of
 from ..reconcile.replica_watch import WAITING
 
@@ -79,7 +80,7 @@ def environment_view(
 ) -> Json:
     """One environment with its replicas. `live` holds the shims' last status by replica id."""
     spec = environment.spec
-    views = [replica_view(replica, live.get(replica.id)) for replica in replicas]
+    views = [replica_view(replica, live.get(replica.id), environment) for replica in replicas]
     staying = [replica for replica in replicas if replica.state is not ReplicaState.DRAINING]
     known = [size for r in staying if (size := _max_sessions(live.get(r.id)))]
     return {
@@ -110,7 +111,9 @@ def generation_view(generation: Generation) -> Json:
     return {**view, "error": hide_credentials(generation.error)}
 
 
-def replica_view(replica: Replica, live: Json | None) -> Json:
+def replica_view(
+    replica: Replica, live: Json | None, environment: Environment | None = None
+) -> Json:
     """One replica, with its shim's last status."""
     return {
         "id": replica.id,
@@ -122,7 +125,7 @@ def replica_view(replica: Replica, live: Json | None) -> Json:
         "wakes": (live or {}).get("wakes", 0),
         "exit": replica.exit,
         "message": hide_credentials((live or {}).get("problem") or _replica_message(replica)),
-        "shard_exit": shard_exit_view(live),
+        "shard_exit": shard_exit_view(live, environment),
     }
 
 
@@ -224,12 +227,17 @@ def _held_view(lives: Iterable[Json]) -> Json | None:
     return {"shards": shards, "since": min(one["held_since"] for one in held)}
 
 
-def shard_exit_view(live: Json | None) -> Json | None:
+def shard_exit_view(live: Json | None, environment: Environment | None = None) -> Json | None:
     """`{"count", "at", "message", …}` of the last process that died below a server that lives."""
     if not live or (last := live.get("last_shard_exit")) is None:
         return None
     message = _shard_exit_message(last)
-    return {**last, "count": live.get("shard_exits", 1), "message": message}
+    hint = None
+    reason = last.get("reason") or {}
+    if environment is not None and reason.get("kind") == ExitKind.OOM_KILLED:
+        option = "--session-memory" if last.get("isolated") else "--memory"
+        hint = more_memory_command(environment, ExitReason.from_json(reason), option)
+    return {**last, "count": live.get("shard_exits", 1), "message": message, "hint": hint}
 
 
 def _serving(shards: int, *, as_is: bool) -> str:

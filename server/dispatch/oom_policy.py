@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from ...environments.names import name_of_source
 from ...executor.messages import Died, Raised
 from ...processes.exits.exit_reason import ExitReason
-from ...requests_db.records import Json, Request, Retry
+from ...requests_db.records import Environment, Json, Request, Retry
+from ...system.hidden_values import hide_credentials
 from ...system.units import MB
 
 _GROWTH = 2  # how much more the next attempt is given
@@ -102,6 +103,26 @@ def advice(event: Died | Raised, known: FailureContext) -> str:
     if not tips:
         return "it had all the memory that workers may use: openenv info shows the plan"
     return "   or fewer at once: ".join(tips)
+
+
+def more_memory_command(environment: Environment, exited: ExitReason, option: str) -> str:
+    """Return the command that updates an environment, whose process was killed, to more memory.
+
+    Args:
+        environment: The environment.
+        exited: How its process ended.
+        option: `--memory`, or `--session-memory` for an isolated session.
+    """
+    source = shlex.quote(hide_credentials(str(environment.spec.get("source"))))
+    megabytes = more_mb(exited)
+    more = f" {option} {megabytes}M" if megabytes else ""
+    return f"openenv launch {source} --name {environment.name}{more} --update"
+
+
+def more_mb(exited: ExitReason) -> int | None:
+    """Return twice what it had, or held at most; None when neither is known."""
+    had = exited.limit_bytes or exited.peak_bytes
+    return math.ceil(had * _GROWTH / MB) if had else None
 
 
 def _with_more(request: Request, memory_bytes: int) -> str:

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from openenvd.processes.exits.exit_reason import ExitKind, ExitReason
+from openenvd.requests_db.records import Environment
+from openenvd.requests_db.states import EnvironmentState
 from openenvd.server.api.views import serving_view, sessions_fail, shard_exit_view
+from openenvd.system.units import MB
 
 
 def live(**info: Any) -> dict[str, Any]:
@@ -81,6 +84,16 @@ def test_the_exit_of_a_shard_says_how_many_sessions_it_ended() -> None:
     assert view["message"] == (
         "shard 2 (pid 7) was killed by SIGKILL; 3 sessions ended with it, and it was replaced"
     )
+
+
+def test_the_exit_of_a_shard_that_was_killed_for_memory_has_a_command_for_more() -> None:
+    reason = ExitReason(ExitKind.OOM_KILLED, pid=7, limit_bytes=300 * MB)
+    told = {"shard": 0, "pid": 7, "sessions": 1, "at": 5.0, "reason": reason.to_json()}
+    spec = {"source": "hog_env:Hog"}
+    environment = Environment("hog", spec, EnvironmentState.READY, 1.0, 1.0)
+    view = shard_exit_view({"last_shard_exit": told}, environment)
+    assert view is not None
+    assert view["hint"] == "openenv launch hog_env:Hog --name hog --memory 600M --update"
 
 
 def test_the_exit_of_an_isolated_session_is_named_as_such() -> None:

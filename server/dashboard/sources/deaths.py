@@ -7,20 +7,17 @@ memory (`POST /v1/requests/{id}/retry`). It is None where the command is for a t
 
 from __future__ import annotations
 
-import math
 import re
-import shlex
 
 from ....processes.exits.exit_reason import ExitKind, ExitReason
 from ....requests_db.records import Environment, Event, Json, Replica, Request
 from ....requests_db.states import ReplicaState
 from ....system.hidden_values import hide_credentials
-from ....system.units import MB
 from ...api.views import error_view
+from ...dispatch.oom_policy import more_mb, more_memory_command
 from ...dispatch.running import label_of
 
 _MEMORY = re.compile(r"--memory (\d+)M")
-_GROWTH = 2
 # Of these states, a replica's last death is not yet followed by a restart.
 _DOWN = frozenset({ReplicaState.BACKING_OFF, ReplicaState.FAILED})
 
@@ -71,7 +68,7 @@ def death_of_replica(replica: Replica, environment: Environment, at: float | Non
         return None
     exited = ExitReason.from_json(reason)
     death = _of_environment(environment, exited, "--memory")
-    launch, megabytes = environment.request_id, _more_mb(exited)
+    launch, megabytes = environment.request_id, more_mb(exited)
     if launch and megabytes:
         death["again"] = {"request_id": launch, "memory_mb": megabytes}
     return death | {
@@ -100,22 +97,14 @@ def death_of_shard(replica: Json, environment: Environment) -> Json | None:
 
 def _of_environment(environment: Environment, exited: ExitReason, option: str) -> Json:
     name = environment.name
-    source = shlex.quote(hide_credentials(str(environment.spec.get("source"))))
-    megabytes = _more_mb(exited)
-    more = f" {option} {megabytes}M" if megabytes else ""
     return {
         "environment": name,
-        "hint": f"openenv launch {source} --name {name}{more} --update",
+        "hint": more_memory_command(environment, exited, option),
         "evidence": _evidence(exited.to_json()),
         "log_tail": [],
         "log": f"#/environment/{name}",
         "again": None,
     }
-
-
-def _more_mb(exited: ExitReason) -> int | None:
-    had = exited.limit_bytes or exited.peak_bytes
-    return math.ceil(had * _GROWTH / MB) if had else None
 
 
 def _evidence(reason: Json | None) -> Json | None:
