@@ -201,6 +201,15 @@ def _tensor(values: Any) -> Any:
     return torch.tensor(values, dtype=torch.long)
 
 
+def _or(name: str, module: object) -> str:
+    """Ask for a class of the module that is called nearly so; nothing when none is."""
+    from difflib import get_close_matches  # when a name is wrong
+
+    names = [each for each, found in vars(module).items() if inspect.isclass(found)]
+    near = get_close_matches(name, names, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
 def _import_class(reference: str, folders: Sequence[str]) -> type:
     module_name, _, class_name = reference.partition(":")
     if not module_name or not class_name:
@@ -214,7 +223,7 @@ def _import_class(reference: str, folders: Sequence[str]) -> type:
         raise LoadError(f"{type(exc).__name__}: {exc}") from exc
     found = getattr(module, class_name, None)
     if not inspect.isclass(found):
-        raise LoadError(f"module {module_name} has no class {class_name}")
+        raise LoadError(f"module {module_name} has no class {class_name}{_or(class_name, module)}")
     missing = [item for item in ("reset", "step") if not callable(getattr(found, item, None))]
     if missing:
         raise LoadError(f"{reference} is no environment: it has no {' and no '.join(missing)}")

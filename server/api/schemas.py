@@ -84,6 +84,8 @@ def invalid_of(error: Mapping[str, Any]) -> Invalid:
             return Invalid("operation: is missing", _SEE, field="operation")
         case "union_tag_invalid":
             return _unknown_operation(str(context.get("tag")))
+        case "extra_forbidden" if (unknown := _unknown_field(error["loc"])) is not None:
+            return unknown
     field = _field_of(error["loc"])
     why = str(error["msg"]).removeprefix("Value error, ")
     return Invalid(f"{field}: {why}" if field else f"body: {why}", _SEE, field=field)
@@ -96,6 +98,22 @@ def _unknown_operation(name: str) -> Invalid:
     near = get_close_matches(name, known)
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
     return Invalid(f"there is no operation {name!r}", hint, field="operation", near=near)
+
+
+def _unknown_field(location: Sequence[int | str]) -> Invalid | None:
+    """Name what the operation's payload has instead; None: it is no field of a payload."""
+    match [str(part) for part in location]:
+        case [_, operation, "payload", field]:
+            found = next(each for each in registry.OPERATIONS if each.name == operation)
+        case _:
+            return None
+    from difflib import get_close_matches  # when a name is wrong
+
+    fields = list(found.Payload.model_fields)
+    near = [name for name in fields if name.startswith(f"{field}_")]
+    near = near or get_close_matches(field, fields)
+    hint = f"did you mean {' or '.join(near)}?" if near else _SEE
+    return Invalid(f"{operation} has no option {field!r}", hint, field=field, near=near)
 
 
 def _field_of(location: Sequence[int | str]) -> str:

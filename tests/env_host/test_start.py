@@ -99,6 +99,7 @@ def test_several_sessions_in_a_process_of_a_class_for_one_fail_the_start(start: 
     [
         ("nowhere:Class", "No module named 'nowhere'"),
         ("samples:Nobody", "has no class Nobody"),
+        ("samples:Countr", "has no class Countr; did you mean Counter?"),
         ("samples:NotOne", "no reset and no step"),
         ("a:", "not of the form"),
     ],
