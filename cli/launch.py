@@ -13,7 +13,7 @@ from ..environments.names import suggest_name, why_not
 from ..environments.spec import LaunchOptions
 from ..operations.options import DrainOptions
 from ..requests_db.states import RequestState
-from . import completion
+from . import completion, passthrough
 from .following import follow, leave, submit, submit_options, submitted
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, good
@@ -173,8 +173,21 @@ def _conclude(
     return {"environment": environment}, [
         f"{good('✓')} {environment['name']} is ready at {environment['address']}",
         "",
-        "  from openenv import GenericEnvClient",
-        f'  with GenericEnvClient(base_url="{base_url}").sync() as env:',
+        *_code_for(environment["name"], base_url),
+    ]
+
+
+def _code_for(name: str, base_url: str) -> list[str]:
+    """Return lines that run in this Python: with upstream's client where that is installed."""
+    if passthrough.is_installed():
+        return [
+            "  from openenv import GenericEnvClient",
+            f'  with GenericEnvClient(base_url="{base_url}").sync() as env:',
+            "      print(env.reset().observation)",
+        ]
+    return [
+        "  from openenvd import Client",
+        f'  with Client().environment("{name}").connect() as env:',
         "      print(env.reset().observation)",
     ]
 

@@ -185,7 +185,7 @@ def _failures(found: dict[str, Any]) -> list[str]:
             told.add(environment.get("request_id"))  # its launch failed of the same
     failed = [
         request
-        for request in found["requests"]
+        for request in _without_earlier_launches(found["requests"])
         if request["state"] == RequestState.FAILED and request["id"] not in told
     ]
     for request in failed[:FAILURES_SHOWN]:
@@ -194,6 +194,18 @@ def _failures(found: dict[str, Any]) -> list[str]:
         more = len(failed) - FAILURES_SHOWN
         lines.append(f"  and {more} more: openenv requests --state failed")
     return lines
+
+
+def _without_earlier_launches(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out the launches of environments that were launched since. Newest come first."""
+    kept, launched = [], set()
+    for request in requests:
+        is_launch = request["operation"] == "launch"
+        if not (is_launch and request["environment"] in launched):
+            kept.append(request)
+        if is_launch and request["state"] == RequestState.SUCCEEDED:
+            launched.add(request["environment"])
+    return kept
 
 
 def _environments_of(client: DaemonClient, request: dict[str, Any]) -> list[dict[str, Any]]:

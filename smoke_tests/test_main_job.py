@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -33,8 +34,17 @@ def test_launch_from_nothing_starts_the_daemon_and_prints_an_address(machine: Ma
     answer = machine.ok("launch", "echo")
     environment = machine.environment("echo")
     assert environment["address"] in answer.out
-    assert "GenericEnvClient" in answer.out
     say_hello(environment["address"])
+    code = textwrap.dedent(answer.out.partition("\n\n")[2])  # runs as it was printed
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=machine.environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.startswith("{")
 
 
 def test_launch_json_ends_with_the_environment(machine: Machine) -> None:

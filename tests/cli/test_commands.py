@@ -75,7 +75,7 @@ def test_launch_shows_the_log_and_prints_address_and_snippet(
     assert answer.code == 0
     assert "preparing\nready\n" in answer.err
     assert "http://127.0.0.1:21000" in answer.out
-    assert "GenericEnvClient" in answer.out
+    assert 'Client().environment("trial").connect()' in answer.out
     assert "preparing" not in answer.out
 
 
@@ -88,7 +88,6 @@ def test_launch_shows_the_token_in_the_snippet_and_warns_of_a_wide_address(
     base_url = "http://127.0.0.1:21000?token=a-token-of-the-tests"
     fake.get("/v1/environments/trial/base_url", {"base_url": base_url})
     answer = command("launch", "echo", "--host", "0.0.0.0", "--token", f"@{tmp_path / 'token'}")
-    assert f'GenericEnvClient(base_url="{base_url}")' in answer.out
     assert "warning: trial can be reached from other machines" in answer.err
     [payload] = [body["payload"] for method, _, body in fake.calls if method == "POST" and body]
     assert (payload["token"], payload["host"]) == ("a-token-of-the-tests", "0.0.0.0")
@@ -130,7 +129,7 @@ def test_launch_json_is_alone_on_stdout(command: Command, accepts: Callable[...,
     answer = command("launch", "echo", "--name", "trial", "--json")
     environment = {"name": "trial", "state": "READY", "address": "http://127.0.0.1:21000"}
     assert answer.json == {"request_id": ID, "environment": environment}
-    assert "GenericEnvClient" in answer.err
+    assert "from openenvd import Client" in answer.err
 
 
 def test_launch_async_prints_the_id_alone(command: Command, accepts: Callable[..., None]) -> None:
@@ -430,19 +429,36 @@ def test_status_shows_tables_and_failures(command: Command, status: dict[str, An
     assert "\x1b" not in out
 
 
+def test_status_shows_no_failed_launch_of_what_was_launched_since(
+    command: Command, fake: FakeDaemon
+) -> None:
+    later = new_request("5", label="launch trial again")
+    answer = {
+        "daemon": daemon_json(fake),
+        "environments": [new_environment()],
+        "requests": [later, FAILED],
+    }
+    fake.get("/v1/status", answer)
+    assert "✗" not in command("status").out
+    fake.get("/v1/status", {**answer, "requests": [FAILED, later]})
+    assert "✗ launch trial  FAILED" in command("status").out
+
+
 def test_status_shows_how_an_environment_is_served_and_its_last_shard_exit(
     command: Command, fake: FakeDaemon
 ) -> None:
     serving = {"sentence": "4 shards", "shards": 4, "held": {"shards": 1, "since": 0.0}}
     environment = new_environment(serving=serving)
     told = {"count": 2, "at": 1000.0, "message": "shard 2 (pid 7) was killed by SIGKILL"}
+    told["hint"] = "openenv launch ./trial --memory 600M --update"
     environment["replicas"][0]["shard_exit"] = told
     answer = {"daemon": daemon_json(fake), "environments": [environment], "requests": []}
     fake.get("/v1/status", answer)
     out = command("status").out
     assert "trial: 4 shards, 3/64 sessions" in out
     assert "trial: 1 of 4 shards is blocked for" in out
-    assert "ago shard 2 (pid 7) was killed by SIGKILL (2 so far)" in out
+    assert "ago shard 2 (pid 7) was killed by SIGKILL (2 so far)\n" in out
+    assert "    Try: openenv launch ./trial --memory 600M --update\n" in out
 
 
 def test_status_of_a_name_shows_the_latest_failures_and_counts_the_others(

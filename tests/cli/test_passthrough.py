@@ -10,6 +10,7 @@ import pytest
 
 from openenvd.cli import passthrough
 
+from ..client.fake_daemon import FakeDaemon, new_environment, new_request
 from .conftest import Command
 
 UPSTREAM = """
@@ -86,3 +87,14 @@ def test_openenvd_says_how_to_get_the_shared_command_back(tmp_path: Path) -> Non
 def test_the_restoring_command_is_the_readmes() -> None:
     readme = Path(__file__).resolve().parents[2] / "README.md"
     assert f"`{passthrough.RESTORE}`" in readme.read_text()
+
+
+def test_launch_prints_code_for_upstreams_client_where_it_is_installed(
+    command: Command, fake: FakeDaemon, upstream: Path
+) -> None:
+    request = new_request(result={"environment": new_environment(has_token=True)})
+    fake.post("/v1/requests", (202, {"request_id": request["id"], "request": request}))
+    fake.ends(request)
+    base_url = "http://127.0.0.1:21000?token=a-token-of-the-tests"
+    fake.get("/v1/environments/trial/base_url", {"base_url": base_url})
+    assert f'GenericEnvClient(base_url="{base_url}")' in command("launch", "echo").out
