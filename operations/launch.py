@@ -191,7 +191,9 @@ class _Launching:
                 program = self._program(source, python)
                 program = replace(program, image=self._pinned(image), image_name=image)
                 replicas = started.enter_context(self._started(program))
-            ready = replicas.wait_until_ready(self._spec.ready_timeout_seconds, self._on_ready)
+            ready = replicas.wait_until_ready(
+                self._spec.ready_timeout_seconds, self._on_ready, base.say
+            )
             self._check_counts(ready)
             self._wait_for_gateway()
             for note in _notes(ready):

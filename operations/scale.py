@@ -218,7 +218,7 @@ class _Replicas:
         seconds = float(like.data["spec"].get("ready_timeout_seconds") or READY_SECONDS)
         try:
             on_ready = partial(self._on_ready, count(1), len(shares))
-            ready = added.wait_until_ready(seconds, on_ready)
+            ready = added.wait_until_ready(seconds, on_ready, base.say)
             scaling.keep((Path(str(replica.run_dir)) for replica in ready), in_place_of)
         except BaseException:  # cancelled, too
             added.stop()

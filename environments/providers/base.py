@@ -37,6 +37,7 @@ class StartedReplica:
 
 
 OnReplica = Callable[[StartedReplica], None]
+OnWaiting = Callable[[str], None]
 
 
 class Replicas(Protocol):
@@ -46,12 +47,16 @@ class Replicas(Protocol):
     def address(self) -> str:
         """What goes into upstream's `base_url`."""
 
-    def wait_until_ready(self, timeout_seconds: float, on_ready: OnReplica) -> list[StartedReplica]:
+    def wait_until_ready(
+        self, timeout_seconds: float, on_ready: OnReplica, on_waiting: OnWaiting = ...
+    ) -> list[StartedReplica]:
         """Wait until all replicas are ready, and return them.
 
         Args:
             timeout_seconds: How long all of them together may take.
             on_ready: Called with each replica when it is ready.
+            on_waiting: Called with a sentence when none has become ready for a while, and the
+                engine says why.
 
         Raises:
             ReplicaFailed: A replica exited; raised at once.

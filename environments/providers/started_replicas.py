@@ -19,7 +19,7 @@ from ...shim.client import ShimClient, ShimGone
 from ...system.log_files import last_lines
 from .. import run_files
 from ..errors import EnvironmentsError, NoProcesses, NotReady, ReplicaFailed, with_last_lines
-from .base import OnReplica, StartedReplica
+from .base import OnReplica, OnWaiting, StartedReplica
 
 Json = dict[str, Any]
 
@@ -28,6 +28,7 @@ IMPORTS = "imports"  # in a replica's folder: the links that its imports go thro
 _READY = ("ready", "asleep")  # states of a shim's status; the latter was ready a moment ago
 _ALIVE = ("starting", *_READY)
 _IMPORT_MACHINERY = 'File "<frozen importlib'
+PATIENT_SECONDS = 10.0  # without a replica that has become ready, until it is told why
 _STOP_GRACE_SECONDS = 2.0  # what is not ready yet has no sessions to end
 
 
@@ -38,17 +39,24 @@ class StartedReplicas:
         self._run_files: list[run_files.RunFile] = []
         self._links: dict[str, ShimClient] = {}
 
-    def wait_until_ready(self, timeout_seconds: float, on_ready: OnReplica) -> list[StartedReplica]:
+    def wait_until_ready(
+        self,
+        timeout_seconds: float,
+        on_ready: OnReplica,
+        on_waiting: OnWaiting = lambda _text: None,
+    ) -> list[StartedReplica]:
         """All of them, ready.
 
         Raises:
             ReplicaFailed, NotReady
         """
-        started = time.monotonic()
+        deadline = time.monotonic() + timeout_seconds
+        look_at = time.monotonic() + PATIENT_SECONDS
+        told: str | None = None
         ready: dict[str, StartedReplica] = {}
         self._connect()
         while len(ready) < len(self._run_files):
-            for run_file in self._changed(started + timeout_seconds):
+            for run_file in self._changed(min(deadline, look_at)):
                 status = self._status_of(run_file)
                 _raise_if_ended(run_file, status)
                 if status["state"] in _READY and run_file.replica_id not in ready:
@@ -65,11 +73,16 @@ class StartedReplicas:
                     )
                     ready[run_file.replica_id] = replica
                     on_ready(replica)
+                    look_at = time.monotonic() + PATIENT_SECONDS
             waiting = [r for r in self._run_files if r.replica_id not in ready]
-            if waiting and time.monotonic() - started >= timeout_seconds:
-                status = self._status_of(waiting[0])
-                why = status.get("problem") or status.get("waiting")
-                raise _not_ready(waiting[0], timeout_seconds, why)
+            if waiting and time.monotonic() >= min(deadline, look_at):
+                look_at = time.monotonic() + PATIENT_SECONDS
+                why = self._why_waiting(waiting[0])
+                if time.monotonic() >= deadline:
+                    raise _not_ready(waiting[0], timeout_seconds, why, len(ready))
+                if why is not None and why != told:
+                    on_waiting(f"{len(waiting)} of {len(self._run_files)} replicas wait: {why}")
+                    told = why
         return [ready[run_file.replica_id] for run_file in self._run_files]
 
     def stop(self) -> None:
@@ -110,6 +123,11 @@ class StartedReplicas:
         if link.has_ended and status["state"] in _ALIVE:  # it exited after its last status
             raise ShimGone(f"the shim of {run_file.replica_id} has ended")
         return status
+
+    def _why_waiting(self, run_file: run_files.RunFile) -> str | None:
+        status = self._status_of(run_file)
+        why: str | None = status.get("problem") or status.get("waiting")
+        return why
 
     def _on_lost(self, run_file: run_files.RunFile, cause: ShimGone) -> None:
         """Fail, as a replica ends with its shim."""
@@ -167,13 +185,16 @@ def _with_heading(message: str, lines: list[str]) -> str:
 
 
 def _not_ready(
-    run_file: run_files.RunFile, timeout_seconds: float, why: str | None
+    run_file: run_files.RunFile, timeout_seconds: float, why: str | None, ready: int
 ) -> EnvironmentsError:
     lines = last_lines(run_file.log_path, LAST_LINES)
     message = f"{_name_of(run_file)} was not ready after {timeout_seconds:g} s"
     if why is not None:
         message += f": {why}"
-    return NotReady(_with_heading(message, lines), "allow more time with --ready-timeout")
+    hint = "allow more time with --ready-timeout"
+    if ready and why is not None:  # its engine has no place for more, perhaps
+        hint += f", or ask for {ready}: as many were ready"
+    return NotReady(_with_heading(message, lines), hint)
 
 
 def _shim_lost(run_file: run_files.RunFile) -> ReplicaFailed:

@@ -47,7 +47,7 @@ from openenvd.environments.errors import (
 )
 from openenvd.environments.http_get import ask
 from openenvd.environments.layout import Layout, make_private
-from openenvd.environments.providers import provider_named
+from openenvd.environments.providers import provider_named, started_replicas
 from openenvd.environments.providers.base import StartedReplica
 from openenvd.environments.providers.engine import EngineReplicas
 from openenvd.environments.run_files import RunFile
@@ -275,14 +275,17 @@ def test_an_unknown_provider_is_refused_with_the_names_that_there_are(home: Path
 
 
 def test_what_never_answers_is_told_with_where_it_was_asked(
-    home: Path, image: Path, engine: ProcessEngine
+    home: Path, image: Path, engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(started_replicas, "PATIENT_SECONDS", 1.0)
     image.write_text("import time\ntime.sleep(600)")
     started = launch(home, image)
+    told: list[str] = []
     with pytest.raises(
         NotReady, match=r"nothing answers at .*/health: .*must listen on 0\.0\.0\.0"
     ):
-        started.wait_until_ready(2.0, lambda _: None)
+        started.wait_until_ready(3.0, lambda _: None, told.append)
+    assert told[0].startswith("1 of 1 replicas wait: nothing answers at ")
     started.stop()
 
 
