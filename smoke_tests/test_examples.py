@@ -7,6 +7,7 @@ import subprocess
 import sys
 import wave
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,22 @@ def test_a_policy_is_trained_by_comparing_episodes_of_a_group(machine: Machine) 
     assert len(rewards) == 12
     assert rewards[0] < 0.55  # of 0.8 at best; the mean of the eight messages is 0.45
     assert rewards[-1] > 0.7
+
+
+@pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not installed: pip install trl torch")
+def test_trl_trains_on_an_address(machine: Machine) -> None:
+    address = run(machine, "launch_and_wait.py", "echo").strip()
+    machine.environ["HF_HUB_OFFLINE"] = "1"
+    printed = run(machine, "train_with_trl.py", address, "2").splitlines()
+    steps = [line for line in printed if line.startswith("step ")]
+    assert [line.partition(":")[0] for line in steps] == ["step 1", "step 2"]
+    assert all(float(line.rpartition(" ")[2]) > 0 for line in steps)
+
+
+@pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed: pip install verl")
+def test_a_tool_of_verl_is_a_session(machine: Machine) -> None:
+    address = run(machine, "launch_and_wait.py", "echo").strip()
+    assert run(machine, "verl_tool.py", address).splitlines()[-1] == "reward 1.6"
 
 
 @pytest.fixture
