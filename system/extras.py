@@ -43,9 +43,9 @@ def requirement(extra: str, origin: dict[str, Any] | None) -> str:
 
 
 def _origin() -> dict[str, Any] | None:
-    try:
-        text = metadata.distribution(_NAME).read_text("direct_url.json")
-        found: dict[str, Any] | None = json.loads(text) if text else None
-    except (metadata.PackageNotFoundError, ValueError):
-        return None
-    return found
+    # The build in a clone leaves an `openenvd.egg-info` there, which comes first for `python -c`.
+    for found in metadata.distributions(name=_NAME):
+        if text := found.read_text("direct_url.json"):
+            origin: dict[str, Any] = json.loads(text)
+            return origin
+    return None
