@@ -21,6 +21,8 @@ import pytest
 
 from .conftest import OPENENV, REPOSITORY, Machine, new_machine
 
+pytestmark = pytest.mark.timeout(300)  # a page is a dozen commands
+
 DOCS = REPOSITORY / "docs"
 PAGES = [DOCS / "quickstart.md", *sorted((DOCS / "how-to").glob("*.md"))]
 _BLOCK = re.compile(
