@@ -21,7 +21,10 @@ LAUNCH = '{"operation": "launch", "payload": {"source": "echo"%s}%s}'
 
 
 async def answer(body: str | bytes, path: str = "/v1/requests") -> tuple[int, dict[str, Any]]:
-    deps = cast(Dependencies, SimpleNamespace(identity={"version": "1"}, lag=EventLoopLagMonitor()))
+    deps = cast(
+        Dependencies,
+        SimpleNamespace(identity={"version": "1"}, lag=EventLoopLagMonitor(), traces=None),
+    )
     transport = httpx.ASGITransport(create_app(deps, TOKEN, BrowserSessions(TOKEN)))
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
