@@ -54,6 +54,7 @@ from openenvd.bench.errors import BenchError
 from openenvd.bench.plan import HANDSHAKE_SECONDS, Plan
 from openenvd.bench.results import Report, Summary
 from openenvd.bench.sweep import Sweep
+from openenvd.system.extras import install_command
 
 DEFAULT_FOLDER = Path(__file__).with_name("results") / "scaling"
 COMPARE_LIMIT = [
@@ -178,7 +179,7 @@ def _measure(options: argparse.Namespace, plan: Plan, started: list[Started]) ->
         for name, seconds in one.facts.items():
             print(f"{one.target.name}: {name.replace('_', ' ')} {seconds:.2f}")
     if not figures.can_draw():
-        print(figures.WHY_NONE)
+        print(f"no figures: matplotlib is not installed ({install_command('bench')})")
     if options.json is not None:
         shutil.copyfile(options.output_dir / "summary.json", options.json)
     print(f"written: {', '.join(str(path) for path in written)}")
