@@ -81,7 +81,7 @@ def test_trl_trains_on_an_address(machine: Machine) -> None:
 @pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed: pip install verl")
 def test_a_tool_of_verl_is_a_session(machine: Machine) -> None:
     address = run(machine, "launch_and_wait.py", "echo").strip()
-    assert run(machine, "verl_tool.py", address).splitlines()[-1] == "reward 1.6"
+    assert run(machine, "verl_tool.py", address).splitlines()[-1] == "reward 1.5"
 
 
 @pytest.fixture
