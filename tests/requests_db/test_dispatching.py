@@ -328,7 +328,12 @@ def test_a_retry_returns_to_the_queue_with_its_new_memory(
     request = make_request(RequestState.RUNNING, retry_oom=True)
     retry = Retry(request.id, 300.5, 512, "killed at 256 MB; runs again with 512 MB")
     progress, state = dispatch.record(retries=[retry])
-    assert progress.data == {"phase": "retrying", "message": retry.message}
+    assert progress.data == {
+        "phase": "retrying",
+        "message": retry.message,
+        "memory_bytes": 512,
+        "error": None,
+    }
     assert state.data == {"state": "PENDING"}
     found = read(writer, request.id)
     assert (found.state, found.attempts, found.memory_bytes) == (RequestState.PENDING, 1, 512)
