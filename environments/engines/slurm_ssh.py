@@ -138,12 +138,12 @@ class SlurmOverSsh(RemoteEngine):
                 raise EngineGone(self._failed[1].message, self._failed[1].hint)
             try:
                 self._refused.clear()
-                self._channel = self._connect()
-                self._remove_copies(self._channel)
+                channel = self._channel = self._connect()
             except EngineGone as exc:
                 self._failed = (time.monotonic(), exc)
                 raise
-            return self._channel
+        self._remove_copies()  # which waits for others that do, and they may wait for a channel
+        return channel
 
     def _connect(self) -> EngineChannel:
         self._node.connection.open()
@@ -193,16 +193,16 @@ class SlurmOverSsh(RemoteEngine):
         self._removed.add(instance.labels.replica)
         self._remove_copies()
 
-    def _remove_copies(self, channel: EngineChannel | None = None) -> None:
-        """Have copies removed that no replica uses; what cannot be now is later."""
+    def _remove_copies(self) -> None:
+        """Have copies removed that no replica uses; with the next channel if this one is lost."""
         with (
             contextlib.suppress(EngineError, OSError),
             self._removing,
             copies_in_use(self._layout, self._removed) as digests,
         ):
-            if digests is not None:
+            if digests is not None and self._channel is not None:
                 asked = {"home": self._node.home_label, "digests": sorted(digests)}
-                (channel or self.channel()).ask("keep_copies", **asked)
+                self._channel.ask("keep_copies", **asked)
 
     def changes(self) -> Iterator[None]:
         """Yield when any job may have changed."""
