@@ -133,9 +133,14 @@ def _use_of(path: Path) -> str:
 
 def in_use(layout: Layout) -> set[Path]:
     """Find the environments whose Python a replica runs, or will be restarted with."""
-    commands = [run_file.data.get("argv") for run_file in run_files.all_of(layout.runs)]
+    commands = [_command_of(run_file.data) for run_file in run_files.all_of(layout.runs)]
     used = {Path(argv[0]).parent.parent for argv in commands if argv}
     return used | {Path(base) for venv in used if (base := noted_of(venv).get("base"))}
+
+
+def _command_of(data: dict[str, Any]) -> list[str] | None:
+    """What a run file has its shim run, or an engine that runs programs."""
+    return data.get("argv") or (data.get("plan") or {}).get("command")
 
 
 def _remove(venv: Venv) -> Pruned | None:

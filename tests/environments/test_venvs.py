@@ -49,7 +49,7 @@ def note_use_a_day_ago(venv: Path) -> None:
     (venv / USED).write_text(repr(boot_seconds() - DAY))
 
 
-def write_run_file(layout: Layout, python: Path) -> None:
+def write_run_file(layout: Layout, python: Path, provider: str = "local") -> None:
     folder = layout.run_dir("my_env-0-0123")
     folder.mkdir(parents=True)
     told = {
@@ -58,7 +58,9 @@ def write_run_file(layout: Layout, python: Path) -> None:
         "replica_id": "my_env-0-0123",
         "ordinal": 0,
     }
-    (folder / "replica.json").write_text(json.dumps({**told, "argv": [str(python), "-m", "x"]}))
+    argv = [str(python), "-m", "x"]
+    runs = {"argv": argv} if provider == "local" else {"plan": {"command": argv}}
+    (folder / "replica.json").write_text(json.dumps({**told, "provider": provider, **runs}))
 
 
 def test_unused_environments_are_removed_and_reported_with_their_size(layout: Layout) -> None:
@@ -77,9 +79,12 @@ def test_hard_linked_files_are_not_counted_as_freed(layout: Layout, tmp_path: Pa
     assert gone.freed_bytes < PAYLOAD_BYTES
 
 
-def test_the_environment_of_a_replica_is_kept_and_marked_as_used(layout: Layout) -> None:
+@pytest.mark.parametrize("provider", ["local", "slurm"])
+def test_the_environment_of_a_replica_is_kept_and_marked_as_used(
+    layout: Layout, provider: str
+) -> None:
     venv = make_venv(layout, "a")
-    write_run_file(layout, venv / "bin" / "python")
+    write_run_file(layout, venv / "bin" / "python", provider)
     assert in_use(layout) == {venv}
     assert prune(layout) == []
     [found] = venvs_of(layout)
