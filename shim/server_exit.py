@@ -16,6 +16,7 @@ import contextlib
 import errno
 import sys
 import time
+from signal import SIGKILL
 from typing import Any
 
 from ..processes.exits.oom_evidence import OomCounters, read_oom_counters
@@ -101,16 +102,11 @@ class ExitEvidence:
             report = {**facts, "at": time.time(), "reason": reason}
         except Exception as exc:
             print(f"shim: cannot explain a shard's exit: {exc!r}", file=sys.stderr)  # noqa: T201
-        self._counters = [self._counters_after(report)]  # this exit's cause is no later one's
+        self.look()
+        if _is_victim(report.get("reason", {})):  # others may have been killed as well
+            before, last = self._counters
+            self._counters = [_after_one_kill(before, last), last]
         return report
-
-    def _counters_after(self, report: Json) -> OomCounters:
-        """Return the counters for the next exit: another shard may have been killed as well."""
-        counters, before = read_oom_counters(self._cgroup), self._counters[0].oom_kills
-        is_one_kill = report.get("reason", {}).get("kind") == "oom_killed"
-        if is_one_kill and before is not None and counters.oom_kills is not None:
-            counters.oom_kills = min(counters.oom_kills, before + 1)
-        return counters
 
     def _diagnose(self, pid: int, wait_status: int | None, **known: Any) -> Json:
         from dataclasses import replace
@@ -126,6 +122,20 @@ class ExitEvidence:
 def _kills(counters: OomCounters) -> int | None:
     """Return those of the cgroup; without one, of the machine."""
     return counters.vmstat if counters.oom_kills is None else counters.oom_kills
+
+
+def _is_victim(reason: Json) -> bool:
+    """Whether the kernel killed it itself; otherwise, the exit of who was killed is to come."""
+    was_killed = reason.get("kind") == "oom_killed" and reason.get("signal_number") == SIGKILL
+    return was_killed and reason.get("detector") != "watchdog"
+
+
+def _after_one_kill(before: OomCounters, last: OomCounters) -> OomCounters:
+    def one_more(name: str) -> int | None:
+        counted, newest = getattr(before, name), getattr(last, name)
+        return newest if counted is None or newest is None else min(newest, counted + 1)
+
+    return OomCounters(one_more("oom_kills"), one_more("vmstat"))
 
 
 def _over_own_cap(facts: Json) -> Json:
