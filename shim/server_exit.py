@@ -131,11 +131,13 @@ def _is_victim(reason: Json) -> bool:
 
 
 def _after_one_kill(before: OomCounters, last: OomCounters) -> OomCounters:
-    def one_more(name: str) -> int | None:
-        counted, newest = getattr(before, name), getattr(last, name)
-        return newest if counted is None or newest is None else min(newest, counted + 1)
+    return OomCounters(
+        _one_more(before.oom_kills, last.oom_kills), _one_more(before.vmstat, last.vmstat)
+    )
 
-    return OomCounters(one_more("oom_kills"), one_more("vmstat"))
+
+def _one_more(counted: int | None, newest: int | None) -> int | None:
+    return newest if counted is None or newest is None else min(newest, counted + 1)
 
 
 def _over_own_cap(facts: Json) -> Json:
