@@ -48,9 +48,9 @@ class Tabs:
         answer = self._ask("Runtime.evaluate", session, expression=expression, returnByValue=True)
         return answer.get("result", {}).get("result", {}).get("value")
 
-    def until(self, number: int, expression: str) -> None:
+    def until(self, number: int, expression: str, within: float = SECONDS) -> None:
         """Wait until an expression is true in a tab."""
-        eventually(lambda: self.value(number, expression), within=SECONDS)
+        eventually(lambda: self.value(number, expression), within=within)
 
     def _call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
         answer = self._ask(method, session, **parameters)

@@ -308,6 +308,7 @@ def test_a_page_outlives_its_daemon(dashboard: Dashboard, launched: str) -> None
     dashboard.errors.clear()
 
 
+HIDDEN_SECONDS = 75.0  # a hidden tab looks every 30
 TABS = 8  # a browser has six connections to one server, for all of them
 
 
@@ -334,6 +335,26 @@ def test_eight_tabs_are_open_at_once(dashboard_machine: Machine, tmp_path: Path)
         for number in range(1, TABS):
             tabs.show(number)
             tabs.until(number, "document.querySelector('main').innerText.includes('cancelled')")
+
+
+@pytest.mark.usefixtures("browser")
+def test_the_title_of_a_hidden_tab_tells_of_a_death(
+    dashboard_machine: Machine, tmp_path: Path
+) -> None:
+    machine = dashboard_machine
+    link = machine.ok("dashboard", "--no-open").out.split()[0]
+    program = find_chromium()
+    assert program is not None
+    with tabs_of(program, tmp_path / "profile") as tabs:
+        tabs.open(link)
+        tabs.until(0, IS_LIVE)
+        tabs.open("about:blank")
+        tabs.until(0, "document.hidden && document.title.includes(location.host)")
+        quiet = tabs.value(0, "document.title")
+        machine.run("launch", "hungry_env:Hungry", "--name", "hidden", "--memory", "100M", cwd=HERE)
+        told = f"document.title.includes('out of memory') && document.title !== {quiet!r}"
+        tabs.until(0, told, within=HIDDEN_SECONDS)
+        assert tabs.value(0, "document.hidden")
 
 
 IS_LIVE = "document.body?.dataset.connection === 'connected'"

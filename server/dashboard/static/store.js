@@ -11,6 +11,10 @@ export class Store {
   #isScheduled = false;
   #updates = 0;
 
+  constructor() {
+    document.addEventListener("visibilitychange", () => this.#update()); // its frame may not come
+  }
+
   all(kind) { return this.#kinds.get(kind) ?? EMPTY; }
   get(kind, id) { return this.all(kind).get(id); }
   one(kind) { return this.get(kind, ""); }
@@ -43,21 +47,25 @@ export class Store {
     this.#schedule();
   }
 
-  /** Several changes before a frame is drawn are one update. */
+  /** Several changes before a frame is drawn are one update. No frame of a hidden tab is drawn. */
   #schedule() {
     if (this.#isScheduled) return;
     this.#isScheduled = true;
-    requestAnimationFrame(() => {
-      this.#isScheduled = false;
-      const changed = this.#changed;
-      this.#changed = new Set();
-      performance.mark("update");
-      for (const { kinds, update } of [...this.#listeners]) {
-        if ([...kinds].some((kind) => changed.has(kind))) update(changed);
-      }
-      performance.measure("openenvd-update", "update");
-      performance.clearMarks("update");
-      if ((this.#updates += 1) % UPDATES_MEASURED === 0) performance.clearMeasures("openenvd-update");
-    });
+    if (document.hidden) setTimeout(() => this.#update());
+    else requestAnimationFrame(() => this.#update());
+  }
+
+  #update() {
+    if (!this.#isScheduled) return;
+    this.#isScheduled = false;
+    const changed = this.#changed;
+    this.#changed = new Set();
+    performance.mark("update");
+    for (const { kinds, update } of [...this.#listeners]) {
+      if ([...kinds].some((kind) => changed.has(kind))) update(changed);
+    }
+    performance.measure("openenvd-update", "update");
+    performance.clearMarks("update");
+    if ((this.#updates += 1) % UPDATES_MEASURED === 0) performance.clearMeasures("openenvd-update");
   }
 }
