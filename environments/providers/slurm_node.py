@@ -24,6 +24,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -98,20 +99,28 @@ def _lock(folder: Path) -> int:
             continue
         with contextlib.suppress(OSError):  # no locks there: nobody removes anything, either
             fcntl.flock(descriptor, fcntl.LOCK_SH)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                return descriptor
+        if _is_there(descriptor, path):
+            return descriptor
         os.close(descriptor)
 
 
 def _remove_unused(folder: Path) -> None:
+    path = folder / LOCK_FILE_NAME
     with contextlib.suppress(OSError):  # a job runs there; another one removes it, too
-        descriptor = _open(folder / LOCK_FILE_NAME)
+        descriptor = _open(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            if _is_there(descriptor, path):  # a job that begins meanwhile makes them anew
+                unused = folder.with_name(f"{folder.name}.{secrets.token_hex(4)}")
+                shutil.rmtree(folder.rename(unused), ignore_errors=True)
         finally:
             os.close(descriptor)
+
+
+def _is_there(descriptor: int, path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    return False
 
 
 def _open(path: Path) -> int:

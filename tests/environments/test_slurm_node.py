@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from openenvd.environments.providers.slurm_node import keeping
 
@@ -36,3 +39,21 @@ def test_files_stay_while_a_job_runs_in_them_and_are_removed_by_the_next(tmp_pat
         assert not used.exists()
         with keeping(own):
             assert own.is_dir()
+
+
+def test_a_job_that_begins_while_its_files_are_removed_has_them_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, rmtree = tmp_path / "left", shutil.rmtree
+    (folder / "my_env").mkdir(parents=True)
+
+    def begin_and_remove(path: Path, **options: bool) -> None:
+        with keeping(folder):
+            assert not (folder / "my_env").exists()
+            (folder / "my_env").mkdir()
+            rmtree(path, **options)
+            assert (folder / "my_env").is_dir()
+
+    monkeypatch.setattr(shutil, "rmtree", begin_and_remove)
+    with keeping(tmp_path / "own"):
+        assert {path.name for path in tmp_path.iterdir()} == {"own", "left"}
