@@ -59,6 +59,10 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         ("openenv requests --environment my_env --limit 5", "the last ones of an environment"),
     ),
     "openenv wait": (("openenv wait 7f3a91c2", "its outcome is the exit code"),),
+    "openenv retry": (
+        ("openenv retry 7f3a91c2", "the same again"),
+        ("openenv retry 7f3a91c2 --memory 2G", "with more memory, and all else as it was"),
+    ),
     "openenv cancel": (
         ("openenv cancel 7f3a91c2", "one request"),
         ("openenv cancel 7f3a91c2 9b1d0c44", "several"),

@@ -3,7 +3,7 @@
 
 ✗ launch trial  FAILED  out of memory
   Worker long-3 (pid 41233) was killed for using too much memory at 251 MB; …
-  Try: openenv launch trial --memory 512M
+  Try: openenv retry 7f3a91c2b04d5e68 --memory 512M
   Log: openenv logs 7f3a91c2
 """
 

@@ -59,8 +59,11 @@ def rollout(
             if code != exit_codes.OK:
                 return code
     request = submit(client, "rollout", payload, options)
-    if is_async:
-        return leave(request, output)
+    return leave(request, output) if is_async else follow_rollout(client, request, output)
+
+
+def follow_rollout(client: DaemonClient, request: dict[str, Any], output: Output) -> int:
+    """Follow a rollout that was submitted, and print what is in its folder."""
     kept = f" in {request['payload'].get('out')}; "  # what we begin our summary with
     return follow(client, request, output, _conclude, is_told_later=lambda line: kept in line)
 

@@ -93,6 +93,21 @@ class DaemonClient:
         """
         return self._http.request("POST", f"{_request(request_id)}/cancel")
 
+    def retry(self, request_id: str, **limits: int | None) -> Json:
+        """Submit a request that has ended once more.
+
+        Args:
+            request_id: The request's id, or its beginning.
+            limits: `memory_mb` and `session_memory_mb`, of a launch; None leaves one as it was.
+
+        Returns:
+            The new request as it was queued.
+        """
+        given = {name: value for name, value in limits.items() if value is not None}
+        path = f"{_request(request_id)}/retry"
+        request: Json = self._http.request("POST", path, given)["request"]
+        return request
+
     def request_events(
         self, request_id: str, *, logs: bool, after: str | None
     ) -> Iterator[ServerEvent]:

@@ -141,7 +141,7 @@ def test_out_of_memory_is_reported_by_every_command(machine: Machine, hungry: Pa
     assert told.search(machine.ok("status", request_id).out)
     assert told.search(waited.err), waited.text
     for text in (waited.err, machine.ok("status").out, machine.ok("logs", request_id).text):
-        assert f"Try: openenv launch {hungry} --memory 400M" in text
+        assert f"Try: openenv retry {request_id} --memory 400M" in text
         assert re.search(rf"Log: openenv logs (hungry|{request_id[:8]})", text)
     log = machine.ok("logs", request_id).out.splitlines()
     assert re.match(r"openenvd: worker long-\d+ \(pid \d+\) ", log[-1]), log
@@ -203,12 +203,12 @@ def test_a_session_that_ends_for_memory_is_told_so_at_once(
 ) -> None:
     (tmp_path / "hungry_steps.py").write_text(HUNGRY_STEPS)
     words = ("launch", "hungry_steps:HungryEnvironment", "--name", "hog", "--memory", "200M")
-    machine.ok(*words, cwd=tmp_path)
+    launch = machine.ok(*words, "--json", cwd=tmp_path).json["request_id"]
     session = Session(machine.environment("hog")["address"])
     with session, pytest.raises(SessionError, match="reached the limit of 200 MB"):
         _play(session)
     assert "reached the limit of 200 MB" in machine.ok("logs", "hog").out
-    command = "openenv launch hungry_steps:HungryEnvironment --name hog --memory 400M --update"
+    command = f"openenv retry {launch} --memory 400M"
     eventually(lambda: f"Try: {command}" in machine.ok("status").out)
 
 

@@ -87,11 +87,11 @@ async def cancel(request_id: str, deps: Injected) -> Json:
 @router.post("/requests/{request_id}/retry", status_code=202)
 async def retry(request_id: str, deps: Injected, body: Retry | None = None) -> Json:
     """Submit the same again: its payload, which no answer shows whole, and its options."""
-    memory_mb = None if body is None else body.memory_mb
+    limits = {} if body is None else body.model_dump(exclude_none=True)
     first = await deps.submitter.find(request_id)
     if first.environment is not None:  # what became of it is seen a moment later
         await deps.reconciler.queue.wait(first.environment)
-    request = await deps.submitter.retry(first.id, memory_mb)
+    request = await deps.submitter.retry(first.id, limits)
     return {"request_id": request.id, "request": request_view(request)}
 
 

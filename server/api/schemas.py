@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
+from ...env_host.protocol import LEAST_SESSION_MEMORY_MB
 from ...operations import registry
 from ...operations.base import MAX_SECONDS, Operation, payload_of
 from ...operations.options import DrainOptions
@@ -61,6 +62,11 @@ class Retry(BaseModel):
 
     memory_mb: int | None = Field(
         None, ge=32, description="Memory limit this time, of what has one in its payload."
+    )
+    session_memory_mb: int | None = Field(
+        None,
+        ge=LEAST_SESSION_MEMORY_MB,
+        description="Memory limit of each session this time, of a launch.",
     )
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...environments.names import name_of_source
 from ...executor.messages import Died, Raised
 from ...processes.exits.exit_reason import ExitReason
 from ...requests_db.records import Environment, Json, Request, Retry
-from ...system.hidden_values import hide_credentials
 from ...system.units import MB
 
 _GROWTH = 2  # how much more the next attempt is given
@@ -105,18 +102,18 @@ def advice(event: Died | Raised, known: FailureContext) -> str:
     return "   or fewer at once: ".join(tips)
 
 
-def more_memory_command(environment: Environment, exited: ExitReason, option: str) -> str:
+def more_memory_command(environment: Environment, exited: ExitReason, option: str) -> str | None:
     """Return the command that updates an environment, whose process was killed, to more memory.
+
+    All else of its launch stays as it is. None when that launch is not known, or the memory.
 
     Args:
         environment: The environment.
         exited: How its process ended.
         option: `--memory`, or `--session-memory` for an isolated session.
     """
-    source = shlex.quote(hide_credentials(str(environment.spec.get("source"))))
-    megabytes = more_mb(exited)
-    more = f" {option} {megabytes}M" if megabytes else ""
-    return f"openenv launch {source} --name {environment.name}{more} --update"
+    launch, megabytes = environment.request_id, more_mb(exited)
+    return f"openenv retry {launch} {option} {megabytes}M" if launch and megabytes else None
 
 
 def more_mb(exited: ExitReason) -> int | None:
@@ -129,13 +126,9 @@ def _with_more(request: Request, memory_bytes: int) -> str:
     megabytes = memory_bytes // MB
     if request.operation == "rollout":  # the rest of it is long, and has to be the same
         return f"the same openenv rollout with --memory {megabytes}M (or --retry-oom)"
-    source = request.payload.get("source")
-    if request.operation != "launch" or not source:
+    if request.operation != "launch":
         return f"openenv up --worker-memory-mb {megabytes}"
-    command = f"openenv launch {shlex.quote(str(source))}"
-    if request.environment and request.environment != name_of_source(str(source)):
-        command += f" --name {request.environment}"
-    return f"{command} --memory {megabytes}M"
+    return f"openenv retry {request.id} --memory {megabytes}M"
 
 
 def _peak_of_the_last(known: FailureContext) -> str:

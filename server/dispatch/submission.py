@@ -10,6 +10,7 @@ in the worker and is observed by the reconciler.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -125,14 +126,14 @@ class Submitter:
         payload = {**launch.payload, **ran.get("manifest", {}), **submission.payload, **of_update}
         return await self.submit(replace(submission, payload=payload))
 
-    async def retry(self, request_id: str, memory_mb: int | None) -> Request:
+    async def retry(self, request_id: str, limits: Mapping[str, int]) -> Request:
         """Submit a request that has ended once more.
 
         A launch of what runs meanwhile is an update of that.
 
         Args:
             request_id: The request's id, or its beginning.
-            memory_mb: The memory limit in its payload this time; None: the same.
+            limits: The memory limits in its payload that are others this time, by their names.
 
         Raises:
             NotFound, AmbiguousId: there is no such request.
@@ -143,11 +144,10 @@ class Submitter:
         if not request.state.is_final:
             text = f"request {request.id} is {request.state.lower()}: only what ended can run again"
             raise Invalid(text, f"openenv wait {request.id}")
-        payload = dict(request.payload)
-        if memory_mb is not None:
-            if "memory_mb" not in payload:
-                raise Invalid(f"a {request.operation} has no memory limit", field="memory_mb")
-            payload["memory_mb"] = memory_mb
+        for name in limits:
+            if name not in request.payload:
+                raise Invalid(f"a {request.operation} has no such memory limit", field=name)
+        payload = {**request.payload, **limits}
         if request.operation == "launch":
             payload |= {"update": True, "replaces": None}
         return await self.submit(

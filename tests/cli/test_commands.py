@@ -364,6 +364,28 @@ def _hold_stream(fake: FakeDaemon) -> threading.Event:
     return release
 
 
+def test_a_request_is_submitted_again_with_the_memory_that_is_given(
+    command: Command, fake: FakeDaemon
+) -> None:
+    fake.post(f"/v1/requests/{ID}/retry", (202, {"request_id": "b1", "request": READY}))
+    answer = command("retry", ID, "--memory", "2G", "--async")
+    assert (answer.code, answer.out) == (0, f"{READY['id']}\n")
+    [body] = [body for method, _, body in fake.calls if method == "POST"]
+    assert body == {"memory_mb": 2048}
+
+
+@pytest.mark.parametrize("operation", ["launch", "rollout", "down"])
+def test_a_request_that_is_submitted_again_is_followed(
+    command: Command, fake: FakeDaemon, operation: str
+) -> None:
+    request = {**FAILED, "operation": operation}
+    fake.post(f"/v1/requests/{ID}/retry", (202, {"request_id": ID, "request": request}))
+    fake.ends(request)
+    answer = command("retry", ID)
+    assert answer.code == 1
+    assert "FAILED" in answer.err
+
+
 # status, requests, logs
 
 
@@ -450,7 +472,7 @@ def test_status_shows_how_an_environment_is_served_and_its_last_shard_exit(
     serving = {"sentence": "4 shards", "shards": 4, "held": {"shards": 1, "since": 0.0}}
     environment = new_environment(serving=serving)
     told = {"count": 2, "at": 1000.0, "message": "shard 2 (pid 7) was killed by SIGKILL"}
-    told["hint"] = "openenv launch ./trial --memory 600M --update"
+    told["hint"] = "openenv retry a0 --memory 600M"
     environment["replicas"][0]["shard_exit"] = told
     answer = {"daemon": daemon_json(fake), "environments": [environment], "requests": []}
     fake.get("/v1/status", answer)
@@ -458,7 +480,7 @@ def test_status_shows_how_an_environment_is_served_and_its_last_shard_exit(
     assert "trial: 4 shards, 3/64 sessions" in out
     assert "trial: 1 of 4 shards is blocked for" in out
     assert "ago shard 2 (pid 7) was killed by SIGKILL (2 so far)\n" in out
-    assert "    Try: openenv launch ./trial --memory 600M --update\n" in out
+    assert "    Try: openenv retry a0 --memory 600M\n" in out
 
 
 def test_status_of_a_name_shows_the_latest_failures_and_counts_the_others(

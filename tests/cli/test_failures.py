@@ -16,7 +16,7 @@ from ..client.fake_daemon import new_environment, new_request
 OOM = {
     "kind": "oom_killed",
     "message": "worker long-3 (pid 41233) was killed for using too much memory at 251 MB",
-    "hint": "openenv launch trial --memory 512M",
+    "hint": "openenv retry 7f3a91c2b04d5e68 --memory 512M",
     "evidence": {"evidence": "cgroup openenvd/long-3, oom_kill 0→1", "seconds": 12.4},
     "log_tail": ["loading", "weights"],
 }
@@ -35,7 +35,7 @@ def test_an_out_of_memory_request_shows_evidence_hint_and_log() -> None:
         "  It had run for 12 s.",
         "  │ loading",
         "  │ weights",
-        "  Try: openenv launch trial --memory 512M",
+        "  Try: openenv retry 7f3a91c2b04d5e68 --memory 512M",
         "  Log: openenv logs 7f3a91c2",
     ]
 

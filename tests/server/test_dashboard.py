@@ -381,6 +381,22 @@ def test_what_runs_is_launched_again_with_more_memory_as_an_update(
     wait(client, client.submit("down", {"name": "more"})["id"])
 
 
+def test_a_launch_that_runs_again_with_more_memory_keeps_all_else(client: DaemonClient) -> None:
+    told = {"source": "echo", "name": "hog", "memory_mb": 300, "session_memory_mb": 100}
+    more = {"max_sessions": 7, "env": {"FOO": "bar"}, "token": "auto", "cwd": "/tmp"}
+    first = wait(client, client.submit("launch", {**told, **more})["id"])
+    [before] = client.environment("hog")["generations"]
+    limits = {"memory_mb": 400, "session_memory_mb": 200}
+    again = wait(client, client.retry(first["id"], **limits)["id"])
+    assert again["state"] == "SUCCEEDED", again["error"]
+    update = {"update": True, "replaces": again["payload"]["replaces"]}
+    assert again["payload"] == {**first["payload"], **limits, **update}
+    after = client.environment("hog")["generations"][0]
+    assert (before["number"], after["number"]) == (1, 2)
+    assert after["spec"] == {**before["spec"], **limits}
+    wait(client, client.submit("down", {"name": "hog"})["id"])
+
+
 def test_a_request_that_has_not_ended_is_not_submitted_again(
     browser: Browser, client: DaemonClient, tmp_path: Path
 ) -> None:

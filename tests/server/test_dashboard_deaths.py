@@ -69,7 +69,7 @@ def parses(command: str) -> bool:
 
 
 def test_the_button_does_what_the_suggested_command_does() -> None:
-    death = death_of_request(failed(ErrorKind.OOM_KILLED, "openenv launch trial --memory 200M"))
+    death = death_of_request(failed(ErrorKind.OOM_KILLED, "openenv retry b0 --memory 200M"))
     assert death["again"] == {"request_id": "b" * 16, "memory_mb": 200}
     assert (death["subject"], death["log_tail"]) == ("launch trial", ["the last line"])
     assert death["evidence"]["evidence"] == KILLED.evidence
@@ -105,7 +105,7 @@ def test_a_replica_that_was_killed_is_launched_again_with_twice_as_much() -> Non
     assert death is not None
     assert (death["at"], death["subject"]) == (7.0, "trial replica 0")
     assert death["again"] == {"request_id": "a" * 16, "memory_mb": 200}
-    assert death["hint"] == "openenv launch 'my env:Env' --name trial --memory 200M --update"
+    assert death["hint"] == f"openenv retry {'a' * 16} --memory 200M"
     assert parses(death["hint"])
 
 
@@ -144,5 +144,5 @@ def test_a_process_that_died_below_a_server_that_lives_is_told(
     death = death_of_shard({"id": "trial-0-a", "ordinal": 0, "shard_exit": last}, TRIAL)
     assert death is not None
     assert (death["id"], death["at"], death["message"]) == ("trial-0-a:5", 8.0, last["message"])
-    assert f" {option} 200M " in death["hint"]
+    assert death["hint"].endswith(f" {option} 200M")
     assert parses(death["hint"])

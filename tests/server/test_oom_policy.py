@@ -53,7 +53,7 @@ def test_the_error_of_a_killed_replica_names_the_command_to_try() -> None:
     outcome = outcome_of(Raised("id", error, None, at=5.0), failure_context())
     assert outcome.error is not None
     assert (outcome.error.message, outcome.error.evidence) == (told, evidence)
-    assert outcome.error.hint == "openenv launch trial --memory 512M"
+    assert outcome.error.hint == "openenv retry id --memory 512M"
 
 
 def test_the_error_of_a_killed_worker_says_what_ran_for_how_long_and_earlier_peaks() -> None:
@@ -67,21 +67,14 @@ def test_the_error_of_a_killed_worker_says_what_ran_for_how_long_and_earlier_pea
         "It was running `launch trial` for 12.4 s. Peak of the last 20 launches: 214 MB.",
     ]
     assert error.hint == (
-        "openenv launch trial --memory 512M   or fewer at once: openenv up --max-long-workers 3"
+        "openenv retry id --memory 512M   or fewer at once: openenv up --max-long-workers 3"
     )
 
 
 def test_without_earlier_peaks_the_error_mentions_none() -> None:
     known = failure_context(peaks=[], long_running=1)
     assert story(DIED, known).splitlines()[1] == "It was running `launch trial` for 12.4 s."
-    assert advice(DIED, known) == "openenv launch trial --memory 512M"
-
-
-def test_the_advice_launches_the_same_environment() -> None:
-    known = failure_context(long_running=1)
-    asked = replace(known.request, payload={"source": "/home/me/my env"}, environment="mine")
-    told = advice(DIED, replace(known, request=asked))
-    assert told == "openenv launch '/home/me/my env' --name mine --memory 512M"
+    assert advice(DIED, known) == "openenv retry id --memory 512M"
 
 
 def test_another_operation_needs_larger_workers() -> None:

@@ -90,10 +90,10 @@ def test_the_exit_of_a_shard_that_was_killed_for_memory_has_a_command_for_more()
     reason = ExitReason(ExitKind.OOM_KILLED, pid=7, limit_bytes=300 * MB)
     told = {"shard": 0, "pid": 7, "sessions": 1, "at": 5.0, "reason": reason.to_json()}
     spec = {"source": "hog_env:Hog"}
-    environment = Environment("hog", spec, EnvironmentState.READY, 1.0, 1.0)
+    environment = Environment("hog", spec, EnvironmentState.READY, 1.0, 1.0, request_id="a0")
     view = shard_exit_view({"last_shard_exit": told}, environment)
     assert view is not None
-    assert view["hint"] == "openenv launch hog_env:Hog --name hog --memory 600M --update"
+    assert view["hint"] == "openenv retry a0 --memory 600M"
 
 
 def test_the_exit_of_an_isolated_session_is_named_as_such() -> None:
