@@ -11,10 +11,8 @@ import. What a child's clients are sent: `close_notices.py`; when it is restarte
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
-from signal import SIGKILL
 from typing import TYPE_CHECKING, Any
 
 from ...system.proc import exit_sentence
@@ -37,7 +35,7 @@ class ChildExit:
     peak_bytes: int | None
     limit_bytes: int | None  # the cap of isolated sessions
     out_of_memory: str | None  # a sentence, if it was killed for memory
-    kills: str | None = None  # a clause, if the kernel killed something in the server meanwhile
+    kills: str | None = None  # a clause, if the kernel probably killed it for the server's memory
 
     @property
     def is_expected(self) -> bool:
@@ -49,9 +47,8 @@ class ChildExit:
         """The exit for people: `was killed by SIGKILL`."""
         if self.out_of_memory is not None:
             return self.out_of_memory
-        is_killed = os.WIFSIGNALED(self.wait_status) and os.WTERMSIG(self.wait_status) == SIGKILL
         sentence = exit_sentence(self.wait_status)
-        return f"{sentence} {self.kills}" if is_killed and self.kills else sentence
+        return f"{sentence} {self.kills}" if self.kills else sentence
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -2,13 +2,21 @@
 """Whether the kernel has killed for memory in the cgroup that all processes of the server share.
 
 The shim says how each process ended, with the evidence, a moment after its clients and the log
-have been told: this is what they are told.
+have been told: this is what they are told. Of what is killed, some are not the server's to reap
+(what an environment has started): a kill whose victim has not been seen for a while is forgotten.
 """
 
 from __future__ import annotations
 
+import os
+import time
+from signal import SIGKILL
+
 from ...system.cgroup_tree import TOP, V1, Location, level_number, locate, read_keyed
 from ...system.units import MB
+
+LOOK_SECONDS = 1.0  # at least, between two looks at the count
+DYING_SECONDS = 10.0  # from the count of a kill until its victim is reaped, as in `server_exit.py`
 
 
 class ServerMemory:
@@ -24,17 +32,36 @@ class ServerMemory:
             found = locate("memory")
             location = found if found is not None and TOP in found.path.split("/") else None
         self._location = location
-        self._seen = self._kills()
+        self._counted = self._told = self._kills()  # told: or forgotten
+        self._counted_at = self._looked_at = time.monotonic()
 
-    def new_kills(self) -> str | None:
-        """Return a clause for people; None when none was killed since the last call."""
-        kills, before = self._kills(), self._seen
-        self._seen = kills
-        if kills is None or before is None or kills <= before:
+    def look(self) -> None:
+        """Count now and then while the server lives, to know when something was killed."""
+        if time.monotonic() - self._looked_at >= LOOK_SECONDS:
+            self._count()
+
+    def kill_of(self, wait_status: int) -> str | None:
+        """Return a clause for people if this exit may be of one that was killed; one for each kill.
+
+        Exits but by SIGKILL leave it to the victim's, which may come later.
+        """
+        self._count()
+        was_killed = os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == SIGKILL
+        if not was_killed or self._counted is None or self._told is None:
             return None
+        if self._counted <= self._told:
+            return None
+        self._told += 1
         limit = self._limit_bytes()
         of = "" if limit is None else f" of {limit / MB:.0f} MB"
         return f"when the kernel killed for memory: its server had reached the limit{of}"
+
+    def _count(self) -> None:
+        self._looked_at = now = time.monotonic()
+        if now - self._counted_at >= DYING_SECONDS:
+            self._told = self._counted
+        if (kills := self._kills()) != self._counted:
+            self._counted, self._counted_at = kills, now
 
     def _kills(self) -> int | None:
         if self._location is None:

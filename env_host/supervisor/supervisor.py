@@ -205,6 +205,7 @@ class Supervisor:
             if self._is_ready:
                 self._reporter.report()
             self._memory.check(self._children)
+            self._server_memory.look()
             self._stop_if_drained()
             self._sleep_if_unused()
             self._act_on_deadline()
@@ -512,7 +513,7 @@ class Supervisor:
                     peak_bytes,
                     sessions=sessions,
                     limit_bytes=limit,
-                    kills=self._server_memory.new_kills(),
+                    kills=None if child.killed_for else self._server_memory.kill_of(status),
                 )
                 self._on_exit(exited)
             self._reap_state()

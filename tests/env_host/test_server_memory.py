@@ -3,24 +3,72 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from openenvd.env_host.supervisor.server_memory import ServerMemory
+import pytest
+
+from openenvd.env_host.supervisor.server_memory import DYING_SECONDS, LOOK_SECONDS, ServerMemory
 from openenvd.system.cgroup_tree import V2, Location
 
+EXITED, SIGKILLED = 1 << 8, 9  # wait statuses
+TOLD = "when the kernel killed for memory: its server had reached the limit of 300 MB"
 
-def test_kills_are_told_once_with_the_limit(tmp_path: Path) -> None:
-    group = tmp_path / "openenvd" / "trial-0"
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text(f"{300 << 20}\n")
-    (group / "memory.events").write_text("oom 1\noom_kill 1\n")
-    memory = ServerMemory(Location(V2, str(tmp_path), "/openenvd/trial-0"))
-    assert memory.new_kills() is None  # it was before
-    (group / "memory.events").write_text("oom 2\noom_kill 2\n")
-    told = "when the kernel killed for memory: its server had reached the limit of 300 MB"
-    assert memory.new_kills() == told
-    assert memory.new_kills() is None
+
+@pytest.fixture
+def group(tmp_path: Path) -> Path:
+    folder = tmp_path / "openenvd" / "trial-0"
+    folder.mkdir(parents=True)
+    (folder / "memory.max").write_text(f"{300 << 20}\n")
+    count_kills(folder, 1)
+    return folder
+
+
+@pytest.fixture
+def memory(tmp_path: Path, group: Path) -> ServerMemory:
+    return ServerMemory(Location(V2, str(tmp_path), "/openenvd/trial-0"))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Its only element is the time."""
+    now = [time.monotonic()]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    return now
+
+
+def count_kills(folder: Path, count: int) -> None:
+    (folder / "memory.events").write_text(f"oom {count}\noom_kill {count}\n")
+
+
+def test_a_kill_is_told_once_with_the_limit(memory: ServerMemory, group: Path) -> None:
+    assert memory.kill_of(SIGKILLED) is None  # it was before
+    count_kills(group, 2)
+    assert [memory.kill_of(SIGKILLED) for _ in range(2)] == [TOLD, None]
+
+
+def test_each_of_two_that_are_killed_together_is_told(memory: ServerMemory, group: Path) -> None:
+    count_kills(group, 3)
+    assert [memory.kill_of(SIGKILLED) for _ in range(3)] == [TOLD, TOLD, None]
+
+
+def test_another_exit_leaves_a_kill_to_its_victim(memory: ServerMemory, group: Path) -> None:
+    count_kills(group, 2)
+    assert memory.kill_of(EXITED) is None
+    assert memory.kill_of(SIGKILLED) == TOLD
+
+
+def test_a_kill_long_before_is_not_told(
+    clock: list[float], memory: ServerMemory, group: Path
+) -> None:
+    """An environment's own process was killed, whose exit is not the server's to see."""
+    count_kills(group, 2)
+    clock[0] += LOOK_SECONDS
+    memory.look()
+    clock[0] += DYING_SECONDS
+    count_kills(group, 3)
+    assert [memory.kill_of(SIGKILLED) for _ in range(2)] == [TOLD, None]
 
 
 def test_nothing_is_told_without_a_cgroup_of_the_servers_own(tmp_path: Path) -> None:
-    assert ServerMemory(Location(V2, str(tmp_path), "/gone")).new_kills() is None
+    assert ServerMemory(Location(V2, str(tmp_path), "/gone")).kill_of(SIGKILLED) is None
