@@ -43,7 +43,7 @@ def report_name(job: str) -> str:
 
 @dataclass
 class JobReport:
-    """What a job says of itself.
+    """What a job says of itself; one of an earlier version leaves out what is newer.
 
     Attributes:
         job: Its id.
@@ -73,7 +73,8 @@ class JobReport:
             ValueError: It is not what this job may say.
         """
         texts, optional = ("job", "node", "host"), ("pid", "exit_code")
-        if not isinstance(data, dict) or set(data) != set(cls.__dataclass_fields__):
+        fields = set(cls.__dataclass_fields__)
+        if not isinstance(data, dict) or not {*texts, "port"} <= set(data) <= fields:
             raise ValueError("it has other fields")
         for name, value in data.items():
             is_none = value is None and name in optional

@@ -27,7 +27,8 @@ Failure cases
                                          `MOST_CONNECTIONS`, those without a whole head go first
     nobody reads what a job prints       429 from `MOST_UNREAD_BYTES` on: the job waits, and leaves
                                          out what it cannot keep
-    openenvd there is of another version 426, and a line in the job's output
+    openenvd there is of another version 426 to a job that begins, and a line in its output. Jobs
+                                         of an earlier version go on, and report
     a disk is full                       507; the job says it again
     the agent is killed                  the next one listens at the same address and port; jobs try
                                          again until then, and go on serving
@@ -269,12 +270,15 @@ class _Exchange(asyncio.Protocol):
             raise _Refused(HTTPStatus.UNAUTHORIZED)
         _, job, self._part, at = found.groups()
         self._at = int(at or 0)
-        theirs = headers.get(VERSION_HEADER.lower())
+        if self._part in (None, "files"):  # what has begun goes on when this agent is upgraded
+            self._check_version(replica, job, headers.get(VERSION_HEADER.lower()) or "?")
+        return replica, job
+
+    def _check_version(self, replica: str, job: str, theirs: str) -> None:
         if theirs != __version__:
-            text = f"this node has openenvd {(theirs or '?')[:40]}, and the daemon {__version__}"
+            text = f"this node has openenvd {theirs[:40]}, and the replica's agent {__version__}"
             self._files.note(replica, job, text)
             raise _Refused(HTTPStatus.UPGRADE_REQUIRED, text)
-        return replica, job
 
     def _body_bytes(self, headers: dict[str, str]) -> int:
         most = {"report": MOST_REPORT_BYTES, "output": MOST_OUTPUT_BYTES}.get(self._part or "")

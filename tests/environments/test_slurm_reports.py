@@ -303,7 +303,18 @@ def test_another_version_is_refused_and_the_log_says_so(
     agent = agent_of(server)
     monkeypatch.setattr(slurm_reports, "__version__", "9.9")
     assert status_of(agent) == 426
-    assert "and the daemon 9.9" in (run_dir / "slurm-7.out").read_text()
+    assert "and the replica's agent 9.9" in (run_dir / "slurm-7.out").read_text()
+
+
+def test_a_job_goes_on_reporting_when_the_agent_is_upgraded(
+    server: ReportServer, run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = agent_of(server)
+    monkeypatch.setattr(slurm_reports, "__version__", "9.9")
+    oldest = {"job": "7", "node": "n1", "host": "10.0.0.1", "port": 80}
+    assert agent.ask("/report", json.dumps(oldest).encode()) == {"replaced": False}
+    assert agent.ask("/output?0", b"one ") == {"output_bytes": 4}
+    assert (run_dir / "slurm-7.out").read_text() == "one "
 
 
 def test_output_that_nobody_reads_is_taken_up_to_a_limit(
