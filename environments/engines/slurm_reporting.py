@@ -91,6 +91,11 @@ class SlurmReporting(SlurmEngine):
             self._remove_archives()
         return super().list()
 
+    def start(self, plan: ReplicaPlan) -> Instance:
+        """Submit a job."""
+        self._removed.discard(plan.labels.replica)
+        return super().start(plan)
+
     def remove(self, instance: Instance) -> None:
         """Forget a job, and the copies that no replica uses any more."""
         super().remove(instance)

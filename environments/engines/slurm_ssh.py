@@ -181,6 +181,11 @@ class SlurmOverSsh(RemoteEngine):
         port = self._forward(plan.labels.replica, plan.port, target)
         return replace(found, address=f"http://127.0.0.1:{port}")
 
+    def start(self, plan: ReplicaPlan) -> Instance:
+        """Submit a job."""
+        self._removed.discard(plan.labels.replica)
+        return super().start(plan)
+
     def remove(self, instance: Instance) -> None:
         """Remove a job, and forward its port no more."""
         super().remove(instance)
