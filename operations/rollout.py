@@ -260,14 +260,18 @@ def _tracing() -> Iterator[Any]:
     if destination(os.environ) is None:
         yield None
         return
-    from ..tracing.tracer import start
+    from ..tracing.tracer import Tracer, start
 
-    tracer = start()
+    started = start()
+    if not isinstance(started, Tracer):
+        if started is not None:
+            base.say(f"no traces are sent to {started.endpoint}: {started.problem}")
+        yield None
+        return
     try:
-        yield None if tracer is None else tracer.opentelemetry
+        yield started.opentelemetry
     finally:
-        if tracer is not None:
-            tracer.stop()
+        started.stop()
 
 
 @contextmanager

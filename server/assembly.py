@@ -76,7 +76,7 @@ async def running_parts(
     """
     loop = asyncio.get_running_loop()
     bus = EventBus(loop)
-    traces = _traces()
+    traces = _traces(identity)
     with _database_failure_as_reason():
         open_database(paths.database)
         dispatch_store = DispatchStore(paths.database, syncs=settings.syncs)
@@ -147,20 +147,27 @@ async def running_parts(
             await asyncio.to_thread(traces.tracer.stop)
 
 
-def _traces() -> RequestTraces | None:
-    """None, and nothing is imported, where OpenTelemetry's variables do not ask for traces."""
+def _traces(identity: dict[str, Any]) -> RequestTraces | None:
+    """None, and nothing is imported, where OpenTelemetry's variables do not ask for traces.
+
+    Why they cannot be sent is noted in the contents of `daemon.json`.
+    """
     to = destination(os.environ)
     if to is None:
         return None
-    if to.problem is not None:
-        log.warning("no traces are sent to %s: %s (%s)", to.endpoint, to.problem, to.hint)
-        return None
-    from ..tracing.tracer import start
-    from .dispatch.request_traces import RequestTraces
+    from ..tracing.tracer import Tracer, start
 
-    tracer = start()
-    log.info("traces are sent to %s", to.endpoint)
-    return None if tracer is None else RequestTraces(tracer)
+    started = start()
+    if isinstance(started, Tracer):
+        from .dispatch.request_traces import RequestTraces
+
+        log.info("traces are sent to %s", to.endpoint)
+        return RequestTraces(started)
+    if started is not None:
+        text = "no traces are sent to %s: %s (%s)"
+        log.warning(text, started.endpoint, started.problem, started.hint)
+        identity["traces"] = started.to_json()
+    return None
 
 
 def _recover(store: DispatchStore, paths: Paths, traces: RequestTraces | None) -> None:

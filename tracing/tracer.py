@@ -13,9 +13,12 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, Protocol
 
 from .. import __version__
+from ..system.hidden_values import hide_credentials
 from .context import TraceContext
 from .destination import Destination, destination
 
@@ -23,6 +26,9 @@ log = logging.getLogger(__name__)
 
 SERVICE_NAME = "openenvd"  # unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES say otherwise
 STOP_SECONDS = 2.0  # for what is still to be sent when the process ends
+_BATCH_SIZE = "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"
+_DEFAULT_BATCH_SIZE = 512  # the SDK's
+_HINT = "correct the OTEL_ variables that it is started with"
 _ABORT_SECONDS = 0.5  # for a call to the collector to notice that it is to end
 
 Attributes = Mapping[str, Any]  # None leaves one out
@@ -144,30 +150,54 @@ class Tracer:
         )
 
 
-def start(environ: Mapping[str, str] | None = None) -> Tracer | None:
-    """Start tracing as the standard variables say; None where it is off, or cannot be.
+def start(environ: Mapping[str, str] | None = None) -> Tracer | Destination | None:
+    """Start tracing as the standard variables say.
 
-    Its thread runs until `Tracer.stop`.
+    Returns:
+        The tracer, whose thread runs until `Tracer.stop`; where traces were to be sent, and the
+        problem, where they cannot be; None where it is off.
     """
-    to = destination(os.environ if environ is None else environ)
+    given = os.environ if environ is None else environ
+    to = destination(given)
     if to is None or to.problem is not None:
-        return None
+        return to
+    try:
+        return _started(to, given)
+    except Exception as exc:  # of the SDK, which takes not every value of its variables
+        why = hide_credentials(str(exc).partition("\n")[0])
+        return replace(to, problem=f"OpenTelemetry cannot start: {why}", hint=_HINT)
+
+
+def _started(to: Destination, environ: Mapping[str, str]) -> Tracer:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     ids, exporter = Ids(), _Exporter(OTLPSpanExporter(), to)
-    # What the variables say of the resource counts more than ours.
-    resource = Resource({"service.name": SERVICE_NAME, "service.version": __version__}).merge(
-        _without_unknown(Resource.create({"process.pid": os.getpid()}))
-    )
-    # Both have what is called of the SDK's classes, which must not be imported for a definition.
-    generator: Any = ids
-    sender: Any = exporter
-    provider = TracerProvider(resource=resource, id_generator=generator, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(sender))
+    unless_started = ExitStack()
+    unless_started.callback(exporter.shutdown)
+    with unless_started:
+        # What the variables say of the resource counts more than ours.
+        resource = Resource({"service.name": SERVICE_NAME, "service.version": __version__}).merge(
+            _without_unknown(Resource.create({"process.pid": os.getpid()}))
+        )
+        # Both have what is called of the SDK's classes, not to be imported for a definition.
+        generator: Any = ids
+        sender: Any = exporter
+        provider = TracerProvider(resource=resource, id_generator=generator, shutdown_on_exit=False)
+        batch = _batch_size(environ)
+        provider.add_span_processor(BatchSpanProcessor(sender, max_export_batch_size=batch))
+        unless_started.pop_all()
     return Tracer(provider, ids, exporter)
+
+
+def _batch_size(environ: Mapping[str, str]) -> int | None:
+    """As many spans as the queue takes at most, beyond which the SDK refuses; None: its default."""
+    queue, batch = environ.get("OTEL_BSP_MAX_QUEUE_SIZE", ""), environ.get(_BATCH_SIZE, "")
+    if not queue.isdecimal():
+        return None
+    return min(int(queue), int(batch) if batch.isdecimal() else _DEFAULT_BATCH_SIZE)
 
 
 class _Exporter:

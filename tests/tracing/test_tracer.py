@@ -12,7 +12,8 @@ import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from openenvd.tracing.context import TraceContext
-from openenvd.tracing.tracer import STOP_SECONDS, start
+from openenvd.tracing.destination import Destination
+from openenvd.tracing.tracer import STOP_SECONDS, Tracer, start
 
 from .kept_spans import KeptSpans, attributes_of, ids_of
 
@@ -59,7 +60,43 @@ def test_what_is_not_sampled_is_no_span(parent: TraceContext | None) -> None:
 
 def test_nothing_is_started_where_no_variable_asks_for_it() -> None:
     assert start({}) is None
-    assert start({"OTEL_TRACES_EXPORTER": "console"}) is None
+
+
+def test_what_cannot_be_started_is_said_and_leaves_nothing() -> None:
+    found = start({"OTEL_TRACES_EXPORTER": "console"})
+    assert isinstance(found, Destination)
+    assert found.problem == "OTEL_TRACES_EXPORTER=console: the only exporter is otlp"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("OTEL_BSP_SCHEDULE_DELAY", "0"), ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "x")],
+)
+def test_a_variable_that_the_sdk_refuses_is_a_problem_of_the_destination(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    threads = set(threading.enumerate())
+    environ = {"OTEL_TRACES_EXPORTER": "otlp", name: value}
+    for each, text in environ.items():
+        monkeypatch.setenv(each, text)
+    found = start(environ)
+    assert isinstance(found, Destination)
+    assert found.problem is not None
+    assert found.problem.startswith("OpenTelemetry cannot start: ")
+    assert not set(threading.enumerate()) - threads
+
+
+@pytest.mark.parametrize(("queue", "batch"), [("256", ""), ("8", "16")])
+def test_a_queue_that_is_smaller_than_a_batch_makes_smaller_batches(
+    monkeypatch: pytest.MonkeyPatch, queue: str, batch: str
+) -> None:
+    environ = {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_BSP_MAX_QUEUE_SIZE": queue}
+    environ |= {"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": batch} if batch else {}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    tracer = start(environ)
+    assert isinstance(tracer, Tracer)
+    tracer.stop()
 
 
 def test_a_collector_that_is_away_is_logged_once_and_holds_nothing_up(
@@ -78,7 +115,7 @@ def test_a_collector_that_is_away_is_logged_once_and_holds_nothing_up(
             monkeypatch.setenv(name, value)
         with caplog.at_level(logging.WARNING):
             tracer = start(environ)
-            assert tracer is not None
+            assert isinstance(tracer, Tracer)
             began = time.thread_time()
             waited = time.monotonic()
             for _ in range(SPANS):
