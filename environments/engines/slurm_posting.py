@@ -11,6 +11,7 @@ Failure cases
                          reports the last one counts; of what is printed, `KEPT_BYTES` are kept, and
                          what is left out is said
     an answer is lost    output is sent again from where the agent has it
+    another server       that has the port by now: as if nobody answered
     it is refused (401)  before it has begun, the job ends; later it is as if nobody answered
     the job ends         `close` waits `LAST_SECONDS` for the last to be sent, and no longer: Slurm
                          knows how it ended, too
@@ -48,6 +49,11 @@ TOGETHER_SECONDS = 0.2  # for what is printed to be sent together
 KEPT_BYTES = 4 * MB
 _READ_BYTES = 64 * 1024
 _HOPELESS = (HTTPStatus.UNAUTHORIZED, HTTPStatus.GONE, HTTPStatus.UPGRADE_REQUIRED)
+_ANSWERS: dict[str, dict[str, type]] = {
+    "": {"plan": dict, "output_bytes": int},
+    "/report": {"replaced": bool},
+    "/output": {"output_bytes": int},
+}
 
 Json = dict[str, Any]
 
@@ -80,7 +86,12 @@ class AgentAddress:
         """Return what is answered; raises `OSError`, `HTTPException`, `ValueError`, `Refused`."""
         with self.open(path, body) as answer:
             found = json.loads(answer.read())
-            return found if isinstance(found, dict) else {}
+        wanted = _ANSWERS[path.partition("?")[0]]
+        if not isinstance(found, dict) or not all(
+            isinstance(found.get(name), kind) for name, kind in wanted.items()
+        ):
+            raise ValueError(f"{self.url} is no agent of openenvd")
+        return found
 
     @contextmanager
     def open(self, path: str, body: bytes | None = None) -> Iterator[IO[bytes]]:

@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -385,6 +386,23 @@ def test_a_job_reports_and_its_output_arrives_though_the_agent_was_away(
     found = read_report(run_dir, "7")
     assert found is not None
     assert found.exit_code == 3
+
+
+@pytest.mark.parametrize("answer", [b"[]", b"{}", b'{"output_bytes": null}'])
+def test_what_another_server_answers_is_no_answer(answer: bytes) -> None:
+    def serve(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        agent = AgentAddress(f"http://127.0.0.1:{listening.getsockname()[1]}", "token", "7")
+        with pytest.raises(ValueError, match="no agent of openenvd"):
+            agent.ask("/output?0")
+        thread.join(SECONDS)
 
 
 def wait_for(check: Callable[[], bool]) -> None:
