@@ -248,9 +248,12 @@ class PostedReports:
                 if self._is_over:
                     return False
                 self._changed.wait()
-            if self._report is None and not self._is_over:
-                self._changed.wait(TOGETHER_SECONDS)
+            self._changed.wait_for(self._is_urgent, TOGETHER_SECONDS)
             return True
+
+    def _is_urgent(self) -> bool:
+        is_full = len(self._output.piece()[1]) == MOST_OUTPUT_BYTES
+        return is_full or self._report is not None or self._is_over
 
     def _send(self) -> None:
         with self._changed:

@@ -50,6 +50,27 @@ print(reports.write(JobReport(job="7", node="n1", host="127.0.0.1", port=5, exit
 sys.stdout.flush()
 reports.close()
 """
+PRINTER = """
+import os, sys, time
+from pathlib import Path
+from openenvd.environments.engines import slurm_posting
+from openenvd.environments.engines.slurm_posting import AgentAddress, PostedReports
+slurm_posting.TOGETHER_SECONDS = 10.0
+class Counting(AgentAddress):
+    pieces = []
+    def ask(self, path="", body=None):
+        if body is not None:
+            self.pieces.append(len(body))
+        return super().ask(path, body)
+told = os.dup(1)
+reports = PostedReports(Counting(sys.argv[1], sys.argv[2], "7"), Path("."))
+reports.begin()
+for text in eval(sys.argv[3]):
+    os.write(1, text)
+    time.sleep(0.02)
+reports.close()
+os.write(told, repr(Counting.pieces).encode())
+"""
 
 
 @pytest.fixture
@@ -386,6 +407,22 @@ def test_a_job_reports_and_its_output_arrives_though_the_agent_was_away(
     found = read_report(run_dir, "7")
     assert found is not None
     assert found.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("printed", "pieces"),
+    [
+        ("[b'line'] * 20", [80]),
+        (f"[b'x' * {MOST_OUTPUT_BYTES}] * 2", [MOST_OUTPUT_BYTES, MOST_OUTPUT_BYTES]),
+    ],
+)
+def test_what_a_job_prints_is_gathered(
+    server: ReportServer, run_dir: Path, printed: str, pieces: list[int]
+) -> None:
+    url = f"{server.url()}/jobs/{REPLICA}"
+    command = [sys.executable, "-c", PRINTER, url, server.token(REPLICA), printed]
+    told = subprocess.run(command, capture_output=True, timeout=SECONDS, check=True)
+    assert json.loads(told.stdout) == pieces
 
 
 @pytest.mark.parametrize("answer", [b"[]", b"{}", b'{"output_bytes": null}'])
