@@ -13,8 +13,9 @@ does not want is a plain `Attempt`, which costs nothing more. Its parts are as m
 from __future__ import annotations
 
 import asyncio
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from opentelemetry.context import Context
@@ -31,6 +32,7 @@ from opentelemetry.trace import (
 )
 
 from ..system.access_tokens import without_token
+from ..system.hidden_values import hide_secrets, secret_values
 from ..tracing.context import TraceContext
 from .concurrency_limit import EpisodeRoom
 from .episode_runner import Attempt, RunContext
@@ -41,6 +43,8 @@ from .sessions.answers import Answer
 from .sessions.session import Session
 
 _CANCELLED = "cancelled"
+_MESSAGE_CHARACTERS = 500  # of what a span says of its failure
+_READ_CHARACTERS = 4096  # of that, in which secrets are looked for
 
 
 class EpisodeTraces:
@@ -53,6 +57,7 @@ class EpisodeTraces:
 
     def __init__(self, tracer: Tracer, collecting: TraceContext | None = None) -> None:
         self._tracer = tracer
+        self._secrets = secret_values({"env": dict(os.environ)})  # with the rollout's own
         self._links = [] if collecting is None else [Link(_span_context(collecting))]
 
     def attempt(
@@ -79,7 +84,7 @@ class EpisodeTraces:
         )
         if not span.is_recording():
             return Attempt(stage, number, address, room)
-        return _TracedAttempt(stage, number, address, room, self._tracer, span)
+        return _TracedAttempt(stage, number, address, room, self._tracer, span, self._secrets)
 
 
 class _TracedAttempt(Attempt):
@@ -93,10 +98,13 @@ class _TracedAttempt(Attempt):
         room: EpisodeRoom,
         tracer: Tracer,
         span: Span,
+        secrets: Sequence[str],
     ) -> None:
         super().__init__(stage, number, address, room)
         self._tracer = tracer
         self._span = span
+        token = without_token(address)[1]
+        self._secrets = [*secrets, token] if token else secrets
         self._within = set_span_in_context(span, Context())
 
     async def run(self) -> Episode:
@@ -104,10 +112,10 @@ class _TracedAttempt(Attempt):
             episode = await super().run()
             self._span.set_attributes(_of_episode(episode))
             if episode.failure is not None:
-                _fail(self._span, episode.failure.reason.value, episode.failure.message)
+                self._fail(self._span, episode.failure.reason.value, episode.failure.message)
             return episode
         except BaseException as exc:
-            _fail(self._span, *_kind_of(exc))
+            self._fail(self._span, *_kind_of(exc))
             raise
         finally:
             self._span.end()
@@ -156,8 +164,14 @@ class _TracedAttempt(Attempt):
             name, self._within, kind, attributes=attributes, start_time=began
         )
         if failed is not None:
-            _fail(span, *_kind_of(failed))
+            self._fail(span, *_kind_of(failed))
         span.end()
+
+    def _fail(self, span: Span, kind: str, message: str) -> None:
+        """Say why, in a line that has no secrets: traces are sent to others."""
+        told = hide_secrets(message.partition("\n")[0][:_READ_CHARACTERS], self._secrets)
+        span.set_attribute("error.type", kind)
+        span.set_status(Status(StatusCode.ERROR, told[:_MESSAGE_CHARACTERS]))
 
 
 def _of_episode(episode: Episode) -> dict[str, Any]:
@@ -173,11 +187,6 @@ def _kind_of(exc: BaseException) -> tuple[str, str]:
     if isinstance(exc, asyncio.CancelledError):  # with the rollout, or at a time-out
         return _CANCELLED, ""
     return type(exc).__name__, str(exc)
-
-
-def _fail(span: Span, kind: str, message: str) -> None:
-    span.set_attribute("error.type", kind)
-    span.set_status(Status(StatusCode.ERROR, message))
 
 
 def _span_context(context: TraceContext) -> SpanContext:

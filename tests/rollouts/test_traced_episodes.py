@@ -77,6 +77,23 @@ async def test_an_episode_that_fails_says_what_of_it_did(serve: Serve) -> None:
     kept.tracer.stop()
 
 
+def leak(observation: dict[str, Any]) -> dict[str, Any]:
+    raise RuntimeError(f"https://me:hunter2@host/ says no to open-sesame{'!' * 9999}\nin {TRACE}")
+
+
+async def test_what_a_failure_says_is_a_bounded_line_without_secrets(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODEL_API_KEY", "open-sesame")
+    kept = KeptSpans()
+    await play(kept, address_of(serve()), leak, episodes=1)
+    for span in (*kept.named("episode"), *kept.named("policy")):
+        told = span.status.description or ""
+        assert told.startswith("RuntimeError: https://***@host/ says no to ***!")
+        assert len(told) == 500
+    kept.tracer.stop()
+
+
 async def test_episodes_that_the_sampler_does_not_want_are_plain(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
