@@ -40,7 +40,7 @@ from ...requests_db.records import (
     Retry,
 )
 from ...requests_db.states import ErrorKind, RequestState, Schedule
-from ...system.hidden_values import hide_values, secret_values
+from ...system.hidden_values import hide_credentials, hide_values, secret_values
 from .memory_estimates import left_bytes
 from .oom_policy import FailureContext, reason_of, retry_of, what_happened
 from .outcomes import FinalEvent, outcome_of
@@ -247,9 +247,13 @@ class Recorder:
 
 
 def _with_error(retry: Retry, error: RequestError | None, request: Request) -> Retry:
-    """Add how the attempt ended, which the request itself does not keep."""
-    told = hide_values(asdict(error), secret_values(request.payload)) if error else None
-    return replace(retry, error=told)
+    """Add how the attempt ended, which the request itself does not keep; all without secrets."""
+    secrets = secret_values(request.payload)
+    told = (
+        {name: hide_credentials(value) for name, value in asdict(error).items()} if error else None
+    )
+    message = hide_values(hide_credentials(retry.message), secrets)
+    return replace(retry, message=message, error=hide_values(told, secrets))
 
 
 def _level_of(request: Request) -> int:

@@ -412,7 +412,7 @@ def test_with_retry_oom_a_killed_request_runs_again_with_more_memory(bench: Benc
     request_id = bench.submit(payload=payload, retry_oom=True)
     bench.dispatcher.start()
     bench.eventually(lambda: bench.submitted() == [request_id])
-    tail = ("its key is sesame-street",)
+    tail = ("its key is sesame-street", "no answer of https://me:hunter2@host/")
     bench.end(Died(request_id, "long-1", KILLED, tail, 255 * MB, time.time()))
     bench.eventually(lambda: bench.submitted() == [request_id])
     [task] = bench.executor.tasks
@@ -422,8 +422,22 @@ def test_with_retry_oom_a_killed_request_runs_again_with_more_memory(bench: Benc
     assert told.endswith("it runs again with 512 MB (attempt 2 of 3)")
     [error] = [e.data["error"] for e in bench.events if e.data.get("phase") == "retrying"]
     assert (error["kind"], error["evidence"]) == ("oom_killed", KILLED.to_json())
-    assert error["log_tail"] == ["its key is ***"]
+    assert error["log_tail"] == ["its key is ***", "no answer of https://***@host/"]
     assert dict(bench.dispatcher.recorder.retries) == {"launch": 1}
+
+
+def test_what_is_told_of_an_attempt_has_no_credentials(bench: Bench) -> None:
+    bench.executor.free_mb = 1000
+    request_id = bench.submit(retry_oom=True)
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [request_id])
+    text = "replica 0 of https://me:hunter2@host/ was killed"
+    error = TaskError("ReplicaFailed", text, text, "oom_killed", evidence=KILLED.to_json())
+    bench.end(Raised(request_id, error, None, time.time()))
+    bench.eventually(lambda: bench.submitted() == [request_id])
+    [data] = [e.data for e in bench.events if e.data.get("phase") == "retrying"]
+    assert "hunter2" not in str(data)
+    assert data["error"]["message"] == "replica 0 of https://***@host/ was killed"
 
 
 def test_logs_are_removed_with_their_requests(tmp_path: Path) -> None:
