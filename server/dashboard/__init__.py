@@ -20,8 +20,9 @@ The stream, `GET /v1/dashboard/stream` (server-sent events):
 
     event: snapshot     data: {"at": 1790000000.0, "put": {kind: {id: entity, …}, …}}
     event: change       data: {"at": …, "put": {kind: {id: entity, …}}, "drop": {kind: [id, …]}}
-    event: log          data: {"text": "…", "is_first": false}     with `?log=requests/ID`, or
-                        `?log=environments/NAME`; the text begins with the one that is first
+    event: log          data: {"text": "…", "is_first": false, "place": "FILE:OFFSET"}     with
+                        `?log=requests/ID`, or `?log=environments/NAME`; the text begins with the
+                        one that is first; with `&place=…` of the last one, it goes on after that
     : still here        a comment, each 15 seconds without a change
 
 A snapshot replaces everything that the page knows. A change has whole entities: put replaces the

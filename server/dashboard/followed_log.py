@@ -2,61 +2,80 @@
 """`FollowedLog`: the log that a page shows, on the page's one stream.
 
     open_log(deps, "requests/ID")        what a request printed, until it is final
-    open_log(deps, "environments/NAME")  what the youngest replica prints
+    open_log(deps, "environments/NAME")  what the youngest replica prints, and when that is no more,
+                                         what the youngest prints then
 
-It begins with the last lines, and goes on as they are written (`events/log_files.py`).
+It begins with the last lines, and goes on as they are written (`events/log_files.py`). A page that
+comes back says up to where it has it, and is sent what is new.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import orjson
 
+from ...requests_db.sql import queries
 from ..api.dependencies import Dependencies
-from ..api.routes_environments import log_of
+from ..api.routes_environments import oldest_first
 from ..api.streams import request_ends
 from ..errors import ApiError
 from ..events.log_files import LogFile, offset_of_last_lines
 
 REQUEST_LINES = 5000
 ENVIRONMENT_LINES = 200
+LOOK_SECONDS = 1.0  # between two looks at which replica's log is to be shown
 
 
 class FollowedLog:
-    """One log, as events of the stream.
+    """One log, as events of the stream; at first none.
 
     Args:
-        log: The log, at the offset where its text begins; None: there is none yet.
         end: Done when nothing more is written.
+        place: Of the last event that the page has had, `FILE:OFFSET`; empty: it has had none.
     """
 
-    def __init__(self, log: LogFile | None, end: asyncio.Future[Any]) -> None:
-        self._log = log
+    def __init__(self, end: asyncio.Future[Any], place: str = "") -> None:
+        self._log: LogFile | None = None
         self._end = end
-        self._is_first = True
+        self._had, _, offset = place.rpartition(":")
+        self._had_to = int(offset or 0)
+        self._is_first = not self._had
+
+    @property
+    def file(self) -> str:
+        """The name of the file that is shown, or was when the page was here last."""
+        return self._log.path.name if self._log else self._had
+
+    async def show(self, path: Path, lines: int) -> None:
+        """Go on in this file, or begin with its last lines."""
+        offset = await asyncio.to_thread(offset_of_last_lines, path, lines)
+        self._is_first = self.file != path.name or self._had_to < offset
+        self._log = LogFile(path, offset if self._is_first else self._had_to)
 
     def messages(self) -> Iterator[bytes]:
         """Yield what was written since the last call, in whole lines; at the end, all of it.
 
         The first event says that the text begins with it.
         """
+        log = self._log
         if self._is_first:
             self._is_first = False
-            yield _event("", is_first=True)
-        if self._log is not None:
+            yield _event("", log, is_first=True)
+        if log is not None:
             is_over = self._end.done()
-            for text in self._log.read_all() if is_over else self._log.read_lines():
-                yield _event(text)
+            for text in log.read_all() if is_over else log.read_lines():
+                yield _event(text, log)
 
 
 @asynccontextmanager
 async def open_log(
-    deps: Dependencies, name: str, wake: asyncio.Event
+    deps: Dependencies, name: str, place: str, wake: asyncio.Event
 ) -> AsyncIterator[FollowedLog]:
     """Open a log, and set `wake` when there is more of it.
 
@@ -64,28 +83,91 @@ async def open_log(
         deps: The daemon's parts.
         name: Of a request that is not known, or an environment that has printed nothing, it is
             empty: the page learns of that elsewhere.
+        place: As of `FollowedLog`.
         wake: Set on the loop.
     """
     kind, _, key = name.partition("/")
     async with AsyncExitStack() as stack:
-        log = None
         ends: Callable[[], Coroutine[Any, Any, object]] = deps.stopping.wait
+        path = None
         with suppress(ApiError):
             if kind == "requests":
                 request = await deps.submitter.find(key)
-                path, lines = deps.paths.request_log(request.id), REQUEST_LINES
-                ends = partial(request_ends, deps, request)
-            else:
-                path = log_of(deps, await deps.submitter.environment(key), None)
-                lines = ENVIRONMENT_LINES
-            log = LogFile(path, await asyncio.to_thread(offset_of_last_lines, path, lines))
-            stack.enter_context(deps.logs.follow(path, wake))
+                path, ends = (
+                    deps.paths.request_log(request.id),
+                    partial(request_ends, deps, request),
+                )
         end = asyncio.create_task(ends())
         end.add_done_callback(lambda _: wake.set())
         stack.callback(end.cancel)
-        yield FollowedLog(log, end)
+        log = FollowedLog(end, place)
+        if path is not None:
+            await log.show(path, REQUEST_LINES)
+            stack.enter_context(deps.logs.follow(path, wake))
+        elif kind == "environments":
+            shown = _ShownReplica(deps, key, log, wake)
+            stack.callback(shown.close)
+            await shown.look()
+            stack.callback(asyncio.create_task(shown.keep_looking()).cancel)
+        yield log
 
 
-def _event(text: str, *, is_first: bool = False) -> bytes:
-    data = orjson.dumps({"text": text, "is_first": is_first})
+class _ShownReplica:
+    """Chooses the log of an environment, and chooses again when its replica is no more."""
+
+    def __init__(
+        self, deps: Dependencies, name: str, log: FollowedLog, wake: asyncio.Event
+    ) -> None:
+        self._deps = deps
+        self._name = name
+        self._log = log
+        self._wake = wake
+        self._path: Path | None = None
+        self._following = ExitStack()
+
+    async def keep_looking(self) -> None:
+        """Look again and again."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self.look()
+
+    async def look(self) -> None:
+        """Show another log, if there is one to be shown."""
+        try:
+            environment = await self._deps.submitter.environment(self._name)
+        except ApiError:
+            return
+        replicas = await self._deps.store.read(queries.replicas(self._name))
+        folder = self._deps.paths.environment_logs / environment.name
+        logs = oldest_first(folder.glob("*.log"), environment.request_id)
+        path = log_to_show(logs, {replica.id for replica in replicas}, self._log.file)
+        if path is None or path == self._path:
+            return
+        await self._log.show(path, ENVIRONMENT_LINES)
+        self._path = path
+        self._following.close()
+        self._following.enter_context(self._deps.logs.follow(path, self._wake))
+        self._wake.set()
+
+    def close(self) -> None:
+        """Follow nothing any more."""
+        self._following.close()
+
+
+def log_to_show(logs: Sequence[Path], living: Collection[str], shown: str) -> Path | None:
+    """The log that is shown, as long as its replica lives; else the youngest of one that does.
+
+    Args:
+        logs: Those there are, the oldest first.
+        living: The ids of the replicas.
+        shown: The name of the file that is shown; empty: none is.
+    """
+    return max(
+        reversed(logs), key=lambda log: (log.stem in living, log.name == shown), default=None
+    )
+
+
+def _event(text: str, log: LogFile | None, *, is_first: bool = False) -> bytes:
+    place = f"{log.path.name}:{log.offset}" if log else ""
+    data = orjson.dumps({"text": text, "is_first": is_first, "place": place})
     return b"event: log\ndata: " + data + b"\n\n"

@@ -59,6 +59,14 @@ LogName = Annotated[
     str | None,
     Query(pattern="^(requests|environments)/", max_length=300, description="A log to follow."),
 ]
+LogPlace = Annotated[
+    str,
+    Query(
+        pattern=r"^(.+:[0-9]{1,18})?$",
+        max_length=300,
+        description="The `place` of the last event of this log that was read: what came after it.",
+    ),
+]
 
 router = APIRouter(prefix="/v1/dashboard")
 pages = APIRouter(include_in_schema=False)
@@ -89,10 +97,12 @@ async def new_link(request: Request, deps: Injected) -> Json:
 
 
 @router.get("/stream")
-async def stream(request: Request, deps: Injected, log: LogName = None) -> StreamingResponse:
+async def stream(
+    request: Request, deps: Injected, log: LogName = None, place: LogPlace = ""
+) -> StreamingResponse:
     """Server-sent events of all that the dashboard shows: `snapshot`, each `change`, and `log`."""
     feed: Feed = request.app.state.dashboard_feed
-    messages = feed.messages(None if log is None else partial(open_log, deps, log))
+    messages = feed.messages(None if log is None else partial(open_log, deps, log, place))
     headers = {"Cache-Control": "no-store", **_VARIES}
     if _takes_gzip(request):
         messages, headers["Content-Encoding"] = _compressed(messages), "gzip"

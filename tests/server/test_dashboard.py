@@ -21,8 +21,7 @@ from openenvd.client.api import DaemonClient
 from openenvd.client.following import wait
 from openenvd.client.http import parse_events
 from openenvd.server.dashboard import routes
-from openenvd.server.dashboard.followed_log import FollowedLog
-from openenvd.server.events.log_files import LogFile
+from openenvd.server.dashboard.followed_log import FollowedLog, log_to_show
 from openenvd.server.settings import Paths
 
 from .conftest import WAIT_SECONDS
@@ -305,11 +304,15 @@ def test_the_log_that_a_page_shows_is_on_its_one_stream(
     launch = client.submit("launch", {"source": "fails_env:Fails", "cwd": str(tmp_path)})
     with browser.stream(f"?log=requests/{launch['id']}") as events:
         logs = (data for name, data in events if name == "log")
-        assert next(logs) == {"text": "", "is_first": True}
+        assert next(logs) == {"text": "", "is_first": True, "place": f"{launch['id']}.log:0"}
         seen = ""
         while "1 replica starting" not in seen:
             seen += next(logs)["text"]
     wait(client, launch["id"])
+    with browser.stream(f"?log=requests/{launch['id']}&place={launch['id']}.log:1") as events:
+        data = next(data for name, data in events if name == "log")
+    assert not data["is_first"]
+    assert seen[1:] in data["text"]
     with browser.stream(f"?log=requests/{launch['id']}") as events:
         texts = [data["text"] for _, data in (next(events) for _ in range(3)) if "text" in data]
     assert seen in "".join(texts)
@@ -318,7 +321,8 @@ def test_the_log_that_a_page_shows_is_on_its_one_stream(
 async def test_the_line_without_an_end_is_shown_at_the_end(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("whole\ncut")
     end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    log = FollowedLog(LogFile(tmp_path / "log"), end)
+    log = FollowedLog(end)
+    await log.show(tmp_path / "log", 200)
     shown = b"".join(log.messages())
     assert b"whole" in shown
     assert b"cut" not in shown
@@ -326,11 +330,65 @@ async def test_the_line_without_an_end_is_shown_at_the_end(tmp_path: Path) -> No
     assert b"cut" in b"".join(log.messages())
 
 
+@pytest.mark.parametrize(
+    ("place", "is_first", "told"),
+    [
+        ("", True, "two\nthree\n"),
+        ("log:8", False, "three\n"),
+        ("log:0", True, "two\nthree\n"),  # more than is shown has come since
+        ("other:8", True, "two\nthree\n"),
+    ],
+)
+async def test_who_comes_back_is_told_the_lines_since(
+    tmp_path: Path, place: str, is_first: bool, told: str
+) -> None:
+    (tmp_path / "log").write_text("one\ntwo\nthree\n")
+    log = FollowedLog(asyncio.get_running_loop().create_future(), place)
+    await log.show(tmp_path / "log", 2)
+    [*_, last] = messages = [json.loads(each.partition(b"data: ")[2]) for each in log.messages()]
+    assert messages[0]["is_first"] == is_first
+    assert last == {"text": told, "is_first": False, "place": "log:14"}
+
+
+A, B, C = (Path(f"echo-{ordinal}-launch.log") for ordinal in range(3))  # the oldest first
+
+
+@pytest.mark.parametrize(
+    ("logs", "living", "shown", "chosen"),
+    [
+        ([], {A.stem}, "", None),
+        ([A, B], {A.stem, B.stem}, "", B),
+        ([A, B], {A.stem, B.stem}, A.name, A),  # it stays, whichever was written to last
+        ([A, B, C], {B.stem}, A.name, B),  # its replica was replaced
+        ([A, B], set(), A.name, A),
+    ],
+)
+def test_the_log_shown_is_that_of_one_replica_until_it_is_no_more(
+    logs: list[Path], living: set[str], shown: str, chosen: Path | None
+) -> None:
+    assert log_to_show(logs, living, shown) == chosen
+
+
+def test_the_log_of_an_environment_is_shown_from_its_first_line_and_after_a_restart(
+    browser: Browser, client: DaemonClient
+) -> None:
+    with browser.stream("?log=environments/heard") as events:
+        logs = (data for name, data in events if name == "log")
+        assert next(logs)["place"] == ""
+        wait(client, client.submit("launch", {"source": "echo", "name": "heard"})["id"])
+        began = next(data for data in logs if data["is_first"])
+        wait(client, client.submit("restart", {"name": "heard"})["id"])
+        again = next(data for data in logs if data["is_first"])
+    assert began["place"].endswith(".log:0")
+    assert again["place"].partition(":")[0] != began["place"].partition(":")[0]
+    wait(client, client.submit("down", {"name": "heard"})["id"])
+
+
 @pytest.mark.parametrize("log", ["requests/0123456789abcdef", "environments/nonesuch"])
 def test_a_log_that_is_not_there_is_empty(browser: Browser, log: str) -> None:
     with browser.stream(f"?log={log}") as events:
         found = dict(next(events) for _ in range(2))
-    assert found["log"] == {"text": "", "is_first": True}
+    assert found["log"] == {"text": "", "is_first": True, "place": ""}
     assert "daemon" in found["snapshot"]["put"]
 
 

@@ -99,7 +99,7 @@ export async function* events(path, signal, first = null) {
 
 /** The one stream of this tab: what the daemon has, and the log that is shown. */
 export class Stream {
-  #log = null; // [name, onText]
+  #log = null; // {name, onText, place}: up to where the text is here
   #stopping = new AbortController();
   #wake = () => {};
 
@@ -110,7 +110,7 @@ export class Stream {
   /** Follow a log, as `requests/ID`: `onText(text, isFirst)`; null ends that. */
   followLog(name, onText) {
     if (name === null && this.#log === null) return;
-    this.#log = name === null ? null : [name, onText];
+    this.#log = name === null ? null : { name, onText, place: "" };
     this.#renew();
   }
 
@@ -129,12 +129,12 @@ export class Stream {
     let first = takeFirst();
     for (;;) {
       const stopping = (this.#stopping = new AbortController());
-      const [name, onText] = this.#log ?? [];
-      if (name) { first?.stopping.abort(); first = null; }
+      const log = this.#log;
+      if (log) { first?.stopping.abort(); first = null; }
       try {
-        const path = `/v1/dashboard/stream${name ? `?log=${encodeURIComponent(name)}` : ""}`;
+        const path = `/v1/dashboard/stream${log ? `?${new URLSearchParams({ log: log.name, place: log.place })}` : ""}`;
         for await (const [event, data] of events(path, stopping.signal, first)) {
-          if (event === "log") { onText(data.text, data.is_first); continue; }
+          if (event === "log") { log.place = data.place; log.onText(data.text, data.is_first); continue; }
           if (event === "snapshot") onState("connected");
           onEvent(event, data);
           if (document.hidden) break;
