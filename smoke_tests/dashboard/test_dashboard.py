@@ -157,6 +157,35 @@ def test_a_running_request_is_cancelled(dashboard: Dashboard, tmp_path: Path) ->
     row_of(page, "ended", "launch stuck").get_by_text("cancelled").wait_for()
 
 
+def test_an_answer_that_comes_late_is_not_shown_for_the_newest(
+    dashboard: Dashboard, tmp_path: Path
+) -> None:
+    (tmp_path / "stuck_env.py").write_text(NEVER_READY)
+    machine = dashboard.machine
+    machine.ok("launch", "stuck_env:Stuck", "--name", "late", "--async", cwd=tmp_path)
+    [request] = [r for r in machine.status()["requests"] if r["label"] == "launch late"]
+    held: list[Any] = []
+
+    def hold_the_first(route: Any) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append(route)
+            held.append(route.fetch())
+
+    dashboard.page.route(re.compile(f"/v1/requests/{request['id']}$"), hold_the_first)
+    page = dashboard.show(f"/request/{request['id']}")
+    shown = body_of(page, "page-request")
+    shown.get_by_text("running").first.wait_for()
+    machine.ok("cancel", request["id"])
+    shown.get_by_text("cancelled").first.wait_for()
+    first, running = held
+    with page.expect_response(first.request.url):
+        first.fulfill(response=running)
+    page.wait_for_timeout(300)  # it is read, and would be shown
+    assert shown.get_by_text("cancelled").count()
+
+
 def test_an_episode_is_replayed_with_its_images(dashboard: Dashboard, rollout: str) -> None:
     page = dashboard.show("/rollouts")
     page.get_by_role("link", name="maze").first.click()

@@ -83,16 +83,20 @@ export default {
         error.log_tail?.length ? h("pre", {}, error.log_tail.join("\n")) : "");
     };
     // The store has no payload and no result, and of a long queue the first requests alone.
-    let known = null; // of the store, when it was read last
+    let known = null; // what is shown of the store's, when it was read last
     let readAt = 0;
+    let asked = 0;
+    let answered = 0;
     let isGone = false;
     const read = async () => {
+      const number = (asked += 1);
+      const isLate = () => isGone || number < answered; // answers may overtake each other
       readAt = app.now();
       try {
         const { request } = await app.api("GET", `/v1/requests/${id}`);
-        if (!isGone) show(request);
+        if (!isLate()) { answered = number; show(request); }
       } catch (error) {
-        if (!isGone) { problem.hidden = false; text(problem, error.message); }
+        if (!isLate()) { problem.hidden = false; text(problem, error.message); }
       }
     };
     read();
@@ -101,8 +105,9 @@ export default {
       update() {
         const found = app.store.get("requests", now?.id ?? id) ?? null;
         if (found && !FINAL.has(found.state)) showProgress(progress, found);
-        if (found !== known && mayHaveChanged()) read();
-        known = found;
+        const version = found && JSON.stringify({ ...found, progress: null, place: null });
+        if (version !== known && mayHaveChanged()) read();
+        known = version;
       },
       tick(at) {
         if (known === null && mayHaveChanged() && at - readAt > READ_SECONDS) read();
