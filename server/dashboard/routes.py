@@ -13,6 +13,7 @@ import asyncio
 import gzip
 import hashlib
 import mimetypes
+import re
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -117,7 +118,9 @@ async def _compressed(messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _takes_gzip(request: Request) -> bool:
-    return "gzip" in request.headers.get("accept-encoding", "")
+    taken = request.headers.get("accept-encoding", "").lower().replace(" ", "").split(",")
+    weights = dict(each.partition(";")[::2] for each in taken)
+    return not re.fullmatch(r"q=0(\.0*)?", weights.get("gzip", "q=0"))
 
 
 @pages.post(SIGN_IN)

@@ -238,6 +238,25 @@ def test_files_and_stream_are_compressed_for_who_takes_that(browser: Browser) ->
 
 
 @pytest.mark.parametrize(
+    ("encodings", "encoding"),
+    [
+        ("br, gzip", "gzip"),
+        ("GZIP;q=0.5", "gzip"),
+        ("br, gzip ; q=0", None),
+        ("gzip;q=0.000", None),
+        ("x-gzip", None),
+        ("", None),
+    ],
+)
+def test_a_file_is_compressed_only_for_who_takes_that(
+    stranger: Browser, encodings: str, encoding: str | None
+) -> None:
+    takes = {"Origin": "", "Accept-Encoding": encodings}
+    _, headers, _ = stranger.call("GET", "/dashboard/app.js", headers=takes)
+    assert headers["Content-Encoding"] == encoding
+
+
+@pytest.mark.parametrize(
     "path",
     ["/dashboard/../routes.py", "/dashboard/%2e%2e/routes.py", "/dashboard//etc/passwd",
      "/dashboard/panels", "/dashboard/__init__.py", "/dashboard/"],
