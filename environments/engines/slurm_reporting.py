@@ -142,6 +142,6 @@ class SlurmReporting(SlurmEngine):
             self._removing,
             copies_in_use(self._layout, self._removed) as digests,
         ):
-            for path in archive_path(self._layout, "").parent.glob("*.tar"):
+            for path in archive_path(self._layout, "").parent.iterdir():  # also of killed launches
                 if digests is not None and path.stem not in digests:
                     path.unlink(missing_ok=True)

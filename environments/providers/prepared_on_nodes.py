@@ -7,6 +7,7 @@ launch ──files, as tar──▶ home/slurm/archives/DIGEST.tar ──▶ a j
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from dataclasses import asdict
@@ -34,7 +35,9 @@ def program_for_nodes(layout: Layout, spec: EnvironmentSpec, source: ResolvedSou
         digest, count = pack(source, archive.file)
         if digest is not None and not (path := archive_path(layout, digest)).exists():
             archive.flush()
-            os.link(archive.name, path)
+            os.fsync(archive.fileno())
+            with contextlib.suppress(FileExistsError):  # another launch was faster
+                os.link(archive.name, path)
     made_of = what | {"spec": asdict(spec), "digest": digest, "files": count}
     made_of["home"] = layout.home_label
     config = HostConfig(name=spec.name)

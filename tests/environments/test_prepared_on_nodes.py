@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of what is launched, kept for nodes that make it ready themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+import pytest
+
+from openenvd.environments.engines.base import EngineError
+from openenvd.environments.engines.slurm_reporting import SlurmReporting
+from openenvd.environments.layout import Layout
+from openenvd.environments.providers.prepared_on_nodes import program_for_nodes
+from openenvd.environments.sources.resolve import resolve
+from openenvd.environments.spec import EnvironmentSpec
+
+MANIFEST = "spec_version: 1\nname: sample\nclass: sample:Sample\n"
+
+
+def test_two_launches_at_once_keep_the_same_archive(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, link = tmp_path / "my_env", os.link
+    folder.mkdir()
+    (folder / "openenv.yaml").write_text(MANIFEST)
+
+    def link_after_another(source: str, target: Path) -> None:
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", link_after_another)
+    spec = EnvironmentSpec(name="sample", source=str(folder), provider="slurm")
+    program = program_for_nodes(layout, spec, resolve(str(folder), tmp_path))
+    archives = layout.home / "slurm" / "archives"
+    assert [path.stem for path in archives.iterdir()] == [program.source["digest"]]
+
+
+def test_what_a_killed_launch_has_left_is_removed_when_an_agent_begins(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archives = layout.home / "slurm" / "archives"
+    archives.mkdir(parents=True)
+    for name in ("tmp1234", "0123456789abcdef0123.tar"):
+        (archives / name).touch()
+    monkeypatch.setenv("SLURM_CONF", str(layout.home / "missing"))
+    environ = {"OPENENV_HOME": str(layout.home), "OPENENV_SLURM_REPORT": "127.0.0.1"}
+    with contextlib.closing(SlurmReporting(environ)) as engine, pytest.raises(EngineError):
+        engine.list()  # without Slurm
+    assert list(archives.iterdir()) == []
