@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.engines.base import EngineError
+from openenvd.environments.engines.base import EngineGone
 from openenvd.environments.engines.slurm_reporting import SlurmReporting
 from openenvd.environments.layout import Layout
 from openenvd.environments.providers.prepared_on_nodes import program_for_nodes
@@ -44,8 +44,8 @@ def test_what_a_killed_launch_has_left_is_removed_when_an_agent_begins(
     archives.mkdir(parents=True)
     for name in ("tmp1234", "0123456789abcdef0123.tar"):
         (archives / name).touch()
-    monkeypatch.setenv("SLURM_CONF", str(layout.home / "missing"))
+    monkeypatch.setenv("PATH", str(layout.home))
     environ = {"OPENENV_HOME": str(layout.home), "OPENENV_SLURM_REPORT": "127.0.0.1"}
-    with contextlib.closing(SlurmReporting(environ)) as engine, pytest.raises(EngineError):
+    with contextlib.closing(SlurmReporting(environ)) as engine, pytest.raises(EngineGone):
         engine.list()  # without Slurm
     assert list(archives.iterdir()) == []
