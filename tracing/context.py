@@ -60,8 +60,9 @@ def current() -> TraceContext | None:
     Imports nothing: where nothing has imported OpenTelemetry, no span of it is under way.
     """
     api: Any = sys.modules.get("opentelemetry.trace")
-    if api is not None:
-        span = api.get_current_span().get_span_context()
+    current_span = getattr(api, "get_current_span", None)  # another thread may be importing it
+    if current_span is not None:
+        span = current_span().get_span_context()
         if span.is_valid:
             return TraceContext(
                 f"{span.trace_id:032x}", f"{span.span_id:016x}", span.trace_flags.sampled

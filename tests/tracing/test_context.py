@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 from opentelemetry import trace
@@ -50,6 +51,14 @@ def test_a_childs_id_follows_from_its_parent_and_key() -> None:
     child = context.child("a")
     assert child == context.child("a") != context.child("b")
     assert (child.trace_id, len(child.span_id)) == (TRACE, 16)
+
+
+def test_a_module_that_another_thread_is_importing_has_no_span(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.trace", ModuleType("opentelemetry.trace"))
+    monkeypatch.setenv(VARIABLE, TEXT)
+    assert str(current()) == TEXT
 
 
 def test_the_callers_span_counts_before_the_variable(
