@@ -42,7 +42,10 @@ class Destination:
 
 
 def destination(environ: Mapping[str, str]) -> Destination | None:
-    """Say where traces are to be sent; None when they are not wanted. Imports nothing."""
+    """Say where traces are to be sent; None when they are not wanted.
+
+    Where they are, OpenTelemetry's packages are looked for, and those above them imported.
+    """
     given = {name: value.strip() for name, value in environ.items() if value.strip()}
     exporters = [
         name.strip() for name in given.get(_EXPORTER, "").lower().split(",") if name.strip()
@@ -73,5 +76,5 @@ def _problem(given: Mapping[str, str], exporters: list[str]) -> tuple[str | None
 def _is_installed(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:
+    except ImportError:  # of a package above it, which is absent or broken
         return False

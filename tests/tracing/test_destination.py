@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from openenvd.tracing import destination as module
@@ -57,6 +59,18 @@ def test_what_cannot_be_done_is_said_with_what_can(environ: dict[str, str], hint
     assert found is not None
     assert found.problem
     assert found.hint == hint
+
+
+def test_a_broken_installation_is_said_as_a_missing_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "broken_package").mkdir()
+    (tmp_path / "broken_package" / "__init__.py").write_text("from os import no_such_name\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(module, "_MODULES", ("broken_package.inner",))
+    found = destination(AT)
+    assert found is not None
+    assert (found.problem, found.hint) == ("OpenTelemetry is not installed", INSTALL)
 
 
 def test_a_missing_extra_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
