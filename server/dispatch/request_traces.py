@@ -11,7 +11,8 @@ A span is made whole when it has ended, so nothing is lost with a worker, and li
 each running request, who has it and its phases. How contexts cross processes: `openenvd.tracing`.
 
 What runs is the dispatcher's thread's alone. `submitting` and `cancelled` are the API's loop's, and
-touch none of it; `lost` is called before either exists.
+touch none of it, but that `cancelled` takes when its request was queued again, which is claimed by
+nobody then; `lost` is called before either exists.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ class RequestTraces:
             if request is not None and request.state is RequestState.CANCELLED:
                 next_one = replace(request, attempts=request.attempts + 1)
                 state = {"openenvd.state": request.state.value}
-                self._end_queue(next_one, request.created_at, event.at, state)
+                since = self._requeued_at.pop(request.id, request.created_at)
+                self._end_queue(next_one, since, event.at, state)
 
     def context_of_run(self, request: Request) -> str | None:
         """The context that a claimed request's worker is given."""

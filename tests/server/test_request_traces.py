@@ -126,6 +126,16 @@ def test_a_second_attempt_waits_from_the_end_of_the_first(
     assert ids_of(first)[1] != ids_of(second)[1]
 
 
+def test_what_is_cancelled_before_its_second_attempt_has_waited_since_the_first(
+    traces: RequestTraces, kept: KeptSpans
+) -> None:
+    traces.claimed(REQUEST, WaitReason.NOTHING, None)
+    traces.ended(REQUEST, 105.0, state=RequestState.PENDING, exit_reason=KILLED)
+    cancelled = replace(REQUEST, state=RequestState.CANCELLED, started_at=None)
+    traces.cancelled([Event(1, 109.0, "request.state", REQUEST.id, request=cancelled)])
+    assert seconds(kept.named("queue launch")[1]) == (105.0, 109.0)
+
+
 def test_what_a_lost_daemon_left_ends_under_the_id_that_its_worker_was_given(
     traces: RequestTraces, kept: KeptSpans
 ) -> None:
