@@ -15,10 +15,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import selectors
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,7 @@ from .spec import GRACE_SECONDS
 
 Json = dict[str, Any]
 OnSessions = Callable[[str, int], None]  # a replica's id, and its sessions
+OnStatus = Callable[[str, Json], bool]  # a replica's id, and its status: whether that was awaited
 LOCAL = "local"  # the provider of replicas below a shim
 
 # What a server needs to be started again, its program and configuration, is of this version. Those
@@ -54,6 +57,7 @@ ADDED_BY = "added_by"  # in a run file: the request that starts it and has not k
 # not: {"replica", "request_id", "drain_timeout_seconds"}.
 IN_PLACE_OF = "in_place_of"
 AGENT_PAUSE_SECONDS = 0.2  # before another agent is started or asked
+ANSWER_SECONDS = 2.0  # for all shims together to say how many sessions they have
 _MARGIN_SECONDS = 5.0  # beyond the grace, for the shim to kill, collect and say so
 
 
@@ -240,27 +244,26 @@ def stop_replicas(
     Raises:
         EngineFailed: An engine has not stopped its own: they have their folders still.
     """
-    folders = [Path(run_dir) for run_dir in run_dirs]
-    asked = [(run_dir, _ask_to_stop(run_dir, grace_seconds)) for run_dir in folders]
+    folders = {Path(run_dir).name: Path(run_dir) for run_dir in run_dirs}
+    asked = {name: _ask_to_stop(folder, grace_seconds) for name, folder in folders.items()}
     deadline = time.monotonic() + grace_seconds + _MARGIN_SECONDS
+    tell = telling(on_sessions)
     left = []
-    for run_dir, link in asked:
-        if link is not None:
-            told = telling(run_dir.name, on_sessions)
-            _await_end(link, max(0.0, deadline - time.monotonic()), told)
+    for name in await_each(asked, deadline, tell):
+        run_dir = folders[name]
         # Its agent was killed on the way, or before it was asked: the next one goes on.
         while is_left_on_engine(run_dir) and time.monotonic() < deadline:
             link = _ask_to_stop(run_dir, grace_seconds)
             if link is None:
                 time.sleep(AGENT_PAUSE_SECONDS)
-            else:
-                _await_end(link, max(0.0, deadline - time.monotonic()), telling(run_dir.name))
+            list(await_each({name: link}, deadline, tell))
         if is_left_on_engine(run_dir):
-            left.append(run_dir.name)
+            left.append(name)
             continue
         # Also after an orderly end: it costs two reads, and nothing it names can be alive then.
         clean_up_after_shim(run_dir, grace_seconds=0.0)
         _remove(run_dir)
+        tell(name, {})
     if left:
         raise _still_there(left)
 
@@ -367,10 +370,10 @@ def _still_there(replicas: list[str]) -> EngineFailed:
     )
 
 
-def telling(replica_id: str, on_sessions: OnSessions | None = None) -> Callable[[Json], bool]:
-    """What tells of the sessions in a replica's statuses, for a wait that only its end ends."""
+def telling(on_sessions: OnSessions | None) -> OnStatus:
+    """What tells of the sessions in replicas' statuses, for a wait that only their end ends."""
 
-    def tell(status: Json) -> bool:
+    def tell(replica_id: str, status: Json) -> bool:
         if on_sessions is not None:
             on_sessions(replica_id, status.get("sessions") or 0)
         return False
@@ -378,18 +381,60 @@ def telling(replica_id: str, on_sessions: OnSessions | None = None) -> Callable[
     return tell
 
 
-def sessions_of(run_file: RunFile) -> int:
-    """How many sessions a replica has; none, when nothing answers for it. Blocks."""
-    with contextlib.suppress(ShimGone), ShimClient.connect(run_file.socket_path) as link:
-        return link.status.get("sessions") or 0
-    return 0
+def sessions_of(replicas: Iterable[RunFile]) -> dict[str, int]:
+    """How many sessions each replica has; none, when nothing answers for it soon. Blocks."""
+    found: dict[str, int] = {}
+
+    def note(replica_id: str, status: Json) -> bool:
+        found[replica_id] = status.get("sessions") or 0
+        return True
+
+    deadline = time.monotonic() + ANSWER_SECONDS
+    return {each: found.get(each, 0) for each in await_each(links_to(replicas), deadline, note)}
 
 
-def _await_end(link: ShimClient, timeout_seconds: float, told: Callable[[Json], bool]) -> None:
-    # The end of the connection is the end of the shim; one that does not answer is ended by
-    # `clean_up_after_shim`.
-    with link, contextlib.suppress(ShimGone, TimeoutError):
-        link.wait(told, timeout=timeout_seconds)
+def links_to(replicas: Iterable[RunFile]) -> dict[str, ShimClient | None]:
+    """Connections to what answers for these replicas, by their ids; None where nothing does."""
+    links: dict[str, ShimClient | None] = {}
+    for each in replicas:
+        links[each.replica_id] = None
+        with contextlib.suppress(ShimGone):
+            links[each.replica_id] = ShimClient.connect(each.socket_path)
+    return links
+
+
+def await_each(
+    links: Mapping[str, ShimClient | None], deadline: float, on_status: OnStatus
+) -> Iterator[str]:
+    """Wait for replicas side by side: yield each when its connection ends or its status is awaited.
+
+    Those without a connection come first; those that have not ended at the deadline last, which is
+    monotonic. Closes the connections. Blocks.
+    """
+    with contextlib.ExitStack() as stack:
+        selector = stack.enter_context(selectors.DefaultSelector())
+        waiting = {name: stack.enter_context(link) for name, link in links.items() if link}
+        for name, link in waiting.items():
+            selector.register(link, selectors.EVENT_READ, name)
+        yield from links.keys() - waiting.keys()
+        while waiting and (seconds := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(seconds):
+                if _has_come(waiting[key.data], partial(on_status, key.data)):
+                    selector.unregister(key.fileobj)
+                    del waiting[key.data]
+                    yield key.data
+        yield from waiting
+
+
+def _has_come(link: ShimClient, is_awaited: Callable[[Json], bool]) -> bool:
+    """Take in what has arrived; whether that was the end of the connection, or awaited."""
+    try:
+        link.wait(is_awaited, 0.0)
+    except TimeoutError:
+        return False
+    except ShimGone:
+        pass  # it has ended
+    return True
 
 
 def free_ordinals(known: Iterable[RunFile], launch_id: str, count: int) -> list[int]:

@@ -82,27 +82,29 @@ def drain(run_file: RunFile, timeout_seconds: float) -> None:
 
 
 def wait_until_gone(
-    run_file: RunFile, timeout_seconds: float, on_sessions: OnSessions | None = None
+    replicas: Iterable[RunFile], timeout_seconds: float, on_sessions: OnSessions | None = None
 ) -> None:
-    """Wait until a replica that is being drained has ended; tell of the sessions that are left.
+    """Wait until replicas that are being drained have ended; tell of the sessions that are left.
 
     Raises:
-        NotReady: It has not in this time.
+        NotReady: One has not in this time.
         EngineFailed: Its engine cannot be asked.
     """
     deadline = time.monotonic() + timeout_seconds
-    while True:
-        try:
-            with contextlib.suppress(ShimGone), ShimClient.connect(run_file.socket_path) as link:
-                told = run_files.telling(run_file.replica_id, on_sessions)
-                link.wait(told, timeout=max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            raise NotReady(
-                f"{run_file.replica_id} has not ended yet: its engine does not answer, or is slow",
-                "it ends when it does; restart the others then",
-            ) from None
-        if not run_files.goes_on(run_file):
-            return
+    tell = run_files.telling(on_sessions)
+    waiting = {run_file.replica_id: run_file for run_file in replicas}
+    while waiting:
+        links = run_files.links_to(waiting.values())
+        for name in run_files.await_each(links, deadline, tell):
+            link = links[name]
+            if link is not None and not link.has_ended:
+                raise NotReady(
+                    f"{name} has not ended yet: its engine does not answer, or is slow",
+                    "it ends when it does; restart the others then",
+                )
+            if not run_files.goes_on(waiting[name]):
+                del waiting[name]
+                tell(name, {})
 
 
 def is_stopped(run_dir: Path) -> bool:

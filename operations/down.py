@@ -35,8 +35,7 @@ class Down(base.Operation):
         """`{"environment": {"name", "state"}, "stopped": [replica ids]}`."""
         runs = Layout(context.home).runs
         found = run_files.of_environment(runs, payload.name)
-        sessions = {each.replica_id: run_files.sessions_of(each) for each in found}
-        left = SessionsLeft(context, sessions, payload.grace_seconds)
+        left = SessionsLeft(context, run_files.sessions_of(found), payload.grace_seconds)
         stopped = run_files.stop_all(found, payload.grace_seconds, left.note)
         for replica_id in stopped:
             base.say(f"stopped {replica_id}")

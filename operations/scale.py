@@ -270,14 +270,10 @@ class _Replicas:
 
     def end(self, replaced: Sequence[RunFile], seconds: float) -> None:
         """Take away those that others are in place of, and wait until they have ended."""
-        left = SessionsLeft(
-            self._context, {old.replica_id: run_files.sessions_of(old) for old in replaced}, seconds
-        )
+        left = SessionsLeft(self._context, run_files.sessions_of(replaced), seconds)
         for old in replaced:
             self.drain(old, seconds)
-        for old in replaced:
-            scaling.wait_until_gone(old, seconds + STOP_SECONDS, left.note)
-            left.note(old.replica_id, 0)
+        scaling.wait_until_gone(replaced, seconds + STOP_SECONDS, left.note)
 
     def _on_ready(self, ready: Iterator[int], total: int, replica: StartedReplica) -> None:
         seconds = time.monotonic() - self._started_at

@@ -1287,7 +1287,7 @@ def test_a_drain_outlives_the_agent(
     kill_agent(layout)
     scaling.drain(run_file, SECONDS)
     [instance] = engine.list()
-    waiting = threading.Thread(target=scaling.wait_until_gone, args=(run_file, SECONDS))
+    waiting = threading.Thread(target=scaling.wait_until_gone, args=([run_file], SECONDS))
     waiting.start()
     kill_agent(layout)
     waiting.join(1.0)

@@ -133,7 +133,7 @@ def test_the_youngest_is_drained_and_its_session_goes_on(
         assert [r.ordinal for r in replicas(layout)] == [0]
         assert all(steps(client) for client in [old, *clients])
         stack.close()
-        scaling.wait_until_gone(youngest, WAIT_SECONDS)
+        scaling.wait_until_gone([youngest], WAIT_SECONDS)
         status = read_status_file(youngest.run_dir)
         assert status is not None
         assert (status["state"], status["exit"]["exit_code"]) == ("stopped", 0)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How replicas are waited for together: real run files and sockets, at which the tests answer."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from queue import Queue
+
+import pytest
+
+from openenvd.environments import run_files, scaling
+from openenvd.environments.layout import Layout
+from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
+from openenvd.system.json_lines import encode_line
+
+SECONDS = 30.0
+
+
+class Shim:
+    """The other end of a replica's socket."""
+
+    def __init__(self, layout: Layout, folder: Path, ordinal: int, stack: ExitStack) -> None:
+        self.id = f"sample-{ordinal}"
+        run_dir, path = layout.run_dir(self.id), str(folder / f"{ordinal}.sock")
+        run_dir.mkdir(parents=True)
+        told = {"version": RUN_FILE_VERSION, "replica_id": self.id, "environment": "sample"}
+        told |= {"ordinal": ordinal, "socket_path": path}
+        (run_dir / "replica.json").write_text(json.dumps(told))
+        self._listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        self._listener.bind(path)
+        self._listener.listen()
+        self._stack = stack
+
+    def accept(self) -> socket.socket:
+        self._listener.settimeout(SECONDS)
+        return self._stack.enter_context(self._listener.accept()[0])
+
+    def end(self, link: socket.socket) -> None:
+        self._listener.close()
+        link.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def shims(tmp_path: Path) -> Iterator[list[Shim]]:
+    with ExitStack() as stack:
+        yield [Shim(Layout(tmp_path), tmp_path, ordinal, stack) for ordinal in range(3)]
+
+
+@pytest.fixture
+def replicas(shims: list[Shim], tmp_path: Path) -> list[RunFile]:
+    return run_files.all_of(Layout(tmp_path).runs)
+
+
+def say(link: socket.socket, sessions: int) -> None:
+    link.sendall(encode_line({"event": "status", "sessions": sessions}))
+
+
+@pytest.mark.parametrize("end", [run_files.stop_all, scaling.wait_until_gone])
+def test_the_sessions_of_all_replicas_are_told_while_one_has_not_ended(
+    shims: list[Shim], replicas: list[RunFile], end: Callable[..., object]
+) -> None:
+    told: Queue[tuple[str, int]] = Queue()
+    args = (replicas, SECONDS, lambda *sessions: told.put(sessions))
+    ending = threading.Thread(target=end, args=args)
+    ending.start()
+    links = [shim.accept() for shim in shims]
+    say(links[2], 4)
+    assert told.get(timeout=SECONDS / 2) == (shims[2].id, 4)
+    shims[2].end(links[2])
+    while (news := told.get(timeout=SECONDS / 2)) == (shims[2].id, 4):
+        pass  # again
+    assert news == (shims[2].id, 0)
+    for shim, link in zip(shims[:2], links, strict=False):
+        shim.end(link)
+    ending.join(SECONDS)
+    assert not ending.is_alive()
+
+
+def test_replicas_that_do_not_answer_are_waited_for_together_and_not_for_long(
+    shims: list[Shim], replicas: list[RunFile]
+) -> None:
+    def answer() -> None:
+        say(shims[1].accept(), 5)
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    began = time.monotonic()
+    assert run_files.sessions_of(replicas) == dict(
+        zip((shim.id for shim in shims), (0, 5, 0), strict=True)
+    )
+    assert time.monotonic() - began < 2 * run_files.ANSWER_SECONDS
+    answering.join()
