@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import AsyncExitStack
 from typing import Any
 from uuid import uuid4
 
@@ -49,6 +50,7 @@ class OpenEnvTool(BaseTool):
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema) -> None:
         super().__init__(config, tool_schema)
         self._sessions: dict[str, AsyncSession] = {}
+        self._opened: dict[str, AsyncExitStack] = {}  # what closes them
         self._rewards: dict[str, float] = {}
 
     async def create(
@@ -56,9 +58,10 @@ class OpenEnvTool(BaseTool):
     ) -> tuple[str, ToolResponse]:
         """Open a session, and begin its episode."""
         instance_id = instance_id or str(uuid4())
-        session = AsyncSession(self.config["address"])
-        await session.__aenter__()
-        await session.reset()
+        async with AsyncExitStack() as opened:  # closes it when the episode cannot begin
+            session = await opened.enter_async_context(AsyncSession(self.config["address"]))
+            await session.reset()
+            self._opened[instance_id] = opened.pop_all()
         self._sessions[instance_id], self._rewards[instance_id] = session, 0.0
         return instance_id, ToolResponse()
 
@@ -76,9 +79,10 @@ class OpenEnvTool(BaseTool):
         return self._rewards[instance_id]
 
     async def release(self, instance_id: str, **_kwargs: object) -> None:
-        """Close the session."""
-        del self._rewards[instance_id]
-        await self._sessions.pop(instance_id).__aexit__(None, None, None)
+        """Close the session, if `create` has opened it."""
+        self._rewards.pop(instance_id, None)
+        self._sessions.pop(instance_id, None)
+        await self._opened.pop(instance_id, AsyncExitStack()).aclose()
 
 
 async def play(address: str) -> float:

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 import wave
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,6 +86,39 @@ def test_trl_trains_on_an_address(machine: Machine) -> None:
 def test_a_tool_of_verl_is_a_session(machine: Machine) -> None:
     address = run(machine, "launch_and_wait.py", "echo").strip()
     assert run(machine, "verl_tool.py", address).splitlines()[-1] == "reward 1.5"
+
+
+async def test_a_tool_of_verl_leaves_no_session_whose_episode_cannot_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without verl: two names of it stand for what the example imports."""
+    base, schemas, closed = ModuleType("base_tool"), ModuleType("schemas"), []
+    base.BaseTool = type("BaseTool", (), {"__init__": _keep_config})  # type: ignore[attr-defined]
+    schemas.OpenAIFunctionToolSchema = schemas.ToolResponse = object  # type: ignore[attr-defined]
+    for name, module in {"base_tool": base, "schemas": schemas}.items():
+        monkeypatch.setitem(sys.modules, f"verl.tools.{name}", module)
+    for name in ("verl", "verl.tools"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+
+    @asynccontextmanager
+    async def session(_address: str) -> AsyncIterator[object]:
+        try:
+            yield object()  # it has no `reset`
+        finally:
+            closed.append(True)
+
+    namespace = runpy.run_path(str(EXAMPLES / "verl_tool.py"))
+    create = namespace["OpenEnvTool"].create
+    monkeypatch.setitem(create.__globals__, "AsyncSession", session)
+    tool = namespace["OpenEnvTool"]({"address": "http://nowhere"}, None)
+    with pytest.raises(AttributeError, match="reset"):
+        await tool.create("one")
+    await tool.release("one")
+    assert closed == [True]
+
+
+def _keep_config(self: Any, config: object, _schema: object) -> None:
+    self.config = config
 
 
 @pytest.fixture
