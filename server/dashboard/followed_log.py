@@ -93,10 +93,8 @@ async def open_log(
         with suppress(ApiError):
             if kind == "requests":
                 request = await deps.submitter.find(key)
-                path, ends = (
-                    deps.paths.request_log(request.id),
-                    partial(request_ends, deps, request),
-                )
+                path = deps.paths.request_log(request.id)
+                ends = partial(request_ends, deps, request)
         end = asyncio.create_task(ends())
         end.add_done_callback(lambda _: wake.set())
         stack.callback(end.cancel)
