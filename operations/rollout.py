@@ -167,7 +167,7 @@ class Rollout(base.Operation):
                 config, reporter.report, base.say, elsewhere=elsewhere, tracer=tracer
             )
             result = run_on_thread(rolling)
-        reporter.finish(result)
+            reporter.finish(result)  # before what is left of the traces is sent
         return result
 
 

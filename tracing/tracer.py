@@ -128,7 +128,11 @@ class Tracer:
         return Span(span, self._api) if span.get_span_context().trace_flags.sampled else None
 
     def stop(self) -> None:
-        """Send what has ended, for `STOP_SECONDS` at most; returns when no thread is left."""
+        """Send what has ended, for `STOP_SECONDS` at most.
+
+        A call to a collector that does not answer may still be under way when this returns: its
+        thread ends with that call's time-out, and keeps no process from its end.
+        """
         stopping = threading.Thread(target=self._provider.shutdown, name="tracing", daemon=True)
         stopping.start()
         stopping.join(STOP_SECONDS)

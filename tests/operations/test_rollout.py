@@ -36,6 +36,7 @@ from openenvd.shim.client import read_status_file
 
 from ..rollouts.conftest import Serve, address_of
 from ..rollouts.conftest import serve as serve
+from ..tracing.kept_spans import KeptSpans
 
 VARIABLE = "POLICY_SAYS_FOR_TEST"
 POLICY = f"""
@@ -67,6 +68,22 @@ def test_an_address_is_rolled_out_with_the_policys_variables(
     assert VARIABLE not in os.environ
     assert threading.active_count() == before  # else the worker could not be used again
     assert "5 episodes are in" in capfd.readouterr().out
+
+
+def test_a_rollout_tells_its_result_before_the_rest_of_its_traces_is_sent(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+    tracer = KeptSpans().tracer
+    monkeypatch.setattr(tracer, "stop", lambda: told.append("".join(capfd.readouterr())))
+    monkeypatch.setattr("openenvd.tracing.tracer.start", lambda: tracer)
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    (tmp_path / "acting.py").write_text(POLICY)
+    more = {"policy": "acting:act", "cwd": str(tmp_path), "env": {VARIABLE: "go"}}
+    payload = payload_of(tmp_path, name=address_of(serve()), episodes=1, **more)
+    Rollout.run(payload, context(tmp_path))
+    assert len(told) == 1
+    assert "1 episode is in" in told[0]
 
 
 def payload_of(folder: Path, **fields: Any) -> RolloutPayload:
