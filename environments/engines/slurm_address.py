@@ -29,10 +29,7 @@ def slurm_address(environ: Mapping[str, str]) -> dict[str, str]:
     if host:
         python = environ.get(PYTHON_VARIABLE) or USUAL_PYTHON
         return {HOST_VARIABLE: host, PYTHON_VARIABLE: python, REPORT_VARIABLE: ""}
-    here = {"SLURM_CONF": environ.get("SLURM_CONF", ""), HOST_VARIABLE: "", REPORT_VARIABLE: report}
-    if report:
-        here[NODE_PYTHON_VARIABLE] = environ.get(NODE_PYTHON_VARIABLE) or USUAL_PYTHON
-    return here
+    return {"SLURM_CONF": environ.get("SLURM_CONF", ""), HOST_VARIABLE: "", REPORT_VARIABLE: report}
 
 
 def report_address(text: str) -> tuple[str, int]:

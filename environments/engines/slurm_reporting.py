@@ -28,18 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from ... import __version__
+from ...shim.files import read_run_file
 from ...system.request_origin import is_loopback
 from ..engine_address import EngineAddress
 from ..layout import Layout
 from .base import Check, ExitFacts, Instance, ReplicaPlan
 from .slurm import SlurmEngine
-from .slurm_address import (
-    NODE_PYTHON_VARIABLE,
-    REPORT_VARIABLE,
-    USUAL_PYTHON,
-    report_address,
-    slurm_address,
-)
+from .slurm_address import REPORT_VARIABLE, report_address, slurm_address
 from .slurm_commands import Row
 from .slurm_copies import copies_in_use
 from .slurm_files import OUTPUT_FILE_NAME, read_report
@@ -68,7 +63,6 @@ class SlurmReporting(SlurmEngine):
     def __init__(self, environ: Mapping[str, str]) -> None:
         super().__init__()
         self._layout = Layout(Path(environ["OPENENV_HOME"]))
-        self._python = environ.get(NODE_PYTHON_VARIABLE) or USUAL_PYTHON
         self._host, port = report_address(environ[REPORT_VARIABLE])
         at = EngineAddress.of(self.name, slurm_address(environ))
         self._files = JobFiles(self._layout, self._archive_of)
@@ -110,7 +104,7 @@ class SlurmReporting(SlurmEngine):
     def _place(self, plan: ReplicaPlan) -> JobPlace:
         replica = plan.labels.replica
         url = f"{self._reports.url()}/jobs/{replica}"
-        return node_place(plan, self._python, url, self._reports.token(replica))
+        return node_place(plan, plan.source["python"], url, self._reports.token(replica))
 
     def _run_dir(self, row: Row) -> Path:
         if row.labels.home != self._layout.home_label:
@@ -123,9 +117,10 @@ class SlurmReporting(SlurmEngine):
         is_explained = facts.ended_by is not None or facts.is_oom
         if is_explained or was_heard or read_report(row.run_dir, row.id) is not None:
             return facts
+        python = read_run_file(str(row.run_dir))["plan"]["source"]["python"]
         return ExitFacts(
             error=f"job {row.id} on {row.node} ended with code {facts.exit_code} and was not heard "
-            f"of: openenvd {__version__} has to be at {self._python} there (openenv up "
+            f"of: openenvd {__version__} has to be at {python} there (openenv up "
             f"--slurm-node-python), and {self._reports.url()} has to be reached from there"
         )
 

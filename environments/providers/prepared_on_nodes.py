@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ...env_host.protocol import HostConfig
+from ..engines.slurm_address import NODE_PYTHON_VARIABLE, USUAL_PYTHON
 from ..engines.slurm_reporting import archive_path
 from ..layout import Layout, make_private
 from ..sources.program import Program
@@ -40,5 +41,6 @@ def program_for_nodes(layout: Layout, spec: EnvironmentSpec, source: ResolvedSou
                 os.link(archive.name, path)
     made_of = what | {"spec": asdict(spec), "digest": digest, "files": count}
     made_of["home"] = layout.home_label
+    made_of["python"] = os.environ.get(NODE_PYTHON_VARIABLE) or USUAL_PYTHON
     config = HostConfig(name=spec.name)
     return Program(Path(), Path("/"), config, variables={}, source=made_of)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.engines.base import EngineGone
+from openenvd.environments.engines.registry import address_here
 from openenvd.environments.engines.slurm_reporting import SlurmReporting
 from openenvd.environments.layout import Layout
 from openenvd.environments.providers.prepared_on_nodes import program_for_nodes
@@ -49,3 +50,17 @@ def test_what_a_killed_launch_has_left_is_removed_when_an_agent_begins(
     with contextlib.closing(SlurmReporting(environ)) as engine, pytest.raises(EngineGone):
         engine.list()  # without Slurm
     assert list(archives.iterdir()) == []
+
+
+def test_the_python_of_nodes_is_the_launchs_and_makes_no_other_engine(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = []
+    for python in ("openenvd/bin/python", "/opt/openenvd/bin/python"):
+        monkeypatch.setenv("OPENENV_SLURM_REPORT", "10.0.0.5:7443")
+        monkeypatch.setenv("OPENENV_SLURM_NODE_PYTHON", python)
+        spec = EnvironmentSpec(name="echo", source="echo", provider="slurm")
+        program = program_for_nodes(layout, spec, resolve("echo", tmp_path))
+        assert program.source["python"] == python
+        addresses.append(address_here("slurm"))
+    assert addresses[0] == addresses[1]
