@@ -233,20 +233,22 @@ class SlurmOverSsh(RemoteEngine):
                 known = None
             if known is None:
                 self._forwards[replica] = (wanted, target)
-            if replica not in self._forwarded:
+            if is_new := replica not in self._forwarded:
                 self._forward_again(replica)
-                self._check_forwarded(replica, target)
             if replica not in self._forwarded:
                 raise EngineGone(f"no port can be forwarded to {target}, through {self._node.host}")
-            return self._forwards[replica][0]
+            port = self._forwards[replica][0]
+        if is_new:
+            self._check_forwarded(replica, port, target)
+        return port
 
-    def _check_forwarded(self, replica: str, target: str) -> None:
+    def _check_forwarded(self, replica: str, port: int, target: str) -> None:
         """Ask through a port that was just forwarded: ssh says only then that it may not be.
 
         Raises:
             EngineRefused: The login node may not connect to the replica.
         """
-        if replica not in self._forwarded or not _is_closed(self._forwards[replica][0]):
+        if not _is_closed(port):
             return
         if (said := self._node.connection.refusal(target)) is not None:
             self._forwarded.discard(replica)
@@ -287,6 +289,8 @@ def _is_closed(port: int) -> bool:
         with socket.create_connection(("127.0.0.1", port), PROBE_SECONDS) as connection:
             connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
             return not connection.recv(1)
+    except TimeoutError:  # the replica is still busy with its imports
+        return False
     except OSError:
         return True
 

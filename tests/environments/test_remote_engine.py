@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import IO
 import pytest
 
 from openenvd.environments.engine_address import EngineAddress
-from openenvd.environments.engines import remote_engine
+from openenvd.environments.engines import remote_engine, slurm_ssh
 from openenvd.environments.engines.base import (
     EngineGone,
     EngineRefused,
@@ -182,26 +183,48 @@ def test_without_ssh_what_installs_it_is_told(home: Path, monkeypatch: pytest.Mo
     assert "openssh-client" in str(check.remedy)
 
 
-def test_after_a_lost_connection_ports_are_forwarded_through_whatever_master_is_there(
+@pytest.fixture
+def over_ssh(
     home: Path, engine: ProcessEngine, plan: ReplicaPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that was opened by hand, say, which forwards nothing yet."""
+) -> Iterator[SlurmOverSsh]:
+    """Reaches a replica at node1 through a master that only seems to forward anything."""
     _write_program(home / "ssh", MASTER.format(log=home / "forwarded"))
     _write_program(home / "python", f"exec {sys.executable} -c '{SERVE}'")
     monkeypatch.setenv("PATH", f"{home}:{os.environ['PATH']}")
     (home / "program.py").write_text("import time; time.sleep(60)")
     engine.root.with_suffix(".address").write_text("http://node1:{port}")
     variables = {**LOGIN, "OPENENV_SLURM_SSH_PYTHON": str(home / "python")}
-    over_ssh = SlurmOverSsh({**variables, "OPENENV_HOME": str(home)})
+    made = SlurmOverSsh({**variables, "OPENENV_HOME": str(home)})
     engine.start(plan)
     while engine.list()[0].state is not InstanceState.RUNNING:
         time.sleep(0.01)
+    yield made
+    made.close()
+
+
+def test_a_replica_that_does_not_answer_yet_is_not_taken_for_one_that_is_refused(
+    over_ssh: SlurmOverSsh, plan: ReplicaPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(SshConnection, "refusal", lambda _, target: asked.append(target))
+    monkeypatch.setattr(slurm_ssh, "PROBE_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        found = over_ssh.find(replace(plan, port=port))
+    assert found is not None
+    assert found.address == f"http://127.0.0.1:{port}"
+    assert asked == []
+
+
+def test_after_a_lost_connection_ports_are_forwarded_through_whatever_master_is_there(
+    home: Path, over_ssh: SlurmOverSsh, plan: ReplicaPlan
+) -> None:
+    """One that was opened by hand, say, which forwards nothing yet."""
     for _ in range(2):
         found = over_ssh.find(plan)
         assert found is not None
         assert found.address == "http://127.0.0.1:1"
         over_ssh.channel().close()
-    over_ssh.close()
     assert (home / "forwarded").read_text() == "127.0.0.1:1:node1:1\n" * 2
 
 
