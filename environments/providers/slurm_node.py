@@ -14,6 +14,8 @@ Failure cases
     knows no such job                 the daemon says that the job has not been heard of
     what is launched cannot be made   its reason is in the log, and the job ends with code 1
     ready, or the disk is full
+    it is told to end or to drain     it ends, and leaves nothing
+    before it serves
     a job is killed                   the files that it ran in are locked no more: the next job of
                                       this home on the node, of other files, removes them
 """
@@ -26,11 +28,13 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import FrameType
 
 from ...env_host.protocol import HOST_CONFIG_VARIABLE
 from ...system.json_lines import Json
@@ -42,7 +46,8 @@ from ..errors import EnvironmentsError
 from ..layout import make_private
 from .prepared_there import prepare_here, variables_here
 
-LOCK_FILE_NAME = ".lock"  # beside the files of one version
+LOCK_FILE_NAME = ".lock"  # beside the files of one version, or of one job
+FOLDER_PREFIX = "openenvd-job-"  # of a job's own, among temporary files
 
 
 def prepared(plan: Json, agent: AgentAddress) -> Json:
@@ -73,15 +78,16 @@ def prepared(plan: Json, agent: AgentAddress) -> Json:
 
 
 @contextmanager
-def keeping(folder: Path) -> Iterator[None]:
+def keeping(folder: Path, others: str = "*") -> Iterator[None]:
     """Keep the files of one version for as long as a job runs in them; remove those of no job.
 
     Args:
         folder: Where they are, or will be; versions are beside each other.
+        others: What these are called, as a pattern.
     """
     descriptor = _lock(folder)
     try:
-        for other in folder.parent.iterdir():
+        for other in folder.parent.glob(others):
             _remove_unused(other)
         yield
     finally:
@@ -107,6 +113,8 @@ def _lock(folder: Path) -> int:
 def _remove_unused(folder: Path) -> None:
     path = folder / LOCK_FILE_NAME
     with contextlib.suppress(OSError):  # a job runs there; another one removes it, too
+        if folder.lstat().st_uid != os.getuid():
+            return
         descriptor = _open(path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,7 +143,10 @@ def _kept(plan: Json) -> AbstractContextManager[None]:
 
 
 def _serve(agent: AgentAddress) -> int:
-    with tempfile.TemporaryDirectory(prefix="openenvd-job-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX) as folder,
+        keeping(Path(folder), f"{FOLDER_PREFIX}*"),
+    ):
         reports = PostedReports(agent, Path(folder))
         plan = reports.begin()
         try:
@@ -151,9 +162,15 @@ def _serve(agent: AgentAddress) -> int:
             reports.close()
 
 
+def _end(number: int, _: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
 def main() -> int:
     """Be a job; ends by the signal that has ended its server."""
     os.umask(0o077)
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # until there is a server, which gets them
+        signal.signal(number, _end)
     url, token = os.environ.pop(URL_VARIABLE), os.environ.pop(TOKEN_VARIABLE)
     agent = AgentAddress(url, token, os.environ["SLURM_JOB_ID"])
     try:
