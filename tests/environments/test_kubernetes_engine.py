@@ -277,7 +277,7 @@ async def test_what_is_printed_is_delivered_once_from_a_cursor_on(
     rest = await asyncio.to_thread(lambda: list(engine.logs(instance, chunks[0].cursor)))
     assert [chunk.data for chunk in rest] == [b"second\n", b"\xff third"]
     asked = [request for request in list(kmock) if request.params.get("sinceTime")]
-    assert asked[0].params["sinceTime"] == "2026-05-04T10:00:00Z"
+    assert asked[0].params["sinceTime"] == "2026-05-04T09:59:59Z"  # times may be out of order
 
 
 async def test_changes_are_told_at_once_and_with_each_event(
