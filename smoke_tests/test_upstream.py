@@ -164,19 +164,16 @@ def test_the_readme_s_policy_runs_as_it_stands(machine: Machine) -> None:
     assert "4 of 4 episodes are in" in machine.ok("rollout", "echo", *words).out
 
 
-def test_the_readme_example_runs_as_it_stands(machine: Machine, upstream: Path) -> None:
-    example = readme_example("GenericEnvClient")
-    shown = "http://127.0.0.1:21000"
-    assert shown in example
-    address = machine.ok("launch", "echo", "--json").json["environment"]["address"]
-    program = example.replace(shown, address)
-    assert "hello" in run_upstream(upstream, program, cwd=machine.home, machine=machine)
+def test_the_readme_s_session_runs_as_it_stands(machine: Machine, both: Path) -> None:
+    machine.ok("launch", "echo")
+    program = readme_example(".connect() as env")
+    assert "hello" in run_upstream(both, program, cwd=machine.home, machine=machine)
 
 
 def test_the_readme_s_lines_of_the_sdk_run_as_they_stand(
     machine: Machine, both: Path, project: Path
 ) -> None:
-    program = readme_example("from openenvd import Client")
+    program = readme_example("Client().launch")
     run_upstream(both, program, cwd=project.parent, machine=machine)
     [environment] = machine.status()["environments"]
     assert (environment["name"], environment["max_sessions"]) == ("my_env", 64)

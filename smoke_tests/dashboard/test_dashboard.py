@@ -347,8 +347,8 @@ def test_eight_tabs_are_open_at_once(dashboard_machine: Machine, tmp_path: Path)
     """Those that nobody sees hold no connection; each is up to date when it is seen."""
     (tmp_path / "stuck_env.py").write_text(NEVER_READY)
     machine = dashboard_machine
-    machine.ok("launch", "stuck_env:Stuck", "--name", "stuck", "--async", cwd=tmp_path)
-    [request] = [r for r in machine.status()["requests"] if r["label"] == "launch stuck"]
+    machine.ok("launch", "stuck_env:Stuck", "--name", "held", "--async", cwd=tmp_path)
+    [request] = [r for r in machine.status()["requests"] if r["label"] == "launch held"]
     link = machine.ok("dashboard", "--no-open").out.split()[0]
     program = find_chromium()
     assert program is not None
