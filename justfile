@@ -19,7 +19,7 @@ check:
 
 # Run the installed command against a real daemon and upstream's client
 smoke:
-    pytest -n 3 --dist loadgroup smoke_tests --ignore smoke_tests/providers --ignore smoke_tests/kubernetes --ignore smoke_tests/dashboard
+    pytest -n 3 --dist loadgroup --timeout 300 smoke_tests --ignore smoke_tests/providers --ignore smoke_tests/kubernetes --ignore smoke_tests/dashboard
     pytest -n 0 smoke_tests/dashboard
 
 # Run the short form of every load test
