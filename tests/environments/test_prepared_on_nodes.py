@@ -35,6 +35,7 @@ def test_two_launches_at_once_keep_the_same_archive(
     spec = EnvironmentSpec(name="sample", source=str(folder), provider="slurm")
     program = program_for_nodes(layout, spec, resolve(str(folder), tmp_path))
     archives = layout.home / "slurm" / "archives"
+    assert program.source is not None
     assert [path.stem for path in archives.iterdir()] == [program.source["digest"]]
 
 
@@ -61,6 +62,7 @@ def test_the_python_of_nodes_is_the_launchs_and_makes_no_other_engine(
         monkeypatch.setenv("OPENENV_SLURM_NODE_PYTHON", python)
         spec = EnvironmentSpec(name="echo", source="echo", provider="slurm")
         program = program_for_nodes(layout, spec, resolve("echo", tmp_path))
+        assert program.source is not None
         assert program.source["python"] == python
         addresses.append(address_here("slurm"))
     assert addresses[0] == addresses[1]

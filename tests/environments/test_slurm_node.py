@@ -50,11 +50,11 @@ def test_a_job_that_begins_while_its_files_are_removed_has_them_made_anew(
     folder, rmtree = tmp_path / "left", shutil.rmtree
     (folder / "my_env").mkdir(parents=True)
 
-    def begin_and_remove(path: Path, **options: bool) -> None:
+    def begin_and_remove(path: Path, ignore_errors: bool = False) -> None:
         with keeping(folder):
             assert not (folder / "my_env").exists()
             (folder / "my_env").mkdir()
-            rmtree(path, **options)
+            rmtree(path, ignore_errors)
             assert (folder / "my_env").is_dir()
 
     monkeypatch.setattr(shutil, "rmtree", begin_and_remove)
