@@ -30,8 +30,8 @@ OTHER_PROCESSES = {
     "slurm": 6,  # whose jobs are looked at once in two seconds
     "kubernetes": 2,  # each has a node of its own, which is busy also when nothing happens
 }
-# Of a fact; the engine's start, which takes long for these, counts to the first.
-SECONDS = {"kubernetes": 600, "ray": 300}
+SECONDS = 300  # of a fact; the engine's start, and the making of its images, count to the first
+OTHER_SECONDS = {"kubernetes": 600}
 FAILS = "fails"
 FEW = 5  # facts that may have failed by chance; more have a cause in common
 
@@ -77,10 +77,9 @@ def try_facts(name: str, processes: int, facts: Sequence[str] = ()) -> dict[str,
     """What became of these facts, or of all."""
     recorder = Recorder()
     options = ["-q", "-n", str(processes), "--dist=worksteal", "-r", "fE", "-p", "no:cacheprovider"]
+    options.append(f"--timeout={OTHER_SECONDS.get(name, SECONDS)}")
     if facts:
         options += ["-k", " or ".join(f"{fact}[" for fact in facts)]
-    if name in SECONDS:
-        options.append(f"--timeout={SECONDS[name]}")
     pytest.main([*options, "--provider", name, str(page.FOLDER)], plugins=[recorder])
     return recorder.outcomes
 
