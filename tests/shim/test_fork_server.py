@@ -81,10 +81,13 @@ def _fork_servers(folder: Path) -> list[Path]:
 
 
 def _fork_server_of(replica: Replica) -> psutil.Process:
-    """The parent of its shim."""
+    """The parent of its shim, once it has given itself its title."""
     parent = psutil.Process(replica.link.status["shim"]["pid"]).parent()
     assert parent is not None
-    assert parent.cmdline()[0] == "openenvd: fork server"
+    deadline = time.monotonic() + WAIT_SECONDS
+    while parent.cmdline()[0] != "openenvd: fork server":
+        assert time.monotonic() < deadline, parent.cmdline()
+        time.sleep(0.01)
     return parent
 
 
