@@ -140,13 +140,13 @@ def test_a_rollout_follows_its_environment_through_a_restart(home: Path, tmp_pat
             restarts[0].start()
 
     following = OperationContext("1" * 32, home, on_progress)
-    payload = payload_of(tmp_path, episodes=20_000, retries=5)
+    payload = payload_of(tmp_path, episodes=5_000, retries=5)
     try:
         result = Rollout.run(payload, following)
     finally:
         restarts[0].join()
         run_files.stop_environment(home / "run", "sample")
-    assert result["there"] == 20_000
+    assert result["there"] == 5_000
 
 
 def test_a_rollout_ends_when_its_environment_is_taken_down(home: Path, tmp_path: Path) -> None:
