@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,19 +36,36 @@ def preparing(layout: Layout) -> Iterator[None]:
         os.close(descriptor)
 
 
-@contextmanager
-def copies_in_use(layout: Layout, removed: Collection[str]) -> Iterator[set[str] | None]:
-    """Yield the digests of copies that are in use, while no other can become so; None: one may.
+class Copies:
+    """Which copies of a home are in use; an agent's, told of the replicas whose jobs begin and end.
 
     Args:
         layout: The home's.
-        removed: Replicas of which nothing runs any more, if they are being stopped.
     """
-    descriptor = _open(layout)
-    try:
-        yield _in_use(layout, removed) if _is_alone(descriptor) else None
-    finally:
-        os.close(descriptor)
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._removed: set[str] = set()  # replicas of which nothing runs any more
+        self._lock = threading.Lock()
+
+    def started(self, replica: str) -> None:
+        """Note that a replica is about to run."""
+        self._removed.discard(replica)
+
+    def removed(self, replica: str) -> None:
+        """Note that nothing of a replica runs any more, until it is started again."""
+        self._removed.add(replica)
+
+    @contextmanager
+    def in_use(self) -> Iterator[set[str] | None]:
+        """Yield the digests of those in use, while no other can become so; None: one may."""
+        with self._lock:
+            descriptor = _open(self._layout)
+            try:
+                alone = _is_alone(descriptor)
+                yield _in_use(self._layout, self._removed) if alone else None
+            finally:
+                os.close(descriptor)
 
 
 def _is_alone(descriptor: int) -> bool:

@@ -21,7 +21,6 @@ Failure cases, beside those of `slurm_reports.py` and `slurm_posting.py`
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -36,7 +35,7 @@ from .base import Check, ExitFacts, Instance, ReplicaPlan
 from .slurm import SlurmEngine
 from .slurm_address import REPORT_VARIABLE, report_address, slurm_address
 from .slurm_commands import Row
-from .slurm_copies import copies_in_use
+from .slurm_copies import Copies
 from .slurm_files import OUTPUT_FILE_NAME, read_report
 from .slurm_options import JobPlace, node_place
 from .slurm_reports import JobFiles, ReportServer
@@ -68,8 +67,7 @@ class SlurmReporting(SlurmEngine):
         self._files = JobFiles(self._layout, self._archive_of)
         folder = self._layout.engines / at.key
         self._reports = ReportServer(self._layout, folder, self._host, port, self._files)
-        self._removed: set[str] = set()  # replicas of which nothing runs any more
-        self._removing = threading.Lock()
+        self._copies = Copies(self._layout)
         self._has_cleared = False
 
     def check(self) -> Check:
@@ -87,13 +85,13 @@ class SlurmReporting(SlurmEngine):
 
     def start(self, plan: ReplicaPlan) -> Instance:
         """Submit a job."""
-        self._removed.discard(plan.labels.replica)
+        self._copies.started(plan.labels.replica)
         return super().start(plan)
 
     def remove(self, instance: Instance) -> None:
         """Forget a job, and the copies that no replica uses any more."""
         super().remove(instance)
-        self._removed.add(instance.labels.replica)
+        self._copies.removed(instance.labels.replica)
         self._remove_archives()
 
     def close(self) -> None:
@@ -134,8 +132,7 @@ class SlurmReporting(SlurmEngine):
     def _remove_archives(self) -> None:
         with (
             contextlib.suppress(OSError),
-            self._removing,
-            copies_in_use(self._layout, self._removed) as digests,
+            self._copies.in_use() as digests,
         ):
             for path in archive_path(self._layout, "").parent.iterdir():  # also of killed launches
                 if digests is not None and path.stem not in digests:

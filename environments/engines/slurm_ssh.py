@@ -56,7 +56,7 @@ from .base import (
 from .remote_engine import EngineChannel, RemoteEngine, read_check
 from .slurm import SlurmEngine
 from .slurm_address import HOST_VARIABLE, PYTHON_VARIABLE, REPORT_VARIABLE, slurm_address
-from .slurm_copies import copies_in_use
+from .slurm_copies import Copies
 from .slurm_reporting import SlurmReporting
 from .ssh_connection import SshConnection
 
@@ -116,13 +116,12 @@ class SlurmOverSsh(RemoteEngine):
         at = EngineAddress.of(self.name, slurm_address(environ))
         self._node = LoginNode(environ, layout)
         self._refused: set[str] = set()  # replicas that the login node may not connect to
-        self._removed: set[str] = set()  # replicas of which nothing runs any more
+        self._copies = Copies(self._layout)
         self._connecting = threading.Lock()
         self._channel: EngineChannel | None = None
         self._failed: tuple[float, EngineGone] | None = None  # when, and why
         self._is_closed = False
         self._ports = threading.Lock()
-        self._removing = threading.Lock()
         self._path = layout.engines / at.key / FORWARDS_FILE_NAME
         self._forwards = _read_forwards(self._path)
         self._forwarded: set[str] = set()  # replicas whose ports this channel's connection forwards
@@ -183,7 +182,7 @@ class SlurmOverSsh(RemoteEngine):
 
     def start(self, plan: ReplicaPlan) -> Instance:
         """Submit a job."""
-        self._removed.discard(plan.labels.replica)
+        self._copies.started(plan.labels.replica)
         return super().start(plan)
 
     def remove(self, instance: Instance) -> None:
@@ -195,15 +194,14 @@ class SlurmOverSsh(RemoteEngine):
                 self._forwarded.discard(instance.labels.replica)
                 self._write_forwards()
         self._refused.discard(instance.labels.replica)
-        self._removed.add(instance.labels.replica)
+        self._copies.removed(instance.labels.replica)
         self._remove_copies()
 
     def _remove_copies(self) -> None:
         """Have copies removed that no replica uses; with the next channel if this one is lost."""
         with (
             contextlib.suppress(EngineError, OSError),
-            self._removing,
-            copies_in_use(self._layout, self._removed) as digests,
+            self._copies.in_use() as digests,
         ):
             if digests is not None and self._channel is not None:
                 asked = {"home": self._node.home_label, "digests": sorted(digests)}
