@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,7 +100,7 @@ async def test_a_death_for_want_of_memory_stays_until_it_was_seen(
     async with app.run_test(size=SIZE) as pilot:
         await asyncio.to_thread(machine.run, *words, cwd=tmp_path)
         await until(pilot, lambda: "OUT OF MEMORY  launch fat" in text(app, "deaths"))
-        assert "openenv launch" in text(app, "deaths")
+        assert re.search(r"Try: openenv retry \w+ --memory 240M", text(app, "deaths"))
         await pilot.press("x")
         await until(pilot, lambda: text(app, "deaths") == "")
 
