@@ -27,7 +27,7 @@ from ...system.loop_lag import LagSnapshot
 from ...system.request_origin import is_loopback
 from ...system.units import MB
 from ...tracing.context import TraceContext
-from ..dispatch.oom_policy import more_memory_command
+from ..dispatch.oom_policy import is_over_session_limit, more_memory_after
 from ..dispatch.running import label_of
 from ..reconcile.replica_watch import WAITING
 
@@ -235,8 +235,9 @@ def shard_exit_view(live: Json | None, environment: Environment | None = None) -
     hint = None
     reason = last.get("reason") or {}
     if environment is not None and reason.get("kind") == ExitKind.OOM_KILLED:
-        option = "--session-memory" if last.get("isolated") else "--memory"
-        hint = more_memory_command(environment, ExitReason.from_json(reason), option)
+        exited, is_session = ExitReason.from_json(reason), is_over_session_limit(last)
+        more = more_memory_after(environment, exited, is_session=is_session)
+        hint = more.command if more else None
     return {**last, "count": live.get("shard_exits", 1), "message": message, "hint": hint}
 
 

@@ -102,24 +102,47 @@ def advice(event: Died | Raised, known: FailureContext) -> str:
     return "   or fewer at once: ".join(tips)
 
 
-def more_memory_command(environment: Environment, exited: ExitReason, option: str) -> str | None:
-    """Return the command that updates an environment, whose process was killed, to more memory.
+@dataclass(frozen=True, slots=True)
+class MoreMemory:
+    """An update of an environment to more memory; all else of its launch stays as it is."""
 
-    All else of its launch stays as it is. None when that launch is not known, or the memory.
+    request_id: str  # of its launch
+    limit: str  # which of the launch's limits: `memory_mb` or `session_memory_mb`
+    megabytes: int
+
+    @property
+    def command(self) -> str:
+        """The same in a terminal."""
+        option = self.limit.removesuffix("_mb").replace("_", "-")
+        return f"openenv retry {self.request_id} --{option} {self.megabytes}M"
+
+
+def more_memory_after(
+    environment: Environment, exited: ExitReason, *, is_session: bool = False
+) -> MoreMemory | None:
+    """Return the update to twice what a process of an environment had, or held at most.
 
     Args:
         environment: The environment.
-        exited: How its process ended.
-        option: `--memory`, or `--session-memory` for an isolated session.
+        exited: How its process, which was killed for memory, ended.
+        is_session: Whether the limit was that of an isolated session.
+
+    Returns:
+        None when its launch is not known, or the memory.
     """
-    launch, megabytes = environment.request_id, more_mb(exited)
-    return f"openenv retry {launch} {option} {megabytes}M" if launch and megabytes else None
-
-
-def more_mb(exited: ExitReason) -> int | None:
-    """Return twice what it had, or held at most; None when neither is known."""
     had = exited.limit_bytes or exited.peak_bytes
-    return math.ceil(had * _GROWTH / MB) if had else None
+    if not (environment.request_id and had):
+        return None
+    limit = "session_memory_mb" if is_session else "memory_mb"
+    return MoreMemory(environment.request_id, limit, math.ceil(had * _GROWTH / MB))
+
+
+def is_over_session_limit(shard_exit: Json) -> bool:
+    """Whether it was an isolated session that needed more than `--session-memory`.
+
+    One that was killed for the memory of its whole replica was not.
+    """
+    return bool(shard_exit.get("isolated") and shard_exit.get("out_of_memory"))
 
 
 def _with_more(request: Request, memory_bytes: int) -> str:

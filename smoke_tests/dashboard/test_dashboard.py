@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from openenvd.client.errors import SessionError
+from openenvd.sdk.session import Session
+
 from ..chromium import find_chromium
 from ..conftest import Machine, eventually
 from .conftest import NARROW, Dashboard
@@ -144,6 +147,39 @@ def test_a_death_after_which_a_launch_runs_again_cannot_be_missed(dashboard: Das
     retried = machine.request(request_id.strip())["retried"]
     assert retried["error"]["kind"] == "oom_killed"
     machine.run("cancel", request_id.strip())
+
+
+@pytest.mark.parametrize(
+    ("limit", "button", "payload"),
+    [
+        ("--memory", "Run again with 400 MB", {"memory_mb": 400}),
+        ("--session-memory", "Run again with 400 MB a session", {"session_memory_mb": 400}),
+    ],
+)
+def test_the_death_of_a_process_below_a_server_has_its_command_as_a_button(
+    dashboard: Dashboard, limit: str, button: str, payload: dict[str, int]
+) -> None:
+    machine, name = dashboard.machine, f"growing{limit}"
+    words = ("launch", "growing_env:Growing", "--name", name, limit, "200M")
+    machine.ok(*words, *(("--isolate",) if limit == "--session-memory" else ()), cwd=HERE)
+    page = dashboard.show("/")
+    session = Session(machine.environment(name)["address"])
+    with session, pytest.raises(SessionError):
+        step_for_ever(session)
+    death = body_of(page, "deaths").locator("article").filter(has_text=name)
+    death.get_by_text(f"{limit} 400M").wait_for()
+    death.get_by_role("button", name=button, exact=True).click()
+    page.locator("section#page-request").wait_for()
+    body_of(page, "page-request").get_by_text("succeeded").first.wait_for()
+    again = machine.request(page.url.rpartition("/")[2])["payload"]
+    assert payload.items() <= again.items()
+    machine.ok("down", name)
+
+
+def step_for_ever(session: Session) -> None:
+    session.reset()
+    while True:
+        session.step({"message": "more"})
 
 
 def test_a_running_request_is_cancelled(dashboard: Dashboard, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def parses(command: str) -> bool:
 
 def test_the_button_does_what_the_suggested_command_does() -> None:
     death = death_of_request(failed(ErrorKind.OOM_KILLED, "openenv retry b0 --memory 200M"))
-    assert death["again"] == {"request_id": "b" * 16, "memory_mb": 200}
+    assert death["again"] == {"request_id": "b" * 16, "limits": {"memory_mb": 200}}
     assert (death["subject"], death["log_tail"]) == ("launch trial", ["the last line"])
     assert death["evidence"]["evidence"] == KILLED.evidence
 
@@ -104,7 +104,7 @@ def test_a_replica_that_was_killed_is_launched_again_with_twice_as_much() -> Non
     death = death_of_replica(replace(REPLICA, exit=KILLED.to_json()), TRIAL, 7.0)
     assert death is not None
     assert (death["at"], death["subject"]) == (7.0, "trial replica 0")
-    assert death["again"] == {"request_id": "a" * 16, "memory_mb": 200}
+    assert death["again"] == {"request_id": "a" * 16, "limits": {"memory_mb": 200}}
     assert death["hint"] == f"openenv retry {'a' * 16} --memory 200M"
     assert parses(death["hint"])
 
@@ -132,17 +132,34 @@ def test_what_did_not_die_for_memory_is_no_such_death(exit_reason: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("is_isolated", "option"), [(False, "--memory"), (True, "--session-memory")]
+    ("facts", "option", "limit"),
+    [
+        ({}, "--memory", "memory_mb"),
+        (
+            {"isolated": True, "out_of_memory": "was killed for memory"},
+            "--session-memory",
+            "session_memory_mb",
+        ),
+        ({"isolated": True, "out_of_memory": None}, "--memory", "memory_mb"),  # the replica's limit
+    ],
 )
-def test_a_process_that_died_below_a_server_that_lives_is_told(
-    is_isolated: bool, option: str
+def test_a_process_that_died_below_a_server_that_lives_has_a_button_too(
+    facts: dict[str, Any], option: str, limit: str
 ) -> None:
-    last = {
-        "reason": KILLED.to_json(), "pid": 5, "at": 8.0, "message": "shard 1 was killed",
-        "isolated": is_isolated,
-    }  # fmt: skip
-    death = death_of_shard({"id": "trial-0-a", "ordinal": 0, "shard_exit": last}, TRIAL)
+    last = {"reason": KILLED.to_json(), "pid": 5, "at": 8.0, "message": "shard 1 was killed"}
+    death = death_of_shard({"id": "trial-0-a", "ordinal": 0, "shard_exit": last | facts}, TRIAL)
     assert death is not None
     assert (death["id"], death["at"], death["message"]) == ("trial-0-a:5", 8.0, last["message"])
-    assert death["hint"].endswith(f" {option} 200M")
+    assert death["hint"] == f"openenv retry {'a' * 16} {option} 200M"
     assert parses(death["hint"])
+    assert death["again"] == {"request_id": "a" * 16, "limits": {limit: 200}}
+
+
+def test_a_process_of_an_environment_whose_launch_is_not_known_has_neither_command_nor_button() -> (
+    None
+):
+    last = {"reason": KILLED.to_json(), "pid": 5, "at": 8.0, "message": "shard 1 was killed"}
+    replica = {"id": "trial-0-a", "ordinal": 0, "shard_exit": last}
+    death = death_of_shard(replica, replace(TRIAL, request_id=None))
+    assert death is not None
+    assert (death["hint"], death["again"]) == (None, None)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deaths for memory as the page shows them: what died, the evidence, and what to do next. Pure.
 
-`again` says what the button beside the command does: submit `request_id` once more, with more
-memory (`POST /v1/requests/{id}/retry`). It is None where the command is for a terminal alone.
+`again` says what the button beside the command does: submit `request_id` once more, with `limits`
+(`POST /v1/requests/{id}/retry`). It is None where the command is for a terminal alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ....requests_db.records import Environment, Event, Json, Replica, Request
 from ....requests_db.states import ReplicaState
 from ....system.hidden_values import hide_credentials
 from ...api.views import error_view
-from ...dispatch.oom_policy import more_mb, more_memory_command
+from ...dispatch.oom_policy import MoreMemory, is_over_session_limit, more_memory_after
 from ...dispatch.running import label_of
 
 _MEMORY = re.compile(r"--memory (\d+)M")
@@ -28,7 +28,9 @@ def death_of_request(request: Request) -> Json:
     error = error_view(request.error, request.payload) or {}
     suggested = _MEMORY.search(request.error.hint or "")
     megabytes = int(suggested[1]) if suggested else None
-    is_possible = megabytes is not None and request.operation in ("launch", "rollout")
+    again = None
+    if megabytes is not None and request.operation in ("launch", "rollout"):
+        again = _again(MoreMemory(request.id, "memory_mb", megabytes))
     return {
         "id": request.id,
         "at": request.finished_at,
@@ -39,7 +41,7 @@ def death_of_request(request: Request) -> Json:
         "evidence": _evidence(error["evidence"]),
         "log_tail": error["log_tail"],
         "log": f"#/request/{request.id}",
-        "again": {"request_id": request.id, "memory_mb": megabytes} if is_possible else None,
+        "again": again,
     }
 
 
@@ -67,11 +69,7 @@ def death_of_replica(replica: Replica, environment: Environment, at: float | Non
     if reason is None or reason.get("kind") != ExitKind.OOM_KILLED:
         return None
     exited = ExitReason.from_json(reason)
-    death = _of_environment(environment, exited, "--memory")
-    launch, megabytes = environment.request_id, more_mb(exited)
-    if launch and megabytes:
-        death["again"] = {"request_id": launch, "memory_mb": megabytes}
-    return death | {
+    return _of_environment(environment, exited, more_memory_after(environment, exited)) | {
         # Pids alone are not enough: those of instances of some engines are not known.
         "id": f"{replica.id}:{exited.pid}:{replica.restarts + (replica.state in _DOWN)}",
         "at": at,
@@ -86,8 +84,9 @@ def death_of_shard(replica: Json, environment: Environment) -> Json | None:
     reason = last.get("reason")
     if reason is None or reason.get("kind") != ExitKind.OOM_KILLED:
         return None
-    option = "--session-memory" if last.get("isolated") else "--memory"
-    return _of_environment(environment, ExitReason.from_json(reason), option) | {
+    exited = ExitReason.from_json(reason)
+    more = more_memory_after(environment, exited, is_session=is_over_session_limit(last))
+    return _of_environment(environment, exited, more) | {
         "id": f"{replica['id']}:{last.get('pid')}",
         "at": last.get("at"),
         "subject": f"{environment.name} replica {replica['ordinal']}",
@@ -95,16 +94,19 @@ def death_of_shard(replica: Json, environment: Environment) -> Json | None:
     }
 
 
-def _of_environment(environment: Environment, exited: ExitReason, option: str) -> Json:
-    name = environment.name
+def _of_environment(environment: Environment, exited: ExitReason, more: MoreMemory | None) -> Json:
     return {
-        "environment": name,
-        "hint": more_memory_command(environment, exited, option),
+        "environment": environment.name,
+        "hint": more.command if more else None,
         "evidence": _evidence(exited.to_json()),
         "log_tail": [],
-        "log": f"#/environment/{name}",
-        "again": None,
+        "log": f"#/environment/{environment.name}",
+        "again": _again(more) if more else None,
     }
+
+
+def _again(more: MoreMemory) -> Json:
+    return {"request_id": more.request_id, "limits": {more.limit: more.megabytes}}
 
 
 def _evidence(reason: Json | None) -> Json | None:

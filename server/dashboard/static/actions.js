@@ -75,11 +75,10 @@ async function mayReplace(app, requestId) {
   });
 }
 
-/** Submit a request once more, with other memory, when that is given; whether it was. */
-export async function retry(app, requestId, label, memoryMb) {
+/** Submit a request once more, with other `limits` (`{memory_mb}`), when these are given; whether it was. */
+export async function retry(app, requestId, label, limits = {}) {
   if (!(await doing(app, null, () => mayReplace(app, requestId)))) return false;
-  const body = memoryMb ? { memory_mb: memoryMb } : {};
-  const answer = await doing(app, `${label} runs again`, () => app.api("POST", `/v1/requests/${requestId}/retry`, body));
+  const answer = await doing(app, `${label} runs again`, () => app.api("POST", `/v1/requests/${requestId}/retry`, limits));
   if (answer) app.go(`#/request/${answer.request_id}`);
   return answer !== null;
 }

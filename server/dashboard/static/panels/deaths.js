@@ -23,6 +23,8 @@ function facts(evidence) {
   ].filter(([, value]) => value);
 }
 
+const moreOf = ({ memory_mb: all, session_memory_mb: session }) => (session ? `${session} MB a session` : `${all} MB`);
+
 function card(app, death, update) {
   const isCommand = death.hint?.startsWith("openenv ");
   const tail = death.log_tail?.length ? h("details", {}, h("summary", {}, "Last lines of its log"), h("pre", {}, death.log_tail.join("\n"))) : null;
@@ -33,8 +35,8 @@ function card(app, death, update) {
     tail,
     h("p", { class: "buttons" },
       death.again ? h("button", { type: "button", class: "primary", onclick: async () => {
-        if (await retry(app, death.again.request_id, death.subject, death.again.memory_mb)) { see([death.id]); update(); }
-      } }, `Run again with ${death.again.memory_mb} MB`) : null,
+        if (await retry(app, death.again.request_id, death.subject, death.again.limits)) { see([death.id]); update(); }
+      } }, `Run again with ${moreOf(death.again.limits)}`) : null,
       death.runs_again_with_bytes ? h("strong", {}, `It runs again by itself, with ${size(death.runs_again_with_bytes)}.`) : null,
       isCommand ? h("code", { class: "command" }, death.hint) : h("span", {}, death.hint ?? ""),
       isCommand ? copyButton(app, "command", () => death.hint) : null,
