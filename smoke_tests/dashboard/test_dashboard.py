@@ -38,6 +38,13 @@ def rollout(dashboard_machine: Machine) -> Iterator[str]:
         yield str(request["id"])
 
 
+@pytest.fixture(scope="session")
+def killed(dashboard_machine: Machine) -> str:
+    """A launch that was killed for memory; its id."""
+    words = ("launch", "hungry_env:Hungry", "--name", "killed", "--memory", "100M", "--json")
+    return str(dashboard_machine.run(*words, cwd=HERE).json["request_id"])
+
+
 @pytest.fixture
 def launched(dashboard_machine: Machine) -> Iterator[str]:
     """An environment that runs; what a test has made of it is taken down."""
@@ -269,17 +276,20 @@ MOVES = """
 
 PLACES = (
     *("/", "/launch", "/rollouts", "/rollouts/{rollout}/000003"),
-    *("/environment/maze", "/request/{rollout}"),
+    *("/environment/maze", "/request/{rollout}", "/request/{killed}"),
 )
 
 
-def settled(dashboard: Dashboard, place: str, rollout: str) -> Any:
-    """The page of a place, with what it loads."""
-    page = dashboard.show(place.format(rollout=rollout))
+def settled(dashboard: Dashboard, place: str, rollout: str, killed: str) -> Any:
+    """The page of a place, with what it loads; of each, a death for memory is a part."""
+    page = dashboard.show(place.format(rollout=rollout, killed=killed))
+    body_of(page, "deaths").locator("article").first.wait_for()
     if place.endswith("000003"):
         page.get_by_role("img", name="screen at step 0").wait_for()
     elif place.startswith("/environment"):
         page.get_by_role("link", name=re.compile("^[0-9a-f]{8}$")).wait_for()
+    elif place == "/request/{killed}":
+        body_of(page, "page-request").get_by_role("alert").get_by_text("Out of memory").wait_for()
     elif place.startswith("/request"):
         page.get_by_text("succeeded").first.wait_for()
     return page
@@ -288,10 +298,10 @@ def settled(dashboard: Dashboard, place: str, rollout: str) -> Any:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("color_scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious(
-    open_dashboard: Open, rollout: str, color_scheme: str, place: str
+    open_dashboard: Open, rollout: str, killed: str, color_scheme: str, place: str
 ) -> None:
     dashboard = open_dashboard(color_scheme=color_scheme)
-    page = settled(dashboard, place, rollout)
+    page = settled(dashboard, place, rollout, killed)
     assert not dashboard.serious_findings()
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     is_dark = max(map(int, re.findall(r"\d+", background)[:3])) < 100
@@ -299,10 +309,13 @@ def test_axe_finds_nothing_serious(
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_nothing_is_wider_than_a_telephone(open_dashboard: Open, rollout: str, place: str) -> None:
+def test_nothing_is_wider_than_a_telephone_nor_found_by_axe_there(
+    open_dashboard: Open, rollout: str, killed: str, place: str
+) -> None:
     dashboard = open_dashboard(viewport=NARROW)
-    settled(dashboard, place, rollout)
+    settled(dashboard, place, rollout, killed)
     assert not dashboard.overflow()
+    assert not dashboard.serious_findings()
 
 
 def test_a_keyboard_is_enough(dashboard: Dashboard) -> None:

@@ -50,6 +50,7 @@ export default {
       h("p", {}, h("code", { class: "address" }), " ", copyButton(app, "address", () => addressOf(app, name))),
       code, copyButton(app, "snippet", async () => snippet(await addressOf(app, name))));
     const replicas = table(`Replicas of ${name}`, [["Replica"], ["State"], ["Sessions", "number"], ["Steps/s", "number"], ["Restarts", "number p2"], ["Lag p99", "number p2"], ["Memory", "number"], ["Pid", "number p2"], ["What happened"]]);
+    Object.assign(replicas.element, { tabIndex: 0, role: "region", ariaLabel: "Replicas" }); // it has no link: else no key scrolls it
     const generations = table(`Generations of ${name}`, [["Generation"], ["State"], ["Began", "number"], ["Launch"], ["Why"], ["Action"]]);
     body.append(problem, facts, h("p", { class: "buttons" }, buttons), address, h("h3", {}, "Replicas"), replicas.element, h("h3", {}, "Generations"), generations.element, h("h3", {}, "Log"));
     const log = logView(app, `environments/${name}`);
