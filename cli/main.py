@@ -168,7 +168,11 @@ def run(arguments: list[str]) -> int:
         from .output import Output
 
         exc.show()
-        details = {"kind": "usage", "message": exc.format_message(), "hint": "see --help"}
+        hint = "see --help"
+        if example := _example(exc):
+            hint = f"for example: {example}"
+            sys.stderr.write(f"For example: {example}\n")
+        details = {"kind": "usage", "message": exc.format_message(), "hint": hint}
         Output(as_json="--json" in arguments).json({"error": details})
         return exit_codes.USAGE
     except ClientError as exc:
@@ -213,6 +217,16 @@ def _tell(error: ClientError, *, as_json: bool) -> None:
     for line in lines:
         output.note(line)
     output.json(answer)
+
+
+def _example(error: click.ClickException) -> str | None:
+    """Return the first example of a command that lacks an argument."""
+    from .examples import EXAMPLES
+
+    if not isinstance(error, click.MissingParameter) or error.ctx is None:
+        return None
+    examples = EXAMPLES.get(error.ctx.command_path, ())
+    return examples[0][0] if examples else None
 
 
 def _unknown(name: str) -> str:

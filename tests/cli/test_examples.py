@@ -9,8 +9,11 @@ from collections.abc import Iterator
 import click
 import pytest
 
+from openenvd.cli import exit_codes
 from openenvd.cli.examples import EXAMPLES
 from openenvd.cli.main import COMMANDS, cli
+
+from .conftest import Command
 
 TOP = click.Context(cli, info_name="openenv", help_option_names=["-h", "--help"])
 
@@ -49,3 +52,25 @@ def test_every_example_is_a_command_line(line: str) -> None:
         assert found is not None, line
         command = found
     command.make_context("it", words, parent=TOP)  # raises where it is none
+
+
+LACKING = [path for path, each in commands() if any(given.required for given in each.params)]
+
+
+@pytest.mark.parametrize("path", LACKING)
+def test_a_command_without_its_argument_shows_an_example(path: str, command: Command) -> None:
+    answer = command(*path.split()[1:])
+    assert answer.code == exit_codes.USAGE
+    line, _ = EXAMPLES[path][0]
+    assert answer.err.endswith(f"For example: {line}\n")
+
+
+def test_the_example_is_the_hint_in_json(command: Command) -> None:
+    hint = command("launch", "--json").json["error"]["hint"]
+    assert hint == "for example: openenv launch echo"
+
+
+def test_what_is_wrong_otherwise_has_no_example(command: Command) -> None:
+    answer = command("launch", "echo", "--nothing", "--json")
+    assert "For example" not in answer.err
+    assert answer.json["error"]["hint"] == "see --help"
