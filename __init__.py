@@ -11,7 +11,6 @@ imports this package inside other projects' Pythons.
 """
 
 import sys
-from typing import Any
 
 __version__ = "0.1.0"
 
@@ -21,7 +20,7 @@ if sys.platform != "linux":  # elsewhere there is no /proc to identify processes
     importlib.import_module(".processes.macos", __name__).install()
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in ("AsyncClient", "Client"):  # their types: `__init__.pyi`
         from importlib import import_module
 

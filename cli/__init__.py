@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: `openenv`, and `openenvd`, the same under a name no other package has.
 
+    entry.py        what the console scripts call
     main.py         the command group, and where errors become exit codes
     exit_codes.py   the exit codes, and which error or outcome has which
     up.py           up, stop, info

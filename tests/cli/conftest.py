@@ -18,7 +18,7 @@ from openenvd.server.settings import Paths
 
 from ..client.fake_daemon import FakeDaemon, serving
 
-PROGRAM = [sys.executable, "-P", "-c", "from openenvd.cli.main import main; main()"]
+PROGRAM = [sys.executable, "-P", "-c", "from openenvd.cli.entry import main; main()"]
 
 
 @dataclass(frozen=True)

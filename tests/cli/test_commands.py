@@ -328,6 +328,15 @@ def test_an_interrupted_launch_detaches_and_prints_how_to_follow_it(
     assert not [call for call in fake.calls if call[1].endswith("/cancel")]
 
 
+def test_an_interrupt_during_imports_ends_without_a_traceback(
+    process: Process, tmp_path: Path
+) -> None:
+    (tmp_path / "click.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)\n")
+    started = process("status", PYTHONPATH=str(tmp_path))
+    assert started.communicate() == ("", "\n")
+    assert started.returncode == exit_codes.INTERRUPTED
+
+
 def test_a_second_interrupt_cancels(
     process: Process, fake: FakeDaemon, accepts: Callable[..., None]
 ) -> None:
