@@ -9,7 +9,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 
+AT_ONCE = 2  # most of them wait for much of their time, and their figures are not kept
 PROGRAMS = (
     ("cold_cli", 5, ""),
     ("idle_memory", 1, ""),
@@ -38,15 +40,30 @@ PROGRAMS = (
 )
 
 
+def run(name: str, repetitions: int, more: str) -> tuple[str, int]:
+    """One program's output, with its seconds, and its exit code."""
+    command = [sys.executable, "-m", f"load_tests.{name}", "--repetitions", str(repetitions)]
+    started = time.monotonic()
+    done = subprocess.run(
+        [*command, *more.split()],
+        check=False,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    return f"{done.stdout}  ({name}: {time.monotonic() - started:.0f} s)\n", done.returncode
+
+
 def main() -> int:
-    """Run them one after the other; the first failure is the answer."""
-    for name, repetitions, more in PROGRAMS:
-        command = [sys.executable, "-m", f"load_tests.{name}", "--repetitions", str(repetitions)]
-        command += more.split()
-        started = time.monotonic()
-        if (code := subprocess.run(command, check=False).returncode) != 0:
-            return code
-        print(f"  ({name}: {time.monotonic() - started:.0f} s)\n", flush=True)
+    """Run them, print what each says as it ends, and end with the code of the first that fails."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        runs = [pool.submit(run, *program) for program in PROGRAMS]
+        for done in as_completed(runs):
+            output, code = done.result()
+            print(output, flush=True)
+            if code != 0:
+                pool.shutdown(wait=False, cancel_futures=True)
+                return code
     return 0
 
 
