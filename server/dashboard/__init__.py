@@ -30,8 +30,9 @@ entity of that id, drop forgets it. There is no replay: who reconnects gets a sn
 whom more than `MAX_WAITING_BYTES` would wait loses them, and gets a snapshot when it reads again.
 What does not change is not sent. It is compressed where the browser takes that.
 
-A tab has this one stream and short calls: a browser has six connections to one server for all of
-its tabs. One that is hidden has none, and takes a snapshot each 30 seconds (`static/session.js`).
+A window has this one stream and short calls: a browser has six connections to one server for all
+of its windows. Four have a stream; further ones take a snapshot each 2 seconds, and one that is
+hidden each 30 (`static/session.js`).
 
 Kinds, and the fields of their entities (times are seconds since the epoch, sizes bytes):
 

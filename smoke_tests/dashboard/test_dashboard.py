@@ -415,6 +415,29 @@ def test_eight_tabs_are_open_at_once(dashboard_machine: Machine, tmp_path: Path)
             tabs.until(number, "document.querySelector('main').innerText.includes('cancelled')")
 
 
+@pytest.mark.timeout(400)  # as those of the tabs
+def test_eight_windows_are_seen_at_once(
+    open_dashboard: Open, dashboard_machine: Machine, tmp_path: Path
+) -> None:
+    """Each follows the log of one request, and sees it end."""
+    (tmp_path / "stuck_env.py").write_text(NEVER_READY)
+    machine = dashboard_machine
+    machine.ok("launch", "stuck_env:Stuck", "--name", "seen", "--async", cwd=tmp_path)
+    [request] = [r for r in machine.status()["requests"] if r["label"] == "launch seen"]
+    first = open_dashboard()
+    context = first.page.context
+    windows = [first, *(Dashboard(machine, context.new_page(), first.address) for _ in "1234567")]
+    for window in windows:
+        page = window.show(f"/request/{request['id']}")
+        assert not page.evaluate("document.hidden")
+        page.get_by_role("log").get_by_text("starting").first.wait_for()
+    machine.ok("cancel", request["id"])
+    for window in windows:
+        body_of(window.page, "page-request").get_by_text("cancelled").first.wait_for()
+        assert window.page.locator("[data-connection=connected]").count()
+    assert not [error for window in windows for error in window.errors]
+
+
 @pytest.mark.usefixtures("browser")
 def test_the_title_of_a_hidden_tab_tells_of_a_death(
     dashboard_machine: Machine, tmp_path: Path

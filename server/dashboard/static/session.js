@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Signing in, calls to the daemon, and the one stream of the tab.
+// Signing in, calls to the daemon, and the one stream of the window.
 //
 // The session is a cookie that no script sees, and a key that is kept for this origin alone: see
 // server/api/browser_sessions.py.
 
 const KEY = "openenvd-key";
 const RETRY_MILLISECONDS = 1000;
-const HIDDEN_MILLISECONDS = 30000; // between two looks of a tab that nobody sees
+const HIDDEN_MILLISECONDS = 30000; // between two looks of a window that nobody sees
+const STREAMS = 4; // at once, of all windows: a browser has six connections to one server
+const LOOK_MILLISECONDS = 500; // that a window without a stream of its own is connected
+const AWAY_MILLISECONDS = 1500; // and that it is not
 const SILENCE_MILLISECONDS = 40000; // the daemon sends a comment each 15 seconds
 
 export class CallFailed extends Error {
@@ -97,7 +100,22 @@ export async function* events(path, signal, first = null) {
   }
 }
 
-/** The one stream of this tab: what the daemon has, and the log that is shown. */
+/**
+ * One of the browser's STREAMS, until the function that is returned is called; null: all are taken.
+ * Where there are no locks (not HTTPS, and not this machine's own address), each window has one.
+ */
+async function takeStream() {
+  for (let at = 0; at < STREAMS && navigator.locks; at += 1) {
+    const release = await new Promise((taken) => {
+      const hold = (lock) => (lock ? new Promise((released) => taken(released)) : taken(null));
+      navigator.locks.request(`openenvd-stream-${at}`, { ifAvailable: true }, hold).catch(() => taken(null));
+    });
+    if (release) return release;
+  }
+  return navigator.locks ? null : () => {};
+}
+
+/** The stream of this window: what the daemon has, and the log that is shown. */
 export class Stream {
   #log = null; // {name, onText, place}: up to where the text is here
   #stopping = new AbortController();
@@ -122,15 +140,18 @@ export class Stream {
 
   /**
    * Follow it, for ever: `onEvent(name, data)`, and `onState` with how it stands.
-   * A tab that is hidden holds no connection, of which a browser has six for all tabs; it takes a
-   * snapshot each HIDDEN_MILLISECONDS, so that its title tells of a death.
+   * A window that is hidden, or for which no stream is left, takes a snapshot and what is new of the
+   * log each HIDDEN_MILLISECONDS or AWAY_MILLISECONDS; a hidden one, so that its title tells of a death.
    */
   async follow(onEvent, onState) {
     let first = takeFirst();
     for (;;) {
       const stopping = (this.#stopping = new AbortController());
+      const release = document.hidden ? null : await takeStream();
       const log = this.#log;
-      if (log) { first?.stopping.abort(); first = null; }
+      let hasLooked = false;
+      const look = () => setTimeout(() => { hasLooked = true; stopping.abort(); }, LOOK_MILLISECONDS);
+      if (log || stopping.signal.aborted) { first?.stopping.abort(); first = null; }
       try {
         const path = `/v1/dashboard/stream${log ? `?${new URLSearchParams({ log: log.name, place: log.place })}` : ""}`;
         for await (const [event, data] of events(path, stopping.signal, first)) {
@@ -138,12 +159,15 @@ export class Stream {
           if (event === "snapshot") onState("connected");
           onEvent(event, data);
           if (document.hidden) break;
+          if (event === "snapshot" && !release) look();
         }
       } catch (error) {
         if (error.status === 401) {
           localStorage.removeItem(KEY);
           return onState("signed-out");
         }
+      } finally {
+        release?.();
       }
       first = null;
       const isLost = !stopping.signal.aborted && !document.hidden;
@@ -151,6 +175,7 @@ export class Stream {
       stopping.abort();
       if (isLost) await this.#pause(RETRY_MILLISECONDS);
       else if (document.hidden) await this.#pause(HIDDEN_MILLISECONDS);
+      else if (hasLooked) await this.#pause(AWAY_MILLISECONDS);
     }
   }
 
