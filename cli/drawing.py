@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
@@ -191,8 +191,10 @@ def generations_table(generations: Sequence[dict[str, Any]], now: float) -> Tabl
     return table
 
 
-def requests_table(requests: Sequence[dict[str, Any]], now: float | None = None) -> Table:
-    """One line for each request."""
+def requests_table(
+    requests: Sequence[dict[str, Any]], now: float | None = None, *, told: Container[str] = ()
+) -> Table:
+    """One line for each request, with a remark unless its id is in `told`."""
     now = time.time() if now is None else now
     table = Table("REQUEST", "ID", "STATE", "WHEN", "")
     for request in requests:
@@ -201,7 +203,7 @@ def requests_table(requests: Sequence[dict[str, Any]], now: float | None = None)
             phrases.short_id(request["id"]),
             state_cell(request["state"]),
             phrases.timing(request, now),
-            remark(request),
+            "" if request["id"] in told else remark(request),
         )
     return table
 

@@ -31,7 +31,7 @@ from .options import connect, find_target, json_option
 from .output import Output, bad, faint
 
 REQUESTS_OF_ENVIRONMENT = 10
-FAILURES_SHOWN = 3  # the latest in full; the table has a line of each
+FAILURES_SHOWN = 3  # the latest in full; the table has the message of each other one
 REDRAW_SECONDS = 1.0  # for the ages
 _ENDED = frozenset({"FAILED", "STOPPED"})
 LEAST_PAUSE_SECONDS = 0.1  # between two drawings, however much happens
@@ -93,7 +93,7 @@ def picture(found: dict[str, Any], now: float) -> list[Drawn]:
     if strays := found.get("strays"):
         parts += ["", *_strays(strays)]
     if requests:
-        parts += ["", requests_table(requests, now)]
+        parts += ["", requests_table(requests, now, told=_told_below(found))]
     if not environments and not requests:
         parts += ["", "Nothing has been launched yet. Try: openenv launch echo"]
     failures = _failures(found)
@@ -178,22 +178,30 @@ def _lag(loop: dict[str, Any] | None) -> str:
 
 def _failures(found: dict[str, Any]) -> list[str]:
     lines: list[str] = []
-    told = set()
     for environment in found["environments"]:
         lines += environment_failure(environment)
-        if environment.get("error"):
-            told.add(environment.get("request_id"))  # its launch failed of the same
-    failed = [
-        request
-        for request in _without_earlier_launches(found["requests"])
-        if request["state"] == RequestState.FAILED and request["id"] not in told
-    ]
+    failed = _failed(found)
     for request in failed[:FAILURES_SHOWN]:
         lines += request_failure(request)
     if len(failed) > FAILURES_SHOWN:
         more = len(failed) - FAILURES_SHOWN
         lines.append(f"  and {more} more: openenv requests --state failed")
     return lines
+
+
+def _failed(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what failed, without launches whose environment says why."""
+    said = {each.get("request_id") for each in found["environments"] if each.get("error")}
+    return [
+        request
+        for request in _without_earlier_launches(found["requests"])
+        if request["state"] == RequestState.FAILED and request["id"] not in said
+    ]
+
+
+def _told_below(found: dict[str, Any]) -> set[str]:
+    """Return the ids of the requests whose failure has a block below the table."""
+    return {request["id"] for request in _failed(found)[:FAILURES_SHOWN]}
 
 
 def _without_earlier_launches(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -506,6 +506,17 @@ def test_status_of_a_name_shows_the_latest_failures_and_counts_the_others(
     assert "and 2 more: openenv requests --state failed" in out
 
 
+def test_status_tells_each_failure_once(command: Command, fake: FakeDaemon) -> None:
+    failed = [
+        {**FAILED, "id": f"{n:016x}", "error": {**FAILED["error"], "message": f"no licence {n}"}}
+        for n in range(5)
+    ]
+    answer = {"daemon": daemon_json(fake), "environments": [], "requests": failed}
+    fake.get("/v1/status", answer)
+    out = command("status").out.lower()
+    assert [out.count(f"no licence {n}") for n in range(5)] == [1] * 5
+
+
 def test_an_empty_status_suggests_a_command(command: Command, fake: FakeDaemon) -> None:
     fake.get("/v1/status", {"daemon": daemon_json(fake), "environments": [], "requests": []})
     assert "openenv launch echo" in command("status").out
