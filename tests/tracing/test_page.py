@@ -15,6 +15,7 @@ SOURCES = (
 )
 NAMESPACES = "error|http|messaging|network|openenvd|process|server|service|url|user_agent"
 SET = re.compile(rf'"((?:{NAMESPACES})(?:\.[a-z_]+)+)"')
+QUERIED = re.compile(r"(?:span|resource)\.([a-z_]+(?:\.[a-z_]+)+) [!=]")
 LISTED = re.compile(r"^\| `([a-z_]+(?:\.[a-z_]+)+)` \|", re.MULTILINE)
 
 
@@ -22,3 +23,10 @@ def test_the_page_lists_the_attributes_of_the_code() -> None:
     code = "".join((ROOT / source).read_text() for source in SOURCES)
     page = (ROOT / "docs" / "tracing.md").read_text()
     assert set(SET.findall(code)) == set(LISTED.findall(page))
+
+
+def test_the_queries_of_the_page_ask_for_attributes_that_it_lists() -> None:
+    page = (ROOT / "docs" / "tracing.md").read_text()
+    queried = set(QUERIED.findall(page))
+    assert queried >= {"openenvd.exit.kind"}
+    assert queried <= set(LISTED.findall(page))
