@@ -108,6 +108,23 @@ def test_what_the_daemon_refuses_is_told_beside_its_field(
     dashboard.errors.clear()  # the browser notes the 422 itself
 
 
+def test_numbers_and_times_are_written_as_people_write_them(dashboard: Dashboard) -> None:
+    page = dashboard.show("/")
+    assert page.evaluate(WRITTEN) == [
+        *("0", "999", "1,000", "1,234,567.3", "0.1", "12.3", "-4,096", "–", "–"),
+        *("13:05:09", "–"),
+    ]
+
+
+WRITTEN = """
+async () => {
+  const { clock, number } = await import("/dashboard/dom.js");
+  const numbers = [0, 999, 1000, 1234567.26, 0.06, 12.25, -4096, null, undefined];
+  return [...numbers.map(number), clock(new Date(2026, 0, 2, 13, 5, 9) / 1000), clock(null)];
+}
+"""
+
+
 def test_an_environment_is_scaled(dashboard: Dashboard, launched: str) -> None:
     page = dashboard.show("/")
     row = row_of(page, "environments", launched)

@@ -198,6 +198,7 @@ def test_the_page_has_nothing_inline_and_nothing_from_elsewhere() -> None:
         found = re.findall(r"(?:src|href|import|from|url\()\W{0,3}https?://", text)
         assert not found, path
         assert "innerHTML" not in text, path
+        assert not re.search(r"\.toLocale\w+\(|Intl\.", text), f"{path} is slow at first"
 
 
 def test_all_modules_are_asked_for_at_once() -> None:

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Charts of our own, in SVG: lines over time, and a histogram. Each says in words what it shows.
 
+import { number } from "./dom.js";
+
 const WIDTH = 420;
 const HEIGHT = 125;
 const EDGE = { left: 46, right: 10, top: 10, bottom: 22 };
@@ -21,7 +23,7 @@ export function short(value) {
   const size = Math.abs(value);
   if (size >= 1e6) return `${(value / 1e6).toPrecision(3)}M`;
   if (size >= 1e4) return `${(value / 1e3).toPrecision(3)}k`;
-  if (Number.isInteger(value)) return value.toLocaleString("en-US");
+  if (Number.isInteger(value)) return number(value);
   return size < 0.001 ? value.toExponential(1) : String(Number(value.toPrecision(3)));
 }
 

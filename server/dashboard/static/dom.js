@@ -77,8 +77,11 @@ export function lag(seconds) {
   return seconds < 1 ? `${(seconds * 1000).toFixed(0)} ms` : `${seconds.toFixed(1)} s`;
 }
 
+/** 1,234.5. Not by `toLocaleString`, whose first call loads locales for 50 ms, before the first screen. */
 export function number(value) {
-  return value === null || value === undefined ? "–" : value.toLocaleString("en-US", { maximumFractionDigits: 1 });
+  if (value === null || value === undefined) return "–";
+  const [whole, part] = String(Math.round(value * 10) / 10).split(".");
+  return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (part ? `.${part}` : "");
 }
 
 export function plural(count, noun) {
@@ -86,7 +89,7 @@ export function plural(count, noun) {
 }
 
 export function clock(at) {
-  return at ? new Date(at * 1000).toLocaleTimeString([], { hour12: false }) : "–";
+  return at ? new Date(at * 1000).toTimeString().slice(0, 8) : "–"; // 23:59:59 GMT+0100 (…)
 }
 
 /** `3 s` ago, kept right by `tick`: the element's own age, without a redraw of its row. */
