@@ -6,7 +6,8 @@ Times are seconds since the epoch (DOUBLE), sizes bytes, JSON is text that `rows
 The database itself holds the invariants: a state is one of the enum's, only a final request has
 `finished_at`, only a running one has an attempt behind it. Indexes are partial, so that what
 a daemon asks all day costs the same whether ten requests have ended or a million: the claim reads
-`ix_requests_claim` (pending rows alone), lists of active requests `ix_requests_unfinished`.
+`ix_requests_claim` (pending rows alone), lists of active requests `ix_requests_unfinished`, those of
+failed ones `ix_requests_failed`.
 Their conditions are literals, because a planner cannot match a bound parameter to them.
 
 `rank` is the place in the queue, smallest first: when the request arrived, on the queue's own clock
@@ -68,6 +69,7 @@ def _one_of(column: str, values: Iterable[StrEnum]) -> str:
 _FINAL = _one_of("state", [state for state in RequestState if state in FINAL_STATES])
 _IS_PENDING = text("state = 'PENDING'")
 _IS_UNFINISHED = text("finished_at IS NULL")
+_IS_FAILED = text("state = 'FAILED'")
 _HAS_KEY = text("idempotency_key IS NOT NULL")
 _HAS_ENVIRONMENT = text("environment IS NOT NULL")
 
@@ -118,6 +120,7 @@ Index("ix_requests_id", _r.id, unique=True)
 Index("ix_requests_idempotency_key", _r.idempotency_key, unique=True, sqlite_where=_HAS_KEY)
 Index("ix_requests_claim", _r.schedule, _r.rank, _r.seq, sqlite_where=_IS_PENDING)
 Index("ix_requests_unfinished", _r.seq, sqlite_where=_IS_UNFINISHED)
+Index("ix_requests_failed", _r.seq, sqlite_where=_IS_FAILED)
 Index("ix_requests_environment", _r.environment, _r.seq, sqlite_where=_HAS_ENVIRONMENT)
 
 environments = Table(

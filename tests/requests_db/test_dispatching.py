@@ -124,6 +124,13 @@ def test_a_list_of_active_requests_reads_the_index_of_unfinished_ones(
     assert "ix_requests_unfinished" in plan_of(writer, statements.RUNNING_REQUESTS)
 
 
+def test_a_list_of_failed_requests_reads_their_index(writer: WriteConnection) -> None:
+    query = statements.newest_requests(frozenset({RequestState.FAILED}), frozenset())
+    plan = plan_of(writer, query, up_to=5)
+    assert "ix_requests_failed" in plan
+    assert "TEMP B-TREE" not in plan
+
+
 def test_started_records_the_worker_of_the_request(
     make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
