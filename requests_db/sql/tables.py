@@ -6,9 +6,9 @@ Times are seconds since the epoch (DOUBLE), sizes bytes, JSON is text that `rows
 The database itself holds the invariants: a state is one of the enum's, only a final request has
 `finished_at`, only a running one has an attempt behind it. Indexes are partial, so that what
 a daemon asks all day costs the same whether ten requests have ended or a million: the claim reads
-`ix_requests_claim` (pending rows alone), lists of active requests `ix_requests_unfinished`, those of
-failed ones `ix_requests_failed`.
-Their conditions are literals, because a planner cannot match a bound parameter to them.
+`ix_requests_claim` (pending rows alone), lists of active requests `ix_requests_unfinished`, lists
+of failed ones `ix_requests_failed`. Their conditions are literals, because a planner cannot match a
+bound parameter to them.
 
 `rank` is the place in the queue, smallest first: when the request arrived, on the queue's own clock
 (`queue_clock.py`), moved ahead by `PRIORITY_STEP_SECONDS` for each step of its priority. Since all
