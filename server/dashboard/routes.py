@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard's routes: its page and files, signing in, the stream.
 
-Files are read and compressed when they are first asked for, and carry their hash: a browser that
-has them is told so. The stream is compressed too. Neither has a secret that its length could tell
-of: the key of a session is in the answer alone that begins it, which is not compressed.
+Files are read and compressed when one is first asked for. The page names them below a folder that
+is the hash of them all, `/dashboard/HASH/app.js`: a browser keeps these, and asks for the page
+alone, which carries its own hash. The stream is compressed too. Neither has a secret that its
+length could tell of: the key of a session is in the answer alone that begins it, which is not
+compressed.
 The headers keep the page to itself: nothing from elsewhere, nothing inline, in no frame.
 """
 
@@ -15,11 +17,12 @@ import hashlib
 import mimetypes
 import re
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.resources import files
-from typing import Annotated, Any
+from importlib.resources.abc import Traversable
+from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -55,6 +58,8 @@ _INDEX = "index.html"
 _LEVEL, _WINDOW_BITS, _MEMORY_LEVEL = 3, 13, 4
 _GZIP = 16  # added to the window: zlib then writes the format of gzip
 _VARIES = {"Vary": "Accept-Encoding"}
+_VERSION = re.compile(r"^[0-9a-f]{16}/")
+_KEPT = "public, max-age=31536000, immutable"
 
 LogName = Annotated[
     str | None,
@@ -158,11 +163,23 @@ class _File:
     media_type: str | None
 
 
-async def _file(name: str, request: Request) -> Response:
-    found = _read.get(name) or await asyncio.to_thread(_content, name)
+@dataclass(frozen=True, slots=True)
+class _PageFiles:
+    """All files of the page by their names, 40 kB: nothing else is opened, whatever a path says."""
+
+    version: str  # changes with any of them
+    files: Mapping[str, _File]
+
+
+async def _file(path: str, request: Request) -> Response:
+    page_files = await asyncio.to_thread(_page_files)
+    name = _VERSION.sub("", path)
+    found = page_files.files.get(name)
     if found is None:
         raise NotFound(f"the dashboard has no file {name!r}")
-    headers = {**SECURITY_HEADERS, **_VARIES, "ETag": found.tag, "Cache-Control": "no-cache"}
+    is_kept = path == f"{page_files.version}/{name}"
+    headers = {**SECURITY_HEADERS, **_VARIES, "ETag": found.tag}
+    headers["Cache-Control"] = _KEPT if is_kept else "no-cache"
     if request.headers.get("if-none-match") == found.tag:
         return Response(status_code=304, headers=headers)
     if not _takes_gzip(request):
@@ -172,30 +189,27 @@ async def _file(name: str, request: Request) -> Response:
     return Response(found.content, media_type=found.media_type, headers=headers)
 
 
-_read: dict[str, _File] = {}  # 40 kB in all
-
-
 @lru_cache(1)
-def _names() -> frozenset[str]:
-    """The files there are: nothing else is opened, whatever a path says."""
-
-    def below(folder: Any, prefix: str) -> list[str]:
-        found: list[str] = []
-        for entry in folder.iterdir():
-            name = prefix + entry.name
-            found += below(entry, f"{name}/") if entry.is_dir() else [name]
-        return found
-
-    return frozenset(below(_FILES, ""))
+def _page_files() -> _PageFiles:
+    contents = dict(_contents(_FILES, ""))
+    version = hashlib.sha256(repr(sorted(contents.items())).encode()).hexdigest()[:16]
+    html = contents[_INDEX].replace(PAGE_FILES.encode(), f"{PAGE_FILES}{version}/".encode())
+    contents[_INDEX] = html
+    return _PageFiles(version, {name: _compress(name, each) for name, each in contents.items()})
 
 
-def _content(name: str) -> _File | None:
-    if name not in _names():
-        return None
-    content = _FILES.joinpath(*name.split("/")).read_bytes()
+def _contents(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        name = prefix + entry.name
+        if entry.is_dir():
+            yield from _contents(entry, f"{name}/")
+        else:
+            yield name, entry.read_bytes()
+
+
+def _compress(name: str, content: bytes) -> _File:
     tag = f'W/"{hashlib.sha256(content).hexdigest()[:20]}"'  # weak: of both encodings
-    _read[name] = _File(gzip.compress(content, mtime=0), tag, mimetypes.guess_type(name)[0])
-    return _read[name]
+    return _File(gzip.compress(content, mtime=0), tag, mimetypes.guess_type(name)[0])
 
 
 def _sessions(request: Request) -> BrowserSessions:

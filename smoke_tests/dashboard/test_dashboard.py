@@ -126,6 +126,21 @@ async () => {
 """
 
 
+def test_a_second_look_asks_for_no_file_again(dashboard: Dashboard) -> None:
+    first = dashboard.show("/")
+    page = first.context.new_page()
+    page.goto(dashboard.address)
+    page.locator("[data-connection=connected]").wait_for()
+    assert page.evaluate(FETCHED) == []
+
+
+FETCHED = """
+() => performance.getEntriesByType("resource")
+  .filter(each => each.name.includes("/dashboard/") && !each.name.includes("/v1/"))
+  .filter(each => each.transferSize > 0).map(each => each.name)
+"""
+
+
 def test_an_environment_is_scaled(dashboard: Dashboard, launched: str) -> None:
     page = dashboard.show("/")
     row = row_of(page, "environments", launched)

@@ -221,6 +221,23 @@ def test_a_file_that_the_browser_has_is_not_sent_again(stranger: Browser) -> Non
     assert (again[0], again[2]) == (304, b"")
 
 
+def test_the_files_that_the_page_names_are_kept_by_the_browser(stranger: Browser) -> None:
+    _, headers, html = stranger.call("GET", "/", headers={"Origin": ""})
+    assert headers["Cache-Control"] == "no-cache"
+    named = re.findall(r'(?:href|src)="(/dashboard/[^"]+)"', html.decode())
+    assert len(named) > 10
+    for path in named:
+        status, headers, _ = stranger.call("GET", path, headers={"Origin": ""})
+        assert (status, "immutable" in str(headers["Cache-Control"])) == (200, True), path
+
+
+def test_a_page_of_another_version_gets_the_files_and_does_not_keep_them(stranger: Browser) -> None:
+    path = "/dashboard/0123456789abcdef/app.js"
+    status, headers, content = stranger.call("GET", path, headers={"Origin": ""})
+    assert (status, headers["Cache-Control"]) == (200, "no-cache")
+    assert content == (STATIC / "app.js").read_bytes()
+
+
 def test_files_and_stream_are_compressed_for_who_takes_that(browser: Browser) -> None:
     takes = {"Origin": "", **TAKES_GZIP}
     _, headers, content = browser.call("GET", "/dashboard/app.js", headers=takes)

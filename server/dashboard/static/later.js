@@ -7,7 +7,7 @@ let styled = null;
 
 function style() {
   styled ??= new Promise((loaded) => {
-    const link = h("link", { rel: "stylesheet", href: "/dashboard/pages.css", onload: loaded, onerror: loaded });
+    const link = h("link", { rel: "stylesheet", href: new URL("pages.css", import.meta.url).href, onload: loaded, onerror: loaded });
     document.head.append(link);
   });
   return styled;
