@@ -52,6 +52,17 @@ COMMANDS = {
     "config": ("config", "List every setting, and where it comes from."),
     "completion": ("completion", "Print the script that lets a shell complete."),
 }
+# What other tools call it.
+OTHER_WORDS = {
+    **dict.fromkeys(("run", "serve", "start"), "launch SOURCE"),
+    **dict.fromkeys(("ls", "list", "ps"), "status"),
+    **dict.fromkeys(("delete", "kill", "remove", "rm"), "down NAME"),
+    **dict.fromkeys(("jobs", "queue"), "requests"),
+    "help": "--help",
+    "version": "--version",
+}
+# What is meant by an argument of a command that takes none.
+_WITH_ARGUMENT = {"stop": "down", "requests": "status", "up": "launch"}
 _EXIT_CODES_HELP = (
     "Exit codes: 0 ok, 1 request failed, 2 usage, 3 daemon not reachable, 4 not found, "
     "130 interrupted, 137 out of memory, 141 stdout was closed early."
@@ -169,9 +180,9 @@ def run(arguments: list[str]) -> int:
 
         exc.show()
         hint = "see --help"
-        if example := _example(exc):
-            hint = f"for example: {example}"
-            sys.stderr.write(f"For example: {example}\n")
+        if lead := _lead(exc, arguments):
+            hint = lead
+            sys.stderr.write(f"{lead[0].upper()}{lead[1:]}\n")
         details = {"kind": "usage", "message": exc.format_message(), "hint": hint}
         Output(as_json="--json" in arguments).json({"error": details})
         return exit_codes.USAGE
@@ -219,21 +230,27 @@ def _tell(error: ClientError, *, as_json: bool) -> None:
     output.json(answer)
 
 
-def _example(error: click.ClickException) -> str | None:
-    """Return the first example of a command that lacks an argument."""
-    from .examples import EXAMPLES
+def _lead(error: click.ClickException, arguments: list[str]) -> str | None:
+    """Return an example of a command that lacks an argument, or what one too many is for."""
+    if isinstance(error, click.MissingParameter) and error.ctx is not None:
+        from .examples import EXAMPLES
 
-    if not isinstance(error, click.MissingParameter) or error.ctx is None:
-        return None
-    examples = EXAMPLES.get(error.ctx.command_path, ())
-    return examples[0][0] if examples else None
+        examples = EXAMPLES.get(error.ctx.command_path, ())
+        return f"for example: {examples[0][0]}" if examples else None
+    if "unexpected extra argument" in error.format_message() and len(arguments) == 2:
+        command, argument = arguments
+        if meant := _WITH_ARGUMENT.get(command):
+            from shlex import quote
+
+            return f"did you mean: openenv {meant} {quote(argument)}"
+    return None
 
 
 def _unknown(name: str) -> str:
     from difflib import get_close_matches
 
-    if name == "serve":
-        return "there is no `serve`: openenv launch SOURCE serves an environment"
+    if meant := OTHER_WORDS.get(name):
+        return f"no command is called {name!r}; use openenv {meant}"
     upstream = list(passthrough.COMMANDS) if passthrough.is_installed() else []
     near = get_close_matches(name, [*COMMANDS, *upstream])
     hint = f"did you mean {' or '.join(near)}?" if near else "openenv --help lists them"

@@ -11,7 +11,8 @@ import pytest
 
 from openenvd.cli import exit_codes
 from openenvd.cli.examples import EXAMPLES
-from openenvd.cli.main import COMMANDS, cli
+from openenvd.cli.main import COMMANDS, OTHER_WORDS, cli
+from openenvd.cli.passthrough import COMMANDS as UPSTREAMS
 
 from .conftest import Command
 
@@ -74,3 +75,9 @@ def test_what_is_wrong_otherwise_has_no_example(command: Command) -> None:
     answer = command("launch", "echo", "--nothing", "--json")
     assert "For example" not in answer.err
     assert answer.json["error"]["hint"] == "see --help"
+
+
+def test_words_of_other_tools_are_none_of_ours() -> None:
+    assert not OTHER_WORDS.keys() & {*COMMANDS, *UPSTREAMS}
+    meant = {words.split()[0] for words in OTHER_WORDS.values()}
+    assert meant - {"--help", "--version"} <= set(COMMANDS)
