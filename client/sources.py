@@ -48,7 +48,7 @@ def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) ->
         return Source(str(folder), folder_name(folder))
     if ":" in text:
         return Source(text, suggest_name(text.rpartition(":")[2].rpartition(".")[2].lower()))
-    if (here / text).is_dir():
+    if text and (here / text).is_dir():  # an unset variable is not this folder
         folder = (here / text).resolve()
         return Source(str(folder), folder_name(folder), f"launching the folder {folder}")
     return Source(text, suggest_name(text))

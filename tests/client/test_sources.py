@@ -43,6 +43,10 @@ def test_an_unknown_name_is_left_to_the_daemon_to_judge(tmp_path: Path) -> None:
     assert read("ehco", tmp_path) == sources.Source("ehco", "ehco")
 
 
+def test_an_empty_word_is_not_the_working_folder(tmp_path: Path) -> None:
+    assert read("", tmp_path).text == ""
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [("my_mod:MyEnv", "myenv"), ("a.b:Outer.Inner", "inner"), ("docker://x/y/img:tag", "img")],
