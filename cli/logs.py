@@ -28,7 +28,11 @@ _REMEMBERED = 16 * 1024  # characters, to know whether a log tail has been seen 
 )
 @click.option("-f", "--follow", is_flag=True, help="Follow the log as it grows.")
 @click.option(
-    "--tail", type=click.IntRange(min=0), metavar="N", help="Start with the last N lines."
+    "-n",
+    "--tail",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Start with the last N lines.",
 )
 @click.option(
     "--replica", metavar="ID", help="Replica of the environment, instead of the newest one."

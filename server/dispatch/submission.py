@@ -280,7 +280,12 @@ class Submitter:
 
             names = await self.store.read(queries.names())
             near = get_close_matches(name, names, NEAR_MATCHES)
-            hint = f"did you mean {' or '.join(near)}?" if near else "openenv status lists them"
+            others = (
+                "openenv status lists them"
+                if names
+                else "none runs; openenv launch SOURCE starts one"
+            )
+            hint = f"did you mean {' or '.join(near)}?" if near else others
             raise NotFound(f"no environment is called {name!r}", hint, near=near)
         return environment
 

@@ -625,7 +625,7 @@ def test_logs_of_a_degraded_environment_end_with_the_reason(
     environment["replicas"][0].update(state="BACKING_OFF", message="was killed by SIGKILL")
     fake.get("/v1/environments/trial", {"environment": environment})
     fake.get("/v1/environments/trial/logs", _text("hello\n"))
-    answer = command("logs", "trial", "--tail", "5")
+    answer = command("logs", "trial", "-n", "5")
     assert (answer.code, answer.out) == (0, "hello\n")
     assert "SIGKILL" in answer.err
 

@@ -336,8 +336,9 @@ async def test_one_request_at_a_time_changes_an_environment(
     submitter: Submitter, store: AsyncStore, dispatch: DispatchStore, operation: str
 ) -> None:
     change = {"name": "echo"} | ({"replicas": 2} if operation == "scale" else {})
-    with pytest.raises(NotFound, match="no environment is called 'echo'"):
+    with pytest.raises(NotFound, match="no environment is called 'echo'") as unknown:
         await submit(submitter, operation, **change)
+    assert unknown.value.hint == "none runs; openenv launch SOURCE starts one"
     launch = await submit(submitter, "launch", source="echo")
     told = rf"^echo is being launched already \(request {launch.id}\)$"
     with pytest.raises(CannotChange, match=told) as refused:
