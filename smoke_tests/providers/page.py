@@ -4,7 +4,8 @@
     python -m smoke_tests.providers.page     write it again
 
 The facts are the tests of this folder; the results (`results.json`) are what the last
-`python -m smoke_tests.providers --write` saw. What stands before the heading is written by hand.
+`python -m smoke_tests.providers --write` saw. What stands before the heading is written by hand,
+and so is what other systems do (`others.json`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import ast
 import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from .others import System, read_others
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "results.json"
@@ -26,6 +29,13 @@ What the conformance suite found on each provider, with a real daemon, by the co
 user types. `python -m smoke_tests.providers` tries it on your machine; each fact is a test in
 `smoke_tests/providers/`. A number stands for the reason below why a fact does not hold, or does not
 apply.
+
+The last columns stand for other systems, by the best that each has for a fact: upstream's
+providers, and SkyPilot's clusters, managed jobs and services on Kubernetes and Slurm. They were
+read in source and documentation, not run. Where a fact speaks of the daemon, the process that made
+the provider object is meant there, and SkyPilot's API server or controllers. O and S with a number
+stand for what was read, with its sources, at the end of the page; \u2013 for what is not there to
+compare, and ? for what was not found out.
 """
 
 Results = dict[str, dict[str, str]]  # by provider and fact: `holds`, or why it does not apply
@@ -65,27 +75,32 @@ def read_results() -> Results:
     return results
 
 
-def render(results: Results) -> str:
+def read_systems() -> list[System]:
+    """The other systems, in the order of their columns."""
+    return list(read_others({fact.name for fact in facts()}).values())
+
+
+def render(results: Results, systems: list[System]) -> str:
     """The page's generated part."""
-    providers, notes = list(results), _notes(results)
-    head = " | ".join(["", *(f"`{name}`" for name in providers), ""]).strip()
+    notes = _notes(results)
+    columns = {f"`{name}`": _cells(outcomes, notes) for name, outcomes in results.items()}
+    columns |= {system.title: _cells_of_system(system) for system in systems}
     parts = [HEADING, INTRODUCTION]
-    groups = list(dict.fromkeys(fact.group for fact in facts()))
-    for group in groups:
+    for group in dict.fromkeys(fact.group for fact in facts()):
         rows = [
-            f"| {fact.sentence} | "
-            + " | ".join(_cell(results[name].get(fact.name), notes) for name in providers)
-            + " |"
+            [fact.sentence, *(cells[fact.name] for cells in columns.values())]
             for fact in facts()
             if fact.group == group
         ]
-        parts.append(
-            "\n".join([f"| {group} {head}", "|---" * (len(providers) + 1) + "|", *rows, ""])
-        )
-    parts += (
-        ["\n".join(f"{number}. {why}" for why, number in notes.items()) + "\n"] if notes else []
-    )
-    return "\n".join(parts)
+        parts.append(_table([group, *columns], rows))
+    if notes:
+        parts.append("\n".join(f"{number}. {why}" for why, number in notes.items()) + "\n")
+    return "\n".join([*parts, *map(_section, systems)])
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(row) + " |" for row in [head, *rows]]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:], ""])
 
 
 def _notes(results: Results) -> dict[str, int]:
@@ -97,6 +112,11 @@ def _notes(results: Results) -> dict[str, int]:
     }
 
 
+def _cells(outcomes: dict[str, str], notes: dict[str, int]) -> dict[str, str]:
+    """What the table says of one provider, by fact."""
+    return {fact.name: _cell(outcomes.get(fact.name), notes) for fact in facts()}
+
+
 def _cell(outcome: str | None, notes: dict[str, int]) -> str:
     if outcome is None:
         return "not tried"
@@ -105,14 +125,46 @@ def _cell(outcome: str | None, notes: dict[str, int]) -> str:
     return f"{'no ' * outcome.startswith(DOES_NOT_HOLD)}({notes[outcome]})"
 
 
-def with_table(page: str, results: Results) -> str:
+def _cells_of_system(system: System) -> dict[str, str]:
+    """What the table says of another system, by fact."""
+    numbers = _numbers(system)
+    cells = {}
+    for fact in facts():
+        outcome, note = system.outcome(fact.name)
+        cells[fact.name] = f"{outcome} ({numbers[note]})"
+    return cells
+
+
+def _numbers(system: System) -> dict[str, str]:
+    """What stands for each note of a system, numbered as they come: `S1`."""
+    names = dict.fromkeys(system.outcome(fact.name)[1] for fact in facts())
+    return {name: f"{system.title[0]}{number}" for number, name in enumerate(names, 1)}
+
+
+def _section(system: System) -> str:
+    """The notes of a system, with their sources."""
+    lines = []
+    for name, number in _numbers(system).items():
+        note = system.notes[name]
+        links = ", ".join(f"[{_short(it)}]({system.address(it)})" for it in note.sources)
+        lines.append(f"- {number}: {note.why} ({links})")
+    head = f"### {system.title}\n\nVersion {system.version}, looked up on {system.read_on}.\n"
+    return "\n".join([head, *lines, ""])
+
+
+def _short(source: str) -> str:
+    """The words of the link to a source."""
+    return f"`{source}`" if "://" not in source else source.split("/")[2]
+
+
+def with_table(page: str, results: Results, systems: list[System]) -> str:
     """The page with the part that begins at the heading replaced."""
-    return page.partition(HEADING)[0] + render(results)
+    return page.partition(HEADING)[0] + render(results, systems)
 
 
 def main() -> None:
     """Write the page."""
-    PAGE.write_text(with_table(PAGE.read_text(), read_results()))
+    PAGE.write_text(with_table(PAGE.read_text(), read_results(), read_systems()))
 
 
 if __name__ == "__main__":

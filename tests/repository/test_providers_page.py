@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def test_the_table_is_that_of_the_committed_results() -> None:
     from smoke_tests.providers import page
 
     text = page.PAGE.read_text()
-    found = page.with_table(text, page.read_results())
+    found = page.with_table(text, page.read_results(), page.read_systems())
     assert text == found, "write it again: python -m smoke_tests.providers.page"
 
 
@@ -44,3 +45,53 @@ def test_every_fact_is_a_sentence_and_has_a_name_of_its_own() -> None:
     for fact in facts:
         assert fact.sentence.endswith("."), fact
         assert "|" not in fact.sentence, fact
+
+
+def test_every_fact_has_an_entry_for_each_other_system() -> None:
+    from smoke_tests.providers import others, page
+
+    systems = others.read_others({fact.name for fact in page.facts()})
+    assert set(systems) == {"openenv", "skypilot"}
+    for system in systems.values():
+        assert {system.outcome(fact.name)[0] for fact in page.facts()} <= set(others.OUTCOMES)
+
+
+def test_a_table_has_a_column_for_each_provider_and_system() -> None:
+    from smoke_tests.providers import page
+
+    text = page.render(page.read_results(), page.read_systems())
+    columns = len(page.read_results()) + len(page.read_systems()) + 1
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.replace("---", "").count("|") - 1 for line in rows} == {columns}
+    assert len(rows) == len(page.facts()) + 2 * len({fact.group for fact in page.facts()})
+
+
+@pytest.mark.parametrize(
+    ("entries", "fault"),
+    [
+        ({"test_a": "yes: it", "test_z": "no: it"}, "skypilot: unknown fact test_z"),
+        ({}, "skypilot: no entry for test_a"),
+        ({"test_a": "maybe: it"}, "skypilot: test_a: unknown outcome maybe"),
+        ({"test_a": "yes: that"}, "skypilot: test_a: no note that"),
+        ({"test_a": "yes"}, "skypilot: test_a: no note "),
+    ],
+)
+def test_other_systems_with_gaps_or_unknown_facts_are_refused(
+    entries: dict[str, str], fault: str, tmp_path: Path
+) -> None:
+    from smoke_tests.providers import others
+
+    system = {
+        "title": "SkyPilot 0.14",
+        "version": "0.14.1",
+        "read_on": "2026-11-23",
+        "files": "https://example.org/",
+        "notes": {"it": {"why": "It is so.", "sources": ["a.py"]}},
+        "facts": {"test_a": "yes: it"},
+    }
+    path = tmp_path / "others.json"
+    path.write_text(json.dumps({"skypilot": system}))
+    assert others.read_others({"test_a"}, path)["skypilot"].outcome("test_a") == ("yes", "it")
+    path.write_text(json.dumps({"skypilot": {**system, "facts": entries}}))
+    with pytest.raises(ValueError, match=fault):
+        others.read_others({"test_a"}, path)
