@@ -57,7 +57,8 @@ def logs(
             found.environment["name"], tail=tail, follow=follow, replica=replica
         )
         try:
-            _show(safe(pieces), output, follow=follow)
+            if not _show(safe(pieces), output, follow=follow) and tail != 0:
+                output.note(f"{found.environment['name']} has printed nothing yet")
         except ApiRefused as exc:
             if exc.kind != "not_found" or replica or not found.environment.get("request_id"):
                 raise

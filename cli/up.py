@@ -84,6 +84,7 @@ def info(as_json: bool) -> int:
     output = Output(as_json=as_json)
     found = connect(output).info()
     output.json(found)
+    found["daemon"].pop("pid_started_at", None)  # on no clock that people read
     for section, value in found.items():
         output.result(click.style(section, bold=True))
         lines = phrases.describe_json(value) if isinstance(value, dict) else _workers(value)

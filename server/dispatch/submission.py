@@ -374,7 +374,12 @@ def _cannot_change(environment: Environment, change: Request | None) -> CannotCh
             request_id=change.id,
             environment=name,
         )
-    hint = "wait until it is ready, or launch it again: openenv status"
+    can_wait = environment.state.is_live or environment.request_id is None
+    hint = (
+        "wait until it is ready: openenv status"
+        if can_wait
+        else f"launch it again: openenv retry {environment.request_id}"
+    )
     return CannotChange(f"{name} is {_NOT_SERVING[environment.state]}", hint, environment=name)
 
 

@@ -630,6 +630,13 @@ def test_logs_of_a_degraded_environment_end_with_the_reason(
     assert "SIGKILL" in answer.err
 
 
+def test_an_empty_log_is_said_to_be_empty(command: Command, fake: FakeDaemon) -> None:
+    fake.get("/v1/environments/trial", {"environment": new_environment()})
+    fake.get("/v1/environments/trial/logs", _text(""))
+    answer = command("logs", "trial")
+    assert (answer.code, answer.out, answer.err) == (0, "", "trial has printed nothing yet\n")
+
+
 def test_an_environment_without_a_log_shows_its_launchs_log(
     command: Command, fake: FakeDaemon
 ) -> None:
@@ -866,6 +873,8 @@ def test_up_prints_address_limits_and_plan(command: Command, fake: FakeDaemon) -
     assert "without --port 9000 (it has 8585)" in answer.err
     assert command("up", "--json").json == info
     assert command("info", "--json").json == info
+    assert "pid_started_at" in info["daemon"]
+    assert "pid started at" not in command("info").out
 
 
 def test_up_in_the_foreground_beside_another_daemon_is_refused(

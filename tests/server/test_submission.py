@@ -378,7 +378,8 @@ async def test_what_does_not_run_is_not_changed(
     state: EnvironmentState,
     told: str,
 ) -> None:
-    await launched(submitter, store, dispatch)
+    launch = await launched(submitter, store, dispatch)
     await store.write(observing.set_environment_state, "echo", state, now=3.0)
-    with pytest.raises(CannotChange, match=f"^{told}$"):
+    with pytest.raises(CannotChange, match=f"^{told}$") as refused:
         await submit(submitter, "scale", name="echo", replicas=2)
+    assert refused.value.hint == f"launch it again: openenv retry {launch.id}"
