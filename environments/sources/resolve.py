@@ -164,7 +164,11 @@ def _unknown(source: str, path: Path) -> EnvironmentsError:
         message = f"{path} is a file"
         if path.name == MANIFEST_NAME:
             return UnknownSource(message, f"launch its folder: openenv launch {path.parent}")
+        if path.suffix == ".py":
+            return UnknownSource(message, _hint_for_module(path))
         return UnknownSource(message, f"launch {_what_can_be_launched()}")
+    if path.with_name(f"{path.name}.py").is_file():
+        return UnknownSource(f"{source!r} is a module", _hint_for_module(path))
     from difflib import get_close_matches  # when a source is wrong
 
     near = get_close_matches(source, list(bundled()), MAX_NEAR)
@@ -174,6 +178,10 @@ def _unknown(source: str, path: Path) -> EnvironmentsError:
         f"{hint}You can launch {_what_can_be_launched()}",
         near,
     )
+
+
+def _hint_for_module(path: Path) -> str:
+    return f"launch a class of it, in {path.parent}: openenv launch {path.stem}:CLASS"
 
 
 def _what_can_be_launched() -> str:

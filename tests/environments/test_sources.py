@@ -65,6 +65,14 @@ def test_a_manifest_itself_points_to_its_folder(tmp_path: Path) -> None:
     assert f"openenv launch {folder}" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("source", ["mine.py", "./mine.py", "mine"])
+def test_a_module_is_launched_by_a_class_of_it(tmp_path: Path, source: str) -> None:
+    (tmp_path / "mine.py").touch()
+    with pytest.raises(UnknownSource) as caught:
+        resolve(source, tmp_path)
+    assert caught.value.hint == f"launch a class of it, in {tmp_path}: openenv launch mine:CLASS"
+
+
 @pytest.mark.parametrize("source", ["https://hub.example/x", "git+ssh://x/y"])
 def test_an_unsupported_source_is_refused_as_such(tmp_path: Path, source: str) -> None:
     with pytest.raises(UnsupportedSource, match="not supported yet"):
