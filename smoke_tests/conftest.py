@@ -164,11 +164,17 @@ class Machine:
 
 
 def eventually(check: Callable[[], object], *, within: float = 30.0) -> None:
-    """Wait for something outside that offers no event to wait on."""
+    """Wait for something outside that offers no event to wait on.
+
+    What is dear to look at is looked at less often: most checks start a command, and those of
+    several tests at once would keep the machine busy with looking.
+    """
     deadline = time.monotonic() + within
+    looked = time.monotonic()
     while not check():
         assert time.monotonic() < deadline, f"not within {within} s"
-        time.sleep(0.05)
+        time.sleep(min(max(0.05, 3 * (time.monotonic() - looked)), 0.5))
+        looked = time.monotonic()
 
 
 def free_port() -> int:

@@ -117,7 +117,10 @@ class Stage:
         command = [str(self._upstream), "-c", CLIENT, address, json.dumps(action)]
         self._clients = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.machine.background.append(self._clients)
-        eventually(lambda: self.machine.ok("logs", "sample").out.count("in a step") == 2)
+        eventually(self._have_both_begun, within=90)  # upstream's package is imported meanwhile
+
+    def _have_both_begun(self) -> bool:
+        return self.machine.ok("logs", "sample").out.count("in a step") == 2
 
     @property
     def replica(self) -> dict[str, Any]:
