@@ -189,6 +189,34 @@ def test_a_death_after_which_a_launch_runs_again_cannot_be_missed(dashboard: Das
     machine.run("cancel", request_id.strip())
 
 
+def test_the_page_of_a_request_has_the_button_after_its_death_was_seen(
+    dashboard: Dashboard, killed: str
+) -> None:
+    page = dashboard.show(f"/request/{killed}")
+    death = body_of(page, "deaths").locator("article").filter(has_text="launch killed")
+    death.get_by_role("button", name="Seen").click()
+    death.wait_for(state="detached")
+    problem = body_of(page, "page-request").get_by_role("alert")
+    problem.get_by_role("button", name="Run again with 200 MB").wait_for()
+
+
+def test_a_page_of_an_environment_that_is_not_there_says_so_alone(dashboard: Dashboard) -> None:
+    page = body_of(dashboard.show("/environment/nonesuch"), "page-environment")
+    page.get_by_text("There is no environment nonesuch").wait_for()
+    assert not page.get_by_role("table").count()
+    assert not page.get_by_role("button").count()
+
+
+def test_who_is_signed_out_sees_how_to_sign_in_and_no_empty_figures(open_dashboard: Open) -> None:
+    dashboard = open_dashboard(storage_state=None, viewport=NARROW)
+    page = dashboard.page
+    page.goto(dashboard.address)
+    page.get_by_role("region", name="Sign in").get_by_text("openenv dashboard").wait_for()
+    assert not page.locator("#figures").is_visible()
+    assert not dashboard.overflow()
+    assert not dashboard.serious_findings()
+
+
 @pytest.mark.parametrize(
     ("limit", "button", "payload"),
     [
@@ -208,6 +236,9 @@ def test_the_death_of_a_process_below_a_server_has_its_command_as_a_button(
         step_for_ever(session)
     death = body_of(page, "deaths").locator("article").filter(has_text=name)
     death.get_by_text(f"{limit} 400M").wait_for()
+    death.get_by_role("link", name="Environment and log").click()
+    shown = body_of(page, "page-environment").get_by_role("table", name=f"Replicas of {name}")
+    shown.get_by_text(f"{limit} 400M").wait_for()
     death.get_by_role("button", name=button, exact=True).click()
     page.locator("section#page-request").wait_for()
     body_of(page, "page-request").get_by_text("succeeded").first.wait_for()

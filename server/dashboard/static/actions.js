@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What can be done to environments and requests. Whatever loses something asks first.
 
-import { plural } from "./dom.js";
+import { h, plural, text } from "./dom.js";
 
 /** Call, announce how it went; the answer, or null. */
 async function doing(app, what, work) {
@@ -81,4 +81,21 @@ export async function retry(app, requestId, label, limits = {}) {
   const answer = await doing(app, `${label} runs again`, () => app.api("POST", `/v1/requests/${requestId}/retry`, limits));
   if (answer) app.go(`#/request/${answer.request_id}`);
   return answer !== null;
+}
+
+const moreOf = ({ memory_mb: all, session_memory_mb: session }) => (session ? `${session} MB a session` : `${all} MB`);
+
+/** The button that does what a death for memory suggests; hidden where there is nothing that it can do. */
+export function moreButton(app, deathOf, done = () => {}) {
+  const button = h("button", { type: "button", class: "primary", onclick: async () => {
+    const { again, subject } = deathOf();
+    if (await retry(app, again.request_id, subject, again.limits)) done();
+  } });
+  button.update = () => {
+    const again = deathOf()?.again;
+    button.hidden = !again;
+    if (again) text(button, `Run again with ${moreOf(again.limits)}`);
+  };
+  button.update();
+  return button;
 }

@@ -75,6 +75,9 @@ function titleOf(name) {
   return words[0].toUpperCase() + words.slice(1) + shown;
 }
 
+/** An option's description, without what is said for the command line alone. */
+const noteOf = (description = "") => description.replace(/: \d+M, \d+G\.$/, ".").replace(/ Repeatable\.$/, "");
+
 /** One field: its element, `read()`, `fail(message)`. */
 function makeField(name, schema, isRequired) {
   const plain = plainSchema(schema);
@@ -88,7 +91,7 @@ function makeField(name, schema, isRequired) {
   const label = h("label", { htmlFor: control.id }, titleOf(name), isRequired ? " (required)" : "");
   const isCheck = control.type === "checkbox";
   const element = h("div", { class: isCheck ? "field check" : "field" },
-    isCheck ? [control, label] : [label, control], error, h("small", { id: note, class: "note" }, schema.description ?? ""));
+    isCheck ? [control, label] : [label, control], error, h("small", { id: note, class: "note" }, noteOf(schema.description)));
   const fail = (message) => {
     text(error, message);
     attribute(control, "aria-invalid", message ? "true" : null);

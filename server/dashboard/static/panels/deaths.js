@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Deaths for memory: at the top, until somebody says that he has seen them.
 
-import { retry } from "../actions.js";
+import { moreButton } from "../actions.js";
 import { age, copyButton, duration, h, keyed, size, text } from "../dom.js";
 
 const SEEN = "openenvd-seen-deaths";
@@ -23,8 +23,6 @@ function facts(evidence) {
   ].filter(([, value]) => value);
 }
 
-const moreOf = ({ memory_mb: all, session_memory_mb: session }) => (session ? `${session} MB a session` : `${all} MB`);
-
 function card(app, death, update) {
   const isCommand = death.hint?.startsWith("openenv ");
   const tail = death.log_tail?.length ? h("details", {}, h("summary", {}, "Last lines of its log"), h("pre", {}, death.log_tail.join("\n"))) : null;
@@ -34,13 +32,11 @@ function card(app, death, update) {
     h("dl", { class: "facts" }, facts(death.evidence).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
     tail,
     h("p", { class: "buttons" },
-      death.again ? h("button", { type: "button", class: "primary", onclick: async () => {
-        if (await retry(app, death.again.request_id, death.subject, death.again.limits)) { see([death.id]); update(); }
-      } }, `Run again with ${moreOf(death.again.limits)}`) : null,
+      moreButton(app, () => death, () => { see([death.id]); update(); }),
       death.runs_again_with_bytes ? h("strong", {}, `It runs again by itself, with ${size(death.runs_again_with_bytes)}.`) : null,
       isCommand ? h("code", { class: "command" }, death.hint) : h("span", {}, death.hint ?? ""),
       isCommand ? copyButton(app, "command", () => death.hint) : null,
-      h("a", { class: "button", href: death.log }, "Timeline and log"),
+      h("a", { class: "button", href: death.log }, death.log.startsWith("#/request/") ? "Timeline and log" : "Environment and log"),
       h("button", { type: "button", onclick: () => { see([death.id]); update(); } }, "Seen")));
 }
 

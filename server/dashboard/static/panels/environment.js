@@ -2,29 +2,40 @@
 // One environment: figures, address and snippet, replicas, generations, its log, and what can be done.
 
 import { environmentActions } from "../actions.js";
-import { age, attribute, copyButton, h, keyed, lag, number, size, state, table, text } from "../dom.js";
+import { age, copyButton, h, keyed, lag, number, size, state, table, text } from "../dom.js";
 import { IS_OVER, addressOf } from "./environments.js";
 import { logView } from "./request.js";
 
 const snippet = (url) => `from openenv import GenericEnvClient\nwith GenericEnvClient(base_url="${url}").sync() as env:\n    print(env.reset())`;
 
+const REPLICA = [["Replica"], ["State"], ["Sessions", "number"], ["Steps/s", "number p2"], ["Restarts", "number p2"], ["Lag p99", "number p2"], ["Memory", "number"], ["Pid", "number p2"]];
+
 function replicaRow(first) {
   const shown = state(first.state);
-  const cells = Array.from({ length: 6 }, () => h("td", { class: "number" }));
+  const cells = REPLICA.slice(2).map(([, kind]) => h("td", { class: kind }));
   const [sessions, steps, restarts, late, memory, pid] = cells;
-  for (const each of [restarts, late, pid]) each.classList.add("p2");
-  const message = h("td", { class: "why" });
-  const element = h("tr", {}, h("th", { scope: "row" }, `${first.ordinal}`, " ", h("small", { class: "id" }, first.id)), h("td", {}, shown), cells, message);
+  const element = h("tr", {}, h("th", { scope: "row" }, `${first.ordinal}`, " ", h("small", { class: "id" }, first.id)), h("td", {}, shown), cells);
   element.update = (replica) => {
     shown.update(replica.state);
-    text(sessions, `${number(replica.sessions)}/${replica.max_sessions ?? "?"}`);
+    text(sessions, `${number(replica.sessions)}/${replica.max_sessions ? number(replica.max_sessions) : "?"}`);
     text(steps, number(replica.steps_per_second));
     text(restarts, replica.restarts);
     text(late, lag(replica.lag_p99_seconds));
     text(memory, size(replica.memory_bytes));
     text(pid, replica.pid ?? "–");
-    text(message, replica.shard_exit?.message ?? replica.message);
-    attribute(message, "data-tone", replica.message || replica.shard_exit ? "warn" : null);
+  };
+  return element;
+}
+
+const whatHappened = (replica) => replica.shard_exit?.message ?? replica.message;
+
+/** What happened to a replica, below its row. */
+function messageRow() {
+  const cell = h("td", { class: "why", colspan: REPLICA.length, "data-tone": "warn" });
+  const element = h("tr", {}, cell);
+  element.update = ({ replica }) => {
+    const hint = replica.shard_exit?.hint;
+    text(cell, `↳ ${whatHappened(replica)}${hint ? `. Try: ${hint}` : ""}`);
   };
   return element;
 }
@@ -49,33 +60,36 @@ export default {
     const address = h("section", { "aria-label": "Address" }, h("h3", {}, "Connect"),
       h("p", {}, h("code", { class: "address" }), " ", copyButton(app, "address", () => addressOf(app, name))),
       code, copyButton(app, "snippet", async () => snippet(await addressOf(app, name))));
-    const replicas = table(`Replicas of ${name}`, [["Replica"], ["State"], ["Sessions", "number"], ["Steps/s", "number"], ["Restarts", "number p2"], ["Lag p99", "number p2"], ["Memory", "number"], ["Pid", "number p2"], ["What happened"]]);
+    const replicas = table(`Replicas of ${name}`, REPLICA);
     Object.assign(replicas.element, { tabIndex: 0, role: "region", ariaLabel: "Replicas" }); // it has no link: else no key scrolls it
-    const generations = table(`Generations of ${name}`, [["Generation"], ["State"], ["Began", "number"], ["Launch"], ["Why"], ["Action"]]);
-    body.append(problem, facts, h("p", { class: "buttons" }, buttons), address, h("h3", {}, "Replicas"), replicas.element, h("h3", {}, "Generations"), generations.element, h("h3", {}, "Log"));
+    const generations = table(`Generations of ${name}`, [["Generation"], ["State"], ["Age", "number"], ["Launch"], ["Why", "p2"], ["Action"]]);
+    const known = h("div", {}, facts, h("p", { class: "buttons" }, buttons), address, h("h3", {}, "Replicas"), replicas.element, h("h3", {}, "Generations"), generations.element);
+    body.append(problem, known, h("h3", {}, "Log"));
     const log = logView(app, `environments/${name}`);
     body.append(log.element);
 
-    let known = "";
+    let version = "";
     const showGenerations = async () => {
       let answer;
       try { answer = await app.api("GET", `/v1/environments/${encodeURIComponent(name)}`); } catch (error) { text(problem, error.message); return; }
       generations.body.replaceChildren(...answer.environment.generations.map((each) => h("tr", {},
         h("th", { scope: "row" }, String(each.number)), h("td", {}, state(each.state)), h("td", { class: "number" }, age(each.created_at)),
-        h("td", {}, h("a", { href: `#/request/${each.request_id}` }, each.request_id.slice(0, 8))), h("td", { class: "why" }, each.error ?? ""),
+        h("td", {}, h("a", { href: `#/request/${each.request_id}` }, each.request_id.slice(0, 8))), h("td", { class: "why p2" }, each.error ?? ""),
         h("td", {}, each.served_at && each.number !== answer.environment.generation ? h("button", { type: "button", class: "quiet small", "aria-label": `Roll back to generation ${each.number}`, onclick: () => now && environmentActions.rollback(app, now, each.number) }, "Roll back to") : ""))));
     };
     return {
       update() {
         const environment = app.store.get("environments", name);
-        if (!environment) { text(problem, `${name} does not run.`); for (const each of buttons) each.disabled = true; return; }
+        known.hidden = !environment;
+        problem.hidden = Boolean(environment);
+        if (!environment) { text(problem, `There is no environment ${name}. It was taken down, or was never ready: its requests say why.`); return; }
         now = environment;
         const isOver = IS_OVER.has(environment.state);
         shown.update(environment.state);
         text(provider, environment.provider ?? "local");
         text(generation, environment.generation);
         text(ready, `${environment.ready} ready of ${environment.replicas}`);
-        text(sessions, `${number(environment.sessions)} of ${environment.max_sessions ?? "?"}${environment.waiting ? `, ${environment.waiting} waiting` : ""}`);
+        text(sessions, `${number(environment.sessions)} of ${environment.max_sessions ? number(environment.max_sessions) : "?"}${environment.waiting ? `, ${environment.waiting} waiting` : ""}`);
         text(steps, number(environment.steps_per_second));
         text(restarts, environment.restarts);
         text(late, lag(environment.lag_p99_seconds));
@@ -84,14 +98,15 @@ export default {
         const error = environment.error;
         text(problem, error ? `${error.message}${error.hint ? ` Try: ${error.hint}` : ""}` : environment.sessions_fail ? `Sessions fail: ${environment.sessions_fail}` : "");
         problem.hidden = !problem.textContent;
-        for (const each of buttons) each.disabled = isOver && each.textContent !== "Roll back";
+        for (const each of buttons) each.disabled = each.textContent === "Roll back" ? environment.generation < 2 : isOver;
         address.hidden = !environment.address || isOver;
         text(address.querySelector(".address"), environment.address);
         text(code, snippet(environment.address));
         const own = [...app.store.all("replicas").values()].filter((each) => each.environment === name).sort((a, b) => a.ordinal - b.ordinal || a.id.localeCompare(b.id));
-        keyed(replicas.body, own, ({ id }) => id, replicaRow);
-        const version = `${environment.generation} ${environment.state}`;
-        if (version !== known) { known = version; showGenerations(); }
+        const rows = own.flatMap((replica) => (whatHappened(replica) ? [replica, { id: `${replica.id} message`, replica }] : [replica]));
+        keyed(replicas.body, rows, ({ id }) => id, (item) => (item.replica ? messageRow() : replicaRow(item)));
+        const newest = `${environment.generation} ${environment.state}`;
+        if (newest !== version) { version = newest; showGenerations(); }
       },
       unmount: log.stop,
     };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // One request: its timeline, its live log, and why it failed.
 
-import { cancel, retry } from "../actions.js";
+import { cancel, moreButton, retry } from "../actions.js";
 import { age, attribute, clock, copyButton, duration, h, showProgress, size, state, text } from "../dom.js";
 
 const MOST_LINES = 5000;
@@ -29,7 +29,7 @@ export function logView(app, name) {
 export default {
   id: "request",
   title: "Request",
-  kinds: ["requests"],
+  kinds: ["requests", "deaths"],
   mount(body, app, id) {
     const shown = state("");
     const timeline = h("ol", { class: "timeline" });
@@ -41,6 +41,7 @@ export default {
     let now = null;
     const stop = h("button", { type: "button", onclick: () => now && cancel(app, now) }, "Cancel");
     const again = h("button", { type: "button", onclick: () => now && retry(app, now.id, now.label) }, "Retry");
+    const more = moreButton(app, () => now && app.store.get("deaths", now.id));
     const log = logView(app, `requests/${id}`);
     body.append(problem, h("p", {}, shown, " ", progress), timeline, facts, h("p", { class: "buttons" }, stop, again),
       h("h3", {}, "Log"), log.element,
@@ -55,7 +56,7 @@ export default {
       const isFinal = FINAL.has(request.state);
       timeline.replaceChildren(...[
         step(`waited${request.pending_reason ? `: ${request.pending_reason}` : ""}`, request.created_at, request.started_at ?? request.finished_at, !request.started_at && !isFinal),
-        request.started_at ? step(`ran on ${request.worker ?? "a worker"}`, request.started_at, request.finished_at, !isFinal) : null,
+        request.started_at ? step(`${isFinal ? "ran" : "runs"} on ${request.worker ?? "a worker"}`, request.started_at, request.finished_at, !isFinal) : null,
         isFinal ? step(request.state.toLowerCase(), request.finished_at) : null,
       ].filter(Boolean));
       const known = { Id: request.id, Schedule: request.schedule, Attempt: `${request.attempts} of ${request.max_attempts}`, Priority: request.priority, "Memory cap": size(request.memory_bytes), Peak: size(request.peak_bytes), Environment: request.environment ? h("a", { href: `#/environment/${request.environment}` }, request.environment) : "–" };
@@ -64,6 +65,7 @@ export default {
       text(payload, JSON.stringify(request.payload, null, 2));
       text(result, request.result === null ? "" : JSON.stringify(request.result, null, 2));
       showProblem(request.error, request.retried);
+      more.update();
       stop.hidden = isFinal;
       again.hidden = !isFinal || request.state === "SUCCEEDED";
       if (isFinal) showProgress(progress, request);
@@ -79,7 +81,7 @@ export default {
       if (!error) return;
       attribute(problem, "data-kind", error.kind);
       problem.replaceChildren(h("p", {}, h("strong", {}, error.kind === "oom_killed" ? "Out of memory. " : ""), error.message),
-        error.hint ? h("p", {}, "Try: ", h("code", {}, error.hint), " ", copyButton(app, "command", () => error.hint)) : "",
+        error.hint ? h("p", { class: "buttons" }, more, "Try: ", h("code", {}, error.hint), " ", copyButton(app, "command", () => error.hint)) : "",
         error.log_tail?.length ? h("pre", {}, error.log_tail.join("\n")) : "");
     };
     // The store has no payload and no result, and of a long queue the first requests alone.
@@ -103,6 +105,7 @@ export default {
     const mayHaveChanged = () => !now || !FINAL.has(now.state);
     return {
       update() {
+        more.update();
         const found = app.store.get("requests", now?.id ?? id) ?? null;
         if (found && !FINAL.has(found.state)) showProgress(progress, found);
         const version = found && JSON.stringify({ ...found, progress: null, place: null });

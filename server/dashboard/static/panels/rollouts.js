@@ -6,7 +6,7 @@
 //   #/rollouts/<id>/<episode>      the same, with that episode below
 
 import { histogramChart, lineChart, short } from "../charts.js";
-import { h, keyed, state, table, text } from "../dom.js";
+import { age, duration, h, keyed, state, table, text } from "../dom.js";
 import { replay } from "../replay.js";
 
 const MOST_MARKS = 600; // of the charts
@@ -37,7 +37,7 @@ function there(rollout) {
 function allRollouts(body, app) {
   const none = h("p", { class: "quiet" }, "No rollout yet: ", h("code", {}, "openenv rollout echo --out out"));
   const list = table("Rollouts, newest first", [
-    ["Rollout"], ["State"], ["Episodes", "number"], ["Mean reward", "number"], ["Failed", "number"], ["Policy"], ["Folder"],
+    ["Rollout"], ["State"], ["Ago", "number"], ["Took", "number p2"], ["Episodes", "number"], ["Mean reward", "number"], ["Failed", "number p2"], ["Policy", "p2"], ["Folder", "p2"],
   ]);
   body.append(none, list.element);
 
@@ -54,13 +54,14 @@ function allRollouts(body, app) {
 
 function makeRow(rollout) {
   const badge = state(rollout.state);
-  const [episodes, reward, failed] = [1, 2, 3].map(() => h("td", { class: "number" }));
+  const [took, episodes, reward, failed] = ["number p2", "number", "number", "number p2"].map((kind) => h("td", { class: kind }));
   const row = h("tr", {},
     h("td", {}, h("a", { href: `#/rollouts/${rollout.id}` }, rollout.environments.join(", "))),
-    h("td", {}, badge), episodes, reward, failed,
-    h("td", {}, rollout.policy), h("td", { class: "path" }, rollout.out));
+    h("td", {}, badge), h("td", { class: "number" }, age(rollout.created_at)), took, episodes, reward, failed,
+    h("td", { class: "p2" }, rollout.policy), h("td", { class: "path p2" }, rollout.out));
   row.update = (now) => {
     badge.update(now.state);
+    text(took, now.started_at && now.finished_at ? duration(now.finished_at - now.started_at) : "–");
     text(episodes, `${short(there(now))} of ${short(now.episodes)}`);
     text(reward, short(now.report.mean_reward));
     text(failed, short(now.report.failed ?? 0));

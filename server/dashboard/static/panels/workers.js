@@ -61,7 +61,7 @@ export default {
           const busy = workers.filter((each) => each.task_id).length;
           const key = schedule.toLowerCase();
           const planned = plan ? `; ${plan[`guaranteed_${key}`]} guaranteed, up to ${plan[`burst_${key}`]} in a burst` : "";
-          text(title, `${schedule}: ${busy} busy of ${workers.length}${planned}`);
+          text(title, `${schedule}: ${workers.length ? `${busy} busy of ${workers.length}` : "none needed yet"}${planned}`);
           keyed(list, workers, (each) => each.name, () => cell(app));
         }
       },
