@@ -176,7 +176,10 @@ class Factory:
         try:
             env = self._function()
         except BaseException as exc:
-            self.failure = failure_of(exc)
+            failure = failure_of(exc)
+            if place is Place.THREAD and failure != self.failure:  # on the loop: tried again
+                log.warning("an environment could not be created", exc_info=True)
+            self.failure = failure
             raise
         self.failure = ""
         if not self._is_settled:

@@ -70,3 +70,23 @@ def test_one_thread_for_all_means_never_the_loop() -> None:
     factory = Factory(BenchmarkEnvironment, may_use_loop=False)
     factory.create()
     assert factory.place is Place.THREAD
+
+
+def test_the_traceback_of_each_cause_of_a_failure_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    causes = iter(["no model file", "no model file", "no display"])
+
+    def function() -> Any:
+        raise RuntimeError(next(causes))
+
+    factory = Factory(function, may_use_loop=True)
+    for _ in range(3):
+        with pytest.raises(RuntimeError):
+            factory.create()
+    tracebacks = [record.exc_text or "" for record in caplog.records]
+    assert [text.splitlines()[-1] for text in tracebacks] == [
+        "RuntimeError: no model file",
+        "RuntimeError: no display",
+    ]
+    assert "in function" in tracebacks[0]
