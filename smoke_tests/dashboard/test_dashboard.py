@@ -546,7 +546,9 @@ def test_screenshots_of_the_documentation(
     for color_scheme in ("light", "dark"):
         dashboard = open_dashboard(color_scheme=color_scheme, viewport=PICTURE)
         page = dashboard.show("/")
-        row_of(page, "environments", launched).get_by_text("3/3").wait_for()
+        row = row_of(page, "environments", launched)
+        row.get_by_text("3/3").wait_for()
+        row.get_by_text(re.compile(r"\d MB$")).wait_for()  # measured since it was launched
         deaths = body_of(page, "deaths").locator("article")
         deaths.first.wait_for()
         while deaths.count() > 1:
