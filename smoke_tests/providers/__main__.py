@@ -25,7 +25,7 @@ import pytest
 from . import page
 from .under_test import PROVIDERS
 
-PROCESSES = 3  # most of a fact is waiting
+PROCESSES = 4  # most of a fact is waiting
 OTHER_PROCESSES = {
     "slurm": 6,  # whose jobs are looked at once in two seconds
     "kubernetes": 2,  # each has a node of its own, which is busy also when nothing happens
