@@ -4,6 +4,7 @@
     first screen    a page with nothing cached, in a Chromium that runs: from the start of the
                     navigation until memory, environments and queue are painted; all bytes
     again           the same once more, by a browser that has kept the files
+    an icon         a page with nothing but an icon: what the browser itself takes here
     quiet           the page is open, and nothing happens but time
     busy            SHORT requests are submitted and run all the while
     a death         a replica is killed for memory: until the page shows it
@@ -79,6 +80,10 @@ FIRST_SCREEN = """
   };
   look();
 })
+"""
+PAINTED = """
+() => new Promise(resolve =>
+  requestAnimationFrame(() => setTimeout(() => resolve(performance.now()))))
 """
 WATCH = """
 () => {
@@ -241,7 +246,10 @@ class _Repetition:
         context.close()
 
     def _first_screens(self, context: Any, address: str) -> None:
-        """One with nothing cached, and one with what the browser has kept of it."""
+        """One with nothing cached, and one with what the browser has kept of it.
+
+        After them, what the browser itself takes for a page, on this machine.
+        """
         context.set_default_timeout(WAIT_MILLISECONDS)
         for when in ("", ", again"):
             page = context.new_page()
@@ -254,6 +262,10 @@ class _Repetition:
             self._note(f"  files and calls{when}", "", sum(size > 0 for size in received.values()))
             page.close()
             time.sleep(NOBODY_SECONDS)
+        page = context.new_page()
+        page.goto(f"{address}dashboard/icon.svg", wait_until="commit")
+        self._note("a page with nothing but an icon", "ms", page.evaluate(PAINTED))
+        page.close()
         context.close()
 
     def _watch(self, page: Any, session: Any, name: str) -> None:

@@ -147,7 +147,7 @@ export class Stream {
     let first = takeFirst();
     for (;;) {
       const stopping = (this.#stopping = new AbortController());
-      const release = document.hidden ? null : await takeStream();
+      const taking = document.hidden ? null : takeStream(); // awaited after the first snapshot, which it would delay
       const log = this.#log;
       let hasLooked = false;
       const look = () => setTimeout(() => { hasLooked = true; stopping.abort(); }, LOOK_MILLISECONDS);
@@ -159,7 +159,7 @@ export class Stream {
           if (event === "snapshot") onState("connected");
           onEvent(event, data);
           if (document.hidden) break;
-          if (event === "snapshot" && !release) look();
+          if (event === "snapshot" && !(await taking)) look();
         }
       } catch (error) {
         if (error.status === 401) {
@@ -167,7 +167,7 @@ export class Stream {
           return onState("signed-out");
         }
       } finally {
-        release?.();
+        (await taking)?.();
       }
       first = null;
       const isLost = !stopping.signal.aborted && !document.hidden;
