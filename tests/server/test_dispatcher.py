@@ -539,6 +539,7 @@ def test_a_trace_says_what_a_request_waited_for(tmp_path: Path) -> None:
         at_once, for_memory = bench.submit(**traced), bench.submit(**traced)
         bench.dispatcher.start()
         bench.eventually(lambda: bench.dispatcher.claimer.shortages)
+        bench.eventually(lambda: bench.is_submitted(at_once))  # claimed, before it is submitted
         bench.end(Succeeded(at_once, None, None, time.time()))
         bench.eventually(lambda: bench.is_submitted(for_memory))
         bench.executor.most = 0
