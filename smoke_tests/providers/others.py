@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OTHERS = Path(__file__).resolve().parent / "others.json"
+NOT_FOUND_OUT = "?"  # alone may be without a source
 OUTCOMES = (
     "yes",  # says its source or its documentation
     "partly",  # the note says what is missing
     "no",
     "\u2013",  # what the fact speaks of is not there
-    "?",  # not found out
+    NOT_FOUND_OUT,
 )
 
 
@@ -86,5 +87,9 @@ def _faults(system: System, known: set[str]) -> list[str]:
             f"no fact has the note {it}"
             for it in set(system.notes) - {n for _, n in entries.values()}
         ),
-        *(f"note {name} has no source" for name, note in system.notes.items() if not note.sources),
+        *(
+            f"{fact}: note {note} has no source"
+            for fact, (it, note) in entries.items()
+            if it != NOT_FOUND_OUT and note in system.notes and not system.notes[note].sources
+        ),
     ]

@@ -147,7 +147,7 @@ def _section(system: System) -> str:
     for name, number in _numbers(system).items():
         note = system.notes[name]
         links = ", ".join(f"[{_short(it)}]({system.address(it)})" for it in note.sources)
-        lines.append(f"- {number}: {note.why} ({links})")
+        lines.append(f"- {number}: {note.why}" + f" ({links})" * bool(links))
     head = f"### {system.title}\n\nVersion {system.version}, looked up on {system.read_on}.\n"
     return "\n".join([head, *lines, ""])
 

@@ -74,6 +74,7 @@ def test_a_table_has_a_column_for_each_provider_and_system() -> None:
         ({"test_a": "maybe: it"}, "skypilot: test_a: unknown outcome maybe"),
         ({"test_a": "yes: that"}, "skypilot: test_a: no note that"),
         ({"test_a": "yes"}, "skypilot: test_a: no note "),
+        ({"test_a": "yes: bare"}, "skypilot: test_a: note bare has no source"),
     ],
 )
 def test_other_systems_with_gaps_or_unknown_facts_are_refused(
@@ -86,12 +87,16 @@ def test_other_systems_with_gaps_or_unknown_facts_are_refused(
         "version": "0.14.1",
         "read_on": "2026-11-23",
         "files": "https://example.org/",
-        "notes": {"it": {"why": "It is so.", "sources": ["a.py"]}},
-        "facts": {"test_a": "yes: it"},
+        "notes": {
+            "it": {"why": "It is so.", "sources": ["a.py"]},
+            "bare": {"why": "Nobody knows.", "sources": []},
+        },
+        "facts": {"test_a": "yes: it", "test_b": "?: bare"},
     }
+    known = {"test_a", "test_b"}
     path = tmp_path / "others.json"
     path.write_text(json.dumps({"skypilot": system}))
-    assert others.read_others({"test_a"}, path)["skypilot"].outcome("test_a") == ("yes", "it")
-    path.write_text(json.dumps({"skypilot": {**system, "facts": entries}}))
+    assert others.read_others(known, path)["skypilot"].outcome("test_a") == ("yes", "it")
+    path.write_text(json.dumps({"skypilot": {**system, "facts": {"test_b": "?: bare", **entries}}}))
     with pytest.raises(ValueError, match=fault):
-        others.read_others({"test_a"}, path)
+        others.read_others(known, path)
