@@ -62,7 +62,8 @@ OTHER_WORDS = {
     "version": "--version",
 }
 # What is meant by an argument of a command that takes none.
-_WITH_ARGUMENT = {"stop": "down", "requests": "status", "up": "launch"}
+_WITH_ARGUMENT = {"openenv stop": "down", "openenv requests": "status", "openenv up": "launch"}
+_ONE_TOO_MANY = "Got unexpected extra argument ("  # click says it in words alone
 _EXIT_CODES_HELP = (
     "Exit codes: 0 ok, 1 request failed, 2 usage, 3 daemon not reachable, 4 not found, "
     "130 interrupted, 137 out of memory, 141 stdout was closed early."
@@ -180,7 +181,7 @@ def run(arguments: list[str]) -> int:
 
         exc.show()
         hint = "see --help"
-        if lead := _lead(exc, arguments):
+        if lead := _lead(exc):
             hint = lead
             sys.stderr.write(f"{lead[0].upper()}{lead[1:]}\n")
         details = {"kind": "usage", "message": exc.format_message(), "hint": hint}
@@ -230,19 +231,21 @@ def _tell(error: ClientError, *, as_json: bool) -> None:
     output.json(answer)
 
 
-def _lead(error: click.ClickException, arguments: list[str]) -> str | None:
+def _lead(error: click.ClickException) -> str | None:
     """Return an example of a command that lacks an argument, or what one too many is for."""
-    if isinstance(error, click.MissingParameter) and error.ctx is not None:
+    if not isinstance(error, click.UsageError) or error.ctx is None:
+        return None
+    path, message = error.ctx.command_path, error.format_message()
+    if isinstance(error, click.MissingParameter):
         from .examples import EXAMPLES
 
-        examples = EXAMPLES.get(error.ctx.command_path, ())
+        examples = EXAMPLES.get(path, ())
         return f"for example: {examples[0][0]}" if examples else None
-    if "unexpected extra argument" in error.format_message() and len(arguments) == 2:
-        command, argument = arguments
-        if meant := _WITH_ARGUMENT.get(command):
-            from shlex import quote
+    if path in _WITH_ARGUMENT and message.startswith(_ONE_TOO_MANY):
+        from shlex import quote
 
-            return f"did you mean: openenv {meant} {quote(argument)}"
+        argument = message.removeprefix(_ONE_TOO_MANY).removesuffix(")")
+        return f"did you mean: openenv {_WITH_ARGUMENT[path]} {quote(argument)}"
     return None
 
 

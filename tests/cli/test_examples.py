@@ -77,6 +77,23 @@ def test_what_is_wrong_otherwise_has_no_example(command: Command) -> None:
     assert answer.json["error"]["hint"] == "see --help"
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("stop", "echo"), "down echo"),
+        (("requests", "--limit", "3", "abc"), "status abc"),
+        (("up", "two words"), "launch 'two words'"),
+    ],
+)
+def test_an_argument_of_a_command_that_takes_none_leads_to_the_one_that_does(
+    words: tuple[str, ...], meant: str, command: Command
+) -> None:
+    assert command(*words).err.endswith(f"Did you mean: openenv {meant}\n")
+    answer = command(*words, "--json")
+    assert answer.code == exit_codes.USAGE
+    assert answer.json["error"]["hint"] == f"did you mean: openenv {meant}"
+
+
 def test_words_of_other_tools_are_none_of_ours() -> None:
     assert not OTHER_WORDS.keys() & {*COMMANDS, *UPSTREAMS}
     meant = {words.split()[0] for words in OTHER_WORDS.values()}
