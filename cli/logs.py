@@ -53,16 +53,16 @@ def logs(
     client = connect(output)
     found = find_target(client, target)
     if found.environment is not None:
-        pieces = client.environment_log(
-            found.environment["name"], tail=tail, follow=follow, replica=replica
-        )
+        name = found.environment["name"]
+        pieces = client.environment_log(name, tail=tail, follow=follow, replica=replica)
         try:
             if not _show(safe(pieces), output, follow=follow) and tail != 0:
-                output.note(f"{found.environment['name']} has printed nothing yet")
+                silent = name if replica is None else f"replica {replica} of {name}"
+                output.note(f"{silent} has printed nothing yet")
         except ApiRefused as exc:
             if exc.kind != "not_found" or replica or not found.environment.get("request_id"):
                 raise
-            name, request_id = found.environment["name"], found.environment["request_id"]
+            request_id = found.environment["request_id"]
             short = phrases.short_id(request_id)
             output.note(f"{name} has printed nothing yet; this is its launch, {short}:")
             return _of_request(client, client.request(request_id), tail, follow, output, safe)

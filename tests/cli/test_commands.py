@@ -635,6 +635,8 @@ def test_an_empty_log_is_said_to_be_empty(command: Command, fake: FakeDaemon) ->
     fake.get("/v1/environments/trial/logs", _text(""))
     answer = command("logs", "trial")
     assert (answer.code, answer.out, answer.err) == (0, "", "trial has printed nothing yet\n")
+    answer = command("logs", "trial", "--replica", "r2")
+    assert answer.err == "replica r2 of trial has printed nothing yet\n"
 
 
 def test_an_environment_without_a_log_shows_its_launchs_log(
