@@ -130,8 +130,11 @@ def _name_of(text: str) -> str:
 
 def _source_of(text: str) -> str | None:
     """Return what would launch it: a bundled environment, or a folder with a manifest."""
-    is_folder = (working_folder() / Path(text).expanduser() / MANIFEST).is_file()
-    return text if is_folder or text in bundled_names() else None
+    try:
+        is_project = (working_folder() / Path(text).expanduser() / MANIFEST).is_file()
+    except (OSError, RuntimeError):  # too long, unreadable, or `~` of nobody
+        is_project = False
+    return text if is_project or text in bundled_names() else None
 
 
 def _payload(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:

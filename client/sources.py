@@ -44,11 +44,14 @@ def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) ->
             note = f"launching the bundled {text}; write ./{text} for the folder"
         return Source(text, suggest_name(text), note)
     if text in {".", ".."} or text.startswith("~") or "/" in text:
-        folder = (here / Path(text).expanduser()).resolve()
+        try:
+            folder = (here / Path(text).expanduser()).resolve()
+        except RuntimeError:  # `~` of nobody
+            return Source(text, suggest_name(text))
         return Source(str(folder), folder_name(folder))
     if ":" in text:
         return Source(text, suggest_name(text.rpartition(":")[2].rpartition(".")[2].lower()))
-    if text and (here / text).is_dir():  # an unset variable is not this folder
+    if text and _is_folder(here / text):  # an unset variable is not this folder
         folder = (here / text).resolve()
         return Source(str(folder), folder_name(folder), f"launching the folder {folder}")
     return Source(text, suggest_name(text))
@@ -62,6 +65,14 @@ def working_folder() -> Path:
     except (OSError, UnicodeEncodeError):  # it was removed, or is not UTF-8
         return Path("/")
     return here
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether a folder is there; False of a path that is too long, or unreadable."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def folder_name(folder: Path) -> str:

@@ -132,6 +132,16 @@ def resolve(source: str, cwd: Path) -> ResolvedSource:
         return Image(image)
     if (folder_of := bundled().get(source)) is not None:
         return Bundled(source, read_manifest(folder_of))
+    try:
+        return _local(source, cwd)
+    except (OSError, RuntimeError) as exc:  # too long, unreadable, or `~` of nobody
+        why = getattr(exc, "strerror", None) or exc
+        raise UnknownSource(
+            f"{source!r} cannot be looked for: {why}", f"launch {_what_can_be_launched()}"
+        ) from exc
+
+
+def _local(source: str, cwd: Path) -> ResolvedSource:
     folder = cwd / Path(source).expanduser()
     if folder.is_dir():
         return _project(folder.resolve())

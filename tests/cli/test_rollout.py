@@ -95,6 +95,14 @@ def test_a_misspelled_name_of_a_bundled_environment_is_offered_to_be_launched(
     assert submitted(fake) == []
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "~nobody-here"])
+def test_a_name_that_cannot_be_a_path_is_an_unknown_environment(
+    name: str, command: Command, fake: FakeDaemon
+) -> None:
+    unknown(fake, name)
+    assert command("rollout", name, "--out", "out").code == 4
+
+
 def test_one_that_has_failed_or_was_taken_down_is_offered_with_its_source(
     command: Command, fake: FakeDaemon
 ) -> None:

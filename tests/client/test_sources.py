@@ -43,6 +43,11 @@ def test_an_unknown_name_is_left_to_the_daemon_to_judge(tmp_path: Path) -> None:
     assert read("ehco", tmp_path) == sources.Source("ehco", "ehco")
 
 
+@pytest.mark.parametrize("text", ["x" * 300, "~nobody-here/x"])
+def test_a_path_that_cannot_be_looked_for_is_left_to_the_daemon(tmp_path: Path, text: str) -> None:
+    assert read(text, tmp_path).text == text
+
+
 def test_an_empty_word_is_not_the_working_folder(tmp_path: Path) -> None:
     assert read("", tmp_path).text == ""
 

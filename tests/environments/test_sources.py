@@ -79,6 +79,18 @@ def test_an_unsupported_source_is_refused_as_such(tmp_path: Path, source: str) -
         resolve(source, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [("x" * 300, "File name too long"), ("~nobody-here/x", "Could not determine home directory")],
+)
+def test_a_path_that_cannot_be_looked_for_is_refused_as_such(
+    tmp_path: Path, source: str, why: str
+) -> None:
+    with pytest.raises(UnknownSource, match=f"cannot be looked for: {why}") as caught:
+        resolve(source, tmp_path)
+    assert "launch a bundled name" in str(caught.value.hint)
+
+
 def test_an_image_is_a_source(tmp_path: Path) -> None:
     assert resolve("docker://org/echo:1", tmp_path) == Image("org/echo:1")
 
