@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 from ..environments.names import suggest_name
+from .errors import ApiRefused
 
 MANIFEST = "openenv.yaml"
 _GLANCE_CHARACTERS = 64 * 1024
@@ -34,7 +36,15 @@ def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) ->
 
     A path (`./x`, anything with `/`) is a folder. A bare name is the bundled environment of that
     name, or else the folder of that name.
+
+    Raises:
+        ApiRefused: It is empty.
     """
+    if not text.strip():
+        message = "the source is empty"
+        hint = "is a variable unset? Name a bundled environment, a folder, or module:Class"
+        details = {"kind": "invalid", "message": message, "hint": hint}
+        raise ApiRefused(HTTPStatus.UNPROCESSABLE_ENTITY, details)
     bundled = bundled_names() if bundled is None else bundled
     if "://" in text or text.startswith("git+"):
         return Source(text, suggest_name(text.rpartition("/")[2].partition(":")[0]))
@@ -51,7 +61,7 @@ def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) ->
         return Source(str(folder), folder_name(folder))
     if ":" in text:
         return Source(text, suggest_name(text.rpartition(":")[2].rpartition(".")[2].lower()))
-    if text and _is_folder(here / text):  # an unset variable is not this folder
+    if _is_folder(here / text):
         folder = (here / text).resolve()
         return Source(str(folder), folder_name(folder), f"launching the folder {folder}")
     return Source(text, suggest_name(text))

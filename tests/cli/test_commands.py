@@ -97,6 +97,16 @@ def test_launch_shows_the_token_in_the_snippet_and_warns_of_a_wide_address(
     assert command("launch", "echo", "--token", "@/no/such/file").code == exit_codes.USAGE
 
 
+@pytest.mark.parametrize("words", [("launch",), ("test",), ("image", "build")])
+def test_an_empty_source_is_refused_before_anything_is_queued(
+    words: tuple[str, ...], command: Command, fake: FakeDaemon
+) -> None:
+    answer = command(*words, "", "--json")
+    assert (answer.code, answer.json["error"]["message"]) == (2, "the source is empty")
+    assert "error: the source is empty\n  is a variable unset?" in answer.err
+    assert fake.calls == []
+
+
 def test_status_warns_of_an_environment_that_others_can_reach(
     command: Command, fake: FakeDaemon
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.client import sources
+from openenvd.client.errors import ApiRefused
 
 BUNDLED = frozenset({"echo"})
 
@@ -48,8 +49,13 @@ def test_a_path_that_cannot_be_looked_for_is_left_to_the_daemon(tmp_path: Path, 
     assert read(text, tmp_path).text == text
 
 
-def test_an_empty_word_is_not_the_working_folder(tmp_path: Path) -> None:
-    assert read("", tmp_path).text == ""
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_word_is_refused_as_the_value_of_an_unset_variable(
+    tmp_path: Path, text: str
+) -> None:
+    with pytest.raises(ApiRefused, match="the source is empty") as caught:
+        read(text, tmp_path)
+    assert "is a variable unset?" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(
