@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from textual.pilot import Pilot
-from textual.widgets import Input, RichLog, Static
+from textual.widgets import Footer, Input, RichLog, Static
 
 from openenvd.cli.options import reconnect
 from openenvd.cli.top_app import Confirm, Panel, TopApp
@@ -19,6 +19,7 @@ from .conftest import Machine
 
 WITHIN_SECONDS = 30.0
 SIZE = (80, 24)
+WIDE = (200, 50)
 FAT = """\
 from openenvd.envs.echo.environment import EchoEnvironment
 
@@ -59,11 +60,16 @@ def cells(app: TopApp, panel: str) -> str:
     return "\n".join(" ".join(str(cell) for cell in row) for row in rows)
 
 
-async def test_environments_are_scaled_read_restarted_and_taken_down_by_keys(app: TopApp) -> None:
-    async with app.run_test(size=SIZE) as pilot:
+@pytest.mark.parametrize("size", [SIZE, WIDE])
+async def test_environments_are_scaled_read_restarted_and_taken_down_by_keys(
+    app: TopApp, size: tuple[int, int]
+) -> None:
+    async with app.run_test(size=size) as pilot:
         await until(pilot, lambda: "READY" in cells(app, "environments"))
         assert "launch echo" in cells(app, "requests")
         assert "long-1" in cells(app, "workers")
+        assert {panel.region.width for panel in app.query(Panel)} == {size[0]}
+        assert app.query_one(Footer).region.bottom == size[1]
         await pilot.press("s")
         await until(pilot, lambda: isinstance(app.focused, Input))
         await pilot.press("backspace", "2")
