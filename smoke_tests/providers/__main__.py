@@ -14,6 +14,8 @@ a provider that must run did not.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import datetime as dt
 import json
 import sys
 import time
@@ -56,8 +58,8 @@ class Recorder:
             self.outcomes.setdefault(name, page.HOLDS)
 
 
-def try_provider(name: str) -> dict[str, str]:
-    """What became of each fact.
+def try_provider(name: str) -> page.Result:
+    """What became of each fact, today, with the engine that is here.
 
     Facts that fail beside others, when they are few, are tried once more, alone; those that hold
     then are printed as flaky.
@@ -70,7 +72,9 @@ def try_provider(name: str) -> dict[str, str]:
         for fact in failed:
             if page.is_settled(outcomes[fact]):
                 print(f"flaky: {name} {fact}  (failed beside others; mend it)")
-    return {fact.name: outcomes.get(fact.name, "not tried") for fact in page.facts()}
+    tried = {fact.name: outcomes.get(fact.name, "not tried") for fact in page.facts()}
+    today = dt.datetime.now(dt.UTC).date()
+    return page.Result(today.isoformat(), PROVIDERS[name]().engine_version(), tried)
 
 
 def try_facts(name: str, processes: int, facts: Sequence[str] = ()) -> dict[str, str]:
@@ -96,7 +100,7 @@ def report(name: str, outcomes: dict[str, str], seconds: float) -> list[str]:
 def write(results: page.Results) -> None:
     """Write results and page; providers that were not tried keep what was found before."""
     known = {**(page.read_results() if page.RESULTS.exists() else {}), **results}
-    ordered = {name: known[name] for name in PROVIDERS if name in known}
+    ordered = {name: dataclasses.asdict(known[name]) for name in PROVIDERS if name in known}
     page.RESULTS.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
     page.main()
 
@@ -121,7 +125,7 @@ def main() -> int:
             continue
         started = time.monotonic()
         results[name] = try_provider(name)
-        told += report(name, results[name], time.monotonic() - started)
+        told += report(name, results[name].facts, time.monotonic() - started)
     print("\n".join(["", "providers", *told]))
     failed = any(line.startswith("FAILED") for line in told)
     if options.write and not failed:

@@ -38,7 +38,17 @@ stand for what was read, with its sources, at the end of the page; \u2013 for wh
 compare, and ? for what was not found out.
 """
 
-Results = dict[str, dict[str, str]]  # by provider and fact: `holds`, or why it does not apply
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the suite found on one provider, in one run."""
+
+    tried_on: str  # YYYY-MM-DD
+    engine: str  # its name and version; empty when it has none, or it was not kept
+    facts: dict[str, str]  # `holds`, or why not, by fact
+
+
+Results = dict[str, Result]  # by provider
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +81,7 @@ def facts() -> list[Fact]:
 
 def read_results() -> Results:
     """The committed results."""
-    results: Results = json.loads(RESULTS.read_text())
-    return results
+    return {name: Result(**entry) for name, entry in json.loads(RESULTS.read_text()).items()}
 
 
 def read_systems() -> list[System]:
@@ -83,9 +92,9 @@ def read_systems() -> list[System]:
 def render(results: Results, systems: list[System]) -> str:
     """The page's generated part."""
     notes = _notes(results)
-    columns = {f"`{name}`": _cells(outcomes, notes) for name, outcomes in results.items()}
+    columns = {f"`{name}`": _cells(result.facts, notes) for name, result in results.items()}
     columns |= {system.title: _cells_of_system(system) for system in systems}
-    parts = [HEADING, INTRODUCTION]
+    parts = [HEADING, INTRODUCTION, _runs(results)]
     for group in dict.fromkeys(fact.group for fact in facts()):
         rows = [
             [fact.sentence, *(cells[fact.name] for cells in columns.values())]
@@ -98,6 +107,15 @@ def render(results: Results, systems: list[System]) -> str:
     return "\n".join([*parts, *map(_section, systems)])
 
 
+def _runs(results: Results) -> str:
+    """When each provider was tried, and with which engine."""
+    runs = [
+        f"`{name}` on {it.tried_on}" + f" ({it.engine})" * bool(it.engine)
+        for name, it in results.items()
+    ]
+    return f"Last run: {', '.join(runs)}.\n"
+
+
 def _table(head: list[str], rows: list[list[str]]) -> str:
     lines = ["| " + " | ".join(row) + " |" for row in [head, *rows]]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:], ""])
@@ -105,7 +123,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 def _notes(results: Results) -> dict[str, int]:
     """Why facts do not apply, numbered as they come."""
-    outcomes = [results[name].get(fact.name, HOLDS) for fact in facts() for name in results]
+    outcomes = [results[name].facts.get(fact.name, HOLDS) for fact in facts() for name in results]
     return {
         why: number
         for number, why in enumerate(dict.fromkeys(o for o in outcomes if o != HOLDS), 1)

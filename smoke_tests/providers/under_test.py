@@ -13,8 +13,10 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -31,7 +33,7 @@ from ..docker_engine import DockerEngine
 from ..kubernetes import binaries
 from ..kubernetes.cluster import Cluster, running_cluster
 from ..ray_engine import RayCluster
-from ..slurm_engine import SlurmCluster
+from ..slurm_engine import SYSTEM_PATH, SlurmCluster
 
 SAMPLE = Path(__file__).with_name("sample_env.py")
 ITS_PORT_IS_THE_GATEWAYS = "--port is refused: environments have their addresses at the gateway"
@@ -52,6 +54,9 @@ class UnderTest(Protocol):
 
     def why_not(self) -> str | None:
         """Why it cannot be tried on this machine; None when it can."""
+
+    def engine_version(self) -> str:
+        """The name and version of its engine, where it can be tried; empty when it has none."""
 
     def engine(self, folder: Path) -> AbstractContextManager[None]:
         """Run its engine for as long as the facts are tried, below a temporary folder."""
@@ -116,6 +121,9 @@ class Local:
 
     def why_not(self) -> str | None:
         return None
+
+    def engine_version(self) -> str:
+        return ""
 
     def engine(self, folder: Path) -> AbstractContextManager[None]:
         return nullcontext()
@@ -187,6 +195,9 @@ class Docker:
 
     def why_not(self) -> str | None:
         return docker_engine.why_not()
+
+    def engine_version(self) -> str:
+        return f"Docker {_version('dockerd', '--version')}"
 
     @contextmanager
     def engine(self, folder: Path) -> Iterator[None]:
@@ -363,6 +374,9 @@ class Ray:
     def why_not(self) -> str | None:
         return ray_engine.why_not()
 
+    def engine_version(self) -> str:
+        return f"Ray {metadata.version('ray')}"
+
     @contextmanager
     def engine(self, folder: Path) -> Iterator[None]:
         self._foreign: list[str] = []
@@ -475,6 +489,9 @@ class Slurm:
     def why_not(self) -> str | None:
         return slurm_engine.why_not()
 
+    def engine_version(self) -> str:
+        return f"Slurm {_version('slurmctld', '-V')}"
+
     @contextmanager
     def engine(self, folder: Path) -> Iterator[None]:
         with slurm_engine.slurm_cluster() as self._cluster:
@@ -546,6 +563,9 @@ class Kubernetes:
         with smoke_cache() as cache:
             return binaries.why_not(cache) or docker_engine.why_not()  # which builds its images
 
+    def engine_version(self) -> str:
+        return f"Kubernetes {binaries.VERSION.removeprefix('v')}"
+
     @contextmanager
     def engine(self, folder: Path) -> Iterator[None]:
         with smoke_cache() as cache:
@@ -614,6 +634,13 @@ class Kubernetes:
 def _runs(pod: Json) -> bool:
     is_going = "deletionTimestamp" in pod["metadata"]
     return not is_going and pod["status"]["phase"] in ("Pending", "Running")
+
+
+def _version(program: str, option: str) -> str:
+    """The first word with a digit of what a program says of itself."""
+    path = shutil.which(program, path=os.pathsep.join([os.environ["PATH"], SYSTEM_PATH]))
+    said = subprocess.run([path or program, option], capture_output=True, text=True, check=True)
+    return next(word for word in said.stdout.split() if word[0].isdigit()).rstrip(",")
 
 
 PROVIDERS: dict[str, type[UnderTest]] = {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import sys
 from pathlib import Path
@@ -32,10 +33,9 @@ def test_every_fact_holds_or_does_not_apply_on_every_provider() -> None:
     assert len(names) > 40
     results = page.read_results()
     assert list(results) == list(PROVIDERS)
-    for provider, outcomes in results.items():
-        assert set(outcomes) == names, f"python -m smoke_tests.providers {provider} --write"
-        settled = [each for each in outcomes.values() if page.is_settled(each)]
-        assert len(settled) == len(outcomes), provider
+    for provider, result in results.items():
+        assert set(result.facts) == names, f"python -m smoke_tests.providers {provider} --write"
+        assert all(map(page.is_settled, result.facts.values())), provider
 
 
 def test_every_fact_is_a_sentence_and_has_a_name_of_its_own() -> None:
@@ -62,6 +62,32 @@ def test_a_table_has_a_column_for_each_provider_and_system() -> None:
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.replace("---", "").count("|") - 1 for line in rows} == {columns}
     assert len(rows) == len(page.facts()) + 2 * len({fact.group for fact in page.facts()})
+
+
+def test_the_page_says_when_each_provider_was_tried_and_with_which_engine() -> None:
+    from smoke_tests.providers import page
+
+    text = page.render(page.read_results(), page.read_systems())
+    for name, result in page.read_results().items():
+        assert dt.date.fromisoformat(result.tried_on).isoformat() == result.tried_on
+        engine = f" ({result.engine})" if result.engine else ""
+        assert f"`{name}` on {result.tried_on}{engine}" in text
+
+
+def test_what_was_not_tried_again_is_written_as_it_was(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from smoke_tests.providers import __main__, page
+
+    before = page.read_results()
+    for name in ("RESULTS", "PAGE"):
+        copy = tmp_path / name
+        copy.write_text(getattr(page, name).read_text())
+        monkeypatch.setattr(page, name, copy)
+    again = page.Result("2100-01-31", "Ray 9", before["ray"].facts)
+    __main__.write({"ray": again})
+    assert page.read_results() == {**before, "ray": again}
+    assert "`ray` on 2100-01-31 (Ray 9)" in page.PAGE.read_text()
 
 
 @pytest.mark.parametrize(
