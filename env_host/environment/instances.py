@@ -33,6 +33,7 @@ QUICK_CPU_SECONDS = 0.002
 QUICK_SECONDS = 0.1
 STALL_SECONDS = 0.05  # on the loop
 MAX_FAILURE_CHARACTERS = 300
+MAX_LOGGED = 20  # causes of failures whose tracebacks a process logs
 MAX_STALLS = 3  # a machine that is busy elsewhere causes some, too
 
 _OVERRIDABLE = frozenset({"reset", "reset_async", "step", "step_async", "close", "mcp_session"})
@@ -155,6 +156,7 @@ class Factory:
         self._stalls = 0
         self.place = Place.THREAD
         self.failure: str | None = None  # of the last creation; empty when it succeeded
+        self._logged: set[tuple[type[BaseException], int]] = set()  # causes of failures
 
     def create_on_loop(self) -> Any:
         """Create an environment here and now; None if it has to be created on a thread."""
@@ -176,16 +178,22 @@ class Factory:
         try:
             env = self._function()
         except BaseException as exc:
-            failure = failure_of(exc)
-            if place is Place.THREAD and failure != self.failure:  # on the loop: tried again
-                log.warning("an environment could not be created", exc_info=True)
-            self.failure = failure
+            if place is Place.THREAD:  # on the loop: it is tried again
+                self._note(exc)
             raise
         self.failure = ""
         if not self._is_settled:
             seconds, cpu_seconds = time.monotonic() - started, time.thread_time() - cpu
             self._learn(Creation(call_signature_of(env).is_async, place, seconds, cpu_seconds))
         return env
+
+    def _note(self, exc: BaseException) -> None:
+        """Keep why an environment could not be created, and log the traceback of another cause."""
+        self.failure = failure_of(exc)
+        cause = (type(exc), _last_line(exc))
+        if cause not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(cause)
+            log.warning("an environment could not be created", exc_info=exc)
 
     def _learn(self, seen: Creation) -> None:
         self._stalls += seen.place is Place.LOOP and seen.seconds >= STALL_SECONDS
@@ -200,6 +208,14 @@ class Factory:
     def _settle(self) -> None:
         self._is_settled = True
         self.place = Place.THREAD
+
+
+def _last_line(exc: BaseException) -> int:
+    """The line where it was raised."""
+    where = exc.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    return 0 if where is None else where.tb_lineno
 
 
 def _find_signature(env: Any) -> CallSignature:

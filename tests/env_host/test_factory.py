@@ -75,18 +75,53 @@ def test_one_thread_for_all_means_never_the_loop() -> None:
 def test_the_traceback_of_each_cause_of_a_failure_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    causes = iter(["no model file", "no model file", "no display"])
+    def function() -> Any:
+        if caplog.records:
+            raise OSError("no display")
+        raise RuntimeError("port 40000 is taken")
+
+    factory = Factory(function, may_use_loop=True)
+    with pytest.raises(RuntimeError):
+        factory.create()
+    for _ in range(3):
+        with pytest.raises(OSError, match="no display"):
+            factory.create()
+    tracebacks = [record.exc_text or "" for record in caplog.records]
+    assert [text.splitlines()[-1] for text in tracebacks] == [
+        "RuntimeError: port 40000 is taken",
+        "OSError: no display",
+    ]
+    assert "in function" in tracebacks[0]
+
+
+def test_a_message_that_differs_each_time_is_one_cause(caplog: pytest.LogCaptureFixture) -> None:
+    numbers = iter(range(3))
 
     def function() -> Any:
-        raise RuntimeError(next(causes))
+        raise RuntimeError(f"port {next(numbers)} is taken")
 
     factory = Factory(function, may_use_loop=True)
     for _ in range(3):
         with pytest.raises(RuntimeError):
             factory.create()
-    tracebacks = [record.exc_text or "" for record in caplog.records]
-    assert [text.splitlines()[-1] for text in tracebacks] == [
-        "RuntimeError: no model file",
-        "RuntimeError: no display",
-    ]
-    assert "in function" in tracebacks[0]
+    assert len(caplog.records) == 1
+    assert factory.failure == "RuntimeError: port 2 is taken"
+
+
+def test_a_constructor_that_begins_to_fail_on_the_loop_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = iter([BenchmarkEnvironment()])
+
+    def function() -> Any:
+        if (env := next(made, None)) is None:
+            raise RuntimeError("no more")
+        return env
+
+    factory = Factory(function, may_use_loop=True)
+    factory.create()
+    assert factory.place is Place.LOOP
+    assert factory.create_on_loop() is None
+    with pytest.raises(RuntimeError):
+        factory.create()
+    assert [record.levelname for record in caplog.records if record.exc_text] == ["WARNING"]
