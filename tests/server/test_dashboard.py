@@ -9,6 +9,7 @@ import gzip
 import http.client
 import json
 import re
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -490,6 +491,27 @@ def test_a_launch_that_runs_again_with_more_memory_keeps_all_else(client: Daemon
     assert (before["number"], after["number"]) == (1, 2)
     assert after["spec"] == {**before["spec"], **limits}
     wait(client, client.submit("down", {"name": "hog"})["id"])
+
+
+def test_what_was_scaled_stays_so_when_it_is_launched_again_or_rolled_back(
+    client: DaemonClient,
+) -> None:
+    def scale(replicas: int) -> None:
+        while client.environment("wide")["state"] != "READY":  # seen a little after the launch
+            time.sleep(0.05)
+        scaled = client.submit("scale", {"name": "wide", "replicas": replicas})
+        assert wait(client, scaled["id"])["state"] == "SUCCEEDED"
+
+    first = wait(client, client.submit("launch", {"source": "echo", "name": "wide"})["id"])
+    scale(2)
+    again = wait(client, client.retry(first["id"], memory_mb=300)["id"])
+    assert again["state"] == "SUCCEEDED", again["error"]
+    assert again["payload"]["replicas"] == 2
+    scale(3)
+    rolled = wait(client, client.rollback("wide")["id"])
+    assert rolled["state"] == "SUCCEEDED", rolled["error"]
+    assert (rolled["payload"]["replicas"], rolled["payload"]["memory_mb"]) == (3, None)
+    wait(client, client.submit("down", {"name": "wide"})["id"])
 
 
 def test_a_request_that_has_not_ended_is_not_submitted_again(
