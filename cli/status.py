@@ -191,7 +191,7 @@ def _failures(found: dict[str, Any]) -> list[str]:
 
 def _failed(found: dict[str, Any]) -> list[dict[str, Any]]:
     """Return what failed, without launches whose environment says why."""
-    said = {each.get("request_id") for each in found["environments"] if each.get("error")}
+    said = _said_by_environments(found)
     return [
         request
         for request in _without_earlier_launches(found["requests"])
@@ -199,9 +199,15 @@ def _failed(found: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
+def _said_by_environments(found: dict[str, Any]) -> set[str]:
+    """Return the ids of launches whose environment says why they failed."""
+    return {each.get("request_id", "") for each in found["environments"] if each.get("error")}
+
+
 def _told_below(found: dict[str, Any]) -> set[str]:
     """Return the ids of the requests whose failure has a block below the table."""
-    return {request["id"] for request in _failed(found)[:FAILURES_SHOWN]}
+    shown = {request["id"] for request in _failed(found)[:FAILURES_SHOWN]}
+    return shown | _said_by_environments(found)
 
 
 def _without_earlier_launches(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ Plain functions from records to dicts. Times are seconds since the epoch, sizes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import asdict
 
@@ -137,7 +138,7 @@ def gpus_of(spec: Json) -> Json | None:
     except ValueError:  # which its engine refuses
         return None
     resource = options.get("gpu-resource") or options.get("gres")  # Slurm's: shard:2
-    return {"each": each, "resource": resource} if each else None
+    return {"each": each, "resource": resource} if each and math.isfinite(each) else None
 
 
 def _max_sessions(live: Json | None) -> int | None:

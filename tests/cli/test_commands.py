@@ -532,6 +532,16 @@ def test_status_tells_each_failure_once(command: Command, fake: FakeDaemon) -> N
     assert [out.count(f"no licence {n}") for n in range(5)] == [1] * 5
 
 
+def test_status_tells_the_failure_of_an_environment_once(
+    command: Command, fake: FakeDaemon
+) -> None:
+    error = {**FAILED["error"], "message": "no licence"}
+    environment = {**new_environment(), "state": "FAILED", "error": error, "request_id": ID}
+    answer = {"daemon": daemon_json(fake), "environments": [environment]}
+    fake.get("/v1/status", {**answer, "requests": [{**FAILED, "id": ID, "error": error}]})
+    assert command("status").out.count("no licence") == 1
+
+
 def test_an_empty_status_suggests_a_command(command: Command, fake: FakeDaemon) -> None:
     fake.get("/v1/status", {"daemon": daemon_json(fake), "environments": [], "requests": []})
     assert "openenv launch echo" in command("status").out

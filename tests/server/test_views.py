@@ -140,5 +140,7 @@ def test_what_replicas_have_of_gpus_is_told_also_a_share_of_one() -> None:
     }
     shard = {"gpus": 1, "engine_options": ["gres=shard:2"]}
     assert gpus_of(shard) == {"each": 1, "resource": "shard:2"}
+    assert gpus_of({"gpus": None, "engine_options": ["gpus=nan"]}) is None
+    assert gpus_of({"gpus": None, "engine_options": ["gpus=inf"]}) is None
     assert gpus_of({}) is None
     assert gpus_of({"engine_options": ["gpus=all"]}) is None
