@@ -55,16 +55,20 @@ def run(name: str, repetitions: int, more: str) -> tuple[str, int]:
 
 
 def main() -> int:
-    """Run them, print what each says as it ends, and end with the code of the first that fails."""
+    """Run them, print what each says as it ends, and begin none after one has failed."""
+    codes = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
         runs = [pool.submit(run, *program) for program in PROGRAMS]
         for done in as_completed(runs):
+            if done.cancelled():
+                continue
             output, code = done.result()
             print(output, flush=True)
+            codes.append(code)
             if code != 0:
-                pool.shutdown(wait=False, cancel_futures=True)
-                return code
-    return 0
+                for other in runs:
+                    other.cancel()
+    return max(codes)
 
 
 if __name__ == "__main__":
