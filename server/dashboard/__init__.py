@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard: one page, and the stream that keeps it up to date.
 
-    routes.py               the page and its files, signing in, the stream
+    routes.py               the page, signing in, the stream
+    page_files.py           `Page`: the page's files, compressed, and the version of them all
     followed_log.py         the log that a page shows, on its stream
     live_state.py           `LiveState`: entities as JSON, what changed of them, and for whom
     feed.py                 `Feed`: while somebody looks, has the sources look, sends what changed

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard's routes: its page and files, signing in, the stream.
 
-Files are read and compressed when one is first asked for. The page names them below a folder that
-is the hash of them all, `/dashboard/HASH/app.js`: a browser keeps these, and asks for the page
-alone, which carries its own hash. The stream is compressed too. Neither has a secret that its
-length could tell of: the key of a session is in the answer alone that begins it, which is not
-compressed.
+Files and stream are compressed. Neither has a secret that its length could tell of: the key of a
+session is in the answer alone that begins it, which is not compressed.
 The headers keep the page to itself: nothing from elsewhere, nothing inline, in no frame.
 """
 
@@ -13,15 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import hashlib
-import mimetypes
 import re
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from importlib.resources import files
-from importlib.resources.abc import Traversable
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request
@@ -36,6 +28,7 @@ from ..errors import NotFound, Unauthorized
 from .feed import Feed
 from .followed_log import open_log
 from .memory import MemoryHistory
+from .page_files import INDEX, Page
 from .sources import make_sources
 
 SECURITY_HEADERS = {
@@ -51,8 +44,6 @@ SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-_FILES = files(__package__) / "static"
-_INDEX = "index.html"
 # Of the stream: level, window and memory of zlib, with which a viewer costs 24 kB and a snapshot of
 # 113 kB becomes 13.
 _LEVEL, _WINDOW_BITS, _MEMORY_LEVEL = 3, 13, 4
@@ -82,6 +73,7 @@ def add_dashboard(app: FastAPI, deps: Dependencies, sessions: BrowserSessions) -
     """Add the dashboard to the daemon's application; returns what is to measure memory."""
     memory = MemoryHistory(deps)
     app.state.browser_sessions = sessions
+    app.state.dashboard_page = Page()
     app.state.dashboard_feed = Feed(deps, partial(make_sources, deps, memory))
     app.include_router(router)
     app.include_router(pages)
@@ -145,7 +137,7 @@ async def sign_in(code: Code, request: Request, deps: Injected) -> Response:
 @pages.head(PAGE)
 async def page(request: Request) -> Response:
     """The page itself."""
-    return await _file(_INDEX, request)
+    return await _file(INDEX, request)
 
 
 @pages.get(PAGE_FILES + "{name:path}")
@@ -154,25 +146,9 @@ async def page_file(name: str, request: Request) -> Response:
     return await _file(name, request)
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """One file of the page, compressed."""
-
-    content: bytes
-    tag: str
-    media_type: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class _PageFiles:
-    """All files of the page by their names, 40 kB: nothing else is opened, whatever a path says."""
-
-    version: str  # changes with any of them
-    files: Mapping[str, _File]
-
-
 async def _file(path: str, request: Request) -> Response:
-    page_files = await asyncio.to_thread(_page_files)
+    page: Page = request.app.state.dashboard_page
+    page_files = await page.files()
     name = _VERSION.sub("", path)
     found = page_files.files.get(name)
     if found is None:
@@ -187,29 +163,6 @@ async def _file(path: str, request: Request) -> Response:
         return Response(content, media_type=found.media_type, headers=headers)
     headers["Content-Encoding"] = "gzip"
     return Response(found.content, media_type=found.media_type, headers=headers)
-
-
-@lru_cache(1)
-def _page_files() -> _PageFiles:
-    contents = dict(_contents(_FILES, ""))
-    version = hashlib.sha256(repr(sorted(contents.items())).encode()).hexdigest()[:16]
-    html = contents[_INDEX].replace(PAGE_FILES.encode(), f"{PAGE_FILES}{version}/".encode())
-    contents[_INDEX] = html
-    return _PageFiles(version, {name: _compress(name, each) for name, each in contents.items()})
-
-
-def _contents(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
-    for entry in folder.iterdir():
-        name = prefix + entry.name
-        if entry.is_dir():
-            yield from _contents(entry, f"{name}/")
-        else:
-            yield name, entry.read_bytes()
-
-
-def _compress(name: str, content: bytes) -> _File:
-    tag = f'W/"{hashlib.sha256(content).hexdigest()[:20]}"'  # weak: of both encodings
-    return _File(gzip.compress(content, mtime=0), tag, mimetypes.guess_type(name)[0])
 
 
 def _sessions(request: Request) -> BrowserSessions:

@@ -9,9 +9,11 @@ import gzip
 import http.client
 import json
 import re
+import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from openenvd.client.following import wait
 from openenvd.client.http import parse_events
 from openenvd.server.dashboard import routes
 from openenvd.server.dashboard.followed_log import FollowedLog, log_to_show
+from openenvd.server.dashboard.page_files import Page, PageFiles
 from openenvd.server.settings import Paths
 
 from .conftest import WAIT_SECONDS
@@ -273,6 +276,25 @@ def test_a_file_is_compressed_only_for_who_takes_that(
     takes = {"Origin": "", "Accept-Encoding": encodings}
     _, headers, _ = stranger.call("GET", "/dashboard/app.js", headers=takes)
     assert headers["Content-Encoding"] == encoding
+
+
+def test_the_files_are_read_once_and_then_without_a_thread() -> None:
+    async def read() -> list[PageFiles]:
+        page, release = Page(), threading.Event()
+        found = await asyncio.gather(*(page.files() for _ in range(6)))
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1) as threads:
+            loop.set_default_executor(threads)
+            blocked = loop.run_in_executor(None, release.wait)
+            try:
+                async with asyncio.timeout(WAIT_SECONDS):
+                    found.append(await page.files())
+            finally:
+                release.set()
+            await blocked
+        return found
+
+    assert len({id(each) for each in asyncio.run(read())}) == 1
 
 
 @pytest.mark.parametrize(
