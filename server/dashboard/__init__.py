@@ -38,7 +38,8 @@ hidden each 30 (`static/session.js`).
 Kinds, and the fields of their entities (times are seconds since the epoch, sizes bytes):
 
     daemon        ""        version, address, home, pid, started_at, loop,
-                            requests: {state: count}
+                            requests: {state: count}, page: the version of the page's files: one
+                            that was loaded with others loads itself again
     memory        ""        limit, daemon, zygote, workers, replicas, other, reserve, free
     samples       second    the fields of `memory` in their order: one each 30 seconds
     workers       name      name, schedule, pid, guaranteed, task_id, label, rss_bytes,

@@ -73,8 +73,8 @@ def add_dashboard(app: FastAPI, deps: Dependencies, sessions: BrowserSessions) -
     """Add the dashboard to the daemon's application; returns what is to measure memory."""
     memory = MemoryHistory(deps)
     app.state.browser_sessions = sessions
-    app.state.dashboard_page = Page()
-    app.state.dashboard_feed = Feed(deps, partial(make_sources, deps, memory))
+    app.state.dashboard_page = page_files = Page()
+    app.state.dashboard_feed = Feed(deps, partial(make_sources, deps, memory, page_files))
     app.include_router(router)
     app.include_router(pages)
     return memory

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from openenvd.client.errors import SessionError
 from openenvd.sdk.session import Session
 
 from ..chromium import find_chromium
-from ..conftest import Machine, eventually
+from ..conftest import REPOSITORY, Machine, eventually
 from .conftest import NARROW, Dashboard
 from .tabs import tabs_of
 
@@ -450,6 +451,40 @@ def test_a_page_outlives_its_daemon(dashboard: Dashboard, launched: str) -> None
     dashboard.errors.clear()
 
 
+@pytest.fixture
+def other_files(tmp_path: Path) -> Path:
+    """A folder to import from: this package, whose page has one more line in a style."""
+    kept_out = shutil.ignore_patterns(".*", "*.pyc", "tests", "docs", "smoke_tests", "load_tests")
+    package = shutil.copytree(REPOSITORY, tmp_path / "openenvd", ignore=kept_out)
+    with (package / "server/dashboard/static/style.css").open("a") as style:
+        style.write("/* another */\n")
+    return tmp_path
+
+
+def test_a_page_loads_itself_again_once_when_its_daemon_has_other_files(
+    dashboard: Dashboard, other_files: Path
+) -> None:
+    page, machine = dashboard.show("/"), dashboard.machine
+    before = page.evaluate(FILES_OF)
+    loads: list[Any] = []
+    page.on("load", lambda loaded: loads.append(loaded))
+    machine.kill_daemon()
+    machine.environ["PYTHONPATH"] = str(other_files)
+    try:
+        with page.expect_event("load"):
+            machine.ok("up")
+        page.locator("[data-connection=connected]").wait_for()
+        page.wait_for_timeout(3000)  # some changes of the stream, each of which would load it again
+        assert (len(loads), page.evaluate(FILES_OF) == before) == (1, False)
+    finally:
+        page.close()
+        del machine.environ["PYTHONPATH"]
+        machine.kill_daemon()
+        machine.ok("up")
+    dashboard.errors.clear()  # the browser notes each call that nobody answered
+
+
+FILES_OF = "() => document.querySelector('script[type=module]').src"
 HIDDEN_SECONDS = 75.0  # a hidden tab looks every 30
 TABS = 8  # a browser has six connections to one server, for all of them
 

@@ -235,6 +235,13 @@ def test_the_files_that_the_page_names_are_kept_by_the_browser(stranger: Browser
         assert (status, "immutable" in str(headers["Cache-Control"])) == (200, True), path
 
 
+def test_the_stream_has_the_version_of_the_files_that_the_page_names(browser: Browser) -> None:
+    html = browser.call("GET", "/", headers={"Origin": ""})[2].decode()
+    with browser.stream() as events:
+        version = next(events)[1]["put"]["daemon"][""]["page"]
+    assert f'src="/dashboard/{version}/app.js"' in html
+
+
 def test_a_page_of_another_version_gets_the_files_and_does_not_keep_them(stranger: Browser) -> None:
     path = "/dashboard/0123456789abcdef/app.js"
     status, headers, content = stranger.call("GET", path, headers={"Origin": ""})

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from ...api.dependencies import Dependencies
 from ..memory import MemoryHistory
+from ..page_files import Page
 from .base import Source
 from .environments import EnvironmentSource
 from .machine import MachineSource
@@ -24,10 +25,10 @@ from .requests import RequestSource
 from .rollouts import RolloutSource
 
 
-def make_sources(deps: Dependencies, memory: MemoryHistory) -> Sequence[Source]:
+def make_sources(deps: Dependencies, memory: MemoryHistory, page: Page) -> Sequence[Source]:
     """All of them, for the time in which somebody looks."""
     return (
-        MachineSource(deps, memory),
+        MachineSource(deps, memory, page),
         EnvironmentSource(deps, memory),
         RequestSource(deps),
         RolloutSource(deps),

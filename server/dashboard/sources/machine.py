@@ -9,6 +9,7 @@ from ....requests_db.sql import queries
 from ...api.dependencies import Dependencies
 from ..live_state import LiveState
 from ..memory import MemoryHistory
+from ..page_files import Page
 from .base import Turn
 
 ROUNDING_BYTES = 100_000
@@ -18,9 +19,10 @@ _IDENTITY = ("version", "address", "home", "pid", "started_at")
 class MachineSource:
     """What the daemon is and has: kinds `daemon`, `memory`, `samples`, `plan`, `workers`."""
 
-    def __init__(self, deps: Dependencies, memory: MemoryHistory) -> None:
+    def __init__(self, deps: Dependencies, memory: MemoryHistory, page: Page) -> None:
         self._deps = deps
         self._memory = memory
+        self._page = page
 
     async def refresh(self, state: LiveState, turn: Turn) -> None:
         """Look at workers in each turn, at the rest once a second."""
@@ -45,6 +47,7 @@ class MachineSource:
             "daemon",
             "",
             {name: self._deps.identity[name] for name in _IDENTITY}
+            | {"page": (await self._page.files()).version}
             | {"requests": counts, "loop": _rounded(lag.to_json())},
         )
 

@@ -76,7 +76,7 @@ const loopLag = figure("loop lag", "99th percentile of the daemon's event-loop l
 const up = figure("up", "How long the daemon has run");
 up.append(age(null));
 
-let version = null;
+let version = import.meta.url.match(/\/([0-9a-f]{16})\/app\.js$/)?.[1]; // of the files that this page has
 let address = "";
 let alarm = "";
 const showTitle = () => { document.title = `${alarm}openenvd ${address}`; };
@@ -85,8 +85,8 @@ app.setAlarm = (words) => { alarm = words ? `(${words}) ` : ""; showTitle(); };
 store.listen(["daemon", "environments"], () => {
   const daemon = store.one("daemon");
   if (!daemon) return;
-  if (version && version !== daemon.version) location.reload(); // another daemon has other files
-  version = daemon.version;
+  version ??= daemon.page;
+  if (version !== daemon.page) location.reload(); // another daemon has other files
   text(sessions, number([...store.all("environments").values()].reduce((sum, each) => sum + each.sessions, 0)));
   text(running, number(daemon.requests.RUNNING));
   text(waiting, number(daemon.requests.PENDING));
