@@ -29,10 +29,11 @@ The stream, `GET /v1/dashboard/stream` (server-sent events):
 A snapshot replaces everything that the page knows. A change has whole entities: put replaces the
 entity of that id, drop forgets it. There is no replay: who reconnects gets a snapshot. A viewer for
 whom more than `MAX_WAITING_BYTES` would wait loses them, and gets a snapshot when it reads again.
-What does not change is not sent. It is compressed where the browser takes that.
+What does not change is not sent. It is compressed where the browser takes that. With
+`?is_look=true` it ends with the snapshot, and what there is of the log by then.
 
 A window has this one stream and short calls: a browser has six connections to one server for all
-of its windows. Four have a stream; further ones take a snapshot each 2 seconds, and one that is
+of its windows. Three have a stream; further ones take a look each 2 seconds, and one that is
 hidden each 30 (`static/session.js`).
 
 Kinds, and the fields of their entities (times are seconds since the epoch, sizes bytes):

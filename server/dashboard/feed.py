@@ -46,8 +46,13 @@ class Feed:
         self._task: asyncio.Task[None] | None = None
         self._failed: set[str] = set()  # sources whose failure was logged
 
-    async def messages(self, log_of: LogOf | None = None) -> AsyncIterator[bytes]:
-        """A viewer's stream: a snapshot, then changes, until the daemon ends; with a log's text."""
+    async def messages(
+        self, log_of: LogOf | None = None, *, is_look: bool = False
+    ) -> AsyncIterator[bytes]:
+        """A viewer's stream: a snapshot, then changes, until the daemon ends; with a log's text.
+
+        A look ends with the snapshot, and what there is of the log by then.
+        """
         async with AsyncExitStack() as stack:
             viewer = stack.enter_context(self._state.viewer())
             followed = await stack.enter_async_context(log_of(viewer.wake)) if log_of else None
@@ -60,6 +65,8 @@ class Feed:
                     yield message
                 for message in followed.messages() if followed else ():
                     yield message
+                if is_look and not viewer.needs_snapshot:
+                    return
                 if not await _is_set_within(viewer.wake, KEEP_ALIVE_SECONDS):
                     yield KEEP_ALIVE
 

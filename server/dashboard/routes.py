@@ -64,6 +64,9 @@ LogPlace = Annotated[
         description="The `place` of the last event of this log that was read: what came after it.",
     ),
 ]
+IsLook = Annotated[
+    bool, Query(description="End with the snapshot, and what there is of the log by then.")
+]
 
 router = APIRouter(prefix="/v1/dashboard")
 pages = APIRouter(include_in_schema=False)
@@ -96,11 +99,16 @@ async def new_link(request: Request, deps: Injected) -> Json:
 
 @router.get("/stream")
 async def stream(
-    request: Request, deps: Injected, log: LogName = None, place: LogPlace = ""
+    request: Request,
+    deps: Injected,
+    log: LogName = None,
+    place: LogPlace = "",
+    is_look: IsLook = False,
 ) -> StreamingResponse:
     """Server-sent events of all that the dashboard shows: `snapshot`, each `change`, and `log`."""
     feed: Feed = request.app.state.dashboard_feed
-    messages = feed.messages(None if log is None else partial(open_log, deps, log, place))
+    log_of = None if log is None else partial(open_log, deps, log, place)
+    messages = feed.messages(log_of, is_look=is_look)
     headers = {"Cache-Control": "no-store", **_VARIES}
     if _takes_gzip(request):
         messages, headers["Content-Encoding"] = _compressed(messages), "gzip"

@@ -518,7 +518,7 @@ def test_eight_tabs_are_open_at_once(dashboard_machine: Machine, tmp_path: Path)
 def test_eight_windows_are_seen_at_once(
     open_dashboard: Open, dashboard_machine: Machine, tmp_path: Path
 ) -> None:
-    """Each follows the log of one request, and sees it end."""
+    """Each follows the log of one request, and sees it end; the last is connected to look alone."""
     (tmp_path / "stuck_env.py").write_text(NEVER_READY)
     machine = dashboard_machine
     machine.ok("launch", "stuck_env:Stuck", "--name", "seen", "--async", cwd=tmp_path)
@@ -534,7 +534,16 @@ def test_eight_windows_are_seen_at_once(
     for window in windows:
         body_of(window.page, "page-request").get_by_text("cancelled").first.wait_for()
         assert window.page.locator("[data-connection=connected]").count()
+    calls = windows[-1].page.evaluate(STREAMS)
+    assert len(calls) > 1
+    assert all("is_look=true" in each for each in calls[1:]), calls
     assert not [error for window in windows for error in window.errors]
+
+
+STREAMS = """
+() => performance.getEntriesByType("resource").map(each => each.name)
+  .filter(each => each.includes("/v1/dashboard/stream"))
+"""
 
 
 @pytest.mark.usefixtures("browser")

@@ -385,6 +385,24 @@ def test_the_log_that_a_page_shows_is_on_its_one_stream(
     assert seen in "".join(texts)
 
 
+def test_a_look_ends_with_the_snapshot_and_what_there_is_of_the_log(
+    browser: Browser, client: DaemonClient, tmp_path: Path
+) -> None:
+    (tmp_path / "ends_env.py").write_text("exit(3)\n")
+    source = {"source": "ends_env:Ends", "cwd": str(tmp_path)}
+    done = wait(client, client.submit("launch", source)["id"])
+    with browser.stream("?is_look=true") as events:
+        assert [name for name, _ in events] == ["snapshot"]
+    place = ""
+    for is_told in (True, False):
+        with browser.stream(f"?is_look=true&log=requests/{done['id']}&place={place}") as events:
+            told = list(events)
+        assert [name for name, _ in told].count("snapshot") == 1
+        logs = [data for name, data in told if name == "log"]
+        assert bool("".join(data["text"] for data in logs)) == is_told
+        place = logs[-1]["place"] if logs else place
+
+
 async def test_the_line_without_an_end_is_shown_at_the_end(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("whole\ncut")
     end: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -7,9 +7,8 @@
 const KEY = "openenvd-key";
 const RETRY_MILLISECONDS = 1000;
 const HIDDEN_MILLISECONDS = 30000; // between two looks of a window that nobody sees
-const STREAMS = 4; // at once, of all windows: a browser has six connections to one server
-const LOOK_MILLISECONDS = 500; // that a window without a stream of its own is connected
-const AWAY_MILLISECONDS = 1500; // and that it is not
+const STREAMS = 3; // at once, of all windows: a browser has six connections to one server
+const AWAY_MILLISECONDS = 2000; // between two looks of a window without a stream of its own
 const SILENCE_MILLISECONDS = 40000; // the daemon sends a comment each 15 seconds
 
 export class CallFailed extends Error {
@@ -145,21 +144,26 @@ export class Stream {
    */
   async follow(onEvent, onState) {
     let first = takeFirst();
+    let isAway = false; // no stream was left when this window last asked for one
     for (;;) {
       const stopping = (this.#stopping = new AbortController());
-      const taking = document.hidden ? null : takeStream(); // awaited after the first snapshot, which it would delay
+      const taking = document.hidden ? null : takeStream();
+      if (isAway) isAway = !(await taking); // else awaited after the first snapshot, which it would delay
+      const isLook = isAway || document.hidden;
       const log = this.#log;
-      let hasLooked = false;
-      const look = () => setTimeout(() => { hasLooked = true; stopping.abort(); }, LOOK_MILLISECONDS);
-      if (log || stopping.signal.aborted) { first?.stopping.abort(); first = null; }
+      let isDone = false; // it has ended as it should
+      if (log || isLook || stopping.signal.aborted) { first?.stopping.abort(); first = null; }
       try {
-        const path = `/v1/dashboard/stream${log ? `?${new URLSearchParams({ log: log.name, place: log.place })}` : ""}`;
-        for await (const [event, data] of events(path, stopping.signal, first)) {
+        const query = { ...(log && { log: log.name, place: log.place }), ...(isLook && { is_look: true }) };
+        for await (const [event, data] of events(`/v1/dashboard/stream?${new URLSearchParams(query)}`, stopping.signal, first)) {
           if (event === "log") { log.place = data.place; log.onText(data.text, data.is_first); continue; }
           if (event === "snapshot") onState("connected");
           onEvent(event, data);
-          if (document.hidden) break;
-          if (event === "snapshot" && !(await taking)) look();
+          if (event !== "snapshot") continue;
+          isDone = isLook;
+          if (isLook || (await taking)) continue;
+          isAway = isDone = true;
+          break;
         }
       } catch (error) {
         if (error.status === 401) {
@@ -170,12 +174,12 @@ export class Stream {
         (await taking)?.();
       }
       first = null;
-      const isLost = !stopping.signal.aborted && !document.hidden;
-      if (isLost) onState("lost");
+      const isRenewed = stopping.signal.aborted;
       stopping.abort();
-      if (isLost) await this.#pause(RETRY_MILLISECONDS);
-      else if (document.hidden) await this.#pause(HIDDEN_MILLISECONDS);
-      else if (hasLooked) await this.#pause(AWAY_MILLISECONDS);
+      if (document.hidden) await this.#pause(HIDDEN_MILLISECONDS);
+      else if (isRenewed) continue;
+      else if (!isDone) { onState("lost"); await this.#pause(RETRY_MILLISECONDS); }
+      else if (isLook || !log) await this.#pause(AWAY_MILLISECONDS); // else it looks at the log now
     }
   }
 
