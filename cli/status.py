@@ -15,7 +15,7 @@ import click
 
 from ..client.api import DaemonClient
 from ..client.errors import ApiRefused
-from ..requests_db.states import RequestState
+from ..requests_db.states import EnvironmentState, RequestState
 from . import completion, exit_codes, phrases
 from .changes import Changes
 from .drawing import (
@@ -201,7 +201,11 @@ def _failed(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _said_by_environments(found: dict[str, Any]) -> set[str]:
     """Return the ids of launches whose environment says why they failed."""
-    return {each.get("request_id", "") for each in found["environments"] if each.get("error")}
+    return {
+        each.get("request_id", "")
+        for each in found["environments"]
+        if each["state"] == EnvironmentState.FAILED and each.get("error")
+    }
 
 
 def _told_below(found: dict[str, Any]) -> set[str]:
