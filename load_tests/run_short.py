@@ -68,7 +68,7 @@ def main() -> int:
             if code != 0:
                 for other in runs:
                     other.cancel()
-    return max(codes)
+    return next((code for code in codes if code != 0), 0)  # below 0: a signal has ended it
 
 
 if __name__ == "__main__":
