@@ -79,6 +79,8 @@ def read_status(client: DaemonClient, target: str | None) -> dict[str, Any]:
 def picture(found: dict[str, Any], now: float) -> list[Drawn]:
     """What is drawn: a headline, the two tables, and the failures."""
     environments, requests = found["environments"], found["requests"]
+    said = _said_by(environments)
+    failed = _failed(requests, said)
     parts: list[Drawn] = [_headline(found["daemon"])]
     if environments:
         parts += ["", environments_table(environments, now)]
@@ -93,10 +95,11 @@ def picture(found: dict[str, Any], now: float) -> list[Drawn]:
     if strays := found.get("strays"):
         parts += ["", *_strays(strays)]
     if requests:
-        parts += ["", requests_table(requests, now, told=_told_below(found))]
+        told_below = said | {request["id"] for request in failed[:FAILURES_SHOWN]}
+        parts += ["", requests_table(requests, now, told=told_below)]
     if not environments and not requests:
         parts += ["", "Nothing has been launched yet. Try: openenv launch echo"]
-    failures = _failures(found)
+    failures = _failures(environments, failed)
     if failures:
         parts += ["", "\n".join(failures)]
     return parts
@@ -176,11 +179,10 @@ def _lag(loop: dict[str, Any] | None) -> str:
     return f", loop lag p99 {p99:.0f} ms, max {most:.0f} ms"
 
 
-def _failures(found: dict[str, Any]) -> list[str]:
+def _failures(environments: list[dict[str, Any]], failed: list[dict[str, Any]]) -> list[str]:
     lines: list[str] = []
-    for environment in found["environments"]:
+    for environment in environments:
         lines += environment_failure(environment)
-    failed = _failed(found)
     for request in failed[:FAILURES_SHOWN]:
         lines += request_failure(request)
     if len(failed) > FAILURES_SHOWN:
@@ -189,29 +191,22 @@ def _failures(found: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _failed(found: dict[str, Any]) -> list[dict[str, Any]]:
+def _failed(requests: list[dict[str, Any]], said: set[str]) -> list[dict[str, Any]]:
     """Return what failed, without launches whose environment says why."""
-    said = _said_by_environments(found)
     return [
         request
-        for request in _without_earlier_launches(found["requests"])
+        for request in _without_earlier_launches(requests)
         if request["state"] == RequestState.FAILED and request["id"] not in said
     ]
 
 
-def _said_by_environments(found: dict[str, Any]) -> set[str]:
+def _said_by(environments: list[dict[str, Any]]) -> set[str]:
     """Return the ids of launches whose environment says why they failed."""
     return {
         each.get("request_id", "")
-        for each in found["environments"]
+        for each in environments
         if each["state"] == EnvironmentState.FAILED and each.get("error")
     }
-
-
-def _told_below(found: dict[str, Any]) -> set[str]:
-    """Return the ids of the requests whose failure has a block below the table."""
-    shown = {request["id"] for request in _failed(found)[:FAILURES_SHOWN]}
-    return shown | _said_by_environments(found)
 
 
 def _without_earlier_launches(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
