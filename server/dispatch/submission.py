@@ -23,7 +23,7 @@ from ...requests_db.async_store import AsyncStore
 from ...requests_db.queue_clock import QueueClock
 from ...requests_db.records import Environment, Event, Generation, NewRequest, Request
 from ...requests_db.sql import queries
-from ...requests_db.states import EnvironmentState, RequestState, Schedule
+from ...requests_db.states import EnvironmentState, Schedule
 from ...requests_db.transactions import submitting
 from ...system.hidden_values import hide_credentials
 from ..errors import AmbiguousId, CannotChange, Invalid, KeyReused, NameTaken, NotFound, QueueFull
@@ -123,7 +123,8 @@ class Submitter:
             raise Invalid(text, "launch it with its options: openenv launch", field="to")
         ran = (launch.result or {}).get("environment", {})
         of_update = {"update": True, "replaces": None, "content": ran.get("content")}
-        kept = await self._scaled(environment)
+        current = await self.store.read(queries.get(environment.request_id or ""))
+        kept = await self._scaled(environment, current) if isinstance(current, Request) else {}
         payload = {**launch.payload, **ran.get("manifest", {}), **kept}
         payload |= {**submission.payload, **of_update}
         return await self.submit(replace(submission, payload=payload))
@@ -153,7 +154,7 @@ class Submitter:
         if request.operation == "launch":
             running = await self.store.read(queries.environment(str(request.environment)))
             if running is not None and running.request_id == request.id:
-                payload |= await self._scaled(running)
+                payload |= await self._scaled(running, request)
             payload |= {"update": True, "replaces": None}
         return await self.submit(
             Submission(
@@ -294,20 +295,12 @@ class Submitter:
             raise NotFound(f"no environment is called {name!r}", hint, near=near)
         return environment
 
-    async def _scaled(self, environment: Environment) -> dict[str, int]:
-        """The `replicas` that an environment was scaled to since its launch; empty: it was not."""
-        if environment.state is EnvironmentState.STOPPED or environment.request_id is None:
-            return {}
-        launch = await self.store.read(queries.get(environment.request_id))
-        if not isinstance(launch, Request) or launch.payload.get("max_replicas"):
-            return {}  # it scales itself
-        done = frozenset({RequestState.SUCCEEDED})
-        query = queries.list_requests(
-            done, operation="scale", environment=environment.name, limit=1
-        )
-        found = await self.store.read(query)
-        is_since = bool(found) and found[0].seq > launch.seq
-        return {"replicas": found[0].payload["replicas"]} if is_since else {}
+    async def _scaled(self, environment: Environment, launch: Request) -> dict[str, int]:
+        """The `replicas` that what runs was scaled to since its launch; empty: it was not."""
+        if environment.state is EnvironmentState.STOPPED or launch.payload.get("max_replicas"):
+            return {}  # the latter scales itself
+        replicas = await self.store.read(queries.scaled_to(environment.name, launch))
+        return {} if replicas is None else {"replicas": replicas}
 
     async def _check_can_stop(self, new: NewRequest) -> None:
         environment = await self.environment(str(new.environment))

@@ -295,18 +295,12 @@ class Reconciler:
 
     async def _note_scale(self, environment: Environment, launch: Request | None) -> Environment:
         """Write how many replicas the last `scale` since the launch has given it."""
-        done = frozenset({RequestState.SUCCEEDED})
-        query = queries.list_requests(
-            done, operation="scale", environment=environment.name, limit=1
-        )
-        found = await self._store.read(query)
-        if found and found[0].seq > (0 if launch is None else launch.seq):
-            replicas = found[0].payload["replicas"]
-            if environment.spec.get("replicas") != replicas:
-                move = observing.set_replicas
-                await self._store.write(move, environment.name, replicas, now=time.time())
-                return replace(environment, spec=environment.spec | {"replicas": replicas})
-        return environment
+        replicas = await self._store.read(queries.scaled_to(environment.name, launch))
+        if replicas is None or environment.spec.get("replicas") == replicas:
+            return environment
+        move = observing.set_replicas
+        await self._store.write(move, environment.name, replicas, now=time.time())
+        return replace(environment, spec=environment.spec | {"replicas": replicas})
 
     async def _fail(self, name: str, request: Request | None) -> None:
         error = request.error if request is not None else None
