@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The dashboard in a headless Chromium, of a daemon with many requests and many replicas.
 
-    first screen    a page with nothing cached, in a Chromium that runs: from the start of the
-                    navigation until memory, environments and queue are painted; all bytes
+    first screen    a page with nothing cached, in an empty tab: from the start of the navigation
+                    until memory, environments and queue are painted; all bytes
     again           the same once more, by a browser that has kept the files
+    at once         as the first, in a tab of that instant, while its process still starts
     an icon         a page with nothing but an icon: what the browser itself takes here
     quiet           the page is open, and nothing happens but time
     busy            SHORT requests are submitted and run all the while
@@ -45,6 +46,7 @@ EACH = 20  # replicas of an environment
 MEMORY_MB = 120
 UNUSED_PORT = 9
 SETTLE_SECONDS = 3.0
+TAB_SECONDS = 0.7  # until a new tab is quiet
 NOBODY_SECONDS = 0.5  # between two loads: the daemon forgets what nobody looks at
 WAIT_MILLISECONDS = 60_000
 STUCK = "import time\ntime.sleep(3600)\n"
@@ -227,7 +229,14 @@ class _Repetition:
         signing_in.close()
         address = link.partition("#")[0]
         for _ in range(self._loads):
-            self._first_screens(chromium.new_context(storage_state=kept), address)
+            context = chromium.new_context(storage_state=kept)
+            self._first_screen(context, address, "", TAB_SECONDS)
+            self._first_screen(context, address, ", again", TAB_SECONDS)
+            self._icon(context, address)
+            context.close()
+            context = chromium.new_context(storage_state=kept)
+            self._first_screen(context, address, ", at once", 0)
+            context.close()
         context = chromium.new_context(storage_state=kept)
         context.set_default_timeout(WAIT_MILLISECONDS)
         page = context.new_page()
@@ -245,28 +254,27 @@ class _Repetition:
         self._death(page)
         context.close()
 
-    def _first_screens(self, context: Any, address: str) -> None:
-        """One with nothing cached, and one with what the browser has kept of it.
-
-        After them, what the browser itself takes for a page, on this machine.
-        """
+    def _first_screen(self, context: Any, address: str, when: str, pause: float) -> None:
         context.set_default_timeout(WAIT_MILLISECONDS)
-        for when in ("", ", again"):
-            page = context.new_page()
-            received: dict[str, float] = {}  # bytes, as they were sent, by the call
-            _count_bytes(context.new_cdp_session(page), received)
-            page.goto(address, wait_until="commit")
-            milliseconds = page.evaluate(FIRST_SCREEN)
-            self._note(f"first useful screen{when} (aim: 300)", "ms", milliseconds)
-            self._note(f"  in all{when} (aim: 150)", "kB", sum(received.values()) / 1000)
-            self._note(f"  files and calls{when}", "", sum(size > 0 for size in received.values()))
-            page.close()
-            time.sleep(NOBODY_SECONDS)
         page = context.new_page()
+        received: dict[str, float] = {}  # bytes, as they were sent, by the call
+        _count_bytes(context.new_cdp_session(page), received)
+        time.sleep(pause)
+        page.goto(address, wait_until="commit")
+        milliseconds = page.evaluate(FIRST_SCREEN)
+        self._note(f"first useful screen{when} (aim: 300)", "ms", milliseconds)
+        self._note(f"  in all{when} (aim: 150)", "kB", sum(received.values()) / 1000)
+        self._note(f"  files and calls{when}", "", sum(size > 0 for size in received.values()))
+        page.close()
+        time.sleep(NOBODY_SECONDS)
+
+    def _icon(self, context: Any, address: str) -> None:
+        """What the browser itself takes for a page, on this machine."""
+        page = context.new_page()
+        time.sleep(TAB_SECONDS)
         page.goto(f"{address}dashboard/icon.svg", wait_until="commit")
         self._note("a page with nothing but an icon", "ms", page.evaluate(PAINTED))
         page.close()
-        context.close()
 
     def _watch(self, page: Any, session: Any, name: str) -> None:
         page.evaluate(WATCH)
