@@ -41,9 +41,14 @@ ANSWER_MARGIN_SECONDS = 1.0  # for an answer that was given in time to arrive
 
 
 def replicas_of(runs: Path, name: str) -> list[RunFile]:
-    """The replicas that an environment is to have, the oldest first: not those being drained."""
+    """The replicas that an environment is to have, the oldest first.
+
+    Not those being drained, nor those of an earlier generation that are not asked to drain yet.
+    """
     found = [run_file for run_file in run_files.of_environment(runs, name) if _stays(run_file)]
-    return sorted(found, key=lambda run_file: (run_file.created_at, run_file.ordinal))
+    serving = min(found, key=run_files.by_service, default=None)
+    own = [each for each in found if serving and each.request_id == serving.request_id]
+    return sorted(own, key=lambda run_file: (run_file.created_at, run_file.ordinal))
 
 
 def stop_added_by(runs: Path, name: str, request_id: str) -> list[str]:
@@ -163,6 +168,8 @@ def _tell(run_file: RunFile, head: Json) -> None:
 
 def _stays(run_file: RunFile) -> bool:
     """Whether it is not being drained or stopped, nor left by a request that has not kept it."""
-    status = read_status_file(run_file.run_dir) or {}
+    status = read_status_file(run_file.run_dir)
+    if status is None:  # its shim has not begun; or its folder is removed, the run file first
+        return (run_file.run_dir / RUN_FILE_NAME).exists() and ADDED_BY not in run_file.data
     is_ending = status.get("is_draining") or status.get("state") in ("stopping", "stopped")
     return not is_ending and ADDED_BY not in run_file.data

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,10 +19,11 @@ from websockets.sync.client import ClientConnection, connect
 from openenvd.environments import run_files, scaling
 from openenvd.environments.errors import EnvironmentsError, InvalidSpec, NotRunning, ReplicaFailed
 from openenvd.environments.layout import Layout
-from openenvd.environments.run_files import RunFile
+from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
 from openenvd.executor.worker.main import find_operation
 from openenvd.operations import registry
 from openenvd.shim.client import ShimClient, read_status_file
+from openenvd.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
 
 LAUNCH_ID, CHANGE_ID = secrets.token_hex(8), secrets.token_hex(8)
 WAIT_SECONDS = 60.0
@@ -70,6 +72,19 @@ def launch(run: Run, layout: Layout) -> Iterator[Callable[..., str]]:
     run_files.stop_environment(layout.runs, "echo", 0.0)
 
 
+def write_replica(runs: Path, launch_id: str, created_at: float, **data: Any) -> RunFile:
+    """The files of a replica of echo, as if it ran."""
+    run_dir = runs / f"echo-0-{launch_id}"
+    run_dir.mkdir(parents=True)
+    known = {"version": RUN_FILE_VERSION, "replica_id": run_dir.name, "environment": "echo"}
+    own = {"request_id": launch_id, "ordinal": 0, "created_at": created_at}
+    write_json(str(run_dir / RUN_FILE_NAME), known | own | data)
+    write_json(str(run_dir / STATUS_FILE_NAME), {"state": "ready"})
+    written = run_files.read(run_dir)
+    assert written is not None
+    return written
+
+
 def replicas(layout: Layout) -> list[RunFile]:
     return scaling.replicas_of(layout.runs, "echo")
 
@@ -92,6 +107,23 @@ def steps(connection: ClientConnection) -> bool:
 def wait_for(run_file: RunFile, predicate: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     with ShimClient.connect(run_file.socket_path) as link:
         return link.wait(predicate, WAIT_SECONDS)
+
+
+def test_replicas_of_an_earlier_generation_are_not_the_environments(layout: Layout) -> None:
+    """As an update leaves them for a moment, or one that is under way or has failed begins them."""
+    write_replica(layout.runs, "earlier", 1.0)
+    serving = write_replica(layout.runs, "serving", 2.0)
+    write_replica(layout.runs, "next", 3.0, held=True)
+    assert [each.replica_id for each in replicas(layout)] == [serving.replica_id]
+
+
+def test_a_replica_whose_folder_is_being_removed_is_not_the_environments(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed = write_replica(layout.runs, "removed", 1.0)
+    shutil.rmtree(removed.run_dir)
+    monkeypatch.setattr(run_files, "of_environment", lambda *_: [removed])  # it was read before
+    assert replicas(layout) == []
 
 
 def test_more_replicas_take_sessions_at_the_same_address(
