@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol, Self
 
@@ -161,7 +161,8 @@ class Session(_Settings):
         if self._socket is None:
             raise _not_open()
         try:
-            self._socket.send(_message(kind, data))
+            with suppress(ConnectionClosed):  # why may have been said before
+                self._socket.send(_message(kind, data))
             return _answer(self._socket.recv(self._answer_timeout))
         except TimeoutError as exc:
             self.close()  # a late answer would be taken for the next one's
@@ -213,7 +214,8 @@ class AsyncSession(_Settings):
         if self._socket is None:
             raise _not_open()
         try:
-            await self._socket.send(_message(kind, data))
+            with suppress(ConnectionClosed):  # why may have been said before
+                await self._socket.send(_message(kind, data))
             async with asyncio.timeout(self._answer_timeout):
                 return _answer(await self._socket.recv())
         except TimeoutError as exc:

@@ -40,6 +40,21 @@ def server(*answers: str | None) -> Iterator[str]:
         thread.join()
 
 
+@contextmanager
+def refusing_server() -> Iterator[str]:
+    """End every session with an error that nobody has asked for."""
+
+    def handle(socket: ServerConnection) -> None:
+        socket.send(json.dumps({"type": "error", "data": {"message": "no licence"}}))
+
+    with serve(handle, "127.0.0.1", 0) as running:
+        thread = Thread(target=running.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{running.socket.getsockname()[1]}"
+        running.shutdown()
+        thread.join()
+
+
 def observation(**data: object) -> str:
     return json.dumps({"type": "observation", "data": data})
 
@@ -72,6 +87,25 @@ async def test_the_same_for_asyncio() -> None:
             assert (await session.step({"a": 1})).reward == 1.5
             with pytest.raises(SessionError, match="the shard was lost"):
                 await session.reset()
+
+
+def test_a_session_that_ended_before_the_call_says_why() -> None:
+    with refusing_server() as address, Session(address) as session:
+        assert session._socket is not None
+        session._socket.recv_events_thread.join()  # the close has arrived
+        for why in ("no licence", "closed by the server"):
+            with pytest.raises(SessionError, match=why):
+                session.reset()
+
+
+async def test_the_same_of_a_session_for_asyncio() -> None:
+    with refusing_server() as address:
+        async with AsyncSession(address) as session:
+            assert session._socket is not None
+            await session._socket.wait_closed()
+            for why in ("no licence", "closed by the server"):
+                with pytest.raises(SessionError, match=why):
+                    await session.reset()
 
 
 @pytest.mark.parametrize(
