@@ -86,7 +86,7 @@ class RolloutWriter:
     @classmethod
     async def open(
         cls,
-        folder: Path,
+        folder: Path | str,
         *,
         buffer_bytes: int = BUFFER_BYTES,
         form: str = JSONL,
@@ -116,7 +116,7 @@ class RolloutWriter:
 
         def begin() -> Output:
             return Output(
-                folder,
+                Path(folder),
                 form=form,
                 disk=disk or Disk(keep_cached=keep_cached or form != JSONL),
                 part_bytes=part_bytes,

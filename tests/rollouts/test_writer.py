@@ -55,6 +55,12 @@ async def test_episodes_at_once_are_all_written(tmp_path: Path) -> None:
     assert writer.budget.peak_bytes <= writer.budget.limit_bytes
 
 
+async def test_a_folder_may_be_a_text(tmp_path: Path) -> None:
+    async with await RolloutWriter.open(str(tmp_path / "out")) as writer:
+        await run_episode(writer, "one")
+    assert len(open_rollouts(str(tmp_path / "out"))) == 1
+
+
 class Gate(Disk):
     """A disk that takes nothing until it is opened."""
 
