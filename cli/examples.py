@@ -73,7 +73,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             'openenv bench my_env --requests-grid 64,1024 --action \'{"message": "hi"}\'',
             "other batches, an action of its own",
         ),
-        ("openenv bench my_env --compare", "WebSocket against HTTP"),
+        ("openenv bench benchmark --compare", "WebSocket against HTTP"),
     ),
     "openenv test": (
         ("openenv test ./my_env", "protocol, leaks, blocking steps, seeds"),

@@ -19,7 +19,8 @@ from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, Failure, F
 from openenvd.rollouts.folder.layout import FORMATS, JSONL, PARQUET, Verdict
 from openenvd.rollouts.folder.output import Output
 
-from .conftest import REPOSITORY, install, make_venv, smoke_cache
+from .conftest import REPOSITORY, Machine, install, make_venv, smoke_cache
+from .pages import name_of, pages_that_need, run_blocks
 
 pytestmark = pytest.mark.timeout(400)  # whichever is first installs what it needs
 
@@ -113,3 +114,11 @@ def test_a_folder_of_two_formats_is_one_dataset(python: Path, tmp_path: Path) ->
 def test_an_empty_rollout_is_an_empty_dataset(python: Path, tmp_path: Path) -> None:
     Output(tmp_path / "none").close()
     assert load(python, tmp_path / "none") == "none: 0 episodes and 0 steps are the same\n"
+
+
+@pytest.mark.parametrize("page", pages_that_need("datasets"), ids=name_of)
+def test_the_blocks_of_a_page_that_need_datasets_run(
+    machine: Machine, python: Path, page: Path
+) -> None:
+    machine.command = str(python.with_name("openenv"))
+    run_blocks(machine, page, "datasets")

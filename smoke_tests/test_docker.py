@@ -22,6 +22,7 @@ import pytest
 from .conftest import REPOSITORY, Machine, eventually, smoke_cache
 from .docker_engine import DockerEngine, base_image
 from .docker_engine import docker_engine as running_engine
+from .pages import name_of, pages_that_need, run_blocks
 from .test_images import SAMPLE
 from .test_upstream import GENERIC_CLIENT, run_upstream
 
@@ -304,3 +305,8 @@ def kill_agents(machine: Machine) -> None:
         home = (process.info["environ"] or {}).get("OPENENV_HOME")
         if is_agent and home == str(machine.home):
             process.kill()
+
+
+@pytest.mark.parametrize("page", pages_that_need("docker"), ids=name_of)
+def test_the_blocks_of_a_page_that_need_docker_run(docker_machine: Machine, page: Path) -> None:
+    run_blocks(docker_machine, page, "docker")

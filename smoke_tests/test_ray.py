@@ -14,6 +14,7 @@ import pytest
 
 from . import ray_engine
 from .conftest import Machine, eventually
+from .pages import name_of, pages_that_need, run_blocks
 from .ray_engine import RayCluster
 from .test_docker import launched, say_hello
 from .test_examples import run as run_example
@@ -157,3 +158,8 @@ def test_actors_outlive_their_agent_and_its_driver(
 def test_the_example_rolls_out_on_a_cluster(ray_machine: Machine, tmp_path: Path) -> None:
     printed = run_example(ray_machine, "launch_on_cluster.py", "ray", str(tmp_path / "episodes"))
     assert printed.splitlines()[-1].startswith("64 episodes")
+
+
+@pytest.mark.parametrize("page", pages_that_need("ray"), ids=name_of)
+def test_the_blocks_of_a_page_that_need_ray_run(ray_machine: Machine, page: Path) -> None:
+    run_blocks(ray_machine, page, "ray")

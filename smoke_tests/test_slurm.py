@@ -24,6 +24,7 @@ from openenvd.environments.engines.slurm_files import JobReport, write_job
 
 from . import slurm_engine as slurm_clusters
 from .conftest import REPOSITORY, Machine, eventually
+from .pages import name_of, pages_that_need, run_blocks
 from .slurm_engine import SlurmCluster
 from .test_docker import launched, say_hello
 from .test_examples import run as run_example
@@ -427,3 +428,8 @@ def test_the_example_rolls_out_on_a_cluster(slurm_machine: Machine, tmp_path: Pa
         slurm_machine, "launch_on_cluster.py", "slurm", str(tmp_path / "episodes")
     )
     assert printed.splitlines()[-1].startswith("64 episodes")
+
+
+@pytest.mark.parametrize("page", pages_that_need("slurm"), ids=name_of)
+def test_the_blocks_of_a_page_that_need_slurm_run(slurm_machine: Machine, page: Path) -> None:
+    run_blocks(slurm_machine, page, "slurm")

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from .conftest import Machine, eventually, new_machine
+from .pages import name_of, pages_that_need, run_blocks
 from .slurm_engine import SlurmCluster, slurm_cluster, why_no_other_node
 from .ssh_server import HOST, LoginNode, login_node, why_not
 from .test_slurm import agents_of, replica_of, session_at
@@ -230,3 +231,12 @@ def test_a_connection_that_was_opened_by_hand_is_used(laptop: Machine, login: Lo
     finally:
         words = ["ssh", "-S", by_hand[by_hand.index("-S") + 1], "-O", "exit", "stranger"]
         subprocess.run(words, env=laptop.environ, capture_output=True, check=True)
+
+
+@pytest.mark.parametrize("page", pages_that_need("a login node"), ids=name_of)
+def test_the_blocks_of_a_page_for_a_laptop_run(
+    laptop: Machine, login: LoginNode, page: Path
+) -> None:
+    del laptop.environ["OPENENV_SLURM_SSH"]  # the page names it
+    with login.on_the_laptop():
+        run_blocks(laptop, page, "a login node")

@@ -18,6 +18,7 @@ import pytest
 
 from . import slurm_engine as slurm_clusters
 from .conftest import Machine, eventually, new_machine
+from .pages import name_of, pages_that_need, run_blocks
 from .slurm_engine import SlurmCluster
 from .test_docker import launched, say_hello
 from .test_slurm import SLURM, agents_of, replica_of, session_at
@@ -182,3 +183,9 @@ def test_a_node_elsewhere_reports_to_an_address_of_this_machine_which_is_warned_
 def replicas_of(user: Machine) -> list[dict[str, Any]]:
     """Those of the environment."""
     return list(user.environment("echo")["replicas"])
+
+
+@pytest.mark.parametrize("page", pages_that_need("nodes of their own"), ids=name_of)
+def test_the_blocks_of_a_page_for_such_nodes_run(user: Machine, page: Path) -> None:
+    own = user.environ.pop("OPENENV_SLURM_REPORT")
+    run_blocks(user, page, "nodes of their own", {"10.0.0.5": own})

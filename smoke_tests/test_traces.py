@@ -12,6 +12,7 @@ import pytest
 
 from .conftest import Machine, eventually
 from .otlp_receiver import Receiver, SeenSpan
+from .pages import name_of, pages_that_need, run_blocks
 
 SERVER, CONSUMER = 2, 5  # span kinds of OTLP
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -216,3 +217,12 @@ def test_nothing_of_it_is_there_when_it_is_off(machine: Machine) -> None:
     assert "google/_upb" not in mapped  # which the exporter needs
     used = psutil.Process(machine.daemon_pid).memory_full_info()
     assert used.pss < OFF_MB * MB
+
+
+@pytest.mark.parametrize("page", pages_that_need("a collector"), ids=name_of)
+def test_the_blocks_of_a_page_that_need_a_collector_run(
+    traced: Machine, receiver: Receiver, page: Path
+) -> None:
+    own = traced.environ.pop("OTEL_EXPORTER_OTLP_ENDPOINT")
+    assert own in run_blocks(traced, page, "a collector", {"http://localhost:4318": own})
+    receiver.wait_for("process launch")

@@ -7,7 +7,12 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from .conftest import REPOSITORY, Machine
+from .pages import name_of, pages_that_need, run_blocks, script_of
+
+SHOWN_ADDRESS = "http://127.0.0.1:21000"
 
 GENERIC_CLIENT = """
 import asyncio, sys
@@ -157,13 +162,6 @@ def readme_example(word: str) -> str:
     return str(example)
 
 
-def test_the_readme_s_policy_runs_as_it_stands(machine: Machine) -> None:
-    (machine.home.parent / "my_policies.py").write_text(readme_example("def act"))
-    machine.ok("launch", "echo")
-    words = ["--episodes", "4", "--max-steps", "2", "--policy", "my_policies:act", "--out", "out"]
-    assert "4 of 4 episodes are in" in machine.ok("rollout", "echo", *words).out
-
-
 def test_the_readme_s_session_runs_as_it_stands(machine: Machine, both: Path) -> None:
     machine.ok("launch", "echo")
     program = readme_example(".connect() as env")
@@ -205,3 +203,17 @@ def test_upstreams_client_is_told_that_it_returned_to_another_environment(
         upstream, RECONNECTING_CLIENT, address, cwd=machine.home.parent, machine=machine
     )
     assert "told" in out
+
+
+@pytest.mark.parametrize("page", pages_that_need("upstream"), ids=name_of)
+def test_the_blocks_of_a_page_that_need_upstreams_package_run(
+    machine: Machine, both: Path, page: Path
+) -> None:
+    """With an environment of the test's own, where they name an address and its token."""
+    machine.command = str(both.with_name("openenv"))
+    replaced = {}
+    if SHOWN_ADDRESS in script_of(page, "upstream"):
+        launch = machine.ok("launch", "echo", "--token", "a-token-of-the-tests", "--json").json
+        address = launch["environment"]["address"]
+        replaced = {SHOWN_ADDRESS: address, "TOKEN": "a-token-of-the-tests"}
+    run_blocks(machine, page, "upstream", replaced)

@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages say is so: commands parse, links lead somewhere, tables are complete."""
+"""What the pages say is so: commands parse, links lead somewhere, tables are complete.
+
+Blocks of commands and of Python run in `smoke_tests/`; what of them can be known without that is
+here. The hints in `docs/troubleshooting.md` are parsed alone: most of them change the machine.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
 import shlex
+import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
@@ -24,8 +30,15 @@ README = (ROOT / "README.md").read_text()
 API = (ROOT / "docs" / "api.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 ONE_REQUEST = (ROOT / "docs" / "one-request.md").read_text()
+LOAD_TESTS = "".join(path.read_text() for path in (ROOT / "load_tests").rglob("*.py"))
 # What stands for something of the reader's.
 METAVARIABLES = re.compile(r"\[.*?\]|…|\\\|\w+")
+
+
+# What is in a fence, and is nothing that anybody types into a shell or Python.
+NO_PROGRAM = {"json", "text", "traceql", "yaml"}
+# How a line begins that somebody is to type.
+TYPED = r"(?:\$ |openenvd? [a-z]|pip |python3? |uv |docker |kubectl |git |bash |export )"
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -116,6 +129,91 @@ def test_every_room_is_on_the_map() -> None:
     rooms = {path.name for path in (ROOT / ".types" / "openenvd").iterdir() if path.is_dir()}
     shown = set(re.findall(r"`(\w+)/`", CONTRIBUTING))
     assert rooms <= shown
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """How smoke tests read and run pages."""
+    # Behind everything else: the root has a folder `server`, as upstream's projects have.
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
+    from smoke_tests import pages
+
+    return pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_commands_or_python_runs_or_says_why_not(
+    page: Path, run: ModuleType
+) -> None:
+    for block in run.blocks(page):
+        if block.language not in NO_PROGRAM:
+            assert block.language in run.RUN or block.not_run, block
+            assert not block.needs or block.needs in run.SUITES, block
+    assert page in run.all_pages()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_block_and_no_word_about_one_is_overlooked(page: Path, run: ModuleType) -> None:
+    text, found = page.read_text(), list(run.blocks(page))
+    assert len(re.findall(r"^ *(?:```|~~~)", text, re.MULTILINE)) == 2 * len(found)
+    marks = sum(bool(each.not_run) + bool(each.needs) + len(each.before) for each in found)
+    assert len(re.findall(r"<!-- (?:not run|run with|before)", text)) == marks
+    assert all(bool(each.not_run) + bool(each.needs) < 2 for each in found)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_command_is_shown_as_a_mere_text(page: Path, run: ModuleType) -> None:
+    if page.name == "troubleshooting.md":
+        return  # its texts are messages, some of which begin with a command
+    texts = [each.code for each in run.blocks(page) if each.language in NO_PROGRAM]
+    for text in texts:
+        assert not re.search(rf"^{TYPED}", text, re.MULTILINE), text
+    without_blocks = re.sub(
+        r"^ *```.*?^ *```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+    assert not re.search(rf"^(?: {{4,}}|\t){TYPED}", without_blocks, re.MULTILINE)
+
+
+def test_a_suite_runs_what_pages_need(run: ModuleType) -> None:
+    for what, suite in run.SUITES.items():
+        assert run.pages_that_need(what), what
+        assert f'pages_that_need("{what}")' in (ROOT / "smoke_tests" / suite).read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_load_test_that_is_shown_is_one(page: Path) -> None:
+    """With its options; `load_tests/run_short.py` runs their short forms."""
+    for shown in re.findall(r"python -m load_tests\.(\w+(?:.|\\\n)*)", page.read_text()):
+        name, *words = re.split("[`;'#)]", shown)[0].split()
+        assert name == "NAME" or (ROOT / "load_tests" / f"{name}.py").exists(), name
+        for option in (word for word in words if word.startswith("--")):
+            as_keyword = f"{option[2:].replace('-', '_')}="
+            assert f'"{option}"' in LOAD_TESTS or as_keyword in LOAD_TESTS, option
+
+
+def hinted_commands() -> list[str]:
+    """The `openenv …` in hints: a line of text that goes on after the command."""
+    texts = blocks((ROOT / "docs" / "troubleshooting.md").read_text(), "text")
+    hints = re.findall(r"^    .*openenv .*", "\n".join(texts), re.MULTILINE)
+    commands = {each for hint in hints for each in re.findall(r"openenv [^,;:()`]+", hint)}
+    return sorted(command.strip() for command in commands)
+
+
+@pytest.mark.parametrize("line", hinted_commands())
+def test_every_command_of_a_hint_is_one(line: str) -> None:
+    """With its options; where it ends and the sentence goes on, only a reader knows."""
+    _, *words = line.split()
+    command: click.Command | None = cli
+    while isinstance(command, click.Group):
+        name = words.pop(0)
+        if name in passthrough.COMMANDS:
+            return  # upstream's, where that is installed
+        command = command.get_command(click.Context(command), name)
+    assert command is not None
+    options = {option for each in command.params for option in each.opts}
+    assert {word for word in words if word.startswith("-")} <= options
+    if words and words[0].isupper():
+        assert any(isinstance(each, click.Argument) for each in command.params)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

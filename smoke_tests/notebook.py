@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run files as the cells of a notebook: one after another, with the same names and one event loop.
+
+python notebook.py FILE...      in the folder from which they import
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import sys
+from pathlib import Path
+
+sys.path[0] = ""
+names: dict[str, object] = {"__name__": "__main__"}
+with asyncio.Runner() as runner:
+    for file in sys.argv[1:]:
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        done = eval(compile(Path(file).read_text(), file, "exec", flags=flags), names)
+        if inspect.iscoroutine(done):
+            runner.run(done)

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The blocks of the documentation's pages, run as a reader would type them.
+
+All `bash` and `python` blocks of a page run in their order, in one shell and one folder, unless one
+of these lines before a block says otherwise:
+
+    <!-- not run: REASON -->      what it takes is in no test
+    <!-- run with: WHAT -->       a suite that has what it takes runs it (`SUITES`)
+    <!-- before: COMMAND -->      what a reader of this block has done already
+
+A `python` block is written to a file where its first line says so (`# file: NAME`). Otherwise those
+that follow each other are the cells of one notebook: with the same names, and `await` as it stands.
+`pip` installs nothing: what the test has installed is used. `tests/repository/test_docs.py` holds
+that every block of every page is found here, and runs or says why not.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .conftest import Machine
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RUN = ("bash", "python")
+# Who runs the blocks that need something. Without a word before them: test_pages.py.
+SUITES = {
+    "a collector": "test_traces.py",
+    "a login node": "test_slurm_ssh.py",
+    "datasets": "test_datasets.py",
+    "docker": "test_docker.py",
+    "nodes of their own": "test_slurm_unshared.py",
+    "ray": "test_ray.py",
+    "slurm": "test_slurm.py",
+    "upstream": "test_upstream.py",
+}
+_BLOCK = re.compile(
+    r"^(?P<marks>(?: *<!-- (?:not run|run with|before): [^\n]+ -->\n)*)"
+    r"(?P<indent> *)```(?P<language>\S*)\n(?P<code>.*?)^ *```$",
+    re.DOTALL | re.MULTILINE,
+)
+_MARK = re.compile(r"<!-- ([a-z ]+): (.+) -->")
+_FILE = re.compile(r"# file: (\S+)\n")
+_NOTEBOOK = Path(__file__).with_name("notebook.py")
+# What stands for the reader's own: a project, a class, a policy.
+_OWN = {
+    "my_env/openenv.yaml": "spec_version: 1\nname: my_env\nclass: my_module:MyEnvironment\n",
+    "test_my_env.py": "def test_reset(openenv_session):\n    openenv_session.reset()\n",
+    "my_policies.py": 'def act(observation):\n    return {"message": "hello"}\n',
+    "my_module.py": """\
+from openenvd.envs import Action, Environment, Observation, State
+
+print("my_module is imported", flush=True)
+
+
+class MyAction(Action):
+    message: str = ""
+    code: str = ""
+
+
+class MyEnvironment(Environment[MyAction, Observation, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self):
+        self._steps = 0
+
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        self._steps = 0
+        return Observation()
+
+    def step(self, action, timeout_s=None, **kwargs):
+        self._steps += 1
+        return Observation(reward=1.0, done=self._steps == 10)
+
+    @property
+    def state(self):
+        return State(step_count=self._steps)
+""",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced block of a page.
+
+    Attributes:
+        language: The word behind the fence.
+        code: What is in it, without the fence's indentation.
+        not_run: Why it is not run; empty: it is.
+        needs: Whose suite runs it; empty: `test_pages.py`.
+        before: Commands that its reader has typed already.
+    """
+
+    language: str
+    code: str
+    not_run: str
+    needs: str
+    before: tuple[str, ...]
+
+
+def all_pages() -> list[Path]:
+    """Return every page of the repository."""
+    folders = (REPOSITORY.glob("*.md"), REPOSITORY.glob("examples/*.md"))
+    return sorted([*(page for each in folders for page in each), *REPOSITORY.glob("docs/**/*.md")])
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Yield the fenced blocks of a page, of any language."""
+    for found in _BLOCK.finditer(page.read_text()):
+        marks: dict[str, list[str]] = {}
+        for name, told in _MARK.findall(found["marks"]):
+            marks.setdefault(name, []).append(told)
+        yield Block(
+            found["language"],
+            textwrap.dedent(found["code"]),
+            not_run=", ".join(marks.get("not run", [])),
+            needs=", ".join(marks.get("run with", [])),
+            before=tuple(marks.get("before", [])),
+        )
+
+
+def blocks_to_run(page: Path, needs: str) -> list[Block]:
+    """Return those that the suite runs that has what they need."""
+    return [
+        block
+        for block in blocks(page)
+        if block.language in RUN and not block.not_run and block.needs == needs
+    ]
+
+
+def pages_that_need(what: str) -> list[Path]:
+    """Return the pages with blocks for the suite that has this; empty: for `test_pages.py`."""
+    return [page for page in all_pages() if blocks_to_run(page, what)]
+
+
+def name_of(page: Path) -> str:
+    """Return a page's path as the name of its test."""
+    return "-".join(page.relative_to(REPOSITORY).with_suffix("").parts)
+
+
+def script_of(page: Path, needs: str = "") -> str:
+    """Put the blocks of a page together as one shell script."""
+    parts = ["set -euxo pipefail", 'pip() { echo "there already: pip $*"; }']
+    cells: list[str] = []
+    for number, block in enumerate(blocks_to_run(page, needs)):
+        is_cell = block.language == "python" and not _FILE.match(block.code)
+        if cells and (block.before or not is_cell):
+            parts.append(shlex.join(["python", str(_NOTEBOOK), *cells]))
+            cells = []
+        parts += block.before
+        if block.language == "bash":
+            parts.append(block.code)
+            continue
+        named = _FILE.match(block.code)
+        name = named[1] if named else f"block-{number}.py"
+        parts.append(f"cat > {name} <<'END'\n{block.code}END")
+        cells += [name] if is_cell else []
+    if cells:
+        parts.append(shlex.join(["python", str(_NOTEBOOK), *cells]))
+    return "\n".join(parts)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a reader's folder: the examples, and what is called `my_…` on the pages."""
+    folder.mkdir()
+    shutil.copytree(REPOSITORY / "examples", folder / "examples")
+    shutil.copy(REPOSITORY / "examples" / "counter_environment.py", folder)
+    (folder / "my_env").mkdir()
+    for name, text in _OWN.items():
+        (folder / name).write_text(text)
+    shutil.copy(folder / "my_module.py", folder / "my_env")
+
+
+def run_blocks(
+    machine: Machine, page: Path, needs: str = "", replaced: Mapping[str, str] | None = None
+) -> str:
+    """Run the blocks of a page for this user, in a folder of their own; return what was printed.
+
+    Args:
+        machine: The user.
+        page: The page.
+        needs: Which of its blocks: those that need this.
+        replaced: What stands on the page for something of the test's: an address, a token.
+    """
+    folder = machine.home.parent / name_of(page)
+    make_folder(folder)
+    script = script_of(page, needs)
+    for shown, real in (replaced or {}).items():
+        assert shown in script, f"{page.name} has no {shown} any more"
+        script = script.replace(shown, real)
+    path = f"{Path(machine.command).parent}:{Path(sys.executable).parent}:{machine.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={**machine.environ, "PATH": path},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout

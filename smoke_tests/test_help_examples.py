@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The examples on every command's help page (and in `docs/commands.md`) run.
+
+Each is run on its own, in the folder of `pages.py` where `my_env` and `my_policies.py` are, with a
+daemon that has the environments whose names it uses. Replaced are what stands for the reader's own
+(`IDS`, `PORT`), and how much is measured (`SHORTER`). What follows until
+it is interrupted is interrupted as soon as it has printed something. `NOT_RUN` has the rest.
+"""
+
+from __future__ import annotations
+
+import select
+import shlex
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openenvd.cli.examples import EXAMPLES
+
+from .conftest import Machine, free_port, new_machine
+from .pages import make_folder
+
+pytestmark = pytest.mark.timeout(180)
+
+LINES = list(dict.fromkeys(line for each in EXAMPLES.values() for line, _ in each))
+# By the words they have in common: why they do not run here.
+NOT_RUN = {
+    "openenv top": "takes a terminal; test_top.py drives its screen",
+    "openenv image build": "needs Docker; test_images.py builds images",
+    "--provider docker": "needs Docker; test_docker.py runs the same line of the README",
+    "--provider slurm": "needs Slurm; test_slurm.py runs the same line of docs/clusters.md",
+}
+ENDLESS = {"openenv up --foreground", "openenv status --watch", "openenv logs -f my_env"}
+IDS, PORT = ("7f3a91c2", "9b1d0c44"), "9000"  # of launches; that nobody listens on
+# Given after the example's own options, which they overrule.
+SHORTER = {
+    "openenv bench": "--requests-grid 4 --wait-grid 0 --reps 1",
+    "openenv test": "--sessions 20",
+    "openenv rollback my_env --to": "--to 1",
+}
+
+
+@pytest.fixture(scope="module")
+def helped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """One user, who tries all of them."""
+    with new_machine(tmp_path_factory.mktemp("examples") / "home") as machine:
+        machine.environ |= {"API_KEY": "not-a-real-one"}
+        for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+            machine.environ.pop(name, None)
+        make_folder(folder_of(machine))
+        yield machine
+
+
+def folder_of(machine: Machine) -> Path:
+    return machine.home.parent / "folder"
+
+
+def is_run(line: str) -> bool:
+    return not any(words in line for words in NOT_RUN)
+
+
+def make_ready(machine: Machine, words: list[str]) -> None:
+    """Launch what a command is about, unless it runs; and end what would be in its way."""
+    folder, command = folder_of(machine), words[1]
+    if command == "up":
+        machine.ok("stop")
+    if "--out" in words:
+        shutil.rmtree(folder / words[words.index("--out") + 1], ignore_errors=True)
+    if command in ("gateway", "rollback"):
+        options = (["--gateway"], ["--max-sessions", "8"])
+        for each in options[: 1 if command == "gateway" else 2]:
+            machine.ok("launch", "./my_env", *each, cwd=folder)
+        return
+    wanted = {*words} & {"echo", "benchmark", "my_env"} if command != "launch" else set()
+    if wanted:
+        for name in wanted - {each["name"] for each in machine.status()["environments"]}:
+            machine.ok("launch", "./my_env" if name == "my_env" else name, cwd=folder)
+    if "--replica" in words:
+        machine.ok("scale", "my_env", "4")
+
+
+def as_typed(machine: Machine, words: list[str]) -> list[str]:
+    """Put the test's own in the place of what stands for something."""
+    for number, word in enumerate(words):
+        if word == PORT:
+            words[number] = str(free_port())
+        if word in IDS:
+            launch = machine.ok("launch", "--async", "echo", "--name", f"of-{word}")
+            words[number] = launch.out.strip()
+            if words[1] in ("logs", "retry"):
+                machine.ok("wait", words[number])
+    return words[1:]
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if is_run(line)])
+def test_an_example_runs(helped: Machine, line: str) -> None:
+    words = shlex.split(line)
+    make_ready(helped, words)
+    shorter = [more for begin, more in SHORTER.items() if line.startswith(begin)]
+    words = [*as_typed(helped, words), *shlex.split(" ".join(shorter))]
+    if line not in ENDLESS:
+        helped.ok(*words, cwd=folder_of(helped))
+        return
+    process = helped.start(*words)
+    printed = [stream for stream in (process.stdout, process.stderr) if stream is not None]
+    assert select.select(printed, [], [], 60)[0], "it prints nothing"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode in (0, 130), err
+
+
+def test_whatever_is_not_run_is_an_example() -> None:
+    assert all(any(words in line for line in LINES) for words in NOT_RUN)
+    assert set(LINES) >= ENDLESS
