@@ -179,9 +179,19 @@ def _source_of(spec: Json) -> tuple[str | None, ...]:
 def _cannot_change(connection: Connection, name: str) -> CannotChange | None:
     environment = ENVIRONMENTS.read(_one(connection, statements.ENVIRONMENT_BY_NAME, of_name=name))
     changes = _changes(connection, name, CHANGES)
-    if environment.state in SERVING and not changes:
+    if changes:
+        return CannotChange(environment, changes[0])
+    if environment.state in SERVING or _is_just_launched(connection, environment):
         return None
-    return CannotChange(environment, changes[0] if changes else None)
+    return CannotChange(environment, None)
+
+
+def _is_just_launched(connection: Connection, environment: Environment) -> bool:
+    """Whether its launch succeeded, and the reconciler has not written yet how its replicas are."""
+    if environment.state not in (EnvironmentState.PENDING, EnvironmentState.STARTING):
+        return False
+    row = _one(connection, statements.REQUEST_BY_ID, of_id=environment.request_id)
+    return row is not None and REQUESTS.read(row).state is RequestState.SUCCEEDED
 
 
 def _changes(connection: Connection, name: str, operations: tuple[str, ...]) -> list[Request]:

@@ -387,10 +387,13 @@ def _cannot_change(environment: Environment, change: Request | None) -> CannotCh
             request_id=change.id,
             environment=name,
         )
-    can_wait = environment.state.is_live or environment.request_id is None
     hint = (
-        "wait until it is ready: openenv status"
-        if can_wait
+        f"wait until it is down (openenv status {name}), then launch it again"
+        if environment.state is EnvironmentState.STOPPING
+        else f"wait until it is ready: openenv status {name}"
+        if environment.state.is_live
+        else "launch it again: openenv launch SOURCE"
+        if environment.request_id is None
         else f"launch it again: openenv retry {environment.request_id}"
     )
     return CannotChange(f"{name} is {_NOT_SERVING[environment.state]}", hint, environment=name)

@@ -383,3 +383,29 @@ async def test_what_does_not_run_is_not_changed(
     with pytest.raises(CannotChange, match=f"^{told}$") as refused:
         await submit(submitter, "scale", name="echo", replicas=2)
     assert refused.value.hint == f"launch it again: openenv retry {launch.id}"
+
+
+@pytest.mark.parametrize("operation", ["scale", "restart"])
+async def test_a_launch_that_has_just_succeeded_can_be_changed_at_once(
+    submitter: Submitter, store: AsyncStore, dispatch: DispatchStore, operation: str
+) -> None:
+    launch = await submit(submitter, "launch", source="echo")
+    dispatch.claim(Schedule.LONG, 1, 1.0)
+    await store.write(
+        observing.set_environment_state, "echo", EnvironmentState.STARTING, now=1.0
+    )  # and the reconciler has not looked since
+    dispatch.record(outcomes=[Outcome(launch.id, RequestState.SUCCEEDED, 2.0)])
+    change = {"name": "echo"} | ({"replicas": 2} if operation == "scale" else {})
+    assert (await submit(submitter, operation, **change)).state is RequestState.PENDING
+
+
+async def test_what_is_going_down_is_waited_for(
+    submitter: Submitter, store: AsyncStore, dispatch: DispatchStore
+) -> None:
+    await launched(submitter, store, dispatch)
+    await store.write(observing.set_environment_state, "echo", EnvironmentState.STOPPING, now=3.0)
+    with pytest.raises(CannotChange, match=r"^echo is being taken down$") as refused:
+        await submit(submitter, "scale", name="echo", replicas=2)
+    assert refused.value.hint == (
+        "wait until it is down (openenv status echo), then launch it again"
+    )
