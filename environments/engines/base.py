@@ -218,6 +218,8 @@ class Instance:
             tries it first, and the gateway uses what has answered.
         waiting: Why it is still STARTING, or cannot go on, in a sentence, where the engine says
             so.
+        is_on_its_way: Whether it is started as any is, and `waiting` only says how far it is:
+            nothing keeps it from that.
         drains: Whether its server ends its sessions at SIGUSR1, which ends others at once.
         ends_at: When the engine ends it, whatever it does, as `boot_seconds` counts here; None:
             never, as far as is known.
@@ -237,6 +239,7 @@ class Instance:
     pid: int | None = None
     address: str | None = None
     waiting: str | None = None
+    is_on_its_way: bool = False
     drains: bool = True
     ends_at: float | None = None
     replace_at: float | None = None

@@ -47,15 +47,16 @@ def instance_of(pod: Json, now: datetime, warning: str | None = None) -> Instanc
     labels = labels_of(pod)
     assert labels is not None
     state = state_of(pod, now)
-    waiting = None
+    waiting, hindrance = None, _hindrance(pod)
     if state is InstanceState.STARTING:
-        waiting = "; ".join(filter(None, (why_waiting(pod), warning)))
+        waiting = "; ".join(filter(None, (hindrance or _progress(pod), warning)))
     return Instance(
         id=id_of(pod),
         labels=labels,
         state=state,
         address=address_of(pod) if state is InstanceState.RUNNING else None,
         waiting=waiting,
+        is_on_its_way=waiting is not None and hindrance is None and not warning,
         exit=exit_of(pod) if state is InstanceState.EXITED else None,
     )
 
@@ -80,8 +81,8 @@ def address_of(pod: Json) -> str | None:
     return f"http://{ip}:{port}" if "." in ip else f"http://[{ip}]:{port}"
 
 
-def why_waiting(pod: Json) -> str:
-    """Say why a pod does not run yet, in Kubernetes' own words where it has some."""
+def _hindrance(pod: Json) -> str | None:
+    """Return what keeps a pod from running, in Kubernetes' own words."""
     for each in pod["status"].get("conditions") or ():
         if each["type"] == "PodScheduled" and each["status"] == "False":
             return str(each.get("message") or each.get("reason") or "no node was found for it")
@@ -90,6 +91,11 @@ def why_waiting(pod: Json) -> str:
         if waiting and waiting.get("reason") not in _ORDINARY:
             said = f"{waiting.get('reason')}: {waiting.get('message') or 'no more is said'}"
             return said + _last_end(status)
+    return None
+
+
+def _progress(pod: Json) -> str:
+    """Return how far a pod is that nothing keeps from running."""
     if node := pod["spec"].get("nodeName"):
         return f"node {node} makes its container"
     return "no node has it yet"

@@ -66,6 +66,8 @@ FIRST_READ_SECONDS, LONGEST_READ_SECONDS = 0.2, 2.0  # between two looks at a lo
 END_SECONDS = 0.1  # between two looks whether a replica has ended
 KILL_SECONDS = 15.0  # for a shim to have ended what it kills
 _SIGNAL = 128
+# States of a placement group for which Ray has not looked yet whether there is room.
+_NOT_LOOKED_AT = frozenset({"QUEUED", "SCHEDULING_STARTED"})
 _NO_LIMITS = "Ray counts CPUs and limits none: --cpus chooses a node, and no more"
 
 
@@ -137,6 +139,7 @@ class RayEngine:
             pid=report.get("pid"),
             address=report.get("address"),
             waiting=_why_waiting(found) if state is InstanceState.STARTING else None,
+            is_on_its_way=(found["group"] or {}).get("scheduling") in _NOT_LOOKED_AT,
             shard_exits=report.get("shard_exits", 0),
             last_shard_exit=report.get("last_shard_exit"),
             exit=_exit_facts(report, actor) if state is InstanceState.EXITED else None,

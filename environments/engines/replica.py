@@ -208,8 +208,7 @@ class EngineReplica:
                     log.exception("cannot look after %s", self.run_file.replica_id)
                 seconds = RETRY_SECONDS
             else:
-                waiting = None if self._instance is None else self._instance.waiting
-                self._tell_problem(self._watch.problem or waiting)
+                self._tell_problem(self._watch.problem or _hindrance(self._instance))
             await self._wait(seconds)
         await self._server.close()
 
@@ -594,4 +593,9 @@ def _seen(instance: Instance | None) -> tuple[object, ...] | None:
     if instance is None:
         return None
     facts = instance.waiting, instance.ends_at, instance.runs, instance.shard_exits
-    return instance.id, instance.state, *facts
+    return instance.id, instance.state, instance.is_on_its_way, *facts
+
+
+def _hindrance(instance: Instance | None) -> str | None:
+    """Return what keeps an instance from running, which clients who wait for it are told."""
+    return None if instance is None or instance.is_on_its_way else instance.waiting

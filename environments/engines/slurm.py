@@ -101,7 +101,9 @@ READ_BYTES = 256 * 1024
 PENDING = "PENDING"
 RUNNING = "RUNNING"
 COMPLETING = "COMPLETING"
+CONFIGURING = "CONFIGURING"
 _STARTED = frozenset({RUNNING, COMPLETING, "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})
+_NOT_LOOKED_AT = frozenset({"", "None"})  # reasons of a job that the scheduler has not come to
 _NO_LIMITS = (
     "nothing limits memory (TaskPlugin has no task/cgroup): a replica beyond its --memory is "
     "killed late (OverMemoryKill), or harms its node"
@@ -411,6 +413,7 @@ class SlurmEngine:
                 labels=row.labels,
                 state=InstanceState.STARTING,
                 waiting=_why_waiting(row) + (", requeued" if is_requeued else ""),
+                is_on_its_way=_is_on_its_way(row),
                 runs=0 if report is None else report.runs + 1,
             )
         is_silent = self._is_silent(row, report)
@@ -510,6 +513,12 @@ def _why_silent(row: Row, is_silent: bool) -> str | None:
         return f"Slurm: {row.state} ({row.reason})"
     text = f"job {row.id} on {row.node} has not been heard of for {SILENT_SECONDS:g} s or more"
     return text if is_silent else None
+
+
+def _is_on_its_way(row: Row) -> bool:
+    """Whether a job is being started, or Slurm has not looked yet whether it can be."""
+    is_new = row.state == PENDING and row.reason in _NOT_LOOKED_AT
+    return is_new or row.state in (CONFIGURING, RUNNING)
 
 
 def _why_waiting(row: Row) -> str:

@@ -308,6 +308,7 @@ class SwarmEngine(DockerEngine):
             pid=(status.get("ContainerStatus") or {}).get("PID") or None,
             address=self._address_of(service, task),
             waiting=(status.get("Err") or status.get("Message")) if _waits(state) else None,
+            is_on_its_way=_waits(state) and not status.get("Err"),
             drains=ENV_HOST_LABEL in service["Spec"]["Labels"],
             exit=self._exit(task, down) if state is InstanceState.EXITED else None,
         )

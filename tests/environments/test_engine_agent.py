@@ -400,6 +400,25 @@ def test_what_its_engine_begins_anew_is_the_same_instance_in_the_next_generation
     assert status["last_exit"]["evidence"] == "Slurm has requeued job 7"
 
 
+def test_how_far_an_instance_is_on_its_way_is_no_problem(
+    home: Path, image: Path, engine: ProcessEngine
+) -> None:
+    """Clients who wait for it are told what keeps it from running, and nothing else."""
+    run_file = ready(home, image)
+    [instance] = engine.list()
+    engine.tell(instance, state="starting", waiting="preparing", is_on_its_way=True, runs=1)
+    wait_for(run_file, lambda status: status["waiting"] == "preparing")
+    told: list[str | None] = []
+
+    def is_told(status: dict[str, Any]) -> bool:
+        told.append(status["problem"])
+        return bool(status["problem"] == "no node has room")
+
+    engine.tell(instance, waiting="no node has room", is_on_its_way=False)
+    wait_for(run_file, is_told)
+    assert set(told) == {None, "no node has room"}
+
+
 def test_when_its_engine_ends_it_is_told(home: Path, image: Path, engine: ProcessEngine) -> None:
     run_file = ready(home, image)
     [instance] = engine.list()

@@ -45,11 +45,19 @@ def test_a_pod_without_a_place_waits_with_the_schedulers_words() -> None:
     unscheduled = {"type": "PodScheduled", "status": "False", "reason": "U", "message": PLACES}
     found = instance_of(pod("Pending", node=None, conditions=[unscheduled]), NOW)
     assert (found.state, found.waiting) == (InstanceState.STARTING, PLACES)
+    assert not found.is_on_its_way
+
+
+@pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
+def test_a_pod_that_nothing_keeps_from_running_is_on_its_way(reason: str) -> None:
+    found = instance_of(waiting(reason), NOW)
+    assert (found.waiting, found.is_on_its_way) == ("node n1 makes its container", True)
 
 
 def test_a_warning_is_told_with_what_a_pod_waits_for() -> None:
     found = instance_of(waiting("ContainerCreating"), NOW, "FailedMount: no volume x")
     assert found.waiting == "node n1 makes its container; FailedMount: no volume x"
+    assert not found.is_on_its_way
 
 
 def test_an_image_that_may_come_is_waited_for_and_said() -> None:

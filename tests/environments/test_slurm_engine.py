@@ -86,6 +86,26 @@ def test_a_replica_that_has_left_a_job_is_started_again_after_the_next_one(
     assert (third.state, jobs.submitted()) == (InstanceState.STARTING, 2)
 
 
+@pytest.mark.parametrize(
+    ("state", "reason", "is_on_its_way"),
+    [
+        ("PENDING", "None", True),
+        ("PENDING", "Resources", False),
+        ("CONFIGURING", "None", True),
+        ("RUNNING", "None", True),
+        ("SUSPENDED", "None", False),
+    ],
+)
+def test_a_job_is_on_its_way_unless_slurm_has_a_reason(
+    jobs: Jobs, plan: ReplicaPlan, state: str, reason: str, is_on_its_way: bool
+) -> None:
+    jobs.put("7", state)
+    jobs.rows["7"] = replace(jobs.rows["7"], reason=reason)
+    found = SlurmEngine().find(plan)
+    assert found is not None
+    assert (found.state, found.is_on_its_way) == (InstanceState.STARTING, is_on_its_way)
+
+
 def test_a_job_with_a_short_limit_is_not_replaced_as_soon_as_it_begins(
     jobs: Jobs, plan: ReplicaPlan, tmp_path: Path
 ) -> None:
