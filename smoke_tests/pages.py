@@ -34,6 +34,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RUN = ("bash", "python")
 # Who runs the blocks that need something. Without a word before them: test_pages.py.
 SUITES = {
+    "a certificate": "test_gateway.py",
     "a collector": "test_traces.py",
     "a login node": "test_slurm_ssh.py",
     "datasets": "test_datasets.py",

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from openenvd.environments.gateway.process import locked
 from openenvd.environments.layout import Layout
 
 from .conftest import Machine, eventually
+from .pages import name_of, pages_that_need, run_blocks
 from .test_upstream import GENERIC_CLIENT
 
 TOKEN = "a-token-of-letters"
@@ -328,3 +330,18 @@ def test_a_gateway_that_cannot_be_started_fails_the_launch_and_leaves_nothing(
     assert f"gateway cannot read {machine.home.parent}/none.pem: No such file" in answer.text
     assert machine.run("launch", "echo", "--gateway", "--port", "21500").code != 0
     assert not [p for p in machine.processes() if "openenvd: gateway" in " ".join(p.cmdline())]
+
+
+@pytest.mark.parametrize("page", pages_that_need("a certificate"), ids=name_of)
+def test_the_blocks_of_a_page_that_need_a_certificate_run(machine: Machine, page: Path) -> None:
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    names = {name: str(machine.home.parent / name) for name in ("chain.pem", "key.pem")}
+    files = ["-out", names["chain.pem"], "-keyout", names["key.pem"]]
+    subprocess.run([*make, *files], check=True, capture_output=True)
+    run_blocks(machine, page, "a certificate", {"0.0.0.0": "127.0.0.1", **names})
+    address = machine.environment("my_env")["address"]
+    assert address.startswith("https://127.0.0.1:")
+    trusting = ssl.create_default_context(cafile=names["chain.pem"])
+    trusting.check_hostname = False  # the name is not the address
+    with urlopen(f"{address}/health", context=trusting) as response:
+        assert response.status == 200

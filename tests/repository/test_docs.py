@@ -46,11 +46,12 @@ def blocks(text: str, language: str) -> list[str]:
 
 
 def shown_commands() -> list[str]:
-    """Every `openenv …` of the pages: lines of shell blocks, and code within sentences."""
+    """Every `openenv …` of the pages: in blocks, in workflows, and in code within sentences."""
     found = set()
     for page in PAGES:
         text = page.read_text()
         lines = [line for block in blocks(text, "bash") for line in block.splitlines()]
+        lines += re.findall(r"^(?:- run: |\$ )(openenv .+)", text, re.MULTILINE)
         lines += re.findall(r"`(openenv [^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
         for line in lines:
             parts = re.split(r"&&|;", line.partition("#")[0])
@@ -123,6 +124,16 @@ def test_every_dependency_has_a_reason() -> None:
     }
     assert names <= given
     assert given - names <= {"package", "---"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_extra_that_is_installed_is_one(page: Path) -> None:
+    """Tests of pages install nothing: they have all of them."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    shown = re.findall(r"'(?:openenvd|\.)\[([\w,]+)\]'", page.read_text())
+    assert {name for names in shown for name in names.split(",")} <= set(extras)
 
 
 def test_every_room_is_on_the_map() -> None:
