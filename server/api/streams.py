@@ -33,7 +33,7 @@ from .views import event_view, request_view
 
 KEEP_ALIVE_SECONDS = 15.0
 KEEP_ALIVE = b": still here\n\n"
-SWITCH_SECONDS = 30.0  # for what a launch updates to be left by new sessions
+EFFECT_SECONDS = 30.0  # for the end of an update, or of a `down`, to show
 REPLAY_PAGE = 1000  # events read at once for a client that comes back
 
 
@@ -74,7 +74,7 @@ async def wait_until_final(deps: Dependencies, request_id: str, seconds: float) 
                     ends = [event for event in await subscription.next() if _is_final(event)]
                     if ends:
                         request = await _request_of(deps, ends[-1])
-                await _until_switched(deps, request)
+                await _until_in_effect(deps, request)
         except TimeoutError:
             request = await deps.submitter.find(request_id)
     return request
@@ -88,16 +88,17 @@ async def _request_of(deps: Dependencies, event: Event) -> Request:
     return await deps.submitter.find(event.request_id)
 
 
-async def _until_switched(deps: Dependencies, request: Request) -> None:
-    """Hold the end of an update back until new sessions begin with what it has launched.
+async def _until_in_effect(deps: Dependencies, request: Request) -> None:
+    """Hold an end back until it shows: an update's new sessions, the name that a `down` frees.
 
-    For a while: should that take its time, the launch has succeeded all the same.
+    For a while: should that take its time, the request has succeeded all the same.
     """
-    if not (request.state is RequestState.SUCCEEDED and request.payload.get("replaces")):
+    shows_later = request.operation == "down" or request.payload.get("replaces")
+    if not (request.state is RequestState.SUCCEEDED and shows_later):
         return
     with deps.bus.subscribe() as subscription, contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(SWITCH_SECONDS):
-            while not (deps.stopping.is_set() or await deps.reconciler.has_switched(request)):
+        async with asyncio.timeout(EFFECT_SECONDS):
+            while not (deps.stopping.is_set() or await deps.reconciler.has_taken_effect(request)):
                 await subscription.next()
 
 
@@ -147,7 +148,7 @@ class RequestStream:
         # the events are read: those of a final state are among them.
         self._request = await self._deps.submitter.find(self._request.id)
         if is_new:
-            await _until_switched(self._deps, self._request)
+            await _until_in_effect(self._deps, self._request)
             yield sse(self._position, "state", request_view(self._request))
             return
         async for page in _missed(self._deps, self._position.seq, self._request.id):
@@ -243,7 +244,7 @@ async def _render(deps: Dependencies, position: Position, event: Event) -> bytes
     if event.kind == "request.state" and event.request_id is not None:
         request = await _request_of(deps, event)
         if _is_final(event):
-            await _until_switched(deps, request)
+            await _until_in_effect(deps, request)
         # The row may be ahead of the event: a client must see the states in their order.
         view = request_view(request)
         if not _is_final(event):

@@ -31,9 +31,10 @@ Local replicas of both listen on the same sockets. The new ones are held until t
 but accepting nothing, so that no session begins where it may not stay. A shim that says that its
 server is held is told to serve as soon as the reconciler is responsible for its launch, so this is
 made up for by the next daemon too. Those who wait for the launch hear of its end when the old
-replicas begin no session any more (`has_switched`), so that whoever connects then is served by the
-new ones. Whatever step a daemon is killed at, the row names exactly one generation, and what the
-others have left is found by their rows and run files.
+replicas begin no session any more (`has_taken_effect`), so that whoever connects then is served by
+the new ones; those who wait for a `down`, when its name is free. Whatever step a daemon is killed
+at, the row names exactly one generation, and what the others have left is found by their rows and
+run files.
 
 Failure cases:
 
@@ -174,18 +175,22 @@ class Reconciler:
         """Stop watching. Replicas continue."""
         await self._tasks.end()
 
-    async def has_switched(self, launch: Request) -> bool:
-        """Whether each new session begins with what an update has launched, or it never will.
+    async def has_taken_effect(self, request: Request) -> bool:
+        """Whether what an update, or a `down`, has done is seen by whoever comes now.
 
-        When it serves, and what it has replaced begins none any more: so say its replicas' rows.
+        An update: each new session begins with what it has launched, or never will. It serves, and
+        what it has replaced begins none any more: so say its replicas' rows. A `down`: another
+        environment may have the name.
         """
-        environment = await self._store.read(queries.environment(launch.environment or ""))
+        environment = await self._store.read(queries.environment(request.environment or ""))
         if environment is None or not environment.state.is_live:
             return True
+        if request.operation == "down":
+            return environment.state is not EnvironmentState.STOPPING
         others = await self._others(environment)
-        if environment.request_id != launch.id:
+        if environment.request_id != request.id:
             starting = GenerationState.STARTING
-            return not any(g.request_id == launch.id and g.state is starting for g in others)
+            return not any(g.request_id == request.id and g.state is starting for g in others)
         left = {g.request_id for g in others if g.state is GenerationState.DRAINING}
         rows = await self._store.read(queries.replicas(environment.name))
         return not any(row.request_id in left and row.state in BEGIN_SESSIONS for row in rows)

@@ -505,6 +505,18 @@ async def test_a_down_that_succeeded_ends_the_environment(world: World) -> None:
     assert await world.store.read(queries.replicas("trial")) == []
 
 
+async def test_a_down_has_taken_effect_when_its_name_is_free(world: World) -> None:
+    reconciler = await world.reconcile()
+    [replica] = await world.serving()
+    down = await world.down()
+    os.kill(shim_pid(replica), signal.SIGSTOP)  # so that it takes a while to be stopped
+    await world.succeeds(down)
+    assert not await reconciler.has_taken_effect(down)
+    os.kill(shim_pid(replica), signal.SIGCONT)
+    await until(world.bus, lambda: reconciler.has_taken_effect(down))
+    assert (await world.environment()).state is S.STOPPED
+
+
 async def test_nothing_is_started_again_while_its_environment_is_taken_down(
     world: World, impatient: None
 ) -> None:
@@ -848,21 +860,21 @@ async def test_an_update_takes_over_when_it_is_ready_and_what_it_replaces_is_dra
     assert not old.run_dir.exists()
 
 
-async def test_an_update_has_switched_when_what_it_replaces_begins_no_session(
+async def test_an_update_has_taken_effect_when_what_it_replaces_begins_no_session(
     world: World,
 ) -> None:
     reconciler = await world.reconcile()
     [old] = await world.serving()
     update, new = await world.updating()
-    assert not await reconciler.has_switched(update)
+    assert not await reconciler.has_taken_effect(update)
     os.kill(pid_of(old), signal.SIGSTOP)  # it cannot take note
     await world.succeeds(update)
     await asyncio.to_thread(new.wait, lambda status: not status["held"])
     await asyncio.to_thread(old.wait, lambda status: status["is_draining"])
     assert (await world.environment()).request_id == update.id
-    assert not await reconciler.has_switched(update)
+    assert not await reconciler.has_taken_effect(update)
     os.kill(pid_of(old), signal.SIGCONT)
-    await until(world.bus, lambda: reconciler.has_switched(update))
+    await until(world.bus, lambda: reconciler.has_taken_effect(update))
 
 
 async def test_an_update_has_not_switched_while_what_it_replaces_wakes(world: World) -> None:
@@ -879,14 +891,14 @@ async def test_an_update_has_not_switched_while_what_it_replaces_wakes(world: Wo
     await world.succeeds(update)
     await asyncio.to_thread(old.wait, lambda status: status["is_draining"])
     assert (await world.environment()).request_id == update.id
-    assert not await reconciler.has_switched(update)
+    assert not await reconciler.has_taken_effect(update)
     os.kill(pid_of(old), signal.SIGCONT)
-    await until(world.bus, lambda: reconciler.has_switched(update))
+    await until(world.bus, lambda: reconciler.has_taken_effect(update))
     await world.generations_become(g2="SERVING", g1="RETIRED")
     assert is_running(new)
 
 
-async def test_an_update_has_switched_from_what_is_to_be_restarted(
+async def test_an_update_has_taken_effect_from_what_is_to_be_restarted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restart_policy, "FIRST_PAUSE_SECONDS", 3600.0)
@@ -904,7 +916,7 @@ async def test_an_update_has_switched_from_what_is_to_be_restarted(
     await until(world.bus, serves)
     rows = {row.request_id: row.state for row in await world.store.read(queries.replicas("trial"))}
     assert rows[old.run_file["request_id"]] is ReplicaState.BACKING_OFF
-    assert await reconciler.has_switched(update)
+    assert await reconciler.has_taken_effect(update)
     os.kill(shim_pid(new), signal.SIGCONT)
     await world.generations_become(g2="SERVING", g1="RETIRED")
 
