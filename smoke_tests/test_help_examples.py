@@ -102,7 +102,9 @@ def test_an_example_runs(helped: Machine, line: str) -> None:
     shorter = [more for begin, more in SHORTER.items() if line.startswith(begin)]
     words = [*as_typed(helped, words), *shlex.split(" ".join(shorter))]
     if line not in ENDLESS:
-        helped.ok(*words, cwd=folder_of(helped))
+        answer = helped.ok(*words, cwd=folder_of(helped))
+        if "--async" in words:  # nothing else changes its environment until it has ended
+            helped.ok("wait", answer.out.strip())
         return
     process = helped.start(*words)
     printed = [stream for stream in (process.stdout, process.stderr) if stream is not None]
