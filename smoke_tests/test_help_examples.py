@@ -79,7 +79,8 @@ def make_ready(machine: Machine, words: list[str]) -> None:
         for name in wanted - {each["name"] for each in machine.status()["environments"]}:
             machine.ok("launch", "./my_env" if name == "my_env" else name, cwd=folder)
     if "--replica" in words:
-        machine.ok("scale", "my_env", "4")
+        machine.ok("down", "my_env")  # so that they are numbered anew
+        machine.ok("launch", "./my_env", "--replicas", "3", cwd=folder)
 
 
 def as_typed(machine: Machine, words: list[str]) -> list[str]:
