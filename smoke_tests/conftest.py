@@ -31,6 +31,7 @@ from uv import find_uv_bin
 
 from . import docker_engine as docker_engines
 from .docker_engine import DockerEngine
+from .upstream_python import UpstreamPython
 
 # The client of Docker leaves its sockets to the garbage collector, whichever test runs by then.
 _UNCLOSED = (
@@ -267,6 +268,16 @@ def python_with(*requirements: str) -> Path:
 
 
 @pytest.fixture(scope="session")
+def upstream_python(
+    upstream: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[UpstreamPython]:
+    """The same, for programs that use its client."""
+    made = UpstreamPython(upstream, tmp_path_factory.mktemp("upstream"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python that has upstream's `openenv`, and then ours, as a user installs them."""
     folder = tmp_path_factory.mktemp("both") / "venv"
@@ -299,18 +310,19 @@ def install(folder: Path, *requirements: str) -> None:
     subprocess.run(command, check=True)
 
 
+@pytest.fixture(scope="session")
+def generated_project(upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project as upstream's own `openenv init` makes it, which takes eight seconds."""
+    folder = tmp_path_factory.mktemp("generated")
+    command = [str(upstream.with_name("openenv")), "init", "my_env", "-o", str(folder)]
+    subprocess.run(command, check=True, capture_output=True, cwd=folder)
+    return folder / "my_env"
+
+
 @pytest.fixture
-def project(upstream: Path, tmp_path: Path) -> Path:
-    """A project as upstream's own `openenv init` makes it."""
-    command = [
-        str(upstream.with_name("openenv")),
-        "init",
-        "my_env",
-        "-o",
-        str(tmp_path / "projects"),
-    ]
-    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
-    return tmp_path / "projects" / "my_env"
+def project(generated_project: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return shutil.copytree(generated_project, tmp_path / "projects" / "my_env")
 
 
 @pytest.fixture

@@ -115,14 +115,16 @@ class DockerEngine:
 
 
 @contextlib.contextmanager
-def docker_engine(cache: Path, *, swarm: bool = False) -> Iterator[DockerEngine]:
+def docker_engine(
+    cache: Path, *, swarm: bool = False, has_base: bool = True
+) -> Iterator[DockerEngine]:
     """An engine that has the base image; nothing of it is left afterwards.
 
     Args:
         cache: Where the base image is kept between runs.
         swarm: Whether it is the manager of a swarm of its own, which allows no live restore.
+        has_base: False: it has no image yet.
     """
-    base = base_image(cache)
     # Not below /tmp/pytest-…: the paths of its sockets would be too long.
     folder = Path(tempfile.mkdtemp(prefix="oed-"))
     (folder / CONFIGURATION).write_text("{}")
@@ -131,7 +133,8 @@ def docker_engine(cache: Path, *, swarm: bool = False) -> Iterator[DockerEngine]
         process = _start(folder, bridge, live_restore=not swarm)
         engine = DockerEngine(folder, bridge, process, live_restore=not swarm)
         try:
-            engine.docker("import", str(base), DEFAULT_BASE)
+            if has_base:
+                import_base(engine, cache)
             with _swarm(engine) if swarm else contextlib.nullcontext():
                 yield engine
         finally:
@@ -207,6 +210,11 @@ def why_no_other_node() -> str | None:
     if (reason := why_not()) is not None:
         return reason
     return links.why_no_namespace()
+
+
+def import_base(engine: DockerEngine, cache: Path) -> None:
+    """Have an engine make the base image, which takes five seconds of a processor."""
+    engine.docker("import", str(base_image(cache)), DEFAULT_BASE)
 
 
 def base_image(cache: Path) -> Path:

@@ -24,7 +24,8 @@ from .docker_engine import DockerEngine, base_image
 from .docker_engine import docker_engine as running_engine
 from .pages import name_of, pages_that_need, run_blocks
 from .test_images import SAMPLE
-from .test_upstream import GENERIC_CLIENT, run_upstream
+from .test_upstream import GENERIC_CLIENT
+from .upstream_python import UpstreamPython
 
 HUNGRY = SAMPLE + "held = []\nwhile True: held.append(bytearray(2**20))\n"
 COUNTING = """
@@ -66,13 +67,12 @@ def containers(engine: DockerEngine) -> list[str]:
 
 
 def test_upstreams_client_has_a_session_in_a_container(
-    docker_machine: Machine, docker_engine: DockerEngine, upstream: Path
+    docker_machine: Machine, docker_engine: DockerEngine, upstream_python: UpstreamPython
 ) -> None:
     machine = docker_machine
     environment = launched(machine, "echo", "--provider", "docker")
-    run_upstream(
-        upstream, GENERIC_CLIENT, environment["address"], cwd=machine.home, machine=machine
-    )
+    words = (GENERIC_CLIENT, environment["address"])
+    upstream_python.run(*words, folder=machine.home, environ=machine.environ)
     assert machine.environment("echo")["provider"] == "docker"
     assert len(containers(docker_engine)) == 1
     machine.ok("down", "echo")

@@ -30,6 +30,7 @@ from openenvd.environments.layout import Layout
 from .conftest import Machine, eventually
 from .pages import name_of, pages_that_need, run_blocks
 from .test_upstream import GENERIC_CLIENT
+from .upstream_python import UpstreamPython
 
 TOKEN = "a-token-of-letters"
 SLOW_TO_START = """
@@ -95,13 +96,13 @@ def status_of(url: str, **headers: str) -> int:
             return exc.code
 
 
-def test_upstreams_own_client_works_through_the_gateway(machine: Machine, upstream: Path) -> None:
+def test_upstreams_own_client_works_through_the_gateway(
+    machine: Machine, upstream_python: UpstreamPython
+) -> None:
     address = launch(machine, "echo", "--replicas", "2")
-    done = subprocess.run(
-        [str(upstream), "-c", GENERIC_CLIENT, address], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "generic client ok" in done.stdout
+    words = (GENERIC_CLIENT, address)
+    say = upstream_python.run(*words, folder=machine.home, environ=machine.environ)
+    assert "generic client ok" in say
 
 
 def test_sessions_outlive_the_daemon_and_the_next_one_has_the_gateway(machine: Machine) -> None:

@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -22,6 +20,7 @@ import pytest
 from .conftest import Machine, eventually
 from .docker_engine import DockerEngine
 from .test_docker import kill_agents
+from .upstream_python import UpstreamPython
 
 LONG_SECONDS = 100.0  # of a step that is cut short
 SHORT_SECONDS = 3.0  # of one that outlives what is killed
@@ -104,20 +103,19 @@ asyncio.run(main(sys.argv[1], json.loads(sys.argv[2])))
 class Stage:
     """An environment, and two of upstream's clients that wait for a step."""
 
-    def __init__(self, machine: Machine, upstream: Path, sample: str) -> None:
+    def __init__(self, machine: Machine, upstream: UpstreamPython, sample: str) -> None:
         self.machine = machine
         self._upstream = upstream
         self._sample = sample
-        self._clients: subprocess.Popen[str]
 
     def begin(self, *words: str, **action: float) -> None:
         """Launch it, and return when both steps have begun."""
         words = ("launch", self._sample, "--name", "sample", *words, "--json")
         address = self.machine.ok(*words, timeout=300).json["environment"]["address"]
-        command = [str(self._upstream), "-c", CLIENT, address, json.dumps(action)]
-        self._clients = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        self.machine.background.append(self._clients)
-        eventually(self._have_both_begun, within=90)  # upstream's package is imported meanwhile
+        folder, environ = self.machine.home.parent, self.machine.environ
+        words = (address, json.dumps(action))
+        self._upstream.start(CLIENT, *words, folder=folder, environ=environ)
+        eventually(self._have_both_begun)
 
     def _have_both_begun(self) -> bool:
         return self.machine.ok("logs", "sample").out.count("in a step") == 2
@@ -130,8 +128,7 @@ class Stage:
 
     def outcomes(self) -> list[dict[str, Any]]:
         """What the two clients have met."""
-        out, _ = self._clients.communicate(timeout=60)
-        found: list[dict[str, Any]] = json.loads(out)
+        found: list[dict[str, Any]] = json.loads(self._upstream.communicate())
         assert len(found) == 2
         return found
 
@@ -148,8 +145,10 @@ class Stage:
 
 
 @pytest.fixture
-def stage(machine: Machine, upstream: Path, write_environment: Callable[[str], str]) -> Stage:
-    return Stage(machine, upstream, write_environment(ENVIRONMENT))
+def stage(
+    machine: Machine, upstream_python: UpstreamPython, write_environment: Callable[[str], str]
+) -> Stage:
+    return Stage(machine, upstream_python, write_environment(ENVIRONMENT))
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from .pages import name_of, pages_that_need, run_blocks
 from .ray_engine import RayCluster
 from .test_docker import launched, say_hello
 from .test_examples import run as run_example
-from .test_upstream import GENERIC_CLIENT, run_upstream
+from .test_upstream import GENERIC_CLIENT
+from .upstream_python import UpstreamPython
 
 RAY = ("--provider", "ray", "--memory", "256M")
 ACTORS = """
@@ -83,11 +84,11 @@ def until_restarted(machine: Machine) -> str:
 
 
 def test_upstreams_client_has_a_session_in_an_actor_which_goes_with_its_environment(
-    ray_machine: Machine, ray_cluster: RayCluster, upstream: Path
+    ray_machine: Machine, ray_cluster: RayCluster, upstream_python: UpstreamPython
 ) -> None:
     machine = ray_machine
     address = launched(machine, "echo", *RAY)["address"]
-    run_upstream(upstream, GENERIC_CLIENT, address, cwd=machine.home, machine=machine)
+    upstream_python.run(GENERIC_CLIENT, address, folder=machine.home, environ=machine.environ)
     [actor] = ray_cluster.run(ACTORS).split()
     assert ray_cluster.run(GROUPS).split() == [actor]
     machine.ok("down", "echo")

@@ -28,7 +28,8 @@ from .pages import name_of, pages_that_need, run_blocks
 from .slurm_engine import SlurmCluster
 from .test_docker import launched, say_hello
 from .test_examples import run as run_example
-from .test_upstream import GENERIC_CLIENT, run_upstream
+from .test_upstream import GENERIC_CLIENT
+from .upstream_python import UpstreamPython
 
 HUNGRY = """
 from openenvd.envs.echo.environment import EchoEnvironment as Sample
@@ -72,13 +73,12 @@ def agents_of(machine: Machine) -> list[psutil.Process]:
 
 
 def test_upstreams_client_has_a_session_in_a_job_which_goes_with_its_environment(
-    slurm_machine: Machine, cluster: SlurmCluster, upstream: Path
+    slurm_machine: Machine, cluster: SlurmCluster, upstream_python: UpstreamPython
 ) -> None:
     machine = slurm_machine
     environment = launched(machine, "echo", *SLURM)
-    run_upstream(
-        upstream, GENERIC_CLIENT, environment["address"], cwd=machine.home, machine=machine
-    )
+    words = (GENERIC_CLIENT, environment["address"])
+    upstream_python.run(*words, folder=machine.home, environ=machine.environ)
     assert len(cluster.jobs()) == 1
     machine.ok("down", "echo")
     assert cluster.jobs() == []

@@ -11,6 +11,7 @@ import pytest
 
 from .conftest import REPOSITORY, Machine
 from .pages import name_of, pages_that_need, run_blocks, script_of
+from .upstream_python import UpstreamPython
 
 SHOWN_ADDRESS = "http://127.0.0.1:21000"
 
@@ -135,24 +136,27 @@ def _listing(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_generated_project_is_served_unchanged(
-    machine: Machine, upstream: Path, project: Path
+    machine: Machine, upstream_python: UpstreamPython, project: Path
 ) -> None:
     before = _listing(project)
     machine.ok("launch", str(project), "--max-sessions", "8", timeout=600)
     environment = machine.environment("my_env")
     address = environment["address"]
-    say = run_upstream(upstream, GENERIC_CLIENT, address, cwd=project.parent, machine=machine)
-    assert "generic client ok" in say
-    say = run_upstream(upstream, GENERATED_CLIENT, address, cwd=project.parent, machine=machine)
-    assert "generated client ok" in say
+    for client in (GENERIC_CLIENT, GENERATED_CLIENT):
+        words = (client, address)
+        say = upstream_python.run(*words, folder=project.parent, environ=machine.environ)
+        assert "client ok" in say
     assert _listing(project) == before
     machine.ok("down", "my_env")
     machine.ok("launch", str(project), "--name", "again", timeout=120)
 
 
-def test_upstream_clients_use_the_bundled_echo(machine: Machine, upstream: Path) -> None:
+def test_upstream_clients_use_the_bundled_echo(
+    machine: Machine, upstream_python: UpstreamPython
+) -> None:
     address = machine.ok("launch", "echo", "--json").json["environment"]["address"]
-    run_upstream(upstream, GENERIC_CLIENT, address, cwd=machine.home, machine=machine)
+    words = (GENERIC_CLIENT, address)
+    upstream_python.run(*words, folder=machine.home, environ=machine.environ)
 
 
 def readme_example(word: str) -> str:
@@ -196,12 +200,11 @@ def test_both_sets_of_commands_work_where_both_are_installed(
 
 
 def test_upstreams_client_is_told_that_it_returned_to_another_environment(
-    machine: Machine, upstream: Path
+    machine: Machine, upstream_python: UpstreamPython
 ) -> None:
     address = machine.ok("launch", "echo", "--json").json["environment"]["address"]
-    out = run_upstream(
-        upstream, RECONNECTING_CLIENT, address, cwd=machine.home.parent, machine=machine
-    )
+    words = (RECONNECTING_CLIENT, address)
+    out = upstream_python.run(*words, folder=machine.home, environ=machine.environ)
     assert "told" in out
 
 

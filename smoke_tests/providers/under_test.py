@@ -202,14 +202,14 @@ class Docker:
     @contextmanager
     def engine(self, folder: Path) -> Iterator[None]:
         with smoke_cache() as cache:
-            docker_engine.base_image(cache)
-        engine = docker_engine.docker_engine(cache, swarm=self.is_swarm)
+            engine = docker_engine.docker_engine(cache, swarm=self.is_swarm, has_base=False)
         with fake_gpu_hook(folder), engine as self._engine:
             with smoke_cache() as cache:  # once for all processes of a run
                 archive = _sample_archive(cache)
                 if archive.exists():
                     self._engine.docker("load", stdin=archive)
                 else:
+                    docker_engine.import_base(self._engine, cache)
                     _build_sample(self._engine, folder, archive)
             yield
 
@@ -308,8 +308,8 @@ class Swarm(Docker):
 
 
 def _sample_archive(cache: Path) -> Path:
-    """Where the image of the sample environment is kept."""
-    return cache / f"sample-{_digest()}.tar"
+    """Where the image of the sample environment is kept, with its base."""
+    return cache / f"sample-and-base-{_digest()}.tar"
 
 
 def _build_sample(engine: DockerEngine, folder: Path, archive: Path) -> None:
@@ -321,7 +321,7 @@ def _build_sample(engine: DockerEngine, folder: Path, archive: Path) -> None:
         machine.ok(*words, cwd=folder, timeout=300)
     for older in archive.parent.glob("sample-*.tar"):
         older.unlink()
-    engine.docker("save", "--output", str(archive), SAMPLE_IMAGE)
+    engine.docker("save", "--output", str(archive), SAMPLE_IMAGE, DEFAULT_BASE)
 
 
 _START_FOREIGN = """
