@@ -26,6 +26,10 @@ smoke:
 load:
     python -m load_tests.run_short
 
+# Renew the documentation's pictures of the dashboard
+pictures:
+    OPENENVD_SCREENSHOTS=docs/images pytest -n 0 smoke_tests/dashboard -k pictures
+
 # Build the documentation into site/
 docs:
     mkdocs build --strict

@@ -7,9 +7,10 @@
 All tests share the daemon and the profile, and so run in one process. An error in a page's console,
 as each violation of the content security policy is, fails the test; so does what a page raises.
 
-With `OPENENVD_SCREENSHOTS` the screenshots of README and docs are written, into that folder:
+A test compares the pictures of README and docs with the pages. With `OPENENVD_SCREENSHOTS` they are
+written into that folder first; of a daemon that has done nothing else:
 
-    OPENENVD_SCREENSHOTS=docs/images pytest -n 0 smoke_tests/dashboard
+    OPENENVD_SCREENSHOTS=docs/images pytest -n 0 smoke_tests/dashboard -k pictures
 """
 
 from __future__ import annotations
@@ -151,9 +152,10 @@ def dashboard(open_dashboard: Callable[..., Dashboard]) -> Dashboard:
 
 
 @pytest.fixture(scope="session")
-def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where screenshots are written to: nowhere that is kept, unless it is asked for."""
+def renewed() -> Path | None:
+    """The folder that pictures are to be written into, if that is asked for."""
     named = os.environ.get("OPENENVD_SCREENSHOTS")
-    folder = Path(named).absolute() if named else tmp_path_factory.mktemp("screenshots")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    if named is None:
+        return None
+    Path(named).mkdir(parents=True, exist_ok=True)
+    return Path(named)

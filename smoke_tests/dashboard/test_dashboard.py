@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import tempfile
@@ -18,12 +19,16 @@ from openenvd.sdk.session import Session
 from ..chromium import find_chromium
 from ..conftest import REPOSITORY, Machine, eventually
 from .conftest import NARROW, Dashboard
+from .pictures import Picture, differences, load, take
 from .tabs import tabs_of
 
 HERE = Path(__file__).parent
 NEVER_READY = "import time\nprint('never ready', flush=True)\ntime.sleep(3600)\n"
 REWARDS = re.compile(r"Reward of the episodes: -?\d")  # a chart that has its figures
 PICTURE = {"width": 1280, "height": 860}
+KEPT = REPOSITORY / "docs/images"
+HOW_RENEWED = """The documentation's pictures are stale. Renew them, and look at each:
+OPENENVD_SCREENSHOTS=docs/images pytest -n 0 smoke_tests/dashboard -k pictures"""
 Open = Callable[..., Dashboard]
 
 
@@ -583,10 +588,12 @@ def live(dashboard_machine: Machine, launched: str, rollout: str) -> Iterator[st
         eventually(lambda: machine.request(request_id)["state"] == "CANCELLED")
 
 
-def test_screenshots_of_the_documentation(
-    open_dashboard: Open, live: str, rollout: str, launched: str, screenshots: Path
+@pytest.mark.timeout(400)  # as those of the tabs
+def test_the_pictures_of_the_documentation_show_what_the_pages_do(
+    open_dashboard: Open, live: str, rollout: str, launched: str, renewed: Path | None
 ) -> None:
-    """The pictures of the documentation, of what runs in these tests."""
+    """They are of what runs in these tests."""
+    taken: dict[str, Picture] = {}
     for color_scheme in ("light", "dark"):
         dashboard = open_dashboard(color_scheme=color_scheme, viewport=PICTURE)
         page = dashboard.show("/")
@@ -597,14 +604,22 @@ def test_screenshots_of_the_documentation(
         deaths.first.wait_for()
         while deaths.count() > 1:
             deaths.last.get_by_role("button", name="Seen").click()
-        page.screenshot(path=screenshots / f"dashboard-{color_scheme}.png")
+        taken[color_scheme] = take(page)
     deaths.get_by_role("button", name="Seen").click()
     page = dashboard.show(f"/rollouts/{rollout}/000003")
     page.get_by_role("img", name="screen at step 0").wait_for()
     page.get_by_text("1 to 24 of 24").wait_for()
     page.get_by_label(REWARDS).wait_for()
-    page.screenshot(path=screenshots / "dashboard-rollout.png", full_page=True)
+    taken["rollout"] = take(page, full_page=True)
     page = open_dashboard(color_scheme="light", viewport=PICTURE).show("/launch")
     page.get_by_label("Source").wait_for()
-    body_of(page, "page-launch").screenshot(path=screenshots / "dashboard-launch.png")
-    assert len(list(screenshots.glob("dashboard-*.png"))) == 4
+    taken["launch"] = take(page, "section#page-launch")
+    if renewed:
+        for name, picture in taken.items():
+            picture.save(renewed / f"dashboard-{name}.png")
+    stale = {
+        name: found
+        for name, picture in taken.items()
+        if (found := differences(load(KEPT / f"dashboard-{name}.png"), picture))
+    }
+    assert not stale, f"{HOW_RENEWED}\n{json.dumps(stale, indent=2)}"

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures of the dashboard for the documentation, and whether those that are kept are stale.
+
+    page ──take──▶ Picture: its pixels, and what it shows ──save──▶ docs/images/dashboard-*.png
+      └────take──▶ Picture ──differences──◀── load ─────────────────────────┘
+
+Two pictures of one page are never the same: times, ids, figures and the machine's memory differ, a
+longer figure wraps a line, and another machine has other fonts. So a picture carries, in its PNG
+file, a description of what it shows (`DESCRIBE`). It has none of these, and is compared exactly:
+
+* the panels and charts in their order, with their place and width in twelfths of the page;
+* the page's own texts: headings, columns, labels, buttons; digits are left out;
+* the colors and sizes of each kind of element, where both pictures have one of the kind.
+
+The pixels are compared coarsely, for a file that has the pixels of another page. Blocks of 64
+pixels are averaged, which leaves little of fonts. Pictures of one page differed by up to 0.8 of 255
+(a row that wraps), with two panels exchanged by 5.2, without the picture in an episode by 7.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+BLOCK = 64
+MOST_DIFFERENT = 3.0  # of 255: the mean difference of the blocks
+MOST_TALLER = 1.1  # a page is as tall as its texts, and so as its fonts
+KEY = "Description"  # one of PNG's standard keywords
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One picture of a page, or of a panel of it."""
+
+    image: Image.Image
+    shows: list[str]
+    looks: dict[str, list[str]]  # by an element's path
+
+    def save(self, path: Path) -> None:
+        info = PngInfo()
+        info.add_text(KEY, json.dumps({"shows": self.shows, "looks": self.looks}), zip=True)
+        self.image.save(path, pnginfo=info, optimize=True)
+
+
+def take(page: Any, panel: str = "body", **options: Any) -> Picture:
+    """Take a picture of a panel; `options` are Playwright's."""
+    target = page if panel == "body" else page.locator(panel)
+    image = Image.open(io.BytesIO(target.screenshot(**options))).convert("RGB")
+    return Picture(image, **page.evaluate(DESCRIBE, panel))
+
+
+def load(path: Path) -> Picture:
+    """Read a picture; one that `save` did not write shows nothing, and so is stale."""
+    image = Image.open(path)
+    image.load()
+    described = json.loads(image.info.get(KEY, '{"shows": [], "looks": {}}'))
+    return Picture(image.convert("RGB"), **described)
+
+
+def differences(kept: Picture, taken: Picture) -> list[str]:
+    """What the kept picture shows otherwise than the page does; nothing if it is not stale."""
+    found = [f"no longer shows: {each}" for each in kept.shows if each not in taken.shows]
+    found += [f"does not show: {each}" for each in taken.shows if each not in kept.shows]
+    if not found and kept.shows != taken.shows:
+        found.append(f"shows in another order: {kept.shows}, now {taken.shows}")
+    found += [
+        f"has other colors or sizes: {path}: {kept.looks[path]}, now {taken.looks[path]}"
+        for path in sorted(kept.looks.keys() & taken.looks.keys())
+        if not set(kept.looks[path]) & set(taken.looks[path])
+    ]
+    (width, height), (now_wide, now_tall) = kept.image.size, taken.image.size
+    if width != now_wide or not 1 / MOST_TALLER < height / now_tall < MOST_TALLER:
+        found.append(f"is of another size: {kept.image.size}, now {taken.image.size}")
+    elif (different := coarse_difference(kept.image, taken.image)) > MOST_DIFFERENT:
+        found.append(f"looks otherwise: its blocks differ by {different:.1f} of 255")
+    return found
+
+
+def coarse_difference(one: Image.Image, other: Image.Image) -> float:
+    """The mean difference of the blocks of two pictures, of 255, where both have some."""
+    size = min(one.width, other.width), min(one.height, other.height)
+    blocks = (max(1, size[0] // BLOCK), max(1, size[1] // BLOCK))
+    first, second = (
+        np.asarray(each.crop((0, 0, *size)).resize(blocks, Image.Resampling.BOX), dtype=float)
+        for each in (one, other)
+    )
+    return float(np.abs(first - second).mean())
+
+
+# Facts of deaths are left out: the evidence is another where there are no cgroups.
+DESCRIBE = """
+(panel) => {
+  const LOOKS = ["color", "backgroundColor", "borderLeftColor", "fill", "stroke", "fontSize"];
+  const root = document.querySelector(panel);
+  const twelfths = (pixels) => Math.round((12 * pixels) / innerWidth);
+  const words = (each) => each.innerText.replace(/\\d[\\d.,]*/g, "0").replace(/\\s+/g, " ").trim();
+  const named = (each) => each.tagName.toLowerCase() +
+    (each.id && !/\\d/.test(each.id) ? `#${each.id}` : "") +
+    [...each.classList].map((name) => `.${name}`).join("") +
+    ["tone", "part"].map((key) => (each.dataset[key] ? `[${each.dataset[key]}]` : "")).join("");
+  const path = (each) => (each === root ? "" : `${path(each.parentElement)} ${named(each)}`);
+  const isSeen = (each) => each.checkVisibility() && !each.closest(".unseen, dialog, .skip");
+  const shows = [];
+  for (const each of root.querySelectorAll(
+    "section, figure, h2, thead th, dt, figcaption, label, legend, summary, a.button, button")) {
+    if (!isSeen(each) || each.closest("tbody, #deaths dl")) continue;
+    const { x, width } = each.getBoundingClientRect();
+    const isBox = each.matches("section, figure");
+    const place = `at ${twelfths(x)}/12, ${twelfths(width)}/12 wide`;
+    shows.push(isBox ? `${named(each)} ${place}` : `${each.tagName.toLowerCase()} ${words(each)}`);
+  }
+  const looks = {};
+  for (const each of root.querySelectorAll("*")) {
+    if (!isSeen(each)) continue;
+    const style = getComputedStyle(each);
+    const look = LOOKS.map((name) => style[name]).join(" ");
+    const known = (looks[path(each).trim()] ??= []);
+    if (!known.includes(look)) known.push(look);
+  }
+  return { shows, looks };
+}
+"""
