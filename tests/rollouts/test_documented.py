@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of `docs/rollouts.md` do what they say."""
+"""The examples of `docs/rollouts.md` that read a folder do what they say.
+
+All of the page run in `smoke_tests/test_pages.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from openenvd.rollouts.episodes import StepSink
 from openenvd.rollouts.folder.layout import Verdict
 from openenvd.rollouts.folder.output import Output
 from openenvd.rollouts.folder.readers import open_rollouts
@@ -38,18 +40,6 @@ def test_the_example_of_reading_prints_an_episode(
     output.close()
     example("rollouts.verify")
     assert capsys.readouterr().out == "a 2.5\n"
-
-
-async def test_the_example_of_groups_writes_advantages(tmp_path: Path) -> None:
-    class Collector:
-        async def collect(self, numbers: range, sink: StepSink) -> None:
-            for number in numbers:
-                await sink.finish(episode(f"{number:06}", reward=float(number)))
-
-    await example("GroupSink")["collect"](Collector(), tmp_path)
-    rollouts = open_rollouts(tmp_path)
-    assert len(rollouts) == 256
-    assert rollouts.episode("000000").row["advantage"] == -4.0
 
 
 def test_the_example_of_training_samples_joins_the_steps_of_a_conversation(tmp_path: Path) -> None:
