@@ -30,6 +30,10 @@ load:
 pictures:
     OPENENVD_SCREENSHOTS=docs/images pytest -n 0 smoke_tests/dashboard -k pictures
 
+# Run the examples that need TRL or verl, which bring torch, in a virtual environment of their own
+training:
+    bash .ci/run training
+
 # Build the documentation into site/
 docs:
     mkdocs build --strict

@@ -2,8 +2,11 @@
 """TRL's GRPO trainer, with its OpenEnv integration, on an environment that openenvd serves.
 
     pip install 'trl>=1.0' torch jmespath openenv
-    openenv launch echo
-    python train_with_trl.py "$(openenv address echo)" 2
+    openenvd launch echo
+    python train_with_trl.py "$(openenvd address echo)" 2
+
+`openenvd` is our command `openenv`, whose name the package `openenv` takes where it is installed
+later.
 
 An address is all that TRL needs: its `environment_factory` is a class whose public methods are the
 model's tools. Each episode of a group has a session of its own, on as many replicas as there are.
@@ -106,7 +109,7 @@ def tiny_model(tokens: int) -> PreTrainedModel:
 
 
 def main() -> None:
-    """Train, and print the mean reward of each step."""
+    """Train, and print the gradient's norm and the mean reward of each step."""
     tokenizer = None if MODEL else tiny_tokenizer()
     trainer = trl.GRPOTrainer(
         model=MODEL or tiny_model(len(tokenizer)),
@@ -119,7 +122,7 @@ def main() -> None:
             max_steps=STEPS,
             per_device_train_batch_size=4,
             num_generations=4,
-            max_completion_length=24,
+            max_completion_length=256 if MODEL else 8,  # of 8 bytes `echo` rewards each
             learning_rate=1e-3,
             logging_steps=1,
             save_strategy="no",
@@ -131,7 +134,8 @@ def main() -> None:
     trainer.train()
     for log in trainer.state.log_history:
         if "reward" in log:
-            print(f"step {log['step']}: mean reward {log['reward']:.2f}")
+            gradient, mean = float(log["grad_norm"]), float(log["reward"])
+            print(f"step {log['step']}: gradient {gradient:.2f}, mean reward {mean:.2f}")
 
 
 if __name__ == "__main__":
