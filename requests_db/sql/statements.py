@@ -183,6 +183,10 @@ def newest_requests(states: Set[RequestState], given: Set[str]) -> Select[Any]:
     """Requests, newest first; in any of `states` (none: all).
 
     There is a condition for each parameter given, of `of_operation` and `of_environment`.
+
+    A rare final state other than FAILED, and a rare operation alone, scan the table: 15 to 110 ms
+    at 100,000 rows, where `keep_requests` leaves 10,000 by default. That is not worth an index that
+    each insert would write.
     """
     query = select(*REQUESTS.columns)
     if states == {RequestState.FAILED}:
