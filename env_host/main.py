@@ -47,6 +47,7 @@ from .protocol import (
     LISTEN_FD_VARIABLE,
     LOOPBACK,
     NOTIFY_FD_VARIABLE,
+    TRIAL_VARIABLE,
     HostConfig,
     Serving,
 )
@@ -205,12 +206,20 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes
     from .shared_state.process import shares_state
     from .startup import fd_limit
     from .startup.preload import preload
+    from .supervisor.spawn import what_forbids_forking
     from .supervisor.supervisor import Supervisor
 
     preload()
     config = inputs.config
     max_fds = raise_fd_limit()
-    is_concurrent, class_name = supports_concurrency(definition, notes, notifier.sessions_fail)
+    shared_class = definition.env_class if shares_state(definition.env_class) else None
+    is_tried = os.environ.pop(TRIAL_VARIABLE, None) is not None
+    is_concurrent, class_name = supports_concurrency(
+        definition,
+        notes,
+        notifier.sessions_fail,
+        tries_class=is_tried and shared_class is None and what_forbids_forking() is None,
+    )
     machine = this_machine(config, max_fds)
     plan = plan_of(
         config,
@@ -229,7 +238,6 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes
     def serve(own: ChildConfig, scoreboard: Scoreboard, head: bytes) -> Never:
         sys.exit(_serve_as_child(config, definition, own, scoreboard, head))
 
-    shared_class = definition.env_class if shares_state(definition.env_class) else None
     Supervisor(
         config, plan, inputs.listeners, notifier, serve, max_fds, shared_class, inputs.gate_fd
     ).run()

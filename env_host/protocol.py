@@ -43,6 +43,8 @@ LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # the listening sockets, separated by
 LOST_SESSIONS_VARIABLE = "OPENENVD_LOST_SESSIONS"  # of its predecessors, not returned yet
 # The reading end of the gate, if there is one: connections are accepted when it has been closed.
 GATE_FD_VARIABLE = "OPENENVD_GATE_FD"
+# Set when a launch starts a server: whether an environment can be created is tried before ready.
+TRIAL_VARIABLE = "OPENENVD_TRIAL"
 CHILD_CONFIG_VARIABLE = "OPENENVD_CHILD_CONFIG"  # supervisor to a child that is started, not forked
 HOST_CONFIG_VARIABLE = "OPENENVD_HOST_CONFIG"  # a `HostConfig` as JSON
 # In containers, whose image has the configuration: the fields that one replica changes, as JSON,

@@ -126,7 +126,7 @@ class GatewayFailed(EnvironmentsError):
 
 
 class ReplicaFailed(EnvironmentsError):
-    """A replica exited before it was ready.
+    """A replica exited before it was ready, or would fail each session of an update.
 
     Args:
         message: What happened.

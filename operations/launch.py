@@ -35,7 +35,7 @@ from ..environments.engines.registry import (
     pulls_images,
     runs_programs,
 )
-from ..environments.errors import InvalidSpec, UnknownProvider
+from ..environments.errors import InvalidSpec, ReplicaFailed, UnknownProvider
 from ..environments.gateway import process as gateway_process
 from ..environments.gateway.process import Gateway
 from ..environments.image_names import SCHEME
@@ -195,6 +195,7 @@ class _Launching:
                 self._spec.ready_timeout_seconds, self._on_ready, base.say
             )
             self._check_counts(ready)
+            self._check_sessions(ready)
             self._wait_for_gateway()
             for note in _notes(ready):
                 base.say(note)
@@ -389,6 +390,19 @@ class _Launching:
                 f"the server in {self._spec.source} is its own, and does not say how many sessions"
                 f" it has: it would never be scaled or sleep ({', '.join(asked)})",
                 "leave that out; or build an image with our server: openenv image build",
+            )
+
+    def _check_sessions(self, ready: list[StartedReplica]) -> None:
+        """Refuse an update whose sessions would fail; of a first launch it is only noted.
+
+        Raises:
+            ReplicaFailed
+        """
+        cause = next((each.sessions_fail for each in ready if each.sessions_fail), None)
+        if self._payload.replaces is not None and cause is not None:
+            raise ReplicaFailed(
+                f"the sessions of this update would fail: {cause}",
+                "mend the constructor, or what it needs, and launch again",
             )
 
     def _wait_for_gateway(self) -> None:

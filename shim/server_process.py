@@ -32,6 +32,7 @@ from .files import (
     LISTEN_FD_VARIABLE,
     LOST_SESSIONS_VARIABLE,
     NOTIFY_FD_VARIABLE,
+    TRIAL_VARIABLE,
     inherited_sockets,
     open_log,
 )
@@ -109,8 +110,10 @@ class ServerProcess:
                     self._run["replica_id"], self._run.get("memory_limit_bytes")
                 )
 
-    def start(self, lost_sessions: int) -> int:
+    def start(self, lost_sessions: int, *, is_tried: bool) -> int:
         """Start it, and tell it how many sessions ended with its predecessors.
+
+        When it `is_tried`, it first sees whether an environment can be created at all.
 
         Returns:
             The reading end of its notify pipe, which is the caller's to close.
@@ -124,7 +127,11 @@ class ServerProcess:
             reading, writing = os.pipe()
             passed.callback(os.close, writing)
             try:
-                self.pid = self._spawn(log_fd, writing, self._make_gate(passed), lost_sessions)
+                gate = self._make_gate(passed)
+                told = {LOST_SESSIONS_VARIABLE: lost_sessions}
+                if is_tried and not self._run.get("ordinal"):  # one replica of a launch is enough
+                    told[TRIAL_VARIABLE] = 1
+                self.pid = self._spawn(log_fd, writing, gate, told)
             except OSError:
                 os.close(reading)
                 raise
@@ -155,10 +162,12 @@ class ServerProcess:
             os.close(self._gate_fd)
             self._gate_fd = None
 
-    def _spawn(self, log_fd: int, notify_fd: int, gate: dict[str, int], lost_sessions: int) -> int:
+    def _spawn(
+        self, log_fd: int, notify_fd: int, gate: dict[str, int], told: dict[str, int]
+    ) -> int:
         assert self._listeners  # prepared
         listen_fds = self.listener_fds
-        variables = {NOTIFY_FD_VARIABLE: notify_fd, LOST_SESSIONS_VARIABLE: lost_sessions, **gate}
+        variables = {NOTIFY_FD_VARIABLE: notify_fd, **told, **gate}
         return spawn(
             self._run["argv"],
             self._run["env"]

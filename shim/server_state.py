@@ -64,6 +64,11 @@ class ServerStatus:
         """How many sessions are lost if the server ends now, with those that were lost before."""
         return self._lost_sessions + self._sessions
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this generation is the first."""
+        return self._generation == 1
+
     def begin(self) -> None:
         """Begin the next generation; what the last one reported goes, `last_exit` stays."""
         self._wakes += self.state == "asleep"
@@ -215,12 +220,17 @@ class ServerStateMachine:
             self._server.prepare()
             # Before it starts: with a tight limit it may be killed before `start` has returned.
             self._evidence.begin(self._server.cgroup)
-            self._notify.watch(self._server.start(self._status.lost_sessions))
+            self._notify.watch(self._start_server())
         except OSError as exc:
             failed = f"cannot start: {why_no_server(exc)}"
             self._server.forget()
             self._status.failed = failed
             self._status.end(exit_without_start(failed), self._log_tail())
+
+    def _start_server(self) -> int:
+        """Start the server. Only the first is tried: clients wait for what replaces or wakes it."""
+        status = self._status
+        return self._server.start(status.lost_sessions, is_tried=status.is_first)
 
     # Running
 

@@ -36,6 +36,11 @@ while os.path.exists(os.environ.get("WAIT", "")):
     time.sleep(0.02)
 
 class Sample(EchoEnvironment):
+    def __init__(self):
+        super().__init__()
+        if VERSION == "broken":
+            raise OSError("no licence")
+
     def step(self, action, **kwargs):
         observation = super().step(action, **kwargs)
         observation.echoed_message = VERSION
@@ -214,9 +219,10 @@ def test_another_source_under_the_name_is_an_update_only_if_that_is_said(
     [
         ("crash", [], "exited with code 7"),
         ("late", ["--ready-timeout", "1"], "was not ready after 1 s"),
+        ("broken", ["-e", "WAIT="], "sessions of this update would fail: OSError: no licence"),
     ],
 )
-def test_an_update_that_does_not_get_ready_changes_nothing(
+def test_an_update_that_does_not_get_ready_or_fails_its_sessions_changes_nothing(
     machine: Machine, versioned: Update, tmp_path: Path, version: str, more: list[str], why: str
 ) -> None:
     address = machine.ok(*versioned("1", "--json")).json["environment"]["address"]

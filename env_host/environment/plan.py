@@ -146,14 +146,19 @@ def supports_concurrency(
     notes: Notes,
     sessions_fail: Callable[[str], None],
     seconds: float = SECONDS,
+    *,
+    tries_class: bool = False,
 ) -> tuple[bool, str]:
     """Tell whether sessions may run side by side, and the name of the class that says so.
 
     A factory that is not a class is tried once, for at most so many seconds; what is found is noted
     for later launches. When it fails, `sessions_fail` is told the cause, and nothing is noted; nor
-    when it was not ready in time and its code does not name the class.
+    when it was not ready in time and its code does not name the class. A class says so itself: it
+    `tries_class` for the sake of `sessions_fail` alone.
     """
     if (env_class := definition.env_class) is not None:
+        if tries_class and (failure := try_factory(definition, seconds).failure) is not None:
+            sessions_fail(failure)
         return marking_of(env_class)
     if (noted := notes.get(CONCURRENCY)) is not None:
         return bool(noted[0]), str(noted[1])

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from openenvd.env_host.protocol import TRIAL_VARIABLE
+
 from .conftest import StartHost
 from .hosts import Host
 from .upstream import write_upstream
@@ -34,6 +36,17 @@ class create(Counter):
             raise ModuleNotFoundError("No module named 'textarena'")
 
 app = create_app(create, Do, Seen)
+"""
+SHARED = """
+from samples import Broken
+
+class Song:
+    def read(self):
+        return ""
+
+class World(Broken):
+    SHARED_STATE = True
+    create_state = Song
 """
 CAUSE = "ModuleNotFoundError: No module named 'textarena'"
 
@@ -69,7 +82,7 @@ def test_a_factory_that_fails_is_told_before_ready_and_until_a_session_succeeds(
     assert cause(host) == CAUSE
 
 
-def test_a_class_that_fails_is_told_with_its_first_session(
+def test_a_class_that_is_not_tried_is_told_with_its_first_session(
     start: StartHost, tmp_path: Path
 ) -> None:
     write_upstream(tmp_path)
@@ -79,3 +92,19 @@ def test_a_class_that_fails_is_told_with_its_first_session(
     assert "sessions_fail" not in host.ready()
     assert try_session(host) == "error"
     assert cause(host) == CAUSE
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_class_that_fails_is_told_before_ready_when_a_launch_starts_it(
+    start: StartHost, isolate: bool
+) -> None:
+    host = start("Broken", isolate=isolate, max_sessions=None, env={TRIAL_VARIABLE: "1"})
+    assert cause(host) == "OSError: no licence"
+    host.ready()
+
+
+def test_a_class_whose_sessions_share_a_state_is_not_tried(
+    start: StartHost, tmp_path: Path
+) -> None:
+    (tmp_path / "shared.py").write_text(SHARED)
+    assert "ready" in (start("shared:World", env={TRIAL_VARIABLE: "1"}).note() or {})

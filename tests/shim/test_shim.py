@@ -65,6 +65,7 @@ def test_its_variables_are_those_of_the_protocol() -> None:
     assert files.NOTIFY_FD_VARIABLE == protocol.NOTIFY_FD_VARIABLE
     assert files.LOST_SESSIONS_VARIABLE == protocol.LOST_SESSIONS_VARIABLE
     assert files.GATE_FD_VARIABLE == protocol.GATE_FD_VARIABLE
+    assert files.TRIAL_VARIABLE == protocol.TRIAL_VARIABLE
 
 
 def test_ready_status_carries_the_servers_message_and_identity(replica: Make) -> None:
