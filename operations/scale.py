@@ -32,7 +32,7 @@ from ..environments.providers import provider_named
 from ..environments.providers.base import StartedReplica
 from ..environments.run_files import IN_PLACE_OF, RunFile
 from ..environments.sizing import share_sessions
-from ..environments.spec import MOST_REPLICAS
+from ..environments.spec import MOST_REPLICAS, sleep_seconds_of
 from ..system.units import MB
 from . import base
 from .options import DrainOptions
@@ -106,7 +106,7 @@ class Scale(base.Operation):
         replicas = _Replicas(payload.name, context)
         staying = replicas.found()
         spec = staying[0].data["spec"]
-        _check_range(payload, spec.get("min_replicas") or 1, spec.get("max_replicas"))
+        _check_range(payload, spec)
         if payload.reason is not None:
             base.say(f"{payload.name}: {payload.reason}")
         most = spec.get("max_replicas")
@@ -170,12 +170,18 @@ class Restart(base.Operation):
         }
 
 
-def _check_range(payload: ScalePayload, least: int, most: int | None) -> None:
+def _check_range(payload: ScalePayload, spec: dict[str, Any]) -> None:
+    least, most = spec.get("min_replicas") or 1, spec.get("max_replicas")
     if most is not None and not least <= payload.replicas <= most:
         raise InvalidSpec(
             f"{payload.name} scales itself between {least} and {most} replicas, and"
             f" {payload.replicas} is not among these",
             "launch it with another --min or --max",
+        )
+    if most is None and payload.replicas > 1 and sleep_seconds_of(spec) is not None:
+        raise InvalidSpec(
+            f"{payload.name} sleeps when nobody uses it, and of several replicas none would",
+            f"launch it with --max {payload.replicas}, so that it scales itself down to one",
         )
 
 

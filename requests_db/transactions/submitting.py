@@ -153,7 +153,8 @@ def _why_no_update(connection: Connection, new: NewRequest, holder: Environment)
         if generation.request_id != holder.request_id and _is_under_way(connection, generation):
             return BeingUpdated(generation)
     wanted = new.payload.get("update")
-    if holder.state not in UPDATABLE or wanted is False:
+    serves = holder.state in UPDATABLE or _is_just_launched(connection, holder)
+    if wanted is False or not serves:
         return NameTaken(holder)
     if not wanted and _source_of(new.payload) != _source_of(holder.spec):
         return OtherSource(holder)

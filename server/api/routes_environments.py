@@ -23,7 +23,7 @@ from ..errors import NotFound
 from .dependencies import Dependencies, Injected
 from .routes_requests import TAIL, TEXT
 from .schemas import Rollback
-from .streams import text_stream
+from .streams import text_stream, until_settled
 from .views import environment_view, generation_view, request_view
 
 router = APIRouter()
@@ -72,6 +72,7 @@ async def rollback(name: str, body: Rollback, deps: Injected) -> Json:
         timeout_seconds=body.timeout_seconds,
         retry_oom=body.retry_oom,
     )
+    await until_settled(deps, name)
     request = await deps.submitter.rollback(name, body.to, launch)
     return {"request_id": request.id, "request": request_view(request)}
 

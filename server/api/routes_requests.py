@@ -12,7 +12,7 @@ from ...operations import registry
 from ...requests_db.records import Json, Request
 from ...requests_db.sql import queries
 from ...requests_db.states import RequestState
-from ..dispatch.submission import Submission
+from ..dispatch.submission import CHANGING, Submission
 from .dependencies import Dependencies, Injected
 from .pending_reasons import reason_when_new, reasons
 from .retries import retries
@@ -23,6 +23,7 @@ from .streams import (
     everything_stream,
     request_ends,
     text_stream,
+    until_settled,
     wait_until_final,
 )
 from .views import request_view
@@ -43,7 +44,10 @@ TAIL = Query(ge=0, description="Start with this many lines from the end.")
 @router.post("/requests", status_code=202)
 async def submit(body: Annotated[SubmitBody, Body()], deps: Injected) -> Json:
     """Queue an operation; it is in the database when this answers."""
-    request = await deps.submitter.submit(_submission(body))
+    submission = _submission(body)
+    if submission.operation.name in CHANGING:
+        await until_settled(deps, submission.payload["name"])
+    request = await deps.submitter.submit(submission)
     view = request_view(request, reason_when_new(deps, request))
     return {"request_id": request.id, "request": view}
 
@@ -91,6 +95,7 @@ async def retry(request_id: str, deps: Injected, body: Retry | None = None) -> J
     first = await deps.submitter.find(request_id)
     if first.environment is not None:  # what became of it is seen a moment later
         await deps.reconciler.queue.wait(first.environment)
+        await until_settled(deps, first.environment)
     request = await deps.submitter.retry(first.id, limits)
     return {"request_id": request.id, "request": request_view(request)}
 

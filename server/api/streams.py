@@ -25,7 +25,7 @@ import orjson
 
 from ...requests_db.records import Event, Json, Request
 from ...requests_db.sql import queries
-from ...requests_db.states import RequestState
+from ...requests_db.states import GenerationState, RequestState
 from ..events.bus import Subscription
 from ..events.log_files import LogFile, offset_of_last_lines
 from .dependencies import Dependencies
@@ -100,6 +100,18 @@ async def _until_in_effect(deps: Dependencies, request: Request) -> None:
         async with asyncio.timeout(EFFECT_SECONDS):
             while not (deps.stopping.is_set() or await deps.reconciler.has_taken_effect(request)):
                 await subscription.next()
+
+
+async def until_settled(deps: Dependencies, environment: str) -> None:
+    """Wait until an update that has succeeded is in effect, before the next change.
+
+    Until then a `scale` would find the replicas that it replaces, and a rollback go too far back.
+    """
+    for generation in await deps.store.read(queries.generations(environment)):
+        if generation.state in (GenerationState.STARTING, GenerationState.SERVING):
+            launch = await deps.store.read(queries.get(generation.request_id))
+            if isinstance(launch, Request):
+                await _until_in_effect(deps, launch)
 
 
 class RequestStream:

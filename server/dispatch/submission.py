@@ -16,12 +16,13 @@ from typing import Any
 
 from ...environments.errors import EnvironmentsError
 from ...environments.names import validate_name
+from ...environments.spec import sleep_seconds_of
 from ...operations import registry
 from ...operations.base import Operation
 from ...requests_db import results
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.queue_clock import QueueClock
-from ...requests_db.records import Environment, Event, Generation, NewRequest, Request
+from ...requests_db.records import Environment, Event, Generation, Json, NewRequest, Request
 from ...requests_db.sql import queries
 from ...requests_db.states import EnvironmentState, Schedule
 from ...requests_db.transactions import submitting
@@ -35,7 +36,7 @@ from .rollback import rollback_target
 from .running import label_of
 
 NEAR_MATCHES = 3
-_CHANGING = ("scale", "restart")  # of what serves, by one request at a time
+CHANGING = ("scale", "restart")  # of what serves, by one request at a time
 _UNDER_WAY = {
     "launch": "being launched",
     "down": "being taken down",
@@ -96,13 +97,15 @@ class Submitter:
         if new.operation == "down":
             await self._check_can_stop(new)
             return await self._write(new, stopping=new.environment)
-        if new.operation in _CHANGING:
+        if new.operation in CHANGING:
             await self.environment(str(new.environment))
             return await self._write(new, changing=new.environment)
         return await self._write(new)
 
     async def rollback(self, name: str, to: int | None, submission: Submission) -> Request:
         """Launch an earlier generation of an environment again, as its next one.
+
+        With as many replicas as it has now, as `kubectl rollout undo` does.
 
         Args:
             name: The environment's.
@@ -117,22 +120,22 @@ class Submitter:
         environment = await self.environment(name)
         history = await self.store.read(queries.generations(name))
         target = rollback_target(environment, history, to)
-        launch = await self.store.read(queries.get(target.request_id))
-        if not isinstance(launch, Request):
+        launch = await self._known(target.request_id)
+        if launch is None:
             text = f"the launch of generation {target.number} of {name} is no longer known"
             raise Invalid(text, "launch it with its options: openenv launch", field="to")
         ran = (launch.result or {}).get("environment", {})
         of_update = {"update": True, "replaces": None, "content": ran.get("content")}
-        current = await self.store.read(queries.get(environment.request_id or ""))
-        kept = await self._scaled(environment, current) if isinstance(current, Request) else {}
-        payload = {**launch.payload, **ran.get("manifest", {}), **kept}
+        payload = {**launch.payload, **ran.get("manifest", {})}
+        payload |= await self._replicas_kept(environment, payload)
         payload |= {**submission.payload, **of_update}
         return await self.submit(replace(submission, payload=payload))
 
     async def retry(self, request_id: str, limits: Mapping[str, int]) -> Request:
         """Submit a request that has ended once more.
 
-        A launch of what runs meanwhile is an update of that, and keeps what this was scaled to.
+        A launch of what runs meanwhile is an update of that. The launch of what runs keeps how many
+        replicas it was scaled to; any other has as many as it asked for.
 
         Args:
             request_id: The request's id, or its beginning.
@@ -154,7 +157,7 @@ class Submitter:
         if request.operation == "launch":
             running = await self.store.read(queries.environment(str(request.environment)))
             if running is not None and running.request_id == request.id:
-                payload |= await self._scaled(running, request)
+                payload |= await self._replicas_kept(running, payload)
             payload |= {"update": True, "replaces": None}
         return await self.submit(
             Submission(
@@ -231,7 +234,8 @@ class Submitter:
             case results.BeingUpdated():
                 raise _being_updated(outcome.generation)
             case results.CannotChange():
-                raise _cannot_change(outcome.environment, outcome.change)
+                launch = await self._known(outcome.environment.request_id)
+                raise _cannot_change(outcome.environment, launch, outcome.change)
             case results.QueueFull():
                 raise QueueFull(
                     f"{outcome.pending} {new.schedule} requests are waiting already",
@@ -295,12 +299,26 @@ class Submitter:
             raise NotFound(f"no environment is called {name!r}", hint, near=near)
         return environment
 
-    async def _scaled(self, environment: Environment, launch: Request) -> dict[str, int]:
-        """The `replicas` that what runs was scaled to since its launch; empty: it was not."""
-        if environment.state is EnvironmentState.STOPPED or launch.payload.get("max_replicas"):
-            return {}  # the latter scales itself
-        replicas = await self.store.read(queries.scaled_to(environment.name, launch))
+    async def _replicas_kept(self, environment: Environment, payload: Json) -> dict[str, int]:
+        """The `replicas` of what runs, for a launch in its place; empty where that decides itself.
+
+        As where either scales itself, or sleeps: of several replicas none sleeps.
+        """
+        scales_itself = payload.get("max_replicas") or environment.spec.get("max_replicas")
+        sleeps = sleep_seconds_of(payload) is not None
+        if environment.state is EnvironmentState.STOPPED or scales_itself or sleeps:
+            return {}
+        launch = await self._known(environment.request_id)
+        replicas = environment.spec.get("replicas")
+        if launch is not None:  # a `scale` may have ended that is not in the row yet
+            scaled = await self.store.read(queries.scaled_to(environment.name, launch))
+            replicas = replicas if scaled is None else scaled
         return {} if replicas is None else {"replicas": replicas}
+
+    async def _known(self, request_id: str | None) -> Request | None:
+        """The request of this whole id; None when it is forgotten."""
+        found = await self.store.read(queries.get(request_id or ""))
+        return found if isinstance(found, Request) else None
 
     async def _check_can_stop(self, new: NewRequest) -> None:
         environment = await self.environment(str(new.environment))
@@ -378,7 +396,9 @@ def _being_updated(generation: Generation) -> NameTaken:
     )
 
 
-def _cannot_change(environment: Environment, change: Request | None) -> CannotChange:
+def _cannot_change(
+    environment: Environment, launch: Request | None, change: Request | None
+) -> CannotChange:
     name = environment.name
     if change is not None:
         return CannotChange(
@@ -393,8 +413,8 @@ def _cannot_change(environment: Environment, change: Request | None) -> CannotCh
         else f"wait until it is ready: openenv status {name}"
         if environment.state.is_live
         else "launch it again: openenv launch SOURCE"
-        if environment.request_id is None
-        else f"launch it again: openenv retry {environment.request_id}"
+        if launch is None
+        else f"launch it again: openenv retry {launch.id}"
     )
     return CannotChange(f"{name} is {_NOT_SERVING[environment.state]}", hint, environment=name)
 

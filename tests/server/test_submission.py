@@ -12,7 +12,7 @@ from openenvd.operations import registry
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import DatabaseError
-from openenvd.requests_db.records import Event, Outcome, Request
+from openenvd.requests_db.records import Event, Json, Outcome, Request
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import EnvironmentState, GenerationState, RequestState, Schedule
 from openenvd.requests_db.transactions import observing
@@ -298,6 +298,26 @@ async def test_a_rollback_is_to_run_what_that_launch_said_that_it_ran(
     assert request.payload["step_timeout_seconds"] == 30.0  # whatever its manifest says by now
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "kept"),
+    [
+        ({}, {"replicas": 8}, 8),
+        ({"replicas": 8}, {}, 1),
+        ({"min_replicas": 1, "max_replicas": 4, "replicas": 2}, {"replicas": 8}, 2),
+        ({}, {"min_replicas": 1, "max_replicas": 4, "replicas": 2}, 1),
+        ({"idle_timeout_seconds": 60.0}, {"replicas": 8}, 1),
+    ],
+)
+async def test_a_rollback_keeps_how_many_replicas_there_are_unless_either_decides_that(
+    submitter: Submitter, store: AsyncStore, first: Json, second: Json, kept: int
+) -> None:
+    await serving(store, submitter, **first)
+    await serving(store, submitter, **second)
+    request = await submitter.rollback("echo", None, again())
+    assert request.payload["replicas"] == kept
+    registry.by_name("launch").Payload.model_validate(request.payload)
+
+
 async def test_a_rollback_whose_launch_is_no_longer_known_is_refused(
     submitter: Submitter, store: AsyncStore
 ) -> None:
@@ -383,6 +403,18 @@ async def test_what_does_not_run_is_not_changed(
     with pytest.raises(CannotChange, match=f"^{told}$") as refused:
         await submit(submitter, "scale", name="echo", replicas=2)
     assert refused.value.hint == f"launch it again: openenv retry {launch.id}"
+
+
+async def test_what_cannot_be_retried_is_to_be_launched(
+    submitter: Submitter, store: AsyncStore, dispatch: DispatchStore
+) -> None:
+    launch = await launched(submitter, store, dispatch)
+    await store.write(observing.set_environment_state, "echo", EnvironmentState.STOPPED, now=3.0)
+    forget = "DELETE FROM requests WHERE id = ?"
+    await store.write(Connection.exec_driver_sql, forget, (launch.id,))
+    with pytest.raises(CannotChange) as refused:
+        await submit(submitter, "scale", name="echo", replicas=2)
+    assert refused.value.hint == "launch it again: openenv launch SOURCE"
 
 
 @pytest.mark.parametrize("operation", ["scale", "restart"])
