@@ -46,7 +46,8 @@ def logs(
 ) -> int:
     """Print the log of an environment's replica, or of a request.
 
-    With -f, a request's log ends with the request, an environment's continues until Ctrl-C.
+    With -f, a request's log ends with the request, an environment's when it is down. After an
+    update it continues with the newest replica of what serves then.
     """
     output = Output(as_json=as_json)
     safe = partial(_safe, plain=plain, as_json=as_json)
@@ -54,7 +55,10 @@ def logs(
     found = find_target(client, target)
     if found.environment is not None:
         name = found.environment["name"]
-        pieces = client.environment_log(name, tail=tail, follow=follow, replica=replica)
+        change = partial(_say_change, output, name)
+        pieces = client.environment_log(
+            name, tail=tail, follow=follow, replica=replica, on_change=change
+        )
         try:
             if not _show(safe(pieces), output, follow=follow) and tail != 0:
                 silent = name if replica is None else f"replica {replica} of {name}"
@@ -69,6 +73,13 @@ def logs(
         _say_why(environment_failure(found.environment), output)
         return exit_codes.OK
     return _of_request(client, found.request or {}, tail, follow, output, safe)
+
+
+def _say_change(output: Output, name: str, replica: str | None) -> None:
+    if replica is None:
+        output.note(f"{name} is down")
+    else:
+        output.note(f"replica {replica} serves now; this is its log:")
 
 
 def _of_request(

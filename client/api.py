@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from .errors import ApiRefused, ConnectionLost
 from .http import HttpClient, Json, ServerEvent
+
+_DOWN = "STOPPED"  # as in `requests_db.states`, which this package may not import
+_LOG_HEADER = "openenvd-log"  # the id of the replica whose log an answer is
 
 
 class DaemonClient:
@@ -172,17 +176,45 @@ class DaemonClient:
         tail: int | None = None,
         follow: bool = False,
         replica: str | None = None,
+        on_change: Callable[[str | None], object] = lambda _: None,
     ) -> Iterator[str]:
         """Stream what a replica printed.
 
         Args:
             name: The environment's name.
             tail: Begin this many lines from the end; None: from the beginning.
-            follow: Follow the log as it grows.
+            follow: Follow the log as it grows, until the environment is down; when others serve in
+                the place of the youngest replica, go on with the youngest of those.
             replica: The replica's id; None: the youngest.
+            on_change: Called with the id of a replica before what it printed is streamed in the
+                place of another's; with None when the environment is down.
         """
-        query = {**_log_query(tail, follow), "replica": replica}
-        return self._http.text(f"{_environment(name)}/logs", query)
+        path, query = f"{_environment(name)}/logs", {**_log_query(tail, follow), "replica": replica}
+        heads: dict[str, str] = {}
+        yield from filter(None, self._http.text(path, query, heads))
+        while follow and (after := heads.get(_LOG_HEADER)) is not None:
+            if (is_down := self._is_down(name)) is not False:
+                if is_down:
+                    on_change(None)
+                return
+            query = {"follow": True, "replica": replica, "after": after}
+            for piece in self._http.text(path, query, heads):
+                if heads[_LOG_HEADER] != after:
+                    after = heads[_LOG_HEADER]
+                    on_change(after)
+                if piece:
+                    yield piece
+
+    def _is_down(self, name: str) -> bool | None:
+        """Whether an environment is down; None: the daemon does not answer any more."""
+        try:
+            return bool(self.environment(name)["state"] == _DOWN)
+        except ConnectionLost:
+            return None
+        except ApiRefused as exc:
+            if exc.kind != "not_found":
+                raise
+            return True
 
     # The gateway.
 

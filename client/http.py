@@ -97,12 +97,23 @@ class HttpClient:
             answer: Json = json.loads(response.read())
             return answer
 
-    def text(self, path: str, query: Query | None = None) -> Iterator[str]:
-        """A text answer in pieces, as they come; no matter how long it stays silent."""
+    def text(
+        self, path: str, query: Query | None = None, heads: dict[str, str] | None = None
+    ) -> Iterator[str]:
+        """A text answer in pieces, as they come; no matter how long it stays silent.
+
+        Args:
+            path: Of the call.
+            query: Of the call.
+            heads: Where the answer's headers go; an empty piece says that they are there.
+        """
         import codecs
 
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         with self._call("GET", path, None, query, timeout=None) as response:
+            if heads is not None:
+                heads.update(response.getheaders())
+                yield ""
             while piece := response.read1(_READ_BYTES):
                 yield decoder.decode(piece)
             yield decoder.decode(b"", final=True)

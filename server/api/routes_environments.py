@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,14 +17,18 @@ from ...environments import run_files
 from ...operations import registry
 from ...requests_db.records import Environment, Json, Replica
 from ...requests_db.sql import queries
+from ...requests_db.states import EnvironmentState, ReplicaState
 from ...system.access_tokens import with_token
 from ..dispatch.submission import Submission
-from ..errors import NotFound
+from ..errors import ApiError, NotFound
 from .dependencies import Dependencies, Injected
 from .routes_requests import TAIL, TEXT
 from .schemas import Rollback
 from .streams import text_stream, until_settled
 from .views import environment_view, generation_view, request_view
+
+LOG_HEADER = "OpenEnvd-Log"  # of an answer: the id of the replica whose log it is
+LOOK_SECONDS = 1.0  # between two looks at which replica's log is to be shown
 
 router = APIRouter()
 
@@ -84,12 +88,24 @@ async def environment_logs(
     tail: Annotated[int | None, TAIL] = None,
     follow: bool = False,
     replica: str | None = None,
+    after: str | None = None,
 ) -> StreamingResponse:
-    """What a replica prints, as text: the named one, or the youngest."""
+    """What a replica prints, as text: the named one, or the youngest.
+
+    A log that is followed ends when the environment is down, and, unless the replica was named,
+    when others serve in its place; `after` is the replica whose log was followed till then.
+    """
     environment = await deps.submitter.environment(name)
     path = log_of(deps, environment, replica)
-    until = deps.stopping.wait() if follow else None
-    return StreamingResponse(text_stream(deps, path, tail=tail, until=until), media_type=TEXT)
+    until = None
+    if follow:
+        if replica is None:
+            path = await shown_log(deps, environment, f"{after}.log") or path
+        if path.stem == after:
+            tail = 0  # it was sent
+        until = _log_ends(deps, name, path, is_named=replica is not None)
+    text = text_stream(deps, path, tail=tail, until=until)
+    return StreamingResponse(text, media_type=TEXT, headers={LOG_HEADER: path.stem})
 
 
 async def environment_views(deps: Dependencies, *, include_stopped: bool = False) -> list[Json]:
@@ -119,6 +135,44 @@ def log_of(deps: Dependencies, environment: Environment, replica: str | None) ->
             f"its launch has one: openenv logs {environment.request_id}",
         )
     return logs[-1]
+
+
+async def shown_log(deps: Dependencies, environment: Environment, shown: str) -> Path | None:
+    """The log to follow: the one of that name while its replica serves, else the youngest's."""
+    replicas = await deps.store.read(queries.replicas(environment.name))
+    serving = {each.id for each in replicas if each.state is not ReplicaState.DRAINING}
+    folder = deps.paths.environment_logs / environment.name
+    logs = oldest_first(folder.glob("*.log"), environment.request_id)
+    return log_to_show(logs, serving, shown)
+
+
+def log_to_show(logs: Sequence[Path], serving: Collection[str], shown: str) -> Path | None:
+    """The log that is shown, as long as its replica serves; else the youngest of one that does.
+
+    Args:
+        logs: Those there are, the oldest first.
+        serving: The ids of the replicas that do not drain.
+        shown: The name of the file that is shown; one that does not exist: none is.
+    """
+    return max(
+        reversed(logs), key=lambda log: (log.stem in serving, log.name == shown), default=None
+    )
+
+
+async def _log_ends(deps: Dependencies, name: str, path: Path, *, is_named: bool) -> None:
+    """Return when a log is to be followed no more, or the daemon ends."""
+    while not deps.stopping.is_set():
+        try:
+            environment = await deps.submitter.environment(name)
+        except ApiError:
+            return
+        if environment.state is EnvironmentState.STOPPED:
+            return
+        if not is_named and await shown_log(deps, environment, path.name) != path:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                await deps.stopping.wait()
 
 
 def oldest_first(paths: Iterable[Path], launch_id: str | None) -> list[Path]:

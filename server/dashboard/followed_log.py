@@ -2,8 +2,8 @@
 """`FollowedLog`: the log that a page shows, on the page's one stream.
 
     open_log(deps, "requests/ID")        what a request printed, until it is final
-    open_log(deps, "environments/NAME")  what the youngest replica prints, and when that is no more,
-                                         what the youngest prints then
+    open_log(deps, "environments/NAME")  what the youngest replica prints, and when that serves no
+                                         more, what the youngest prints then
 
 It begins with the last lines, and goes on as they are written (`events/log_files.py`). A page that
 comes back says up to where it has it, and is sent what is new.
@@ -12,7 +12,7 @@ comes back says up to where it has it, and is sent what is new.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,16 +20,14 @@ from typing import Any
 
 import orjson
 
-from ...requests_db.sql import queries
 from ..api.dependencies import Dependencies
-from ..api.routes_environments import oldest_first
+from ..api.routes_environments import LOOK_SECONDS, shown_log
 from ..api.streams import request_ends
 from ..errors import ApiError
 from ..events.log_files import LogFile, offset_of_last_lines
 
 REQUEST_LINES = 5000
 ENVIRONMENT_LINES = 200
-LOOK_SECONDS = 1.0  # between two looks at which replica's log is to be shown
 
 
 class FollowedLog:
@@ -111,7 +109,7 @@ async def open_log(
 
 
 class _ShownReplica:
-    """Chooses the log of an environment, and chooses again when its replica is no more."""
+    """Chooses the log of an environment, and chooses again when its replica serves no more."""
 
     def __init__(
         self, deps: Dependencies, name: str, log: FollowedLog, wake: asyncio.Event
@@ -135,10 +133,7 @@ class _ShownReplica:
             environment = await self._deps.submitter.environment(self._name)
         except ApiError:
             return
-        replicas = await self._deps.store.read(queries.replicas(self._name))
-        folder = self._deps.paths.environment_logs / environment.name
-        logs = oldest_first(folder.glob("*.log"), environment.request_id)
-        path = log_to_show(logs, {replica.id for replica in replicas}, self._log.file)
+        path = await shown_log(self._deps, environment, self._log.file)
         if path is None or path == self._path:
             return
         await self._log.show(path, ENVIRONMENT_LINES)
@@ -150,19 +145,6 @@ class _ShownReplica:
     def close(self) -> None:
         """Follow nothing any more."""
         self._following.close()
-
-
-def log_to_show(logs: Sequence[Path], living: Collection[str], shown: str) -> Path | None:
-    """The log that is shown, as long as its replica lives; else the youngest of one that does.
-
-    Args:
-        logs: Those there are, the oldest first.
-        living: The ids of the replicas.
-        shown: The name of the file that is shown; empty: none is.
-    """
-    return max(
-        reversed(logs), key=lambda log: (log.stem in living, log.name == shown), default=None
-    )
 
 
 def _event(text: str, log: LogFile | None, *, is_first: bool = False) -> bytes:

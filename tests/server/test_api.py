@@ -33,6 +33,12 @@ from .conftest import WAIT_SECONDS
 ROOT = Path(__file__).resolve().parents[2]
 ONE_WORKER = {"port": 0, "max_long_workers": 1, "cancel_grace_seconds": 1.0}
 NEVER_READY = "import time\nprint('never', flush=True)\ntime.sleep(3600)\n"
+TALKING = """
+from openenvd.envs.echo.environment import EchoEnvironment
+print("imported", flush=True)
+class Talking(EchoEnvironment):
+    pass
+"""
 
 
 @pytest.fixture(scope="module")
@@ -389,6 +395,26 @@ def test_the_output_of_a_replica_is_its_environments_log(
     client.cancel(request["id"])
     with pytest.raises(ApiRefused, match="has no log yet"):
         "".join(client.environment_log(name, replica="no-such-replica"))
+
+
+def test_a_log_that_is_followed_goes_on_after_an_update_and_ends_when_it_is_down(
+    client: DaemonClient, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "talking_env.py").write_text(TALKING)
+    payload = {"source": "talking_env:Talking", "cwd": str(tmp_path), "name": name}
+    wait(client, client.submit("launch", payload)["id"])
+    [first] = client.environment(name)["replicas"]
+    told: list[str | None] = []
+    pieces = client.environment_log(name, follow=True, on_change=told.append)
+    assert "imported" in next(pieces)
+    wait(client, client.submit("launch", payload)["id"])
+    until(lambda: first["id"] not in [r["id"] for r in client.environment(name)["replicas"]])
+    [second] = client.environment(name)["replicas"]
+    assert "imported" in next(pieces)
+    assert told == [second["id"]]
+    run(client, "down", {"name": name})
+    assert "".join(pieces) == ""
+    assert told == [second["id"], None]
 
 
 # Security.

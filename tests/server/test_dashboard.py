@@ -23,8 +23,9 @@ from openenvd.client import daemon
 from openenvd.client.api import DaemonClient
 from openenvd.client.following import wait
 from openenvd.client.http import parse_events
+from openenvd.server.api.routes_environments import log_to_show
 from openenvd.server.dashboard import routes
-from openenvd.server.dashboard.followed_log import FollowedLog, log_to_show
+from openenvd.server.dashboard.followed_log import FollowedLog
 from openenvd.server.dashboard.page_files import Page, PageFiles
 from openenvd.server.settings import Paths
 
