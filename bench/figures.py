@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The five figures of the seed, as PNG through matplotlib, an extra: `pip install openenvd[bench]`.
+"""The five figures of the seed, as PNG through matplotlib, an extra: `pip install '.[bench]'`.
 
 scaling_curves        success and P99 over the batch size, a line per server
 max_batch_comparison  the largest batch with 95 % success, by wait

@@ -58,7 +58,6 @@ OTHER_WORDS = {
     **dict.fromkeys(("ls", "list", "ps"), "status"),
     **dict.fromkeys(("delete", "kill", "remove", "rm"), "down NAME"),
     **dict.fromkeys(("jobs", "queue"), "requests"),
-    "help": "--help",
     "version": "--version",
 }
 # What is meant by an argument of a command that takes none.
@@ -168,6 +167,8 @@ def run(arguments: list[str]) -> int:
     Raises:
         BrokenPipeError: stdout was closed early.
     """
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:], "--help"]
     if arguments and arguments[0] in passthrough.COMMANDS:
         return passthrough.run(arguments)
     try:

@@ -62,7 +62,8 @@ def _scaled(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if result is None:
         return {"environment": None}, []
     line = f"{good('✓')} {result['environment']['name']} has {_count(result['replicas'])}"
-    if draining := len(result["draining"]):
+    draining = len(result["draining"])
+    if draining and result.get("sessions") != 0:
         line += f", and {draining} more until {'its' if draining == 1 else 'their'} sessions end"
     return result, [line]
 

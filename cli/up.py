@@ -11,12 +11,15 @@ from typing import Any
 import click
 
 from ..client import daemon
-from ..client.errors import DaemonNotStarted
+from ..client.errors import ClientError, DaemonNotStarted
+from ..requests_db.states import EnvironmentState
 from ..server.settings import SETTINGS, Paths, Setting
 from ..system.terminal_text import plain
 from . import exit_codes, phrases
 from .options import Command, Duration, connect, json_option
 from .output import Output, good
+
+ANSWER_SECONDS = 2.0  # of a daemon that is to be stopped
 
 
 def setting_options(command: Command) -> Command:
@@ -68,13 +71,25 @@ def up(foreground: bool, as_json: bool, **settings: Any) -> int:
 def stop(as_json: bool) -> int:
     """Stop the daemon. Environments continue; the next daemon adopts them."""
     output = Output(as_json=as_json)
-    identity = daemon.stop(Paths.from_environment())
+    paths = Paths.from_environment()
+    rest = "; environments continue" if _has_environments(paths) else ""
+    identity = daemon.stop(paths)
     output.json({"stopped": identity is not None, "pid": (identity or {}).get("pid")})
     if identity is None:
         output.result("the daemon is not running")
     else:
-        output.result(f"stopped the daemon (pid {identity.get('pid')}); environments continue")
+        output.result(f"stopped the daemon (pid {identity.get('pid')}){rest}")
     return exit_codes.OK
+
+
+def _has_environments(paths: Paths) -> bool:
+    """Whether some run, or may: a daemon that does not answer does not say."""
+    try:
+        client = daemon.find(paths, any_version=True, answer_seconds=ANSWER_SECONDS)
+        ended = (EnvironmentState.STOPPED, EnvironmentState.FAILED)
+        return client is None or any(e["state"] not in ended for e in client.environments())
+    except ClientError:
+        return True
 
 
 @click.command()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Four singers in one world: each hears those ahead, and the last writes what that sounds like.
 
-pip install 'openenvd[brigade]'
+pip install '.[brigade]'
 python sing_together.py chord.wav
 
 Each session is one singer of the `brigade`; all share one state. The second singer hears the first,

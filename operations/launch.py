@@ -173,6 +173,7 @@ class _Launching:
         about = f"{payload.provider} {payload.replicas} {payload.source}"
         self._phases = Phases(context, about)
         self._ready = 0
+        self._lasting = ""
 
     def run(self) -> dict[str, Any]:
         validate_name(self._spec.name)
@@ -192,7 +193,7 @@ class _Launching:
                 program = replace(program, image=self._pinned(image), image_name=image)
                 replicas = started.enter_context(self._started(program))
             ready = replicas.wait_until_ready(
-                self._spec.ready_timeout_seconds, self._on_ready, base.say
+                self._spec.ready_timeout_seconds, self._on_ready, base.say, self._on_lasting
             )
             self._check_counts(ready)
             self._check_sessions(ready)
@@ -451,10 +452,25 @@ class _Launching:
         done = {"done": self._ready, "total": self._spec.replicas}
         self._context.progress({"phase": "waiting", "message": message, **done})
 
+    def _on_lasting(self, text: str, seconds: float) -> None:
+        """Say once what could be done, and go on to report how much time is left."""
+        if text != self._lasting:
+            self._lasting = text
+            base.say(_lasting_line(text, seconds, self._ready, self._context.request_id))
+        done = {"done": self._ready, "total": self._spec.replicas}
+        left = {"at_most_seconds": round(seconds, 1)}
+        self._context.progress({"phase": "waiting", "message": text, **done, **left})
+
     def _say(self, phase: str, message: str, *, timed: bool = False) -> None:
         seconds = time.monotonic() - self._started_at
         base.say(f"{message} ({seconds:.1f} s)" if timed else message)
         self._phases.enter(phase, message)
+
+
+def _lasting_line(text: str, seconds: float, ready: int, request_id: str) -> str:
+    left = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(0.0, seconds):.0f} s"
+    fewer = f"; with --replicas {ready} it would be ready by now" if ready else ""
+    return f"{text}; gives up in {left}, openenv cancel {request_id[:8]} ends it{fewer}"
 
 
 def _notes(ready: list[StartedReplica]) -> Iterator[str]:

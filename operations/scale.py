@@ -96,9 +96,10 @@ class Scale(base.Operation):
 
     @staticmethod
     def run(payload: ScalePayload, context: base.OperationContext) -> dict[str, Any]:
-        """`{"environment", "replicas": N, "started": [ids], "draining": [ids]}`.
+        """`{"environment", "replicas": N, "started": [ids], "draining": [ids], "sessions": N}`.
 
-        The replicas of the `environment` are those that were started.
+        The replicas of the `environment` are those that were started; the sessions, those of the
+        draining ones.
 
         Raises:
             EnvironmentsError
@@ -115,6 +116,7 @@ class Scale(base.Operation):
         started = replicas.add(staying[0], more, payload.replicas) if more else []
         scaling.share_out(staying[: payload.replicas], shares[: len(staying)], payload.replicas)
         surplus = staying[payload.replicas :]
+        sessions = sum(run_files.sessions_of(surplus).values())
         for run_file in surplus:
             replicas.drain(run_file, payload.drain_timeout_seconds)
         return {
@@ -125,6 +127,7 @@ class Scale(base.Operation):
             "replicas": payload.replicas,
             "started": [replica.id for replica in started],
             "draining": [run_file.replica_id for run_file in surplus],
+            "sessions": sessions,
         }
 
 
@@ -219,7 +222,7 @@ class _Replicas:
             shares,
             replicas=replicas,
             added_by=self._context.request_id,
-            on_started=lambda replica: base.say(f"{replica.id} is starting"),
+            on_started=lambda replica: base.say(f"replica {replica.ordinal} is starting"),
         )
         seconds = float(like.data["spec"].get("ready_timeout_seconds") or READY_SECONDS)
         try:
@@ -271,7 +274,7 @@ class _Replicas:
 
     def drain(self, run_file: RunFile, timeout_seconds: float) -> None:
         """Take one away, which ends with its last session."""
-        base.say(f"draining {run_file.replica_id}: its sessions have {timeout_seconds:g} s")
+        base.say(f"draining replica {run_file.ordinal}: its sessions have {timeout_seconds:g} s")
         scaling.drain(run_file, timeout_seconds)
 
     def end(self, replaced: Sequence[RunFile], seconds: float) -> None:

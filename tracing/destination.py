@@ -18,7 +18,7 @@ from typing import Any
 
 from ..system.hidden_values import hide_credentials
 
-INSTALL = "pip install 'openenvd[otel]'"
+INSTALL = "pip install '.[otel]', in the clone of openenvd"
 _DEFAULT = "http://localhost:4318"
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"

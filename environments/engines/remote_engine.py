@@ -85,7 +85,7 @@ def await_hello(
         too_late.cancel()
     if found[HELLO] != __version__:
         text = f"the host {host} has openenvd {found[HELLO]}, and this is {__version__}"
-        raise EngineGone(text, f"there: pip install openenvd=={__version__}")
+        raise EngineGone(text, f"there: pip install . in a clone of openenvd {__version__}")
     return found
 
 

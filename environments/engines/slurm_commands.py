@@ -30,14 +30,18 @@ _GONE = {
     "unable to contact slurm controller": "see whether it runs: scontrol ping",
     "unable to contact the slurm controller": "see whether it runs: scontrol ping",
     "munge": "see whether munge runs here: systemctl status munge",
-    "unable to process configuration file": "look at SLURM_CONF, or at /etc/slurm/slurm.conf",
-    "unable to establish configuration": "look at SLURM_CONF, or at /etc/slurm/slurm.conf",
     "socket timed out": "it is busy: tried again",
     "connection refused": "see whether it runs: scontrol ping",
     "connect failure": "see whether it runs: scontrol ping",
     "communication connection failure": "see whether it runs: scontrol ping",
     "in standby mode": "see whether it runs: scontrol ping",
 }
+# The same, when it has no configuration: `_configuration_hint`.
+_UNCONFIGURED = (
+    "unable to process configuration file",
+    "unable to establish configuration",
+    "could not establish a configuration source",
+)
 _HINTS = {
     "invalid account": "name one of yours: --engine-option account=NAME (sacctmgr show assoc)",
     "invalid partition": "name another: --engine-option partition=NAME (sinfo)",
@@ -188,10 +192,21 @@ def _error(command: str, text: str) -> EngineGone | EngineRefused:
     said = "; ".join(dict.fromkeys(_bare(line) for line in lines)) or "it does not say why"
     lowered = said.lower()
     gone = next((hint for words, hint in _GONE.items() if words in lowered), None)
+    if any(words in lowered for words in _UNCONFIGURED):
+        gone = _configuration_hint(os.environ.get("SLURM_CONF"))
     if gone is not None:
         return EngineGone(f"Slurm does not answer: {said}", gone)
     hint = next((hint for words, hint in _HINTS.items() if words in lowered), None)
     return EngineRefused(f"{command}: {said}", hint)
+
+
+def _configuration_hint(file: str | None) -> str:
+    """What to do: the daemon has the variables of the shell that started it."""
+    how = f"with SLURM_CONF={file}" if file else "without SLURM_CONF"
+    return (
+        f"the daemon was started {how}: openenv stop, export SLURM_CONF=/path/to/slurm.conf, "
+        "openenv up"
+    )
 
 
 def _bare(line: str) -> str:

@@ -101,7 +101,8 @@ class LoginNode:
             return EngineGone(
                 f"the host {self.host} has no openenvd at {self._python}",
                 "install it there, in a folder that the nodes see: python3 -m venv ~/openenvd && "
-                "~/openenvd/bin/pip install openenvd; another one: openenv up --slurm-ssh-python",
+                "~/openenvd/bin/pip install FOLDER, a clone of openenvd; another one: "
+                "openenv up --slurm-ssh-python",
             )
         return self.connection.failure(told)
 

@@ -38,6 +38,7 @@ class StartedReplica:
 
 OnReplica = Callable[[StartedReplica], None]
 OnWaiting = Callable[[str], None]
+OnLasting = Callable[[str, float], None]
 
 
 class Replicas(Protocol):
@@ -48,13 +49,19 @@ class Replicas(Protocol):
         """What goes into upstream's `base_url`."""
 
     def wait_until_ready(
-        self, timeout_seconds: float, on_ready: OnReplica, on_waiting: OnWaiting = ...
+        self,
+        timeout_seconds: float,
+        on_ready: OnReplica,
+        on_waiting: OnWaiting = ...,
+        on_lasting: OnLasting = ...,
     ) -> list[StartedReplica]:
         """Wait until all replicas are ready, and return them.
 
         Args:
             timeout_seconds: How long all of them together may take.
             on_ready: Called with each replica when it is ready.
+            on_lasting: Called with how many are ready and why others are not, and the seconds left,
+                again and again once that lasts.
             on_waiting: Called with a sentence when none has become ready for a while, and the
                 engine says why.
 

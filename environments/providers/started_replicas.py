@@ -19,7 +19,7 @@ from ...shim.client import ShimClient, ShimGone
 from ...system.log_files import last_lines
 from .. import run_files
 from ..errors import EnvironmentsError, NoProcesses, NotReady, ReplicaFailed, with_last_lines
-from .base import OnReplica, OnWaiting, StartedReplica
+from .base import OnLasting, OnReplica, OnWaiting, StartedReplica
 
 Json = dict[str, Any]
 
@@ -28,6 +28,7 @@ IMPORTS = "imports"  # in a replica's folder: the links that its imports go thro
 _READY = ("ready", "asleep")  # states of a shim's status; the latter was ready a moment ago
 _ALIVE = ("starting", *_READY)
 _IMPORT_MACHINERY = 'File "<frozen importlib'
+LASTING_SECONDS = 30.0  # without another one that is ready, until it is told what could be done
 PATIENT_SECONDS = 10.0  # without a replica that has become ready, until it is told why
 _STOP_GRACE_SECONDS = 2.0  # what is not ready yet has no sessions to end
 
@@ -44,14 +45,23 @@ class StartedReplicas:
         timeout_seconds: float,
         on_ready: OnReplica,
         on_waiting: OnWaiting = lambda _text: None,
+        on_lasting: OnLasting = lambda _text, _seconds: None,
     ) -> list[StartedReplica]:
         """All of them, ready.
+
+        Args:
+            timeout_seconds: For all of them.
+            on_ready: Called with each that is ready.
+            on_waiting: Called with why others are not, when that has changed.
+            on_lasting: Called with the same, again and again, once it lasts; and with the seconds
+                that are left.
 
         Raises:
             ReplicaFailed, NotReady
         """
         deadline = time.monotonic() + timeout_seconds
         look_at = time.monotonic() + PATIENT_SECONDS
+        waits_since = time.monotonic()
         told: str | None = None
         ready: dict[str, StartedReplica] = {}
         self._connect()
@@ -73,7 +83,8 @@ class StartedReplicas:
                     )
                     ready[run_file.replica_id] = replica
                     on_ready(replica)
-                    look_at = time.monotonic() + PATIENT_SECONDS
+                    waits_since = time.monotonic()
+                    look_at = waits_since + PATIENT_SECONDS
             waiting = [r for r in self._run_files if r.replica_id not in ready]
             if waiting and time.monotonic() >= min(deadline, look_at):
                 look_at = time.monotonic() + PATIENT_SECONDS
@@ -83,6 +94,10 @@ class StartedReplicas:
                 if why is not None and why != told:
                     on_waiting(f"{len(waiting)} of {len(self._run_files)} replicas wait: {why}")
                     told = why
+                if why is not None and time.monotonic() - waits_since >= LASTING_SECONDS:
+                    counts = f"{len(ready)} of {len(self._run_files)} replicas are ready"
+                    text = f"{counts}; {len(waiting)} wait{'s' if len(waiting) == 1 else ''}: {why}"
+                    on_lasting(text, deadline - time.monotonic())
         return [ready[run_file.replica_id] for run_file in self._run_files]
 
     def stop(self) -> None:

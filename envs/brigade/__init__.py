@@ -5,7 +5,7 @@
     mixing.py       the mixing buffer and the song: the state process's, numpy alone
     environment.py  the environment: decode, `world.mix`, encode
 
-After https://github.com/jeffkaufman/bucket-brigade. Needs `pip install 'openenvd[brigade]'`.
+After https://github.com/jeffkaufman/bucket-brigade. Needs `pip install '.[brigade]'`.
 """
 
 import os

@@ -276,7 +276,6 @@ def test_log_pieces_become_whole_lines(command: Command, accepts: Callable[..., 
         (["serve"], "use openenv launch SOURCE"),
         (["ps"], "use openenv status"),
         (["rm", "echo"], "use openenv down NAME"),
-        (["help", "launch"], "use openenv --help"),
         (["stop", "my env"], "Did you mean: openenv down 'my env'"),
         (["requests", "7f3a91c2"], "Did you mean: openenv status 7f3a91c2"),
         (["down"], "--all"),
@@ -408,6 +407,13 @@ def test_a_request_that_is_submitted_again_is_followed(
     answer = command("retry", ID)
     assert answer.code == 1
     assert "FAILED" in answer.err
+
+
+@pytest.mark.parametrize("words", [(), ("launch",), ("image", "build")])
+def test_help_as_a_word_shows_the_help(command: Command, words: tuple[str, ...]) -> None:
+    answer = command("help", *words)
+    assert (answer.code, answer.out) == (0, command(*words, "--help").out)
+    assert "Usage:" in answer.out
 
 
 # status, requests, logs
@@ -1057,6 +1063,18 @@ def test_launch_sends_between_how_many_replicas_it_scales_itself(
     assert body is not None
     wanted = {"min_replicas": 2, "max_replicas": 8, "scale_down_seconds": 30.0}
     assert wanted.items() <= body["payload"].items()
+
+
+def test_scale_names_no_sessions_where_those_it_ends_have_none(
+    command: Command, accepts: Callable[..., None]
+) -> None:
+    environment = {"name": "trial"}
+    accepts(
+        new_request(
+            result={"environment": environment, "replicas": 2, "draining": ["a"], "sessions": 0}
+        )
+    )
+    assert command("scale", "trial", "2").out == "✓ trial has 2 replicas\n"
 
 
 def test_scale_says_how_many_there_are_and_how_many_more_are_drained(

@@ -280,12 +280,18 @@ def test_what_never_answers_is_told_with_where_it_was_asked(
     monkeypatch.setattr(started_replicas, "PATIENT_SECONDS", 1.0)
     image.write_text("import time\ntime.sleep(600)")
     started = launch(home, image)
+    monkeypatch.setattr(started_replicas, "LASTING_SECONDS", 0.5)
     told: list[str] = []
+    lasting: list[tuple[str, float]] = []
     with pytest.raises(
         NotReady, match=r"nothing answers at .*/health: .*must listen on 0\.0\.0\.0"
     ):
-        started.wait_until_ready(3.0, lambda _: None, told.append)
+        started.wait_until_ready(
+            3.0, lambda _: None, told.append, lambda *given: lasting.append(given)
+        )
     assert told[0].startswith("1 of 1 replicas wait: nothing answers at ")
+    assert lasting[0][0].startswith("0 of 1 replicas are ready; 1 waits: nothing answers at ")
+    assert 0 < lasting[0][1] < 3
     started.stop()
 
 

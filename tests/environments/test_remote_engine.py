@@ -156,7 +156,7 @@ def test_another_version_there_is_told_with_what_installs_this_one(home: Path) -
     other = 'print(\'{"openenvd-engine": "0.0.1", "boot_seconds": 0}\', flush=True); input()'
     with pytest.raises(EngineGone, match=r"login has openenvd 0\.0\.1") as told:
         Elsewhere(other)
-    assert "pip install openenvd==" in str(told.value.hint)
+    assert "pip install . in a clone" in str(told.value.hint)
 
 
 def test_a_program_that_does_not_start_is_told_by_what_it_prints(home: Path) -> None:
