@@ -96,7 +96,8 @@ async def environment_logs(
     when others serve in its place; `after` is the replica whose log was followed till then.
     """
     environment = await deps.submitter.environment(name)
-    path = log_of(deps, environment, replica)
+    known = await deps.store.read(queries.replicas(name))
+    path = log_of(deps, environment, replica, [each.id for each in known])
     until = None
     if follow:
         if replica is None:
@@ -119,22 +120,49 @@ async def environment_views(deps: Dependencies, *, include_stopped: bool = False
     return [environment_view(each, replicas[each.name], live) for each in found]
 
 
-def log_of(deps: Dependencies, environment: Environment, replica: str | None) -> Path:
-    """The log of the named replica, or of the youngest.
+def log_of(
+    deps: Dependencies, environment: Environment, replica: str | None, known: Iterable[str]
+) -> Path:
+    """The log of the named replica, or of the youngest; `known` are the ids of all that there are.
 
     Raises:
-        NotFound: Nothing was printed yet.
+        NotFound: Nothing was printed yet, or there is no such replica, or several have that name.
     """
     folder = deps.paths.environment_logs / environment.name
     logs = oldest_first(folder.glob("*.log"), environment.request_id)
     if replica is not None:
-        logs = [path for path in logs if path.stem == replica or path.stem.startswith(replica)]
+        ids = sorted({*known, *(path.stem for path in logs)})
+        named = replicas_named(replica, ids)
+        if not named:
+            raise NotFound(
+                f"{environment.name} has no replica {replica!r}",
+                f"its replicas are {', '.join(ids)}" if ids else "it has none",
+            )
+        start = len(environment.name) + 1
+        if len({each[start:].partition("-")[0] for each in named}) > 1:
+            raise NotFound(
+                f"{environment.name} has several replicas {replica!r}",
+                f"name one of them: {', '.join(named)}",
+            )
+        logs = [path for path in logs if path.stem in named]
     if not logs:
         raise NotFound(
             f"{environment.name} has no log yet",
             f"its launch has one: openenv logs {environment.request_id}",
         )
     return logs[-1]
+
+
+def replicas_named(text: str, ids: Sequence[str]) -> list[str]:
+    """Return the ids that are the text; else that go on with a hyphen; else that begin with it.
+
+    An id is `NAME-ORDINAL-…`: `s-1` does not name `s-11-…` when there is an `s-1-…`.
+    """
+    return (
+        [each for each in ids if each == text]
+        or [each for each in ids if each.startswith(f"{text}-")]
+        or [each for each in ids if each.startswith(text)]
+    )
 
 
 async def shown_log(deps: Dependencies, environment: Environment, shown: str) -> Path | None:

@@ -393,8 +393,26 @@ def test_the_output_of_a_replica_is_its_environments_log(
     pieces = client.environment_log(name, follow=True)
     assert "never" in next(pieces)
     client.cancel(request["id"])
-    with pytest.raises(ApiRefused, match="has no log yet"):
+    with pytest.raises(ApiRefused, match=f"{name} has no replica 'no-such-replica'") as refused:
         "".join(client.environment_log(name, replica="no-such-replica"))
+    assert f"its replicas are {name}-0-" in str(refused.value.hint)
+
+
+def test_the_log_of_a_replica_is_not_that_of_one_whose_number_begins_alike(
+    client: DaemonClient, paths: Paths, name: str
+) -> None:
+    launched = run(client, "launch", {"source": "echo", "name": name})
+    launch_id = launched["id"]
+    folder = paths.environment_logs / name
+    for ordinal in (1, 11, 20, 21):  # the last is the newest
+        (folder / f"{name}-{ordinal}-{launch_id}.log").write_text(f"replica {ordinal}\n")
+    for replica, ordinal in [("1", 1), ("11", 11), (f"1-{launch_id[:4]}", 1), ("20", 20)]:
+        found = "".join(client.environment_log(name, replica=f"{name}-{replica}"))
+        assert found == f"replica {ordinal}\n"
+    with pytest.raises(ApiRefused, match="has several replicas") as refused:
+        "".join(client.environment_log(name, replica=f"{name}-2"))
+    both = ", ".join(f"{name}-{ordinal}-{launch_id}" for ordinal in (20, 21))
+    assert refused.value.hint == f"name one of them: {both}"
 
 
 def test_a_log_that_is_followed_goes_on_after_an_update_and_ends_when_it_is_down(
