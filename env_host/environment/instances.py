@@ -156,7 +156,7 @@ class Factory:
         self._stalls = 0
         self.place = Place.THREAD
         self.failure: str | None = None  # of the last creation; empty when it succeeded
-        self._logged: set[tuple[type[BaseException], int]] = set()  # causes of failures
+        self._logged: set[tuple[type[BaseException], tuple[str, int]]] = set()  # causes of failures
 
     def create_on_loop(self) -> Any:
         """Create an environment here and now; None if it has to be created on a thread."""
@@ -210,12 +210,12 @@ class Factory:
         self.place = Place.THREAD
 
 
-def _last_line(exc: BaseException) -> int:
-    """The line where it was raised."""
+def _last_line(exc: BaseException) -> tuple[str, int]:
+    """The file and the line where it was raised."""
     where = exc.__traceback__
     while where is not None and where.tb_next is not None:
         where = where.tb_next
-    return 0 if where is None else where.tb_lineno
+    return ("", 0) if where is None else (where.tb_frame.f_code.co_filename, where.tb_lineno)
 
 
 def _find_signature(env: Any) -> CallSignature:

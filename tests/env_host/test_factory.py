@@ -94,6 +94,16 @@ def test_the_traceback_of_each_cause_of_a_failure_is_logged_once(
     assert "in function" in tracebacks[0]
 
 
+def test_the_same_line_of_another_file_is_another_cause(caplog: pytest.LogCaptureFixture) -> None:
+    code = [compile("raise OSError('no display')", name, "exec") for name in ("one.py", "two.py")]
+    files = iter([code[0], code[1], code[0]])
+    factory = Factory(lambda: exec(next(files)), may_use_loop=True)
+    for _ in range(3):
+        with pytest.raises(OSError, match="no display"):
+            factory.create()
+    assert len(caplog.records) == 2
+
+
 def test_a_message_that_differs_each_time_is_one_cause(caplog: pytest.LogCaptureFixture) -> None:
     numbers = iter(range(3))
 
