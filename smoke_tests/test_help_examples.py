@@ -52,6 +52,7 @@ def helped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
             machine.environ.pop(name, None)
         make_folder(folder_of(machine))
         yield machine
+        machine.ok("down", "--all")  # also where the last example has stopped the daemon
 
 
 def folder_of(machine: Machine) -> Path:

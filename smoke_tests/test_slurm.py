@@ -6,8 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
-import shutil
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -23,7 +21,7 @@ from openenvd.environments.engines.slurm import SlurmEngine
 from openenvd.environments.engines.slurm_files import JobReport, write_job
 
 from . import slurm_engine as slurm_clusters
-from .conftest import REPOSITORY, Machine, eventually
+from .conftest import Machine, eventually
 from .pages import name_of, pages_that_need, run_blocks
 from .slurm_engine import SlurmCluster
 from .test_docker import launched, say_hello
@@ -82,25 +80,6 @@ def test_upstreams_client_has_a_session_in_a_job_which_goes_with_its_environment
     assert len(cluster.jobs()) == 1
     machine.ok("down", "echo")
     assert cluster.jobs() == []
-
-
-def test_the_lines_of_the_page_run_as_they_are_written(
-    slurm_machine: Machine, cluster: SlurmCluster
-) -> None:
-    """From `docs/clusters.md`, those that install openenvd left out."""
-    page = (REPOSITORY / "docs" / "clusters.md").read_text()
-    block = page.partition("## Slurm")[2].partition("```bash\n")[2].partition("```")[0]
-    lines = [line.partition("#")[0].strip() for line in block.splitlines()]
-    commands = [shlex.split(line)[1:] for line in lines if line.startswith("openenv ")]
-    assert [words[0] for words in commands] == ["check", "launch", "status", "rollout", "down"]
-    folder = slurm_machine.home.parent / "my_env"
-    shutil.copytree(REPOSITORY / "envs" / "echo", folder)
-    manifest = folder / "openenv.yaml"
-    manifest.write_text(manifest.read_text().replace("name: echo", "name: my_env"))
-    for words in commands:
-        slurm_machine.ok(*words)
-    assert cluster.jobs() == []
-    assert (folder.parent / "rollouts").is_dir()
 
 
 def test_two_jobs_are_one_environment_at_the_gateway(
