@@ -107,7 +107,9 @@ class ServeOptions:
         None, "A process for each session; by default where the class needs it."
     )
     session_memory_mb: int | None = option(
-        None, "Memory limit of one isolated session: 64M.", least=LEAST_SESSION_MEMORY_MB
+        None,
+        "Memory limit of each session, which has a process of its own: 64M.",
+        least=LEAST_SESSION_MEMORY_MB,
     )
     admission_timeout_seconds: float = option(
         5.0, "How long a client waits for a session when all are taken.", least=0
@@ -147,6 +149,12 @@ class ServeOptions:
         "reach the environment.",
         metavar="auto|TOKEN|@FILE",
     )
+
+    @property
+    def wants_isolation(self) -> bool | None:
+        """Whether each session is to have a process; None: as the class needs it."""
+        # A limit is of a process: without one for each session it would limit nothing.
+        return True if self.session_memory_mb is not None else self.isolate
 
     @property
     def session_memory_bytes(self) -> int | None:

@@ -169,7 +169,7 @@ class LaunchOptions(ServeOptions):
             raise ValueError(
                 "port: with a gateway, the port is the gateway's (--gateway-port of up)"
             )
-        if self.serve_as_is and (self.isolate or self.shards is not None):
+        if self.serve_as_is and (self.wants_isolation or self.shards is not None):
             raise ValueError("serve_as_is runs the project's own server: one process, no shards")
         self._check_engine()
         for package in self.with_packages:

@@ -46,7 +46,7 @@ class LaunchOptions(DrainOptions, total=False):
     """A process for each session; by default where the class needs it."""
 
     session_memory_mb: int | None
-    """Memory limit of one isolated session. In MB (2**20 bytes)."""
+    """Memory limit of each session, which has a process of its own. In MB (2**20 bytes)."""
 
     admission_timeout_seconds: float
     """How long a client waits for a session when all are taken. In seconds [5.0]."""

@@ -84,7 +84,7 @@ def plan_of(
     """
     asked = config.max_sessions
     isolates = not is_concurrent and asked != 1 and not (has_own_hooks and asked is None)
-    if config.isolate if config.isolate is not None else isolates:
+    if isolates if config.wants_isolation is None else config.wants_isolation:
         most = asked or _isolated_sessions(config, machine)
         # One front is enough: it only reads heads, and answers HTTP.
         return ServingPlan(1, most, isolates=True, exclusive=not is_concurrent, keeps_one=True)

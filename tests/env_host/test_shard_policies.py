@@ -118,6 +118,12 @@ def test_there_are_as_many_shards_as_cores_but_not_more_than_sessions() -> None:
     assert plan(shards=2, max_sessions=400).shards == 2
 
 
+@pytest.mark.parametrize("has_own_hooks", [False, True])
+def test_a_limit_for_each_session_gives_each_a_process(has_own_hooks: bool) -> None:
+    assert plan(session_memory_mb=64, has_own_hooks=has_own_hooks).isolates
+    assert plan(session_memory_mb=64, max_sessions=1, is_concurrent=False).isolates
+
+
 def test_one_process_that_stays_serves_what_start_up_hooks_were_made_for() -> None:
     hooked = plan(has_own_hooks=True)
     assert (hooked.shards, hooked.keeps_one) == (1, True)

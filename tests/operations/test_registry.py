@@ -79,6 +79,7 @@ print(*(set({heavy!r}.split()) & set(sys.modules)))
         ({"source": "echo", "admission_timeout_seconds": -1}, ["admission_timeout_seconds"]),
         ({"source": "echo", "session_memory_mb": 64, "isolate": False}, ["isolate is false"]),
         ({"source": "echo", "shards": 2, "serve_as_is": True}, ["no shards"]),
+        ({"source": "echo", "session_memory_mb": 64, "serve_as_is": True}, ["one process"]),
         ({"source": "echo", "cpus": 2, "sandbox": True}, ["cpus, sandbox: for engines alone"]),
         ({"source": "docker://echo", "engine_options": ["x"]}, ["not written NAME=VALUE"]),
         ({"source": "echo", "token": "short"}, ["token", "16 to 256"]),
