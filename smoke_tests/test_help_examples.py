@@ -76,7 +76,10 @@ def make_ready(machine: Machine, words: list[str]) -> None:
             machine.ok("launch", "./my_env", *each, cwd=folder)
         return
     wanted = {*words} & {"echo", "benchmark", "my_env"} if command != "launch" else set()
-    if wanted:
+    if "--launch" in words:  # it is to launch what does not run
+        for name in wanted & {each["name"] for each in machine.status()["environments"]}:
+            machine.ok("down", name)
+    elif wanted:
         for name in wanted - {each["name"] for each in machine.status()["environments"]}:
             machine.ok("launch", "./my_env" if name == "my_env" else name, cwd=folder)
     if "--replica" in words:

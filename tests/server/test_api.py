@@ -405,7 +405,9 @@ def test_the_log_of_a_replica_is_not_that_of_one_whose_number_begins_alike(
     launch_id = launched["id"]
     folder = paths.environment_logs / name
     for ordinal in (1, 11, 20, 21):  # the last is the newest
-        (folder / f"{name}-{ordinal}-{launch_id}.log").write_text(f"replica {ordinal}\n")
+        log = folder / f"{name}-{ordinal}-{launch_id}.log"
+        log.touch(mode=0o600)  # as all files of a home
+        log.write_text(f"replica {ordinal}\n")
     for replica, ordinal in [("1", 1), ("11", 11), (f"1-{launch_id[:4]}", 1), ("20", 20)]:
         found = "".join(client.environment_log(name, replica=f"{name}-{replica}"))
         assert found == f"replica {ordinal}\n"
