@@ -182,10 +182,7 @@ def _check_range(payload: ScalePayload, spec: dict[str, Any]) -> None:
             "launch it with another --min or --max",
         )
     if most is None and payload.replicas > 1 and sleep_seconds_of(spec) is not None:
-        raise InvalidSpec(
-            f"{payload.name} sleeps when nobody uses it, and of several replicas none would",
-            f"launch it with --max {payload.replicas}, so that it scales itself down to one",
-        )
+        base.say(f"{payload.name} does not sleep while it has several replicas")
 
 
 class _Replicas:

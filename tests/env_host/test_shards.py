@@ -79,7 +79,9 @@ def test_shards_that_are_not_needed_are_stopped_but_for_the_last(start: StartHos
     until_shards(host, 1)
     with host.open() as one, host.open() as two:
         assert {client.ask("reset")["type"] for client in (one, two)} == {"observation"}
-        until_shards(host, 2)
+        # Three where one was slow to take its session: it went to the next, which is in use.
+        assert 2 <= len(shards(host)) <= 3
+    until_shards(host, 1)
     assert host.log.read_text() == ""
 
 

@@ -438,14 +438,16 @@ def test_what_scales_itself_has_a_share_of_the_most_and_stays_in_its_range(
         run("scale", name="echo", replicas=1)
 
 
-def test_what_sleeps_keeps_one_replica(
-    run: Run, layout: Layout, launch: Callable[..., str]
+def test_what_sleeps_is_said_to_stay_awake_with_several_replicas(
+    run: Run, layout: Layout, launch: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     launch(idle_timeout_seconds=60.0)
-    with pytest.raises(InvalidSpec, match="echo sleeps when nobody uses it, and of several") as e:
-        run("scale", name="echo", replicas=3)
-    assert e.value.hint == "launch it with --max 3, so that it scales itself down to one"
-    assert len(replicas(layout)) == 1
+    words = "echo does not sleep while it has several replicas"
+    run("scale", name="echo", replicas=2)
+    assert words in capsys.readouterr().out
+    assert len(replicas(layout)) == 2
+    run("scale", name="echo", replicas=1)
+    assert words not in capsys.readouterr().out
 
 
 def test_what_does_not_run_cannot_be_changed(run: Run) -> None:
