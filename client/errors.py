@@ -82,9 +82,10 @@ class RequestFailed(ClientError):
 class SessionError(ClientError):
     """A session could not be opened, was lost, or refused a message.
 
-    `code` is OpenEnv's, of a message that was refused; otherwise None.
+    `code` is OpenEnv's, of a message that was refused; otherwise None. A session that has ended
+    repeats the error that says why.
     """
 
-    def __init__(self, message: str, code: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, code: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint)
         self.code = code

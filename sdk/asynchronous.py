@@ -208,7 +208,8 @@ class AsyncEnvironment:
     @asynccontextmanager
     async def connect(self) -> AsyncIterator[AnyAsyncSession]:
         """Open a session: of OpenEnv's `GenericEnvClient` where that is installed, or ours."""
-        async with asynchronous_session(await self.base_url()) as session:
+        hint = self._environment.lost_hint
+        async with asynchronous_session(await self.base_url(), hint) as session:
             yield session
 
     async def scale(

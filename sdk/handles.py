@@ -184,6 +184,11 @@ class Environment:
         found: list[Json] = self.data["replicas"]
         return found
 
+    @property
+    def lost_hint(self) -> str:
+        """What to do when a session of it is lost."""
+        return f"openenv status {self.name} tells what happened"
+
     def base_url(self) -> str:
         """Ask for what clients connect to: the address, with the token if it wants one.
 
@@ -202,7 +207,7 @@ class Environment:
 
     def connect(self) -> AbstractContextManager[AnySession]:
         """Return a session to enter: of OpenEnv's `GenericEnvClient`, or ours without that."""
-        return synchronous_session(self.base_url())
+        return synchronous_session(self.base_url(), self.lost_hint)
 
     def scale(self, replicas: int, **options: Unpack[DrainOptions]) -> Request[Environment]:
         """Give it so many replicas, at the same address, without ending a session."""

@@ -9,7 +9,8 @@ is not, they are these: the same methods and the same results, and nothing beyon
     {"type": "state"}                  {"type": "state", "data": {…}}
     any of them                        {"type": "error", "data": {message, code}}: `SessionError`
 
-A session is opened by `with`. Proxies are passed by, as OpenEnv's client does.
+A session is opened by `with`. Proxies are passed by, as OpenEnv's client does. A session that has
+ended repeats why with every further call.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from ..client.errors import SessionError
 from ..env_host.protocol import MAX_MESSAGE_BYTES
 from ..rollouts.errors import NoEnvironment
+from ..rollouts.sessions.answers import error_text
 from ..rollouts.sessions.session import session_url
 from ..system.access_tokens import without_token
 
@@ -100,27 +102,64 @@ class AnyAsyncSession(Protocol):
         """End the session."""
 
 
-class _Settings:
-    """What both kinds of sessions are made with."""
+class _Common:
+    """What both kinds of sessions are made with, and how they fail."""
+
+    _last_error: SessionError | None = None  # of the last answer, if that was an error
+    _end: SessionError | None = None  # why the session has ended
 
     def __init__(
         self,
         base_url: str,
         connect_timeout: float = CONNECT_SECONDS,
         answer_timeout: float = ANSWER_SECONDS,
+        lost_hint: str | None = None,
     ) -> None:
         self._base_url = base_url
         self._connect_timeout = connect_timeout
         self._answer_timeout = answer_timeout
+        self._lost_hint = lost_hint
+
+    def _answer(self, text: str | bytes) -> Json:
+        """Return what an answer carries; raise what it says of an error."""
+        answer = json.loads(text)
+        data: Json = answer.get("data") or {}
+        self._last_error = None
+        if answer.get("type") == "error":
+            told = error_text(data.get("message"), data.get("errors"))
+            self._last_error = SessionError(told, data.get("code"))
+            raise self._last_error
+        return data
+
+    def _silent(self, kind: str) -> SessionError:
+        """Return the error of an answer that did not come, after which the session is closed."""
+        told = f"the {kind} was not answered within {self._answer_timeout:g} s"
+        self._end = SessionError(f"{told}; the session was closed")
+        return self._end
+
+    def _lost(self, exc: ConnectionClosed) -> SessionError:
+        """Return why the session has ended: a new error each time, with the same words.
+
+        A server that refuses or ends a session says why in an error frame, and closes it then.
+        """
+        if self._end is None:
+            why = exc.rcvd.reason if exc.rcvd is not None else "the connection was lost"
+            if exc.rcvd_then_sent and not why and self._last_error is not None:
+                self._end = self._last_error
+            else:
+                told = f"the session has ended: {why or 'closed by the server'}"
+                self._end = SessionError(told, hint=self._lost_hint)
+        return SessionError(self._end.message, self._end.code, self._end.hint)
 
 
-class Session(_Settings):
+class Session(_Common):
     """A session for synchronous code, open inside of `with`.
 
     Args:
         base_url: The environment's address, with its token if it wants one.
         connect_timeout: Seconds until it must be open.
         answer_timeout: Seconds until each answer must be there.
+        lost_hint: What to do when the session is lost.
     """
 
     _socket: websockets.sync.client.ClientConnection | None = None
@@ -163,15 +202,15 @@ class Session(_Settings):
         try:
             with suppress(ConnectionClosed):  # why may have been said before
                 self._socket.send(_message(kind, data))
-            return _answer(self._socket.recv(self._answer_timeout))
+            return self._answer(self._socket.recv(self._answer_timeout))
         except TimeoutError as exc:
             self.close()  # a late answer would be taken for the next one's
-            raise _silent(kind, self._answer_timeout) from exc
+            raise self._silent(kind) from exc
         except ConnectionClosed as exc:
-            raise _lost(exc) from exc
+            raise self._lost(exc) from exc
 
 
-class AsyncSession(_Settings):
+class AsyncSession(_Common):
     """A session for asyncio, open inside of `async with`; the arguments are those of `Session`."""
 
     _socket: websockets.asyncio.client.ClientConnection | None = None
@@ -217,28 +256,30 @@ class AsyncSession(_Settings):
             with suppress(ConnectionClosed):  # why may have been said before
                 await self._socket.send(_message(kind, data))
             async with asyncio.timeout(self._answer_timeout):
-                return _answer(await self._socket.recv())
+                return self._answer(await self._socket.recv())
         except TimeoutError as exc:
             await self.close()  # a late answer would be taken for the next one's
-            raise _silent(kind, self._answer_timeout) from exc
+            raise self._silent(kind) from exc
         except ConnectionClosed as exc:
-            raise _lost(exc) from exc
+            raise self._lost(exc) from exc
 
 
-def synchronous_session(base_url: str) -> AbstractContextManager[AnySession]:
+def synchronous_session(base_url: str, lost_hint: str) -> AbstractContextManager[AnySession]:
     """Return a session to enter: of OpenEnv's `GenericEnvClient`, or ours without that."""
     if (upstream := _upstream()) is None:
-        return Session(base_url)
+        return Session(base_url, lost_hint=lost_hint)
     session: AbstractContextManager[AnySession] = upstream(
         base_url=base_url, connect_timeout_s=CONNECT_SECONDS
     ).sync()
     return session
 
 
-def asynchronous_session(base_url: str) -> AbstractAsyncContextManager[AnyAsyncSession]:
+def asynchronous_session(
+    base_url: str, lost_hint: str
+) -> AbstractAsyncContextManager[AnyAsyncSession]:
     """Return the same for asyncio."""
     if (upstream := _upstream()) is None:
-        return AsyncSession(base_url)
+        return AsyncSession(base_url, lost_hint=lost_hint)
     session: AbstractAsyncContextManager[AnyAsyncSession] = upstream(
         base_url=base_url, connect_timeout_s=CONNECT_SECONDS
     )
@@ -256,14 +297,6 @@ def _message(kind: str, data: Mapping[str, Any] | None) -> str:
     return json.dumps({"type": kind} if data is None else {"type": kind, "data": data})
 
 
-def _answer(text: str | bytes) -> Json:
-    answer = json.loads(text)
-    data: Json = answer.get("data") or {}
-    if answer.get("type") == "error":
-        raise SessionError(str(data.get("message")), data.get("code"))
-    return data
-
-
 def _result(data: Json) -> StepResult:
     return StepResult(data.get("observation") or {}, data.get("reward"), bool(data.get("done")))
 
@@ -278,12 +311,3 @@ def _refuse(base_url: str, exc: Exception) -> NoReturn:
 
 def _not_open() -> SessionError:
     return SessionError("the session is not open: with env.connect() as session: …")
-
-
-def _silent(kind: str, seconds: float) -> SessionError:
-    return SessionError(f"the {kind} was not answered within {seconds:g} s; the session was closed")
-
-
-def _lost(exc: ConnectionClosed) -> SessionError:
-    why = exc.rcvd.reason if exc.rcvd is not None else "the connection was lost"
-    return SessionError(f"the session has ended: {why or 'closed by the server'}")

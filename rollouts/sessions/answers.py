@@ -109,8 +109,12 @@ def _taken_apart(text: BytesLike) -> Answer:
     )
 
 
+def error_text(message: Any, errors: Any) -> str:
+    """What an error frame says: its message, and the fields that are wrong."""
+    told = str(message or "the server gave no reason")
+    return f"{told}: {orjson.dumps(errors).decode()}" if errors else told
+
+
 def _failure(code: Any, message: Any, errors: Any) -> EpisodeFailed:
     known = _REASONS.get(code) if isinstance(code, str) else None
-    reason = known or FailureReason.ENVIRONMENT_ERROR
-    told = str(message or "the server gave no reason")
-    return EpisodeFailed(reason, f"{told}: {orjson.dumps(errors).decode()}" if errors else told)
+    return EpisodeFailed(known or FailureReason.ENVIRONMENT_ERROR, error_text(message, errors))

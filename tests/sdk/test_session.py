@@ -45,7 +45,8 @@ def refusing_server() -> Iterator[str]:
     """End every session with an error that nobody has asked for."""
 
     def handle(socket: ServerConnection) -> None:
-        socket.send(json.dumps({"type": "error", "data": {"message": "no licence"}}))
+        error = {"message": "no licence", "code": "CAPACITY_REACHED"}
+        socket.send(json.dumps({"type": "error", "data": error}))
 
     with serve(handle, "127.0.0.1", 0) as running:
         thread = Thread(target=running.serve_forever)
@@ -75,10 +76,30 @@ def test_an_error_is_raised_with_its_code() -> None:
         assert session.step({}).done  # the session goes on
 
 
-def test_a_lost_session_says_why() -> None:
-    lost = pytest.raises(SessionError, match="the shard was lost")
-    with server(None) as address, Session(address) as session, lost:
-        session.reset()
+def test_an_error_names_the_fields_that_are_wrong() -> None:
+    data = {"message": "Invalid message", "errors": [{"loc": ["mesage"], "msg": "unknown field"}]}
+    error = json.dumps({"type": "error", "data": data})
+    wrong = pytest.raises(SessionError, match=r"Invalid message.*mesage.*unknown field")
+    with server(error) as address, Session(address) as session, wrong:
+        session.step({"mesage": "x"})
+
+
+def test_a_lost_session_says_why_with_each_call() -> None:
+    with server(None) as address, Session(address, lost_hint="look there") as session:
+        for _ in range(2):
+            with pytest.raises(SessionError, match="the shard was lost") as caught:
+                session.reset()
+            assert caught.value.hint == "look there"
+
+
+def test_a_closed_session_does_not_repeat_the_error_of_its_last_step() -> None:
+    error = json.dumps({"type": "error", "data": {"message": "no such move"}})
+    with server(error) as address, Session(address) as session:
+        with pytest.raises(SessionError, match="no such move"):
+            session.step({})
+        session.close()
+        with pytest.raises(SessionError, match="has ended"):
+            session.step({})
 
 
 async def test_the_same_for_asyncio() -> None:
@@ -93,9 +114,10 @@ def test_a_session_that_ended_before_the_call_says_why() -> None:
     with refusing_server() as address, Session(address) as session:
         assert session._socket is not None
         session._socket.recv_events_thread.join()  # the close has arrived
-        for why in ("no licence", "closed by the server"):
-            with pytest.raises(SessionError, match=why):
+        for _ in range(3):  # each call says it
+            with pytest.raises(SessionError, match="no licence") as caught:
                 session.reset()
+            assert caught.value.code == "CAPACITY_REACHED"
 
 
 async def test_the_same_of_a_session_for_asyncio() -> None:
@@ -103,9 +125,10 @@ async def test_the_same_of_a_session_for_asyncio() -> None:
         async with AsyncSession(address) as session:
             assert session._socket is not None
             await session._socket.wait_closed()
-            for why in ("no licence", "closed by the server"):
-                with pytest.raises(SessionError, match=why):
+            for _ in range(3):
+                with pytest.raises(SessionError, match="no licence") as caught:
                     await session.reset()
+                assert caught.value.code == "CAPACITY_REACHED"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +175,7 @@ def test_an_answer_that_does_not_come_closes_the_session() -> None:
     with server() as address, Session(address, answer_timeout=0.2) as session:
         with pytest.raises(SessionError, match=r"not answered within 0\.2 s"):
             session.reset()
-        with pytest.raises(SessionError, match="has ended"):
+        with pytest.raises(SessionError, match=r"not answered within 0\.2 s"):
             session.reset()
 
 
