@@ -10,6 +10,8 @@ import os
 import signal
 from typing import NamedTuple
 
+from .units import MB
+
 _SECONDS_PER_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 OWN_SESSION = "/proc/self/autogroup"
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
@@ -155,6 +157,12 @@ def exit_sentence(wait_status: int) -> str:
     if number is None:
         return f"exited with code {code}"
     return f"{'crashed with' if number in _CRASHES else 'was killed by'} {signal_name(number)}"
+
+
+def shared_limit_sentence(limit_bytes: int | None) -> str:
+    """Say that the memory limit was reached by all processes of a replica, not by one alone."""
+    of = "" if limit_bytes is None else f" of {limit_bytes / MB:.0f} MB"
+    return f"the replica's processes had reached their limit{of} together"
 
 
 _fd_limits: list[tuple[int, int]] = []  # of this process, before the first was raised

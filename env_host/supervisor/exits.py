@@ -35,7 +35,9 @@ class ChildExit:
     peak_bytes: int | None
     limit_bytes: int | None  # the cap of isolated sessions
     out_of_memory: str | None  # a sentence, if it was killed for memory
-    kills: str | None = None  # a clause, if the kernel probably killed it for the server's memory
+    kills: str | None = (
+        None  # the end of a sentence, if the kernel probably killed it for the server's memory
+    )
 
     @property
     def is_expected(self) -> bool:
@@ -48,7 +50,7 @@ class ChildExit:
         if self.out_of_memory is not None:
             return self.out_of_memory
         sentence = exit_sentence(self.wait_status)
-        return f"{sentence} {self.kills}" if self.kills else sentence
+        return f"{sentence}{self.kills or ''}"
 
     @property
     def facts(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import time
 from signal import SIGKILL
 
 from ...system.cgroup_tree import TOP, V1, Location, level_number, locate, read_keyed
-from ...system.units import MB
+from ...system.proc import shared_limit_sentence
 
 LOOK_SECONDS = 1.0  # at least, between two looks at the count
 DYING_SECONDS = 10.0  # from the count of a kill until its victim is reaped, as in `server_exit.py`
@@ -41,9 +41,10 @@ class ServerMemory:
             self._count()
 
     def kill_of(self, wait_status: int) -> str | None:
-        """Return a clause for people if this exit may be of one that was killed; one for each kill.
+        """Return the end of a sentence if this exit may be of a process killed for memory.
 
-        Exits but by SIGKILL leave it to the victim's, which may come later.
+        It is returned once for each kill. Exits but by SIGKILL leave it to the victim's, which may
+        come later.
         """
         self._count()
         was_killed = os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == SIGKILL
@@ -52,9 +53,7 @@ class ServerMemory:
         if self._counted <= self._told:
             return None
         self._told += 1
-        limit = self._limit_bytes()
-        of = "" if limit is None else f" of {limit / MB:.0f} MB"
-        return f"when the kernel killed for memory: its server had reached the limit{of}"
+        return f", probably for memory: {shared_limit_sentence(self._limit_bytes())}"
 
     def _count(self) -> None:
         self._looked_at = now = time.monotonic()

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from ...system.proc import signal_name
+from ...system.proc import shared_limit_sentence, signal_name
 from ...system.units import MB
 
 
@@ -98,8 +98,13 @@ class ExitReason:
         """`SIGKILL` rather than -9; None when no signal ended it."""
         return None if self.signal_number is None else signal_name(self.signal_number)
 
-    def sentence(self) -> str:
-        """One clause for people, to stand after a subject: `was killed by SIGSEGV`."""
+    def sentence(self, *, shares_limit: bool = False) -> str:
+        """One clause for people, to stand after a subject: `was killed by SIGSEGV`.
+
+        Args:
+            shares_limit: Whether `limit_bytes` is the limit of all processes of a replica together,
+                of which this was one: it may have been reached with less in this one.
+        """
         match self.kind:
             case ExitKind.EXITED if self.evidence is not None and not self.pid:
                 return self.evidence  # a shim's: there never was a process
@@ -110,7 +115,7 @@ class ExitReason:
             case ExitKind.STOPPED:
                 return "was stopped"
             case ExitKind.OOM_KILLED:
-                return self._oom_sentence()
+                return self._oom_sentence(shares_limit=shares_limit)
             case ExitKind.TIMED_OUT if self.detector is Detector.ENGINE:
                 return f"was stopped at its time-out: {self.evidence}"
             case ExitKind.TIMED_OUT:
@@ -120,7 +125,7 @@ class ExitReason:
             case ExitKind.LOST:
                 return "disappeared while it was not watched"
 
-    def _oom_sentence(self) -> str:
+    def _oom_sentence(self, *, shares_limit: bool) -> str:
         if self.detector is Detector.MEMORY_ERROR:
             return "ran out of memory (MemoryError)"
         counted = self.detector in (Detector.CGROUP, Detector.ENGINE)
@@ -128,7 +133,7 @@ class ExitReason:
             text = "ran out of memory"
             if self.exit_code is not None:
                 text = f"exited with code {self.exit_code} after running out of memory"
-            return self._with_limit(text)
+            return self._with_limit(text, shares_limit=shares_limit)
         text = _KILLED_BY.get(self.detector, "was killed for using too much memory")
         if self.certainty is Certainty.PROBABLE:
             text = "was probably killed for using too much memory"
@@ -136,10 +141,12 @@ class ExitReason:
             text += f" at {self.peak_bytes / MB:.0f} MB"
         elif self.detector in _KILLED_BY:
             text += " for using too much memory"
-        return self._with_limit(text)
+        return self._with_limit(text, shares_limit=shares_limit)
 
-    def _with_limit(self, text: str) -> str:
-        if self.limit_bytes is not None:
+    def _with_limit(self, text: str, *, shares_limit: bool) -> str:
+        if self.limit_bytes is not None and shares_limit:
+            text += f": {shared_limit_sentence(self.limit_bytes)}"
+        elif self.limit_bytes is not None:
             text += f"; its limit was {self.limit_bytes / MB:.0f} MB"
         return f"{text} ({self.evidence})" if self.evidence else text
 

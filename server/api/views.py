@@ -264,7 +264,8 @@ def _shard_exit_message(last: Json) -> str:
         what = "an isolated session"
     how = "exited"
     if last.get("reason"):
-        how = ExitReason.from_json(last["reason"]).sentence()
+        reason, has_own_limit = ExitReason.from_json(last["reason"]), is_over_session_limit(last)
+        how = reason.sentence(shares_limit=not has_own_limit)
     lost = last.get("sessions", 0)
     sessions = "1 session" if lost == 1 else f"{lost} sessions"
     cost = "" if last.get("isolated") else f"; {sessions} ended with it, and it was replaced"

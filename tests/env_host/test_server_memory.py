@@ -12,7 +12,7 @@ from openenvd.env_host.supervisor.server_memory import DYING_SECONDS, LOOK_SECON
 from openenvd.system.cgroup_tree import V2, Location
 
 EXITED, SIGKILLED = 1 << 8, 9  # wait statuses
-TOLD = "when the kernel killed for memory: its server had reached the limit of 300 MB"
+TOLD = ", probably for memory: the replica's processes had reached their limit of 300 MB together"
 
 
 @pytest.fixture

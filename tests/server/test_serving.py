@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.processes.exits.exit_reason import ExitKind, ExitReason
+from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db.records import Environment
 from openenvd.requests_db.states import EnvironmentState
 from openenvd.server.api.views import serving_view, sessions_fail, shard_exit_view
@@ -94,6 +94,32 @@ def test_the_exit_of_a_shard_that_was_killed_for_memory_has_a_command_for_more()
     view = shard_exit_view({"last_shard_exit": told}, environment)
     assert view is not None
     assert view["hint"] == "openenv retry a0 --memory 600M"
+
+
+def test_the_exit_of_a_shard_says_that_its_replica_had_reached_the_limit() -> None:
+    reason = ExitReason(
+        ExitKind.OOM_KILLED,
+        pid=7,
+        signal_number=9,
+        detector=Detector.CGROUP,
+        peak_bytes=160 * MB,
+        limit_bytes=300 * MB,
+    )
+    told = {"shard": 0, "pid": 7, "sessions": 1, "at": 5.0, "reason": reason.to_json()}
+    view = shard_exit_view({"last_shard_exit": told})
+    assert view is not None
+    assert view["message"] == (
+        "shard 0 (pid 7) was killed by the kernel at 160 MB: the replica's processes had reached "
+        "their limit of 300 MB together; 1 session ended with it, and it was replaced"
+    )
+
+
+def test_the_exit_of_an_isolated_session_names_the_limit_of_its_own() -> None:
+    reason = ExitReason(ExitKind.OOM_KILLED, pid=7, limit_bytes=30 * MB).to_json()
+    over = {"isolated": True, "out_of_memory": "was killed for memory"}
+    view = shard_exit_view({"last_shard_exit": {"pid": 7, "sessions": 1, "reason": reason, **over}})
+    assert view is not None
+    assert view["message"].endswith("; its limit was 30 MB")
 
 
 def test_the_exit_of_an_isolated_session_is_named_as_such() -> None:
