@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,6 +147,17 @@ FETCHED = """
   .filter(each => each.name.includes("/dashboard/") && !each.name.includes("/v1/"))
   .filter(each => each.transferSize > 0).map(each => each.name)
 """
+
+
+def test_the_lines_to_connect_run_where_openenvd_is_installed(
+    dashboard: Dashboard, launched: str
+) -> None:
+    page = dashboard.show(f"/environment/{launched}")
+    shown = page.get_by_label("Address").locator("pre")
+    shown.nth(1).filter(has_text="from openenv import GenericEnvClient").wait_for()
+    words = [sys.executable, "-c", shown.first.inner_text()]
+    ran = subprocess.run(words, env=dashboard.machine.environ, capture_output=True, text=True)
+    assert "StepResult(" in ran.stdout, ran.stderr
 
 
 def test_an_environment_is_scaled(dashboard: Dashboard, launched: str) -> None:

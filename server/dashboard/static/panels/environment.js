@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// One environment: figures, address and snippet, replicas, generations, its log, and what can be done.
+// One environment: figures, address and snippets, replicas, generations, its log, and what can be done.
 
 import { environmentActions } from "../actions.js";
 import { age, copyButton, h, keyed, lag, number, size, state, table, text } from "../dom.js";
 import { IS_OVER, addressOf } from "./environments.js";
 import { logView } from "./request.js";
 
-const snippet = (url) => `from openenv import GenericEnvClient\nwith GenericEnvClient(base_url="${url}").sync() as env:\n    print(env.reset())`;
+const snippet = (name) => `from openenvd import Client\nwith Client().environment("${name}").connect() as env:\n    print(env.reset())`;
+const upstreamSnippet = (url) => `from openenv import GenericEnvClient\nwith GenericEnvClient(base_url="${url}").sync() as env:\n    print(env.reset())`;
 
 const REPLICA = [["Replica"], ["State"], ["Sessions", "number"], ["Steps/s", "number p2"], ["Restarts", "number p2"], ["Lag p99", "number p2"], ["Memory", "number"], ["Pid", "number p2"]];
 
@@ -56,10 +57,12 @@ export default {
     let now = null;
     const buttons = Object.entries({ Scale: environmentActions.scale, Restart: environmentActions.restart, "Roll back": environmentActions.rollback, "Take down": environmentActions.down })
       .map(([title, act]) => h("button", { type: "button", class: title === "Take down" ? "danger" : null, onclick: () => now && act(app, now) }, title));
-    const code = h("pre", {}, "");
+    const upstreamCode = h("pre", {}, "");
     const address = h("section", { "aria-label": "Address" }, h("h3", {}, "Connect"),
       h("p", {}, h("code", { class: "address" }), " ", copyButton(app, "address", () => addressOf(app, name))),
-      code, copyButton(app, "snippet", async () => snippet(await addressOf(app, name))));
+      h("pre", {}, snippet(name)), copyButton(app, "snippet", () => snippet(name)),
+      h("p", {}, "Or with OpenEnv's own client, of the package ", h("code", {}, "openenv"), ":"),
+      upstreamCode, copyButton(app, "snippet of OpenEnv's client", async () => upstreamSnippet(await addressOf(app, name))));
     const replicas = table(`Replicas of ${name}`, REPLICA);
     Object.assign(replicas.element, { tabIndex: 0, role: "region", ariaLabel: "Replicas" }); // it has no link: else no key scrolls it
     const generations = table(`Generations of ${name}`, [["Generation"], ["State"], ["Age", "number"], ["Launch"], ["Why", "p2"], ["Action"]]);
@@ -101,7 +104,7 @@ export default {
         for (const each of buttons) each.disabled = each.textContent === "Roll back" ? environment.generation < 2 : isOver;
         address.hidden = !environment.address || isOver;
         text(address.querySelector(".address"), environment.address);
-        text(code, snippet(environment.address));
+        text(upstreamCode, upstreamSnippet(environment.address));
         const own = [...app.store.all("replicas").values()].filter((each) => each.environment === name).sort((a, b) => a.ordinal - b.ordinal || a.id.localeCompare(b.id));
         const rows = own.flatMap((replica) => (whatHappened(replica) ? [replica, { id: `${replica.id} message`, replica }] : [replica]));
         keyed(replicas.body, rows, ({ id }) => id, (item) => (item.replica ? messageRow() : replicaRow(item)));
