@@ -31,6 +31,7 @@ INTERNAL_ERROR_CLOSE = 1011
 TRY_AGAIN_LATER_CLOSE = 1013
 
 MAX_CONTROL_BYTES = 125
+_CUT = "…".encode()  # of a close reason that does not fit
 KEY_BYTES = 4
 NO_KEY = b"\0\0\0\0"  # a mask that leaves the payload as it is
 
@@ -90,8 +91,11 @@ def unmasked_client_frame(payload: bytes, opcode: int = TEXT) -> bytes:
 
 
 def close_payload(code: int, reason: str = "") -> bytes:
-    """Make the payload of a close frame; the reason is cut to what fits."""
-    text = reason.encode()[: MAX_CONTROL_BYTES - 2].decode(errors="ignore").encode()
+    """Make the payload of a close frame; the reason is cut to whole words that fit, and `…`."""
+    text, room = reason.encode(), MAX_CONTROL_BYTES - 2
+    if len(text) > room:
+        kept = text[: room - len(_CUT)].decode(errors="ignore")
+        text = (kept.rpartition(" ")[0] or kept).encode() + _CUT
     return code.to_bytes(2, "big") + text
 
 

@@ -3,16 +3,20 @@
 
 a check raises SessionFailed     a finding of it, with how the server's process exited, if it did
 a process exited, unnoticed      a finding of the check that ran
+a process was killed for memory  that alone: what the check has measured is of no use
 the next check                   runs anyway: the shim has started the server again
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
+from ...processes.exits.exit_reason import ExitReason
+from ...system.units import MB
 from . import blocking, determinism, leaks, memory, protocol
 from .report import CheckResult, Finding, Outcome
 from .session import SessionFailed
@@ -70,17 +74,30 @@ async def _run_one(check: Check, subject: Subject, result: CheckResult) -> None:
             )
         )
     if exits != (now := await _exits_now(subject)):
-        count = sum(now) - sum(exits)
-        result.findings.append(
-            Finding(
-                f"{'a process' if count == 1 else f'{count} processes'} of the server exited: "
-                f"{subject.last_exit()}",
-                "all sessions of the process ended with it",
-                "its log has the last lines that it printed; more memory: --memory 2G",
-            )
-        )
+        note_exits(result, sum(now) - sum(exits), subject.last_exit())
         await _wait_until_back(subject)
     result.seconds = time.monotonic() - started
+
+
+def note_exits(result: CheckResult, count: int, last: ExitReason | None) -> None:
+    """Add the finding that so many processes of the server exited during a check.
+
+    When the last was killed for memory, this stands for what the check has measured or not been
+    able to: the figures are of a server that has just started.
+    """
+    who = "a process" if count == 1 else f"{count} processes"
+    how = f"it {last.sentence(shares_limit=True)}" if last else "it is not known how"
+    found, means = f"{who} of the server exited: {how}", "all sessions of the process ended with it"
+    if last is None or not last.is_oom:
+        remedy = "its log has the last lines that it printed"
+        result.findings.append(Finding(found, means, remedy))
+        return
+    had = last.limit_bytes or last.peak_bytes
+    more = "" if had is None else f" {math.ceil(2 * had / MB)}M"
+    remedy = f"more memory: openenv test with --memory{more}, and openenv launch in the same way"
+    result.summary = "it could not be finished: the server was killed for memory"
+    result.findings = [Finding(found, means, remedy)]
+    result.figures = {}
 
 
 async def _exits_now(subject: Subject) -> tuple[int, int]:

@@ -85,11 +85,11 @@ class Subject:
         status = self.status()
         return status.get("restarts") or 0, status.get("shard_exits") or 0
 
-    def last_exit(self) -> str:
-        """Say how the last of them exited."""
+    def last_exit(self) -> ExitReason | None:
+        """Return how the last of them exited; None while that is not known."""
         status = self.status()
         last = (status.get("last_shard_exit") or {}).get("reason") or status.get("last_exit")
-        return f"it {ExitReason.from_json(last).sentence()}" if last else "it is not known how"
+        return ExitReason.from_json(last) if last else None
 
     def capacity(self) -> Json | None:
         """Ask the server for its sessions and tasks; None of a server that is not ours. Blocks."""

@@ -154,7 +154,7 @@ def test_a_close_frame_carries_its_code_and_fits(code: int, reason: str) -> None
     frame = close_frame(code, reason)
     assert len(frame) <= 127
     assert code_of_close(frame[2:]) == code
-    assert reason.encode().startswith(frame[4:])
+    assert reason.startswith(frame[4:].decode().removesuffix("…"))
 
 
 @pytest.mark.parametrize("payload", [b"\x03", b"\x03\xed", b"\x00\x01", b"\x03\xe8\xff"])

@@ -17,6 +17,7 @@ from openenvd.system.websocket import (
     CLOSE,
     TEXT,
     apply_mask,
+    close_payload,
     frame_head,
     parse_head,
     unmasked_client_frame,
@@ -97,3 +98,16 @@ def test_a_handshake_is_asked_for_in_a_form_that_our_server_reads() -> None:
     upgrade = parse_upgrade(upgrade_request("localhost", "/ws?session_id=x"))
     assert upgrade is not None
     assert (upgrade.path, upgrade.parameter("session_id")) == ("/ws", "x")
+
+
+@pytest.mark.parametrize(
+    ("reason", "kept"),
+    [
+        ("a" * 123, "a" * 123),
+        ("word " * 30, "word " * 23 + "word…"),
+        ("é" * 100, "é" * 60 + "…"),
+    ],
+)
+def test_a_close_reason_is_cut_at_a_word(reason: str, kept: str) -> None:
+    payload = close_payload(1011, reason)
+    assert (payload[2:].decode(), len(payload) <= 125) == (kept, True)
