@@ -17,6 +17,7 @@ from .stages.grouping import GroupSink
 
 HOPELESS_EPISODES = 16  # when as many failed and none came to its end, the rest is not tried
 _POLICYS = (FailureReason.POLICY_ERROR, FailureReason.POLICY_TIMED_OUT)
+_LOST = (FailureReason.CONNECTION_LOST, FailureReason.NOT_CONNECTED)
 
 Say = Callable[[str], None]
 
@@ -30,6 +31,7 @@ class FailedEpisodeSink:
         counts: EpisodeCounts,
         say: Say,
         policy_hint: str | None = None,
+        lost_hint: str | None = None,
         *,
         keeps_failed: bool,
     ) -> None:
@@ -37,7 +39,7 @@ class FailedEpisodeSink:
         self._groups = inner if isinstance(inner, GroupSink) else None
         self._counts = counts
         self._say = say
-        self._policy_hint = policy_hint
+        self._hints = dict.fromkeys(_POLICYS, policy_hint) | dict.fromkeys(_LOST, lost_hint)
         self._keeps_failed = keeps_failed
         self._last_failure = ""
         self._hint: str | None = None  # where more is known than that the log says it
@@ -101,7 +103,7 @@ class FailedEpisodeSink:
         assert failure is not None
         self._failed += 1
         self._last_failure = f"{failure.reason}: {failure.message}"
-        self._hint = self._policy_hint if failure.reason in _POLICYS else None
+        self._hint = self._hints.get(failure.reason)
         self._counts.last_failures[failure.reason.value] = failure.message
         at = f" at step {failure.step}" if failure.step else ""
         self._say(f"episode {episode.id} failed{at}: {self._last_failure}")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +29,7 @@ from ..system.loop_lag import EventLoopLagMonitor, LagSnapshot
 from ..system.units import MB
 from .collector import RolloutCollector
 from .episodes import EpisodeStatus, StepSink, episode_id
-from .errors import OtherRollout
+from .errors import OtherRollout, OutputUnwritable
 from .failed_episodes import FailedEpisodeSink, Say
 from .folder.disk import typed
 from .folder.layout import JSONL
@@ -190,12 +190,20 @@ async def roll_out(
             say(f"{earlier} of {config.episodes} episodes are there already")
         async with _staged(grouped(writer, counts) if grouped else writer) as staged:
             keeps_failed = config.keep_failed or config.stages.takes_failed
-            hint = hint_of(config.policy)
-            sink = FailedEpisodeSink(staged, counts, say, hint, keeps_failed=keeps_failed)
+            hints = hint_of(config.policy), _lost_hint(list(config.environments))
+            sink = FailedEpisodeSink(staged, counts, say, *hints, keeps_failed=keeps_failed)
             async with _reporting(report, on_report, report_seconds):
                 await collector.collect(numbers, sink)
     sink.raise_if_all_failed(collector.stats, earlier)
     return {**report().to_json(), "out": str(config.folder), "kept_failed": keeps_failed}
+
+
+def _lost_hint(names: Sequence[str]) -> str | None:
+    """What to look at when an environment does not answer; None: the daemon knows none of them."""
+    if not (known := [name for name in names if "://" not in name]):
+        return None
+    command = f"openenv status {known[0]}" if len(names) == 1 else "openenv status"
+    return f"{command} tells what happened; the same rollout again plays what is missing"
 
 
 async def _collector_here(config: RunConfig, tracer: Any) -> RolloutCollector:
@@ -258,10 +266,12 @@ def claim_folder(config: RunConfig) -> None:
 
     Raises:
         OtherRollout: The folder holds a different rollout.
-        OutputUnwritable, OutputFull: The file system refuses.
+        OutputUnwritable, OutputFull: It is a file, or the file system refuses.
     """
     path, now = config.folder / RECORD, config.record()
     with typed(path):
+        if config.folder.is_file():
+            raise OutputUnwritable(f"{config.folder} is a file", "--out takes a folder, new or not")
         config.folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileNotFoundError):
             before = orjson.loads(path.read_bytes())

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from openenvd.rollouts.episodes import StepSink
-from openenvd.rollouts.errors import AllFailed, LoopLagged, OtherRollout
+from openenvd.rollouts.errors import AllFailed, LoopLagged, OtherRollout, OutputUnwritable
 from openenvd.rollouts.policies.named_policy import importable
 from openenvd.rollouts.progress_stats import ProgressStats
 from openenvd.rollouts.run import RECORD, Report, RunConfig, claim_folder, missing, roll_out
@@ -128,6 +128,13 @@ def test_the_record_of_a_rollout_has_no_passwords(tmp_path: Path) -> None:
         claim("openai:http://other/v1")
 
 
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(OutputUnwritable, match="out is a file$") as caught:
+        claim_folder(order_of("http://127.0.0.1:1", tmp_path))
+    assert "--out takes a folder" in (caught.value.hint or "")
+
+
 async def test_a_rollout_is_not_continued_in_another_format(serve: Serve, tmp_path: Path) -> None:
     address = address_of(serve())
     await run(order_of(address, tmp_path, episodes=1), tmp_path)
@@ -169,6 +176,16 @@ async def test_an_endpoint_that_nobody_serves_is_named_with_what_to_do(
     assert f"{where} does not answer: ConnectError" in str(caught.value)
     assert "hush" not in str(caught.value)
     assert "OPENAI_MODEL" in (caught.value.hint or "")
+
+
+async def test_an_environment_that_does_not_answer_is_named_with_what_to_do(
+    tmp_path: Path, unused_port: int
+) -> None:
+    config = order_of(f"http://127.0.0.1:{unused_port}", tmp_path, episodes=1)
+    with pytest.raises(AllFailed, match="not_connected") as caught:
+        await run(config, tmp_path)
+    hint = "openenv status walk tells what happened; the same rollout again plays what is missing"
+    assert caught.value.hint == hint
 
 
 class Elsewhere:
