@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import click
 
-from ..client.errors import ApiRefused
 from . import completion, exit_codes
 from .options import connect, json_option
 from .output import Output
@@ -20,10 +19,10 @@ def address(name: str, as_json: bool) -> int:
     It contains the environment's token, if it wants one, so it is a secret then.
     """
     output = Output(as_json=as_json)
-    found = connect(output).base_url(name)
+    daemon = connect(output)
+    found = daemon.base_url(name)
     if found["base_url"] is None:
-        details = {"message": f"{name} has no address", "hint": f"openenv status {name}"}
-        raise ApiRefused(404, {"kind": "not_found", **details})
+        raise daemon.no_address(name)
     output.result(found["base_url"])
     output.json(found)
     return exit_codes.OK

@@ -169,6 +169,14 @@ class DaemonClient:
         """Return `{"address", "token", "base_url"}`: what clients of an environment connect to."""
         return self._http.request("GET", f"{_environment(name)}/base_url")
 
+    def no_address(self, name: str) -> ApiRefused:
+        """Return the error of an environment that `base_url` has no address of, with why."""
+        environment = self.environment(name)
+        error = environment.get("error") or {}
+        why = f"{environment['state']}: {error['message']}" if error else environment["state"]
+        told = {"message": f"{name} has no address, it is {why}", "hint": f"openenv status {name}"}
+        return ApiRefused(404, {"kind": "not_found", **told})
+
     def environment_log(
         self,
         name: str,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
 from ..client import following
 from ..client.api import DaemonClient
-from ..client.errors import ClientError, RequestFailed
+from ..client.errors import RequestFailed
 from ..client.http import Json
 from .options import DrainOptions, RequestOptions
 from .session import AnySession, synchronous_session
@@ -193,11 +193,12 @@ class Environment:
         """Ask for what clients connect to: the address, with the token if it wants one.
 
         Raises:
-            ClientError: It has no address yet, or not any more.
+            ApiRefused: It has no address yet, or not any more; the error says why.
         """
-        found: str | None = self.client.daemon().base_url(self.name)["base_url"]
+        daemon = self.client.daemon()
+        found: str | None = daemon.base_url(self.name)["base_url"]
         if found is None:
-            raise ClientError(f"{self.name} has no address", f"openenv status {self.name}")
+            raise daemon.no_address(self.name)
         return found
 
     def refresh(self) -> Self:

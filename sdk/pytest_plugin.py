@@ -89,7 +89,7 @@ def _source(config: pytest.Config) -> str:
     """Return where the environment is: by the command line, the configuration, or the root folder.
 
     Raises:
-        pytest.UsageError: None of them says so.
+        pytest.fail.Exception: None of them says so. Shown without a traceback.
     """
     for given, here in (
         (config.getoption("--openenv-source"), config.invocation_params.dir),
@@ -99,7 +99,8 @@ def _source(config: pytest.Config) -> str:
             return str(here / given) if (here / given).is_dir() else str(given)
     if (config.rootpath / MANIFEST).is_file():
         return str(config.rootpath)
-    raise pytest.UsageError(
+    pytest.fail(
         f"openenv_env: no environment is named, and {config.rootpath} has no {MANIFEST};"
-        " give --openenv-source ./my_env"
+        " give --openenv-source ./my_env",
+        pytrace=False,
     )

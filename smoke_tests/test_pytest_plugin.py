@@ -66,4 +66,5 @@ def test_nothing_is_launched_without_a_source(machine: Machine, tmp_path: Path) 
     (folder / "test_it.py").write_text("def test_it(openenv_env):\n    pass\n")
     code, text = run_pytest(machine, folder)
     assert (code, "give --openenv-source ./my_env" in text) == (1, True), text
+    assert "pytest_plugin.py" not in text  # no traceback
     assert not machine.home.exists()

@@ -93,7 +93,11 @@ def test_launch_shows_the_token_in_the_snippet_and_warns_of_a_wide_address(
     assert (payload["token"], payload["host"]) == ("a-token-of-the-tests", "0.0.0.0")
     assert command("address", "trial").out == f"{base_url}\n"
     fake.get("/v1/environments/trial/base_url", {"base_url": None, "address": None})
-    assert command("address", "trial").code == exit_codes.NOT_FOUND
+    failed = {"name": "trial", "state": "FAILED", "error": {"message": "no module named trail"}}
+    fake.get("/v1/environments/trial", {"environment": failed})
+    refused = command("address", "trial")
+    assert refused.code == exit_codes.NOT_FOUND
+    assert "trial has no address, it is FAILED: no module named trail" in refused.err
     assert command("launch", "echo", "--token", "@/no/such/file").code == exit_codes.USAGE
 
 

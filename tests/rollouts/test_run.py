@@ -130,7 +130,7 @@ def test_the_record_of_a_rollout_has_no_passwords(tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(OutputUnwritable, match="out is a file$") as caught:
+    with pytest.raises(OutputUnwritable, match=r"out is a file$") as caught:
         claim_folder(order_of("http://127.0.0.1:1", tmp_path))
     assert "--out takes a folder" in (caught.value.hint or "")
 
