@@ -482,15 +482,20 @@ def other_files(tmp_path: Path) -> Path:
 def test_a_page_loads_itself_again_once_when_its_daemon_has_other_files(
     dashboard: Dashboard, other_files: Path
 ) -> None:
-    page, machine = dashboard.show("/"), dashboard.machine
+    """What is typed into a form is not lost by that."""
+    page, machine = dashboard.show("/launch"), dashboard.machine
+    page.get_by_label("Source").fill("half a na")
     before = page.evaluate(FILES_OF)
     loads: list[Any] = []
     page.on("load", lambda loaded: loads.append(loaded))
     machine.kill_daemon()
     machine.environ["PYTHONPATH"] = str(other_files)
     try:
+        machine.ok("up")
+        page.locator("#said").filter(has_text="has other files: reload").wait_for()
+        assert (len(loads), page.get_by_label("Source").input_value()) == (0, "half a na")
         with page.expect_event("load"):
-            machine.ok("up")
+            page.evaluate("location.hash = '/'")
         page.locator("[data-connection=connected]").wait_for()
         page.wait_for_timeout(3000)  # some changes of the stream, each of which would load it again
         assert (len(loads), page.evaluate(FILES_OF) == before) == (1, False)
