@@ -43,7 +43,12 @@ OPTIONS = ("memory_mb", "gpus", "engine_options", "ready_timeout_seconds")
 
 @click.command()
 @click.argument("source", required=False, shell_complete=completion.sources)
-@click.option("--provider", metavar="NAME", help="Try this provider for real.")
+@click.option(
+    "--provider",
+    metavar="NAME",
+    help="Try this provider for real.",
+    shell_complete=completion.providers,
+)
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -28,6 +28,8 @@ Names = list[tuple[str, str]]  # each with what a shell shows beside it
 REQUESTS = 50
 ANSWER_SECONDS = 1.0  # somebody waits at a prompt
 SHELLS = ("bash", "zsh", "fish")
+# Those of `environments/engines/registry.py`, which a command line does not import.
+PROVIDERS = ("local", "docker", "swarm", "slurm", "ray", "kubernetes")
 _ACTIVE = ("PENDING", "RUNNING")
 
 
@@ -56,6 +58,20 @@ def environments(
 ) -> list[CompletionItem]:
     """Complete the name of an environment."""
     return _items(begun, _names(_environments))
+
+
+def benchable_environments(
+    _context: click.Context, _parameter: click.Parameter, begun: str
+) -> list[CompletionItem]:
+    """Complete the name of an environment that has not failed."""
+    return _items(begun, (each for each in _names(_environments) if each[1] != "failed"))
+
+
+def providers(
+    _context: click.Context, _parameter: click.Parameter, begun: str
+) -> list[CompletionItem]:
+    """Complete the name of a provider."""
+    return _items(begun, ((name, "") for name in PROVIDERS))
 
 
 def active_requests(

@@ -14,6 +14,7 @@ import click
 from ..client import daemon
 from ..client.errors import ApiRefused
 from ..server.settings import Paths
+from . import completion
 from .output import Output
 from .variables import read_env_files, read_variables
 
@@ -160,6 +161,8 @@ def _click_option(item: Option) -> Callable[[Command], Command]:
     else:
         kind, metavar = _type_of(item)
         more |= {"type": kind, "metavar": item.metavar or metavar}
+        if item.name == "provider" and not item.choices:
+            more["shell_complete"] = completion.providers
     return click.option(*flags, item.name, help=_help_of(item), **more)
 
 

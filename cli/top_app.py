@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 import click
 from rich.text import Text
 from textual.app import App, ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.events import Resize
 from textual.message import Message
@@ -245,6 +245,7 @@ class TopApp(App[None]):
         ("l", "logs", "Logs"),
         ("x", "dismiss_deaths", "Seen"),
         ("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),  # Textual's own tells of ctrl+q
     ]
 
     class Read(Message):

@@ -30,7 +30,7 @@ import psutil
 
 from .links import NETWORKS, cut, ip, make_bridge, namespace_on, why_no_namespace
 
-INSTALL = "pip install 'openenvd[ray]'"
+INSTALL = "pip install '.[ray]'"
 START_SECONDS = 120.0  # `ray start` imports much, and the machine may be busy
 STARTS = 4  # of a node: Ray gives one up that is not there after 30 s, on a busy machine, too
 STOP_SECONDS = 5.0

@@ -60,6 +60,16 @@ def cells(app: TopApp, panel: str) -> str:
     return "\n".join(" ".join(str(cell) for cell in row) for row in rows)
 
 
+def test_ctrl_c_quits(app: TopApp) -> None:
+    async def press() -> None:
+        async with app.run_test(size=SIZE) as pilot:
+            await until(pilot, lambda: "echo" in cells(app, "environments"))
+            await pilot.press("ctrl+c")
+            await until(pilot, lambda: not app.is_running)
+
+    asyncio.run(press())
+
+
 @pytest.mark.parametrize("size", [SIZE, WIDE])
 async def test_environments_are_scaled_read_restarted_and_taken_down_by_keys(
     app: TopApp, size: tuple[int, int]

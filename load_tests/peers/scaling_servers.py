@@ -242,7 +242,7 @@ def peer_python(given: str | None) -> Path:
 def why_no_limit() -> str | None:
     """Why the bare server cannot run here."""
     if find_spec("picows") is None:
-        return "no limit: picows is not installed (pip install 'openenvd[bench]')"
+        return "no limit: picows is not installed (pip install '.[bench]')"
     return None
 
 

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from openenvd.cli import completion
+from openenvd.environments.providers import available
+
 from ..client.fake_daemon import Call, FakeDaemon, new_environment, new_request
 from .conftest import PROGRAM
 
@@ -57,6 +60,23 @@ def known(fake: FakeDaemon) -> FakeDaemon:
 def test_commands_and_options_are_completed_without_a_daemon(tmp_path: Path) -> None:
     assert offered("sta") == ["plain,status"]
     assert "plain,--gateway" in offered("launch", "--gat")
+
+
+@pytest.mark.parametrize("command", ["launch", "check"])
+def test_providers_are_completed_without_a_daemon(command: str) -> None:
+    assert offered(command, "--provider", "slu") == ["plain,slurm"]
+    assert "plain,local" in offered(command, "--provider", "")
+
+
+def test_the_providers_that_are_completed_are_all_there_are() -> None:
+    assert available() == completion.PROVIDERS
+
+
+def test_bench_completes_no_environment_that_has_failed(fake: FakeDaemon) -> None:
+    found = [new_environment("trial"), {**new_environment("act"), "state": "FAILED"}]
+    fake.answers["GET", "/v1/environments"] = {"environments": found}
+    assert offered("bench", "") == ["plain,trial"]
+    assert offered("down", "") == ["plain,trial", "plain,act"]
 
 
 @pytest.mark.usefixtures("known")
