@@ -58,7 +58,7 @@ from ..system.request_origin import is_loopback
 from ..system.units import MB
 from . import base
 from .options import DrainOptions
-from .progress import Phases
+from .progress import LastingWait, Phases
 
 LEFTOVER_GRACE_SECONDS = 2.0
 GATEWAY_SECONDS = 30.0  # for it to reach replicas that are ready
@@ -173,7 +173,7 @@ class _Launching:
         about = f"{payload.provider} {payload.replicas} {payload.source}"
         self._phases = Phases(context, about)
         self._ready = 0
-        self._lasting = ""
+        self._lasting = LastingWait(context)
 
     def run(self) -> dict[str, Any]:
         validate_name(self._spec.name)
@@ -453,24 +453,13 @@ class _Launching:
         self._context.progress({"phase": "waiting", "message": message, **done})
 
     def _on_lasting(self, text: str, seconds: float) -> None:
-        """Say once what could be done, and go on to report how much time is left."""
-        if text != self._lasting:
-            self._lasting = text
-            base.say(_lasting_line(text, seconds, self._ready, self._context.request_id))
-        done = {"done": self._ready, "total": self._spec.replicas}
-        left = {"at_most_seconds": round(seconds, 1)}
-        self._context.progress({"phase": "waiting", "message": text, **done, **left})
+        fewer = f"with --replicas {self._ready} it would be ready by now" if self._ready else ""
+        self._lasting.note(text, seconds, done=self._ready, total=self._spec.replicas, fewer=fewer)
 
     def _say(self, phase: str, message: str, *, timed: bool = False) -> None:
         seconds = time.monotonic() - self._started_at
         base.say(f"{message} ({seconds:.1f} s)" if timed else message)
         self._phases.enter(phase, message)
-
-
-def _lasting_line(text: str, seconds: float, ready: int, request_id: str) -> str:
-    left = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(0.0, seconds):.0f} s"
-    fewer = f"; with --replicas {ready} it would be ready by now" if ready else ""
-    return f"{text}; gives up in {left}, openenv cancel {request_id[:8]} ends it{fewer}"
 
 
 def _notes(ready: list[StartedReplica]) -> Iterator[str]:

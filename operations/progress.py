@@ -41,6 +41,28 @@ def eta_seconds(done: float, total: float, seconds: float) -> float | None:
     return seconds / done * (total - done) if 0 < done <= total else None
 
 
+class LastingWait:
+    """The report of replicas that have not been ready for a while.
+
+    What could be done is said once for each reason; the time left is reported again and again.
+    """
+
+    def __init__(self, context: OperationContext) -> None:
+        self._context = context
+        self._text = ""
+
+    def note(self, text: str, seconds: float, *, done: int, total: int, fewer: str = "") -> None:
+        """Take why replicas wait, and the seconds left; `fewer` says how there would be no wait."""
+        if text != self._text:
+            self._text = text
+            left = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(0.0, seconds):.0f} s"
+            ends = f"openenv cancel {self._context.request_id[:8]} ends it"
+            say(f"{text}; gives up in {left}, {ends}{fewer and f'; {fewer}'}")
+        left_now = {"at_most_seconds": round(seconds, 1)}
+        progress = {"phase": "waiting", "message": text, "done": done, "total": total, **left_now}
+        self._context.progress(progress)
+
+
 class SessionsLeft:
     """How many sessions are left of replicas that are being ended.
 

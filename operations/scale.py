@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from ..environments.spec import MOST_REPLICAS, sleep_seconds_of
 from ..system.units import MB
 from . import base
 from .options import DrainOptions
-from .progress import SessionsLeft
+from .progress import LastingWait, SessionsLeft
 
 READY_SECONDS = 600.0
 GATEWAY_SECONDS = 30.0  # for it to reach what was added
@@ -194,6 +193,8 @@ class _Replicas:
         self._layout = Layout(context.home)
         self._runs = self._layout.runs
         self._started_at = time.monotonic()
+        self._ready = 0  # of those that are being added
+        self._lasting = LastingWait(context)
         if left := scaling.stop_added_by(self._runs, name, context.request_id):
             base.say(f"stopped what an earlier attempt had started: {', '.join(left)}")
 
@@ -223,8 +224,10 @@ class _Replicas:
         )
         seconds = float(like.data["spec"].get("ready_timeout_seconds") or READY_SECONDS)
         try:
-            on_ready = partial(self._on_ready, count(1), len(shares))
-            ready = added.wait_until_ready(seconds, on_ready, base.say)
+            self._ready, total = 0, len(shares)
+            on_ready = partial(self._on_ready, total)
+            on_lasting = partial(self._on_lasting, total)
+            ready = added.wait_until_ready(seconds, on_ready, base.say, on_lasting)
             scaling.keep((Path(str(replica.run_dir)) for replica in ready), in_place_of)
         except BaseException:  # cancelled, too
             added.stop()
@@ -281,10 +284,14 @@ class _Replicas:
             self.drain(old, seconds)
         scaling.wait_until_gone(replaced, seconds + STOP_SECONDS, left.note)
 
-    def _on_ready(self, ready: Iterator[int], total: int, replica: StartedReplica) -> None:
+    def _on_ready(self, total: int, replica: StartedReplica) -> None:
         seconds = time.monotonic() - self._started_at
         base.say(f"replica {replica.ordinal} (pid {replica.pid}) is ready ({seconds:.1f} s)")
-        self._tell_ready(next(ready), total)
+        self._ready += 1
+        self._tell_ready(self._ready, total)
+
+    def _on_lasting(self, total: int, text: str, seconds: float) -> None:
+        self._lasting.note(text, seconds, done=self._ready, total=total)
 
     def _tell_ready(self, done: int, total: int) -> None:
         message = f"{done} of {total} new replica{'' if total == 1 else 's'} ready"

@@ -23,7 +23,6 @@ from openenvd.environments.layout import Layout
 from openenvd.executor.worker.main import find_operation
 from openenvd.operations import registry
 from openenvd.operations.check import problems
-from openenvd.operations.launch import _lasting_line
 from openenvd.shim.client import ShimClient
 
 LAUNCH_ID = secrets.token_hex(8)  # names cgroups, which all tests share
@@ -48,14 +47,6 @@ def run(home: Path) -> Run:
 def write_class(folder: Path, code: str) -> str:
     (folder / "sample_env.py").write_text(code)
     return "sample_env:Sample"
-
-
-def test_a_wait_that_lasts_is_told_with_what_ends_it_and_what_would_be_ready() -> None:
-    told = _lasting_line("2 of 3 replicas are ready; 1 waits: no node", 540.0, 2, "0123456789ab")
-    assert told == (
-        "2 of 3 replicas are ready; 1 waits: no node; gives up in 9 min, openenv cancel 01234567"
-        " ends it; with --replicas 2 it would be ready by now"
-    )
 
 
 def test_a_launched_environment_answers_until_it_is_taken_down(run: Run, layout: Layout) -> None:

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from openenvd.operations.base import OperationContext
-from openenvd.operations.progress import FILE, MOST_SOURCES, MOST_TIMES, Phases, eta_seconds
+from openenvd.operations.progress import (
+    FILE,
+    MOST_SOURCES,
+    MOST_TIMES,
+    LastingWait,
+    Phases,
+    eta_seconds,
+)
 
 
 class Clock:
@@ -79,3 +86,26 @@ def test_the_rest_takes_as_long_as_what_was_done() -> None:
     assert eta_seconds(40, 40, 5.0) == 0.0
     assert eta_seconds(0, 40, 5.0) is None
     assert eta_seconds(5, 0, 5.0) is None
+
+
+def test_a_wait_that_lasts_is_said_once_with_what_ends_it_and_what_would_be_ready(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reported: list[dict[str, Any]] = []
+    wait = LastingWait(OperationContext("0123456789ab", tmp_path, reported.append))
+    text, fewer = "2 of 3 replicas are ready; 1 waits: no node", "with --replicas 2 it would be"
+    for seconds in (540.0, 530.0):
+        wait.note(text, seconds, done=2, total=3, fewer=fewer)
+    wait.note("another reason", 60.0, done=2, total=3)
+    assert capsys.readouterr().out.splitlines() == [
+        f"{text}; gives up in 9 min, openenv cancel 01234567 ends it; {fewer}",
+        "another reason; gives up in 60 s, openenv cancel 01234567 ends it",
+    ]
+    assert [each["at_most_seconds"] for each in reported] == [540.0, 530.0, 60.0]
+    assert reported[0] | {"at_most_seconds": 0} == {
+        "phase": "waiting",
+        "message": text,
+        "done": 2,
+        "total": 3,
+        "at_most_seconds": 0,
+    }
