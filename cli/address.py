@@ -11,7 +11,7 @@ from .output import Output
 
 
 @click.command()
-@click.argument("name", shell_complete=completion.environments)
+@click.argument("name", shell_complete=completion.usable_environments)
 @json_option
 def address(name: str, as_json: bool) -> int:
     """Print the base URL that clients of an environment are given, alone on a line.

@@ -20,7 +20,7 @@ _COUNTS, _DURATIONS = "N,N,…", "DURATION,…"
 
 
 @click.command()
-@click.argument("name", shell_complete=completion.benchable_environments)
+@click.argument("name", shell_complete=completion.usable_environments)
 @click.option("--requests-grid", metavar=_COUNTS, help="Sessions at once [32,128,512].")
 @click.option("--wait-grid", metavar=_DURATIONS, help="How long a step waits [1].")
 @click.option("--reps", type=click.IntRange(1, 100), help="How often each batch is measured [3].")

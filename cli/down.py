@@ -115,5 +115,7 @@ def _follow(client: DaemonClient, request: dict[str, Any], output: Output) -> di
     """Show how far it is, without its log, and why it failed; returns the request, final."""
     final = follow_request(client, request, output, is_told_later=lambda _: True, detaches=False)
     if final["state"] == RequestState.SUCCEEDED:
-        output.result(f"{good('✓')} {final['environment']} is down")
+        ran = (final.get("result") or {}).get("stopped")
+        nothing = "" if ran else " (nothing of it was running)"
+        output.result(f"{good('✓')} {final['environment']} is down{nothing}")
     return final

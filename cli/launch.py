@@ -57,7 +57,7 @@ def launch(source: str, as_json: bool, is_async: bool, **options: Any) -> int:
 
 
 @click.command()
-@click.argument("name", shell_complete=completion.environments)
+@click.argument("name", shell_complete=completion.updated_environments)
 @click.option(
     "--to",
     type=click.IntRange(min=1),

@@ -32,7 +32,11 @@ SHOWN_CHARACTERS = 200  # of what a failed episode says
 
 @click.command()
 @click.argument(
-    "names", nargs=-1, required=True, metavar="NAME...", shell_complete=completion.environments
+    "names",
+    nargs=-1,
+    required=True,
+    metavar="NAME...",
+    shell_complete=completion.usable_environments,
 )
 @click.option("--out", required=True, metavar="DIR", help="Folder to write the episodes to.")
 @click.option("--launch", "launches", is_flag=True, help="Launch what does not run yet first.")

@@ -15,7 +15,7 @@ from .output import Output, good
 
 
 @click.command()
-@click.argument("name", shell_complete=completion.environments)
+@click.argument("name", shell_complete=completion.usable_environments)
 @click.argument("replicas", type=int, metavar="N")
 @declared_options(DrainOptions)
 @async_option
@@ -30,7 +30,7 @@ def scale(name: str, replicas: int, is_async: bool, as_json: bool, **options: An
 
 
 @click.command()
-@click.argument("name", shell_complete=completion.environments)
+@click.argument("name", shell_complete=completion.usable_environments)
 @click.option("--replica", type=int, metavar="N", help="Restart this one alone.")
 @declared_options(DrainOptions)
 @async_option

@@ -790,6 +790,21 @@ def test_down_waits_and_continues_after_an_unknown_name(command: Command, fake: 
     assert [error["message"] for error in told["errors"]] == ["no nobody"]
 
 
+@pytest.mark.parametrize(
+    ("stopped", "told"),
+    [(["trial-0"], "trial is down\n"), ([], "trial is down (nothing of it was running)\n")],
+)
+def test_down_says_whether_anything_was_running(
+    command: Command, fake: FakeDaemon, stopped: list[str], told: str
+) -> None:
+    ended = new_request("9", operation="down", label="down trial", result={"stopped": stopped})
+    fake.post("/v1/requests", {"request_id": "9", "request": ended})
+    fake.ends(ended)
+    answer = command("down", "trial")
+    assert answer.code == 0
+    assert told in answer.out
+
+
 def test_down_all_of_nothing_is_fine(command: Command, fake: FakeDaemon) -> None:
     fake.get("/v1/environments", {"environments": []})
     assert command("down", "--all").code == 0

@@ -72,11 +72,18 @@ def test_the_providers_that_are_completed_are_all_there_are() -> None:
     assert available() == completion.PROVIDERS
 
 
-def test_bench_completes_no_environment_that_has_failed(fake: FakeDaemon) -> None:
-    found = [new_environment("trial"), {**new_environment("act"), "state": "FAILED"}]
+def test_what_failed_or_has_no_earlier_generation_is_completed_where_it_is_of_use(
+    fake: FakeDaemon,
+) -> None:
+    found = [
+        new_environment("trial"),
+        new_environment("act", state="FAILED"),
+        new_environment("new", state="FAILED", generation=2),
+    ]
     fake.answers["GET", "/v1/environments"] = {"environments": found}
-    assert offered("bench", "") == ["plain,trial"]
-    assert offered("down", "") == ["plain,trial", "plain,act"]
+    assert offered("bench", "") == offered("rollout", "") == ["plain,trial"]
+    assert offered("rollback", "") == ["plain,new"]
+    assert offered("down", "") == ["plain,trial", "plain,act", "plain,new"]
 
 
 @pytest.mark.usefixtures("known")

@@ -210,6 +210,7 @@ def new_environment(name: str = "trial", **changes: Any) -> Json:
     base: Json = {
         "name": name,
         "state": "READY",
+        "generation": 1,
         "address": "http://127.0.0.1:21000",
         "sessions": 3,
         "max_sessions": 64,
