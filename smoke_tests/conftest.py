@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 OPENENV = str(Path(sys.executable).with_name("openenv"))
 REPOSITORY = Path(__file__).resolve().parent.parent
 UPSTREAM_REQUIREMENT = "openenv==0.10.0"
-GRACE_SECONDS = 10.0
+GRACE_SECONDS = 30.0
 FREE_PORTS = 26000
 
 # Started in the background of a shell, we would have been told to ignore Ctrl-C, and would hand
