@@ -401,6 +401,31 @@ def test_nothing_is_wider_than_a_telephone_nor_found_by_axe_there(
     assert not dashboard.serious_findings()
 
 
+def test_no_button_of_a_table_is_cut_off_on_a_telephone(
+    open_dashboard: Open, dashboard_machine: Machine, launched: str
+) -> None:
+    dashboard_machine.ok("launch", "echo", "--name", launched, "--max-sessions", "3")
+    dashboard_machine.run("launch", "nosuch:Env", "--name", "never_of_a_long_name")
+    page = open_dashboard(viewport=NARROW).show("/")
+    row_of(page, "ended", "never_of").get_by_role("button").wait_for()
+    cut_off = page.evaluate(CUT_OFF)
+    page.evaluate("name => { location.hash = `/environment/${name}`; }", launched)
+    page.get_by_role("button", name="Roll back to generation 1").wait_for()
+    page.wait_for_function(AGES)
+    assert (cut_off, page.evaluate(CUT_OFF)) == ([], [])
+
+
+AGES = (
+    "() => [...document.querySelectorAll('td.number [data-since]')].every(each => each.textContent)"
+)
+CUT_OFF = """
+() => [...document.querySelectorAll(".scroll button:not([hidden])")]
+  .filter(each => each.getBoundingClientRect().right > 1 +
+    each.closest(".scroll").getBoundingClientRect().right)
+  .map(each => each.closest("tr").innerText)
+"""
+
+
 def test_a_keyboard_is_enough(dashboard: Dashboard) -> None:
     """From the top of the page to an environment that runs, and down again."""
     page = dashboard.show("/")

@@ -65,7 +65,7 @@ export default {
       upstreamCode, copyButton(app, "snippet of OpenEnv's client", async () => upstreamSnippet(await addressOf(app, name))));
     const replicas = table(`Replicas of ${name}`, REPLICA);
     Object.assign(replicas.element, { tabIndex: 0, role: "region", ariaLabel: "Replicas" }); // it has no link: else no key scrolls it
-    const generations = table(`Generations of ${name}`, [["Generation"], ["State"], ["Age", "number"], ["Launch"], ["Why", "p2"], ["Action"]]);
+    const generations = table(`Generations of ${name}`, [["Generation"], ["State"], ["Age", "number p2"], ["Launch"], ["Why", "p2"], ["Action"]]);
     const known = h("div", {}, facts, h("p", { class: "buttons" }, buttons), address, h("h3", {}, "Replicas"), replicas.element, h("h3", {}, "Generations"), generations.element);
     body.append(problem, known, h("h3", {}, "Log"));
     const log = logView(app, `environments/${name}`);
@@ -76,7 +76,7 @@ export default {
       let answer;
       try { answer = await app.api("GET", `/v1/environments/${encodeURIComponent(name)}`); } catch (error) { text(problem, error.message); return; }
       generations.body.replaceChildren(...answer.environment.generations.map((each) => h("tr", {},
-        h("th", { scope: "row" }, String(each.number)), h("td", {}, state(each.state)), h("td", { class: "number" }, age(each.created_at)),
+        h("th", { scope: "row" }, String(each.number)), h("td", {}, state(each.state)), h("td", { class: "number p2" }, age(each.created_at)),
         h("td", {}, h("a", { href: `#/request/${each.request_id}` }, each.request_id.slice(0, 8))), h("td", { class: "why p2" }, each.error ?? ""),
         h("td", {}, each.served_at && each.number !== answer.environment.generation ? h("button", { type: "button", class: "quiet small", "aria-label": `Roll back to generation ${each.number}`, onclick: () => now && environmentActions.rollback(app, now, each.number) }, "Roll back to") : ""))));
     };

@@ -60,7 +60,7 @@ function past(app, first) {
   const peak = h("td", { class: "number p2" });
   const why = h("span", { class: "clamp" });
   const again = h("button", { type: "button", class: "quiet small", "aria-label": `Retry ${first.label} ${first.id.slice(0, 8)}`, onclick: () => retry(app, first.id, first.label) }, "Retry");
-  const element = h("tr", {}, link(first), h("td", {}, shown), h("td", { class: "number" }, age(first.finished_at)), took, h("td", { class: "why" }, why), peak, h("td", {}, again));
+  const element = h("tr", {}, link(first), h("td", {}, shown), h("td", { class: "number p2" }, age(first.finished_at)), took, h("td", { class: "why" }, why), peak, h("td", {}, again));
   element.update = (request) => {
     shown.update(request.state);
     text(took, request.started_at ? duration(request.finished_at - request.started_at) : "–");
@@ -77,7 +77,7 @@ export const ended = {
   title: "Ended lately",
   kinds: ["requests"],
   mount(body, app) {
-    const { element, body: rows } = table("Requests that ended lately", [["Request"], ["State"], ["Ago", "number"], ["Took", "number p2"], ["Why"], ["Peak", "number p2"], ["Action"]]);
+    const { element, body: rows } = table("Requests that ended lately", [["Request"], ["State"], ["Ago", "number p2"], ["Took", "number p2"], ["Why"], ["Peak", "number p2"], ["Action"]]);
     const none = h("p", { class: "empty" }, "Nothing has ended yet.");
     body.append(element, none);
     return {
