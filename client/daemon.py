@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..server.settings import SETTINGS, Paths
+from ..system import disk_space
 from ..system.file_locks import is_locked
 from ..system.process_identity import IS_LINUX, ProcessIdentity
 from .errors import ConnectionLost, DaemonNotStarted, DaemonUnreachable, OtherVersion
@@ -332,10 +333,13 @@ def _unwritable(paths: Paths, exc: OSError) -> DaemonNotStarted:
             f"the state folder {paths.home} cannot be made: a file is in its way",
             "move the file away, or point OPENENV_HOME at another folder",
         )
+    if disk_space.is_full(exc):
+        text, hint = disk_space.full_text(paths.home), disk_space.full_hint(paths.home)
+        return DaemonNotStarted("state_unwritable", text, hint)
     return DaemonNotStarted(
         "state_unwritable",
         f"the state folder {paths.home} cannot be written: {exc.strerror or exc}",
-        "free space, fix its permissions, or point OPENENV_HOME at another folder",
+        "fix its permissions, or point OPENENV_HOME at another folder",
     )
 
 

@@ -183,3 +183,6 @@ def _write(file: Path, known: Json) -> None:
         beside.write_text(json.dumps(known))
         beside.chmod(0o600)
         beside.replace(file)
+        return
+    with contextlib.suppress(OSError):
+        beside.unlink()

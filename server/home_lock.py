@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..shim.files import remove_if_empty
+from ..system import disk_space
 from .errors import DaemonError
 from .settings import Paths
 
@@ -76,10 +77,13 @@ def hold_lock(paths: Paths) -> Iterator[HomeLock]:
 
 def state_unwritable(paths: Paths, exc: OSError) -> DaemonError:
     """Say that the state folder cannot be written, and what to do."""
+    if disk_space.is_full(exc):
+        text, hint = disk_space.full_text(paths.home), disk_space.full_hint(paths.home)
+        return DaemonError("state_unwritable", text, hint)
     return DaemonError(
         "state_unwritable",
         f"the state folder {paths.home} cannot be written: {exc.strerror}",
-        "free space, fix its permissions, or point OPENENV_HOME at another folder",
+        "fix its permissions, or point OPENENV_HOME at another folder",
     )
 
 

@@ -270,7 +270,9 @@ def test_a_full_disk_refuses_clearly_and_is_survived(machine: Machine, small_dis
             break
     assert refused is not None
     assert refused.code == 1, refused.text
-    assert "full" in refused.err
+    assert f"no space left on the disk of {machine.home}" in refused.err
+    assert f"df -h {machine.home}" in refused.err
+    assert "openenv prune" in refused.err
     say_hello(address)
     filler.unlink()
     for request in machine.status()["requests"]:

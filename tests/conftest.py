@@ -80,12 +80,20 @@ def pids_group() -> Iterator[Path]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of two megabytes."""
+    """A real file system of two megabytes and 500 files."""
     if os.geteuid() != 0 or not sys.platform.startswith("linux"):
         pytest.skip("a small tmpfs is mounted by root on Linux")
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "tmpfs", str(folder)]
+    mount = [
+        "mount",
+        "-t",
+        "tmpfs",
+        "-o",
+        f"size={SMALL_DISK_BYTES},nr_inodes=512",
+        "tmpfs",
+        str(folder),
+    ]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("this machine does not let us mount a tmpfs")
     yield folder

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from ...system import disk_space
 from ..command_output import run_command
 from ..errors import PreparationFailed, with_last_lines
 from .package_index import uv_variables
@@ -42,7 +43,10 @@ class UvFailed(Exception):
         Its first line, which is all that a table has room for, names the cause.
         """
         text = with_last_lines(f"{message}: {self.cause}\nuv's last lines:", self.lines)
-        return PreparationFailed(text, f"{hint}; packages come from {package_source()}")
+        advice = f"{hint}; packages come from {package_source()}"
+        if disk_space.tells_full("\n".join(self.lines)):
+            advice = "df -h shows the full disk; uv cache clean, openenv prune"
+        return PreparationFailed(text, advice)
 
 
 class Uv:

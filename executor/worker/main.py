@@ -50,6 +50,7 @@ import setproctitle
 
 from ...processes.resources import pids_limit
 from ...processes.resources.memory import private_bytes
+from ...system import disk_space
 from ...system.units import MB
 from ...tracing import context
 from .. import frames
@@ -156,7 +157,7 @@ class Worker:
             return {"kind": "cancelled"}
         except BaseException as exc:
             print_traceback(exc)
-            return {"kind": "raised", "error": describe_error(exc)}
+            return {"kind": "raised", "error": describe_error(exc, Path(self._home))}
 
     def _call(self, task: dict[str, Any]) -> Any:
         operation = find_operation(task["operation"])
@@ -338,15 +339,22 @@ def checked_result(result: Any) -> Any:
         raise TypeError(f"the operation's result is not JSON: {exc}") from exc
 
 
-def describe_error(exc: BaseException) -> dict[str, Any]:
+def describe_error(exc: BaseException, home: Path) -> dict[str, Any]:
     """Describe an exception as a `TaskError` in JSON.
 
     An exception may say more by its attributes `kind`, `hint` and `evidence`.
+
+    Args:
+        exc: What the operation raised.
+        home: The folder that is meant where a disk is full and the exception names no file.
     """
     kind, hint = getattr(exc, "kind", None), getattr(exc, "hint", None)
     message = message_of(exc)
     if pids_limit.is_no_room(exc):
         message, hint = f"{message}: {pids_limit.no_room_text()}", pids_limit.HINT
+    if disk_space.is_full(exc):
+        folder = disk_space.folder_of(exc, home)
+        message, hint = disk_space.full_text(folder), disk_space.full_hint(folder)
     return {
         "type": qualified_name(type(exc)),
         "message": sendable(message, MOST_MESSAGE_CHARS),

@@ -15,7 +15,6 @@ Connections that read are opened `mode=ro`: they can neither take the write lock
 
 from __future__ import annotations
 
-import errno
 import os
 import sqlite3
 import time
@@ -29,6 +28,7 @@ from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy import create_engine as _create_engine
 from sqlalchemy.pool import NullPool
 
+from ...system import disk_space
 from ..errors import DatabaseBusy, DatabaseCorrupt, DatabaseError, DatabaseFull, DatabaseUnwritable
 
 BUSY_TIMEOUT_SECONDS = 10.0
@@ -48,9 +48,10 @@ _PRAGMAS = (
 # The latter is macOS's, where fsync alone leaves the pages in the disk's own memory.
 _SYNCED = ("PRAGMA synchronous=FULL", "PRAGMA fullfsync=ON")
 _FREE_BYTES_OF_A_FULL_DISK = 256 * 1024  # less than one growth step of the -shm or -wal file
+# What SQLite says where it cannot write, or create, its -shm and -wal files.
+_OF_A_FULL_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
 
 _ERRORS: dict[int, tuple[type[DatabaseError], str]] = {
-    sqlite3.SQLITE_FULL: (DatabaseFull, "the disk is full"),
     sqlite3.SQLITE_READONLY: (DatabaseUnwritable, "it may not be written"),
     sqlite3.SQLITE_CANTOPEN: (DatabaseUnwritable, "it cannot be opened"),
     sqlite3.SQLITE_PERM: (DatabaseUnwritable, "access is not permitted"),
@@ -131,8 +132,9 @@ def create_file(path: Path) -> None:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as exc:
-        kind = DatabaseFull if exc.errno == errno.ENOSPC else DatabaseUnwritable
-        raise kind(f"{path}: {exc.strerror}") from exc
+        if disk_space.is_full(exc):
+            raise _full(path, str(exc.strerror)) from exc
+        raise DatabaseUnwritable(f"{path}: {exc.strerror}") from exc
 
 
 def error_of(exc: BaseException | None, path: Path) -> DatabaseError:
@@ -141,9 +143,10 @@ def error_of(exc: BaseException | None, path: Path) -> DatabaseError:
     if code is None:
         return DatabaseError(f"{path}: {exc}")
     name = getattr(exc, "sqlite_errorname", "")
-    if code & 0xFF == sqlite3.SQLITE_IOERR and _is_full(path):
-        code = sqlite3.SQLITE_FULL  # of the -shm file SQLite says so in other words
-    kind, reason = _ERRORS.get(code & 0xFF, (DatabaseError, str(exc)))
+    family = code & 0xFF
+    if family == sqlite3.SQLITE_FULL or (family in _OF_A_FULL_DISK and _is_full(path)):
+        return _full(path, name)
+    kind, reason = _ERRORS.get(family, (DatabaseError, str(exc)))
     return kind(f"{path}: {reason} ({name})")
 
 
@@ -156,9 +159,17 @@ def _begin_immediate(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
+def _full(path: Path, reason: str) -> DatabaseFull:
+    text, hint = disk_space.full_text(path.parent), disk_space.full_hint(path.parent)
+    return DatabaseFull(f"{text} ({reason})", f"{hint}; no restart is needed")
+
+
 def _is_full(path: Path) -> bool:
     try:
         room = os.statvfs(path.parent)
     except OSError:
         return False
-    return room.f_bavail * room.f_frsize < _FREE_BYTES_OF_A_FULL_DISK
+    # Some file systems count no files, and say 0 of 0.
+    return room.f_bavail * room.f_frsize < _FREE_BYTES_OF_A_FULL_DISK or (
+        room.f_files > 0 and room.f_favail == 0
+    )

@@ -42,6 +42,17 @@ def fill(folder: Path) -> Path:
     return ballast
 
 
+def use_up_files(folder: Path) -> list[Path]:
+    """Make files until the disk has no more to give."""
+    made: list[Path] = []
+    with suppress(OSError):
+        while True:
+            path = folder / f"file-{len(made)}"
+            path.touch()
+            made.append(path)
+    return made
+
+
 async def submit_until_full(store: AsyncStore) -> list[str]:
     ids: list[str] = []
     while True:
@@ -96,10 +107,24 @@ async def test_an_outcome_that_met_a_full_disk_can_be_recorded_again(small_disk:
 
 def test_a_database_cannot_be_made_on_a_full_disk(small_disk: Path) -> None:
     ballast = fill(small_disk)
-    with pytest.raises(DatabaseFull):
+    with pytest.raises(DatabaseFull, match=f"no space left on the disk of {small_disk}") as caught:
         open_database(small_disk / "requests.db")
+    assert f"df -h {small_disk}" in caught.value.hint
+    assert "openenv prune" in caught.value.hint
     ballast.unlink()
     open_database(small_disk / "requests.db")
+
+
+@pytest.mark.parametrize("files_left", [0, 1, 2])
+def test_a_disk_without_room_for_another_file_is_no_matter_of_permissions(
+    small_disk: Path, files_left: int
+) -> None:
+    """SQLite says of the -wal and -shm files that they cannot be opened."""
+    made = use_up_files(small_disk)
+    for path in made[:files_left]:
+        path.unlink()
+    with pytest.raises(DatabaseFull, match="no space left on the disk"):
+        open_database(small_disk / "requests.db")
 
 
 @pytest.fixture

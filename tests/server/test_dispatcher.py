@@ -332,7 +332,7 @@ def test_a_request_that_was_pending_when_the_disk_was_full_starts_when_there_is_
             ballast = fill(small_disk)
             caplog.clear()
             bench.dispatcher.submitted(_schedule_of(operation))
-            bench.eventually(lambda: "the disk is full" in caplog.text)
+            bench.eventually(lambda: "no space left on the disk" in caplog.text)
             assert bench.read(request_id).state is RequestState.PENDING
             ballast.unlink()
             bench.eventually(partial(bench.is_submitted, request_id))

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said where a disk is full, or a quota of it used up: the same words everywhere."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_REASONS = tuple(os.strerror(number) for number in _FULL)
+
+
+def is_full(exc: BaseException) -> bool:
+    """Whether this was raised because a disk has no space left, or no file more to give."""
+    # inotify's limit of watches has the same number; watchdog says which it is.
+    return isinstance(exc, OSError) and exc.errno in _FULL and exc.strerror in _REASONS
+
+
+def tells_full(text: str) -> bool:
+    """Whether the last words of a program say that a disk is full."""
+    return any(reason in text for reason in _REASONS)
+
+
+def folder_of(exc: BaseException, otherwise: Path) -> Path:
+    """Return the folder of the file that the exception names; `otherwise` when it names none."""
+    name = getattr(exc, "filename", None)
+    return Path(name).parent if isinstance(name, str) and Path(name).is_absolute() else otherwise
+
+
+def full_text(folder: Path) -> str:
+    """One clause on the disk that is full."""
+    return f"no space left on the disk of {folder}"
+
+
+def full_hint(folder: Path) -> str:
+    """What to do about it.
+
+    Args:
+        folder: A folder on that disk, which may be one that could not be made.
+    """
+    from shlex import quote  # what a command line that works need not import
+
+    place = quote(str(next(one for one in (folder, *folder.parents) if one.exists())))
+    return (
+        f"see df -h {place} and df -i {place}, remove what is not needed there, then openenv prune"
+    )

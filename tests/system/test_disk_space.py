@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is said of a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from openenvd.client import daemon
+from openenvd.client.errors import DaemonNotStarted
+from openenvd.environments.venv.uv import UvFailed
+from openenvd.executor.worker.main import describe_error
+from openenvd.server.errors import DaemonError
+from openenvd.server.home_lock import hold_lock
+from openenvd.server.settings import Paths
+from openenvd.system import disk_space
+
+
+@pytest.mark.parametrize(
+    ("number", "reason", "is_full"),
+    [
+        (errno.ENOSPC, os.strerror(errno.ENOSPC), True),
+        (errno.EDQUOT, os.strerror(errno.EDQUOT), True),
+        (errno.ENOSPC, "inotify watch limit reached", False),
+        (errno.EACCES, os.strerror(errno.EACCES), False),
+    ],
+)
+def test_a_full_disk_is_known_by_its_error(number: int, reason: str, is_full: bool) -> None:
+    assert disk_space.is_full(OSError(number, reason)) is is_full
+
+
+@pytest.fixture
+def full_disk(small_disk: Path) -> Path:
+    """A disk that has no room for another file."""
+    number = 0
+    while True:
+        try:
+            (small_disk / f"file-{number}").touch()
+        except OSError:
+            return small_disk
+        number += 1
+
+
+def test_a_home_that_cannot_be_made_on_a_full_disk_is_no_matter_of_permissions(
+    full_disk: Path,
+) -> None:
+    paths = Paths(full_disk / "home")
+    with pytest.raises(DaemonNotStarted) as by_client:
+        daemon.connect(paths)
+    with pytest.raises(DaemonError) as by_daemon, hold_lock(paths):
+        pass
+    for error in (by_client.value, by_daemon.value):
+        assert error.message == f"no space left on the disk of {full_disk}/home"
+        assert error.hint is not None
+        assert f"df -h {full_disk} " in error.hint  # the home is not there
+        assert "openenv prune" in error.hint
+        assert "permissions" not in error.hint
+
+
+@pytest.mark.parametrize("file", ["/elsewhere/file", None])
+def test_an_operation_that_met_a_full_disk_names_the_disk(tmp_path: Path, file: str | None) -> None:
+    reason = os.strerror(errno.ENOSPC)
+    raised = OSError(errno.ENOSPC, reason, file) if file else OSError(errno.ENOSPC, reason)
+    error = describe_error(raised, tmp_path)
+    folder = "/elsewhere" if file else tmp_path
+    assert error["message"] == f"no space left on the disk of {folder}"
+    assert "openenv prune" in error["hint"]
+
+
+def test_uv_that_met_a_full_disk_is_no_matter_of_the_package_index() -> None:
+    """The words are uv's own."""
+    lines = [
+        "error: Failed to write to the cache",
+        "  cause: No space left on device (os error 28)",
+    ]
+    told = UvFailed(2, lines).explained("the dependencies cannot be installed", "look at x")
+    assert told.hint == "df -h shows the full disk; uv cache clean, openenv prune"
