@@ -643,6 +643,9 @@ def test_the_pictures_of_the_documentation_show_what_the_pages_do(
         row = row_of(page, "environments", launched)
         row.get_by_text("3/3").wait_for()
         row.get_by_text(re.compile(r"\d MB$")).wait_for()  # measured since it was launched
+        row_of(page, "environments", "maze").get_by_text(re.compile(r"^\d+\.\d$")).wait_for()
+        replicas = body_of(page, "memory").locator("dl div").filter(has_text="Replicas")
+        replicas.locator("dd", has_not_text="0.0 MB").wait_for()
         deaths = body_of(page, "deaths").locator("article")
         deaths.first.wait_for()
         while deaths.count() > 1:
