@@ -90,7 +90,7 @@ class LaunchOptions(ServeOptions):
     )
     memory_mb: int | None = option(
         None,
-        "Memory limit of the launch, and of each replica: 512M, 2G.",
+        "Memory limit of the launch, which installs dependencies, and of each replica: 512M, 2G.",
         least=32,  # the launch itself holds about 25
     )
     cpus: float | None = option(

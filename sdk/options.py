@@ -111,7 +111,8 @@ class LaunchOptions(DrainOptions, total=False):
     """Give it its address at the gateway (Envoy), which balances sessions over its replicas."""
 
     memory_mb: int | None
-    """Memory limit of the launch, and of each replica. In MB (2**20 bytes)."""
+    """Memory limit of the launch, which installs dependencies, and of each replica. In MB (2**20
+    bytes)."""
 
     cpus: float | None
     """CPU limit of each replica on an engine."""
