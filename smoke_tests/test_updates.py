@@ -423,3 +423,32 @@ def test_behind_the_gateway_an_update_drops_no_session(machine: Machine, version
         assert {version_at(address) for _ in range(10)} == {"2"}
         assert step(first) == "1"
     eventually(lambda: generations(machine) == {2: "SERVING", 1: "RETIRED"})
+
+
+def test_the_gateway_runs_while_a_generation_that_is_behind_it_starts_or_drains(
+    machine: Machine, versioned: Update, tmp_path: Path
+) -> None:
+    def gateway() -> dict[str, Any] | None:
+        found: dict[str, Any] | None = machine.ok("gateway", "status", "--json").json["gateway"]
+        return found
+
+    machine.ok(*versioned("1"))
+    (tmp_path / "wait").touch()
+    wait = ["-e", f"WAIT={tmp_path / 'wait'}", "--gateway", "--async"]
+    update = machine.ok(*versioned("2", *wait)).out.strip()
+    eventually(lambda: len(replicas(machine)) == 2)
+    for name in ("one", "two"):  # the daemon looks again whether the gateway is wanted
+        machine.ok("launch", "echo", "--name", name)
+    found = gateway()
+    assert found is not None
+    assert found["state"] == "READY"
+    (tmp_path / "wait").unlink()
+    machine.ok("wait", update)
+    with session(machine.environment("trial")["address"]) as first:
+        assert step(first) == "2"
+        own = machine.ok(*versioned("3", "--json")).json["environment"]["address"]
+        machine.ok("down", "one")
+        assert version_at(own) == "3"
+        assert step(first) == "2"
+    eventually(lambda: generations(machine) == {3: "SERVING", 2: "RETIRED", 1: "RETIRED"})
+    eventually(lambda: gateway() is None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -22,7 +23,8 @@ def install_command(extra: str) -> str:
     Args:
         extra: One of `project.optional-dependencies`.
     """
-    return f"pip install {shlex.quote(requirement(extra, _origin()))}"
+    program = "pip" if find_spec("pip") else "uv pip"  # `uv venv` makes environments without pip
+    return f"{program} install {shlex.quote(requirement(extra, _origin()))}"
 
 
 def requirement(extra: str, origin: dict[str, Any] | None) -> str:

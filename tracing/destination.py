@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from ..system.extras import install_command
 from ..system.hidden_values import hide_credentials
 
-INSTALL = "pip install '.[otel]', in the clone of openenvd"
 _DEFAULT = "http://localhost:4318"
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
@@ -69,7 +69,7 @@ def _problem(given: Mapping[str, str], exporters: list[str]) -> tuple[str | None
                 return text, f"{name}={_PROTOCOL}, at the collector's port 4318"
             break
     if not all(map(_is_installed, _MODULES)):
-        return "OpenTelemetry is not installed", INSTALL
+        return "OpenTelemetry is not installed", install_command("otel")
     return None, None
 
 

@@ -33,6 +33,8 @@ Failure cases:
 * Two launches at once: a lock; the second finds the gateway of the first.
 * The last environment goes while a launch begins: whether anybody wants the gateway is read again
   with the lock held, and a launch has its row in the table before it asks for the gateway.
+* An update takes an environment behind the gateway, or away from it: the gateway runs while a
+  generation that is behind it starts, and until the sessions of one that was have ended.
 
 This file imports nothing.
 """

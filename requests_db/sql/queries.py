@@ -199,9 +199,9 @@ def generations(environment: str) -> Query[list[Generation]]:
     return Query(statements.GENERATIONS_OF, {"of_environment": environment}, GENERATIONS.read_all)
 
 
-def unsettled_names() -> Query[list[str]]:
-    """The names of environments of which a generation is starting or draining."""
-    return Query(statements.UNSETTLED_NAMES, {}, lambda rows: [name for (name,) in rows])
+def unsettled_generations() -> Query[list[Generation]]:
+    """The generations of all environments that are starting or draining."""
+    return Query(statements.UNSETTLED_GENERATIONS, {}, GENERATIONS.read_all)
 
 
 def replicas(environment: str | None = None) -> Query[list[Replica]]:

@@ -285,7 +285,7 @@ GENERATIONS_OF = (
     .order_by(_g.number.desc())
 )
 # Whose launches are under way, or whose sessions end.
-UNSETTLED_NAMES = select(_g.environment).where(
+UNSETTLED_GENERATIONS = select(*GENERATIONS.columns).where(
     _g.state.in_(_literals([GenerationState.STARTING, GenerationState.DRAINING]))
 )
 INSERT_GENERATION = insert(generations)

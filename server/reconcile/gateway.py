@@ -193,7 +193,7 @@ class GatewayManager:
 
     async def _reconcile_now(self) -> None:
         backends = await self._backends()
-        if not backends:
+        if not backends and not await self._is_wanted():
             await self._stop_if_unused()
             return
         await self._held.start()
@@ -205,9 +205,18 @@ class GatewayManager:
         self._has_written = asyncio.Event()
         await self._follow_process()
 
+    async def _is_wanted(self) -> bool:
+        """Whether an environment is behind the gateway, or a generation starts or drains there."""
+        generations = await self.store.read(queries.unsettled_generations())
+        return any(g.spec.get("gateway") for g in generations) or bool(await self._environments())
+
+    async def _environments(self) -> list[Environment]:
+        """Those that have their address at the gateway."""
+        found = await self.store.read(queries.environments())
+        return [each for each in found if each.state.is_live and each.spec.get("gateway")]
+
     async def _backends(self) -> list[Backend]:
-        environments = await self.store.read(queries.environments())
-        wanted = [e for e in environments if e.state.is_live and e.spec.get("gateway")]
+        wanted = await self._environments()
         holding = str(self._held.path)
         watched = self.replicas.watched
         backends = [
@@ -423,11 +432,11 @@ class GatewayManager:
     async def _stop_if_unused(self) -> None:
         if self._watch is None and not self.layout.run_dir(process.NAME).exists():
             return
-        if await self._backends():
+        if await self._is_wanted():
             return
         async with _locked(self.layout):
             # A launch that began meanwhile had its row before it asked for the lock.
-            if await self._backends():
+            if await self._is_wanted():
                 return
             await self._unwatch()
             await self._held.stop()

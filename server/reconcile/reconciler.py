@@ -152,7 +152,7 @@ class Reconciler:
         await asyncio.to_thread(renew_reservations, self.replicas.runs)
         await self.replicas.adopt_unknown()
         live = {e.name for e in await self._store.read(queries.environments()) if e.state.is_live}
-        live.update(await self._store.read(queries.unsettled_names()))
+        live.update(g.environment for g in await self._store.read(queries.unsettled_generations()))
         await asyncio.gather(*(self._reconcile_first(name) for name in live))
         await self.replicas.stop_ownerless(live)
         self._tasks.spawn(self._look_for_strays(), "look for strays")

@@ -28,7 +28,11 @@ def test_an_extra_is_installed_from_where_the_package_came(
     assert extras.requirement("top", origin) == expected
 
 
-def test_the_command_is_one_for_a_shell() -> None:
-    program, verb, wanted = shlex.split(extras.install_command("top"))
-    assert (program, verb) == ("pip", "install")
+@pytest.mark.parametrize(("has_pip", "program"), [(True, ["pip"]), (False, ["uv", "pip"])])
+def test_the_command_is_one_for_a_shell_in_this_environment(
+    monkeypatch: pytest.MonkeyPatch, has_pip: bool, program: list[str]
+) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda _name: object() if has_pip else None)
+    *words, verb, wanted = shlex.split(extras.install_command("top"))
+    assert (words, verb) == (program, "install")
     assert "[top]" in wanted

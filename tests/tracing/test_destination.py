@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from openenvd.system.extras import install_command
 from openenvd.tracing import destination as module
-from openenvd.tracing.destination import INSTALL, destination
+from openenvd.tracing.destination import destination
 
 AT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
 
@@ -70,11 +71,17 @@ def test_a_broken_installation_is_said_as_a_missing_one(
     monkeypatch.setattr(module, "_MODULES", ("broken_package.inner",))
     found = destination(AT)
     assert found is not None
-    assert (found.problem, found.hint) == ("OpenTelemetry is not installed", INSTALL)
+    assert (found.problem, found.hint) == (
+        "OpenTelemetry is not installed",
+        install_command("otel"),
+    )
 
 
 def test_a_missing_extra_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MODULES", ("a_module.that_is_not_there",))
     found = destination(AT)
     assert found is not None
-    assert (found.problem, found.hint) == ("OpenTelemetry is not installed", INSTALL)
+    assert (found.problem, found.hint) == (
+        "OpenTelemetry is not installed",
+        install_command("otel"),
+    )
