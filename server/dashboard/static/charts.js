@@ -27,8 +27,9 @@ export function short(value) {
   return size < 0.001 ? value.toExponential(1) : String(Number(value.toPrecision(3)));
 }
 
-/** Seconds since something began: 12 s, 3 min, 1.5 h. */
+/** Seconds since something began: 1.5 s, 12 s, 3 min, 1.5 h. */
 export function elapsed(seconds) {
+  if (seconds < 10) return `${Math.round(seconds * 10) / 10} s`;
   if (seconds < 120) return `${Math.round(seconds)} s`;
   return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
@@ -114,10 +115,9 @@ export function lineChart(title, { unit = "", fromZero = false, names = [] } = {
     const x = scale(began, ended, EDGE.left, WIDTH - EDGE.right);
     const y = scale(least, most, HEIGHT - EDGE.bottom, EDGE.top);
     grid(drawing, label, y, least, most);
-    drawing.append(
-      label(EDGE.left, HEIGHT - 6, "0 s", "start"),
-      label(WIDTH - EDGE.right, HEIGHT - 6, elapsed(ended - began), "end"),
-    );
+    drawing.append(label(EDGE.left, HEIGHT - 6, "0 s", "start"));
+    if (ended > began)
+      drawing.append(label(WIDTH - EDGE.right, HEIGHT - 6, elapsed(ended - began), "end"));
     shown.forEach((line, number) => drawLine(line, number, x, y));
     const [, last] = shown[0].points.at(-1) || [0, null];
     const name = shown.length > 1 ? `${shown[0].name} ` : "";
