@@ -277,4 +277,4 @@ def _detach(client: DaemonClient, request: dict[str, Any], output: Output) -> No
         )
         time.sleep(SECOND_CHANCE_SECONDS)
     except KeyboardInterrupt:
-        output.note(phrases.cancellation(client.cancel(request["id"])))
+        output.note(f"\n{phrases.cancellation(client.cancel(request['id']))}")
