@@ -42,7 +42,7 @@ def eta_seconds(done: float, total: float, seconds: float) -> float | None:
 
 
 class LastingWait:
-    """The report of replicas that have not been ready for a while.
+    """The report of replicas that have not been ready for a while; one for each wait.
 
     What could be done is said once for each reason; the time left is reported again and again.
     """
@@ -55,7 +55,7 @@ class LastingWait:
         """Take why replicas wait, and the seconds left; `fewer` says how there would be no wait."""
         if text != self._text:
             self._text = text
-            left = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(0.0, seconds):.0f} s"
+            left = f"{seconds // 60:.0f} min" if seconds >= 120 else f"{max(0.0, seconds):.0f} s"
             ends = f"openenv cancel {self._context.request_id[:8]} ends it"
             say(f"{text}; gives up in {left}, {ends}{fewer and f'; {fewer}'}")
         left_now = {"at_most_seconds": round(seconds, 1)}

@@ -194,7 +194,6 @@ class _Replicas:
         self._runs = self._layout.runs
         self._started_at = time.monotonic()
         self._ready = 0  # of those that are being added
-        self._lasting = LastingWait(context)
         if left := scaling.stop_added_by(self._runs, name, context.request_id):
             base.say(f"stopped what an earlier attempt had started: {', '.join(left)}")
 
@@ -226,7 +225,7 @@ class _Replicas:
         try:
             self._ready, total = 0, len(shares)
             on_ready = partial(self._on_ready, total)
-            on_lasting = partial(self._on_lasting, total)
+            on_lasting = partial(self._on_lasting, LastingWait(self._context), total)
             ready = added.wait_until_ready(seconds, on_ready, base.say, on_lasting)
             scaling.keep((Path(str(replica.run_dir)) for replica in ready), in_place_of)
         except BaseException:  # cancelled, too
@@ -290,8 +289,8 @@ class _Replicas:
         self._ready += 1
         self._tell_ready(self._ready, total)
 
-    def _on_lasting(self, total: int, text: str, seconds: float) -> None:
-        self._lasting.note(text, seconds, done=self._ready, total=total)
+    def _on_lasting(self, wait: LastingWait, total: int, text: str, seconds: float) -> None:
+        wait.note(text, seconds, done=self._ready, total=total)
 
     def _tell_ready(self, done: int, total: int) -> None:
         message = f"{done} of {total} new replica{'' if total == 1 else 's'} ready"

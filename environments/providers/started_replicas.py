@@ -92,10 +92,10 @@ class StartedReplicas:
                 if time.monotonic() >= deadline:
                     raise _not_ready(waiting[0], timeout_seconds, why, len(ready))
                 if why is not None and why != told:
-                    on_waiting(f"{len(waiting)} of {len(self._run_files)} replicas wait: {why}")
+                    on_waiting(f"{len(waiting)} of {self._all} wait: {why}")
                     told = why
                 if why is not None and time.monotonic() - waits_since >= LASTING_SECONDS:
-                    counts = f"{len(ready)} of {len(self._run_files)} replicas are ready"
+                    counts = f"{len(ready)} of {self._all} are ready"
                     text = f"{counts}; {len(waiting)} wait{'s' if len(waiting) == 1 else ''}: {why}"
                     on_lasting(text, deadline - time.monotonic())
         return [ready[run_file.replica_id] for run_file in self._run_files]
@@ -110,6 +110,11 @@ class StartedReplicas:
         for link in self._links.values():
             link.close()
         self._links.clear()
+
+    @property
+    def _all(self) -> str:
+        new = "new " if any(map(_is_added, self._run_files)) else ""
+        return f"{len(self._run_files)} {new}replicas"
 
     def _connect(self) -> None:
         for run_file in self._run_files:
@@ -147,6 +152,11 @@ class StartedReplicas:
     def _on_lost(self, run_file: run_files.RunFile, cause: ShimGone) -> None:
         """Fail, as a replica ends with its shim."""
         raise _shim_lost(run_file) from cause
+
+
+def _is_added(run_file: run_files.RunFile) -> bool:
+    """Whether it is started beside replicas that serve: by a `scale` or a `restart`."""
+    return run_files.ADDED_BY in run_file.data
 
 
 def _name_of(run_file: run_files.RunFile) -> str:
@@ -207,7 +217,9 @@ def _not_ready(
     if why is not None:
         message += f": {why}"
     hint = "allow more time with --ready-timeout"
-    if ready and why is not None:  # its engine has no place for more, perhaps
+    if _is_added(run_file):
+        hint = "its launch says how long that may take: openenv launch with --ready-timeout"
+    elif ready and why is not None:  # its engine has no place for more, perhaps
         hint += f", or ask for {ready}: as many were ready"
     return NotReady(_with_heading(message, lines), hint)
 

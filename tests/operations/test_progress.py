@@ -96,12 +96,12 @@ def test_a_wait_that_lasts_is_said_once_with_what_ends_it_and_what_would_be_read
     text, fewer = "2 of 3 replicas are ready; 1 waits: no node", "with --replicas 2 it would be"
     for seconds in (540.0, 530.0):
         wait.note(text, seconds, done=2, total=3, fewer=fewer)
-    wait.note("another reason", 60.0, done=2, total=3)
+    wait.note("another reason", 90.0, done=2, total=3)
     assert capsys.readouterr().out.splitlines() == [
         f"{text}; gives up in 9 min, openenv cancel 01234567 ends it; {fewer}",
-        "another reason; gives up in 60 s, openenv cancel 01234567 ends it",
+        "another reason; gives up in 90 s, openenv cancel 01234567 ends it",
     ]
-    assert [each["at_most_seconds"] for each in reported] == [540.0, 530.0, 60.0]
+    assert [each["at_most_seconds"] for each in reported] == [540.0, 530.0, 90.0]
     assert reported[0] | {"at_most_seconds": 0} == {
         "phase": "waiting",
         "message": text,

@@ -17,7 +17,13 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from openenvd.environments import run_files, scaling
-from openenvd.environments.errors import EnvironmentsError, InvalidSpec, NotRunning, ReplicaFailed
+from openenvd.environments.errors import (
+    EnvironmentsError,
+    InvalidSpec,
+    NotReady,
+    NotRunning,
+    ReplicaFailed,
+)
 from openenvd.environments.layout import Layout
 from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
 from openenvd.executor.worker.main import find_operation
@@ -228,6 +234,21 @@ def test_what_cannot_start_leaves_everything_as_it_was(
         assert [r.replica_id for r in run_files.of_environment(layout.runs, "echo")] == before
     with session(address) as client:
         assert steps(client)
+
+
+def test_what_is_added_and_not_ready_names_the_launch_that_says_how_long_that_may_take(
+    run: Run, launch: Callable[..., str], tmp_path: Path
+) -> None:
+    switch = tmp_path / "waits"
+    waits = SAMPLE.replace("if ", "while ").replace(
+        'raise ImportError("its data is gone")', "__import__('time').sleep(0.02)"
+    )
+    (tmp_path / "sample_env.py").write_text(waits.format(switch=str(switch)))
+    launch("sample_env:Sample", cwd=str(tmp_path), ready_timeout_seconds=5.0)
+    switch.touch()
+    with pytest.raises(NotReady, match="was not ready after 5 s") as told:
+        run("scale", name="echo", replicas=2)
+    assert told.value.hint.startswith("its launch says")
 
 
 def test_what_a_killed_attempt_started_is_stopped_by_the_next(
