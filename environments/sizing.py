@@ -46,6 +46,11 @@ class Scaling:
     down_seconds: float  # for which fewer must have been enough
     idle_seconds: float | None = None  # without a session until the last sleeps; None: it does not
 
+    @property
+    def is_of_a_range(self) -> bool:
+        """Whether its number of replicas changes by itself: otherwise it only sleeps."""
+        return self.least < self.most
+
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:

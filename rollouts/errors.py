@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
+from ..system import disk_space
 from .episodes import FailureReason
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_KEPT = "finished episodes are kept"
 
 
 class RolloutError(Exception):
@@ -82,9 +84,7 @@ class OutputError(RolloutError):
 class OutputFull(OutputError):
     """The disk, a quota or a file size limit is exhausted. What was finished stays."""
 
-    default_hint = (
-        "free some space there, and run the same command again: finished episodes are kept"
-    )
+    default_hint = f"make room, and run the same command again: {_KEPT}"
 
 
 class OutputBusy(OutputError):
@@ -121,6 +121,11 @@ class StageError(RolloutError):
 
 def of_os_error(exc: OSError, path: object) -> OutputError:
     """The typed error for an `OSError` about `path`."""
-    if exc.errno in _NO_ROOM:
-        return OutputFull(f"no room is left for {path}: {exc.strerror}")
+    if disk_space.is_full(exc):
+        folder = Path(str(path))
+        hint = f"{disk_space.full_hint(folder)}, and run the same command again: {_KEPT}"
+        return OutputFull(disk_space.full_text(folder), hint)
+    if exc.errno == errno.EFBIG:
+        text = f"{path} is larger than a file may be here: {exc.strerror}"
+        return OutputFull(text, f"see ulimit -f, and run the same command again: {_KEPT}")
     return OutputUnwritable(f"{path} cannot be written: {exc.strerror or exc}")

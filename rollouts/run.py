@@ -190,7 +190,8 @@ async def roll_out(
             say(f"{earlier} of {config.episodes} episodes are there already")
         async with _staged(grouped(writer, counts) if grouped else writer) as staged:
             keeps_failed = config.keep_failed or config.stages.takes_failed
-            hints = hint_of(config.policy), _lost_hint(list(config.environments))
+            lost = _lost_hint(list(config.environments), keeps_failed=keeps_failed)
+            hints = hint_of(config.policy), lost
             sink = FailedEpisodeSink(staged, counts, say, *hints, keeps_failed=keeps_failed)
             async with _reporting(report, on_report, report_seconds):
                 await collector.collect(numbers, sink)
@@ -198,12 +199,13 @@ async def roll_out(
     return {**report().to_json(), "out": str(config.folder), "kept_failed": keeps_failed}
 
 
-def _lost_hint(names: Sequence[str]) -> str | None:
+def _lost_hint(names: Sequence[str], *, keeps_failed: bool) -> str | None:
     """What to look at when an environment does not answer; None: the daemon knows none of them."""
     if not (known := [name for name in names if "://" not in name]):
         return None
     command = f"openenv status {known[0]}" if len(names) == 1 else "openenv status"
-    return f"{command} tells what happened; the same rollout again plays what is missing"
+    again = "" if keeps_failed else "; the same rollout again plays what is missing"
+    return f"{command} tells what happened{again}"
 
 
 async def _collector_here(config: RunConfig, tracer: Any) -> RolloutCollector:

@@ -13,8 +13,12 @@ _REASONS = tuple(os.strerror(number) for number in _FULL)
 
 def is_full(exc: BaseException) -> bool:
     """Whether this was raised because a disk has no space left, or no file more to give."""
+    if not isinstance(exc, OSError):
+        return False
+    if exc.errno is None:  # `shutil.Error` has the errors of several files, as text
+        return tells_full(str(exc))
     # inotify's limit of watches has the same number; watchdog says which it is.
-    return isinstance(exc, OSError) and exc.errno in _FULL and exc.strerror in _REASONS
+    return exc.errno in _FULL and exc.strerror in _REASONS
 
 
 def tells_full(text: str) -> bool:
@@ -24,7 +28,8 @@ def tells_full(text: str) -> bool:
 
 def folder_of(exc: BaseException, otherwise: Path) -> Path:
     """Return the folder of the file that the exception names; `otherwise` when it names none."""
-    name = getattr(exc, "filename", None)
+    # Of a copy the second is the file that is written.
+    name = getattr(exc, "filename2", None) or getattr(exc, "filename", None)
     return Path(name).parent if isinstance(name, str) and Path(name).is_absolute() else otherwise
 
 
@@ -43,5 +48,6 @@ def full_hint(folder: Path) -> str:
 
     place = quote(str(next(one for one in (folder, *folder.parents) if one.exists())))
     return (
-        f"see df -h {place} and df -i {place}, remove what is not needed there, then openenv prune"
+        f"see df -h {place}, df -i {place} and, if there are quotas, quota -s; remove what is not"
+        " needed there (of openenvd's own: openenv prune)"
     )

@@ -45,7 +45,7 @@ class UvFailed(Exception):
         text = with_last_lines(f"{message}: {self.cause}\nuv's last lines:", self.lines)
         advice = f"{hint}; packages come from {package_source()}"
         if disk_space.tells_full("\n".join(self.lines)):
-            advice = "df -h shows the full disk; uv cache clean, openenv prune"
+            advice = "see with df -h which disk is full; uv cache clean and openenv prune free space"
         return PreparationFailed(text, advice)
 
 

@@ -161,7 +161,7 @@ def _begin_immediate(connection: Connection) -> None:
 
 def _full(path: Path, reason: str) -> DatabaseFull:
     text, hint = disk_space.full_text(path.parent), disk_space.full_hint(path.parent)
-    return DatabaseFull(f"{text} ({reason})", f"{hint}; no restart is needed")
+    return DatabaseFull(f"{text} ({reason})", hint)
 
 
 def _is_full(path: Path) -> bool:

@@ -73,7 +73,7 @@ async def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(small_disk:
     queued = await submit_until_full(store)
     with pytest.raises(DatabaseFull) as caught:
         dispatch.claim(Schedule.SHORT, 100, 2.5)
-    assert "no restart" in str(caught.value.hint)
+    assert "df -h" in str(caught.value.hint)
     assert (await store.read(queries.counts()))["PENDING"] == len(queued)  # reading still works
     with pytest.raises(DatabaseFull):
         await store.write(submitting.submit, PAGE_OF_TEXT, now=1.5)

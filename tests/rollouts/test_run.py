@@ -178,14 +178,17 @@ async def test_an_endpoint_that_nobody_serves_is_named_with_what_to_do(
     assert "OPENAI_MODEL" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    ("keep_failed", "more"), [(False, "; the same rollout again plays what is missing"), (True, "")]
+)
 async def test_an_environment_that_does_not_answer_is_named_with_what_to_do(
-    tmp_path: Path, unused_port: int
+    tmp_path: Path, unused_port: int, keep_failed: bool, more: str
 ) -> None:
-    config = order_of(f"http://127.0.0.1:{unused_port}", tmp_path, episodes=1)
+    address = f"http://127.0.0.1:{unused_port}"
+    config = order_of(address, tmp_path, episodes=1, keep_failed=keep_failed)
     with pytest.raises(AllFailed, match="not_connected") as caught:
         await run(config, tmp_path)
-    hint = "openenv status walk tells what happened; the same rollout again plays what is missing"
-    assert caught.value.hint == hint
+    assert caught.value.hint == f"openenv status walk tells what happened{more}"
 
 
 class Elsewhere:

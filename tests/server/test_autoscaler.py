@@ -193,3 +193,11 @@ async def test_what_does_not_scale_itself_is_left_alone(world: World, spec: dict
         world.autoscaler.forget("trial")
     world.sessions(10)
     assert await world.is_quiet()
+
+
+async def test_what_only_sleeps_is_not_scaled_while_a_user_scales_it(world: World) -> None:
+    world.serve(3, max_replicas=None, gateway=True, idle_timeout_seconds=30.0)
+    world.sessions(1, 0, 0)
+    world.watches.pop()  # drained by a `scale` that has not ended
+    world.sessions(1, 0)
+    assert await world.is_quiet()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,21 @@ def test_a_full_disk_is_known_by_its_error(number: int, reason: str, is_full: bo
     assert disk_space.is_full(OSError(number, reason)) is is_full
 
 
+def test_a_tree_that_is_copied_to_a_full_disk_is_known_by_its_error(
+    full_disk: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "file").write_text("content")
+    with pytest.raises(shutil.Error) as told:
+        shutil.copytree(tmp_path / "tree", full_disk, dirs_exist_ok=True)
+    assert disk_space.is_full(told.value)
+
+
+def test_of_a_copy_the_folder_that_is_written_to_is_named() -> None:
+    exc = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/from/file", None, "/to/file")
+    assert disk_space.folder_of(exc, Path("/home")) == Path("/to")
+
+
 @pytest.fixture
 def full_disk(small_disk: Path) -> Path:
     """A disk that has no room for another file."""
@@ -55,7 +71,7 @@ def test_a_home_that_cannot_be_made_on_a_full_disk_is_no_matter_of_permissions(
     for error in (by_client.value, by_daemon.value):
         assert error.message == f"no space left on the disk of {full_disk}/home"
         assert error.hint is not None
-        assert f"df -h {full_disk} " in error.hint  # the home is not there
+        assert f"df -h {full_disk}, " in error.hint  # the home is not there
         assert "openenv prune" in error.hint
         assert "permissions" not in error.hint
 
@@ -77,4 +93,7 @@ def test_uv_that_met_a_full_disk_is_no_matter_of_the_package_index() -> None:
         "  cause: No space left on device (os error 28)",
     ]
     told = UvFailed(2, lines).explained("the dependencies cannot be installed", "look at x")
-    assert told.hint == "df -h shows the full disk; uv cache clean, openenv prune"
+    assert (
+        told.hint
+        == "see with df -h which disk is full; uv cache clean and openenv prune free space"
+    )
