@@ -40,7 +40,7 @@ PLACES = {
 }
 HINTLESS = {
     *("BadParameter", "ClickException", "EpisodeFailed", "SessionEnded", "SessionError"),
-    *("UsageError", "ValueError", "error_frame"),
+    *("UsageError", "ValueError", "error_frame", "fail"),
 }
 # A `ValueError` of these files is what validation tells a user.
 VALIDATING = (
@@ -48,6 +48,7 @@ VALIDATING = (
     *("server/settings.py", "system/request_origin.py"),
     *(f"environments/engines/{name}_options.py" for name in ("docker", "kubernetes", "swarm")),
 )
+PYTEST_PLUGIN = "sdk/pytest_plugin.py"  # it fails a test with what its user sees
 # Classes whose methods return what is shown.
 RETURNING = {"processes/exits/exit_reason.py": "ExitReason"}
 # Exceptions that nobody sees: they are caught, and become another or none.
@@ -95,6 +96,7 @@ class Module:
     file: str
     tree: ast.Module
     constants: dict[str, ast.expr] = field(default_factory=dict)
+    functions: dict[str, ast.FunctionDef] = field(default_factory=dict)
     imported: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
@@ -168,7 +170,7 @@ class Catalog:
                 name = owner
             if name == owner and not _is_super(node):
                 continue
-            if name in self.shown or name in MAKERS or _is_validation(name, module.file):
+            if name in self.shown or name in MAKERS or _is_told_by(module.file, name):
                 yield self._message(name, node, module, scope)
 
     def _message(self, name: str, node: ast.Call, module: Module, scope: ast.AST) -> Message:
@@ -213,17 +215,34 @@ class Catalog:
                 return self._named(name, at, depth + 1)
             case ast.Call(func=ast.Name(id="with_last_lines"), args=[text, *_]):
                 return self._texts(text, at, depth)
+            case ast.Call(func=called) if depth < MOST_NAMES:
+                return self._returned(called, at, depth + 1) or ["…"]
         return ["…"]
+
+    def _returned(self, called: ast.expr, at: Place, depth: int) -> Texts:
+        """Return what a function of a module of ours returns, if that is one text."""
+        file, name = at.module.file, _name(called)
+        if isinstance(called, ast.Attribute):
+            package, module = at.module.imported.get(_name(called.value), ("nowhere", ""))
+            file = str(Path(package).with_name(f"{module}.py"))
+        elif name in at.module.imported:
+            file, name = at.module.imported[name]
+        if (other := self._modules.get(file)) is None or name not in other.functions:
+            return []
+        function = other.functions[name]
+        returned = [each for each in ast.walk(function) if isinstance(each, ast.Return)]
+        if len(returned) != 1 or returned[0].value is None:
+            return []
+        return self._texts(returned[0].value, Place(other, function, returned[0].value), depth)
 
     def _part(self, node: ast.expr, at: Place, depth: int) -> Texts:
         """Return what a piece of an f-string may be: its text, or a word for what is filled in."""
         if not isinstance(node, ast.FormattedValue):
             return self._texts(node, at, depth)
         found = self._texts(node.value, at, depth)
-        if found and found != ["…"]:
-            return found
         word = _last_word(node.value).strip("_").upper() or "…"
-        return [repr(word) if node.conversion == ord("r") else word]
+        word = repr(word) if node.conversion == ord("r") else word
+        return [*dict.fromkeys(word if "…" in each else each for each in found)] or [word]
 
     def _named(self, name: str, at: Place, depth: int) -> Texts:
         if given := _assigned(name, at):
@@ -257,14 +276,26 @@ def _assigned(name: str, at: Place) -> list[ast.expr]:
                 continue
             given = [each for each in body if _gives(each, name) and each.lineno < at.node.lineno]
             if given and body[-1].end_lineno >= at.node.lineno >= body[0].lineno:
-                found = [given[-1].value]
+                found = [value for value in [_given(given[-1], name)] if value]
             elif given and len(found) != 1:
-                found.append(given[-1].value)
+                found += [value for value in [_given(given[-1], name)] if value]
     return found
 
 
 def _gives(node: ast.AST, name: str) -> TypeGuard[ast.Assign]:
-    return isinstance(node, ast.Assign) and name in map(_name, node.targets)
+    return isinstance(node, ast.Assign) and _given(node, name) is not None
+
+
+def _given(node: ast.Assign, name: str) -> ast.expr | None:
+    """Return what an assignment gives a name, alone or as one of several."""
+    for target in node.targets:
+        if _name(target) == name:
+            return node.value
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            for each, value in zip(target.elts, node.value.elts, strict=False):
+                if _name(each) == name:
+                    return value
+    return None
 
 
 def _of_dictionary(
@@ -287,6 +318,8 @@ def _module(path: Path) -> Module:
     for node in found.tree.body:
         if isinstance(node, ast.Assign):
             found.constants |= {_name(target): node.value for target in node.targets}
+        elif isinstance(node, ast.FunctionDef):
+            found.functions[node.name] = node
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
             found.constants[_name(node.target)] = node.value
         elif isinstance(node, ast.ImportFrom) and node.level:
@@ -333,5 +366,8 @@ def _is_super(node: ast.Call) -> bool:
     return _name(node.func) == "__init__" and isinstance(node.func, ast.Attribute)
 
 
-def _is_validation(name: str, file: str) -> bool:
+def _is_told_by(file: str, name: str) -> bool:
+    """Whether a call that is shown in certain files alone is shown in this one."""
+    if name == "fail":
+        return file == PYTEST_PLUGIN
     return name == "ValueError" and file.startswith(VALIDATING)

@@ -22,7 +22,7 @@ from .error_catalog import MAKERS, RETURNING, ROOT, Catalog, Message
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
 BLOCK = re.compile(r"<!-- errors: (.*?) -->\n.*?<!-- end -->", re.DOTALL)
-NOT_CLASSES = {*MAKERS, *RETURNING.values(), "ValueError"}
+NOT_CLASSES = {*MAKERS, *RETURNING.values(), "ValueError", "fail"}
 
 
 @dataclass(frozen=True, slots=True)

