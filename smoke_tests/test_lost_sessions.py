@@ -135,7 +135,8 @@ class Stage:
     def are_told(self, kind: str, *texts: str) -> None:
         """Assert that both steps raised this, and that there was a session again."""
         for outcome in self.outcomes():
-            assert outcome.get("type") == kind, outcome
+            seen = f"{outcome}\n{self.machine.ok('logs', 'sample').out}"
+            assert outcome.get("type") == kind, seen
             assert all(text in outcome["text"] for text in texts), outcome
             assert outcome["has_session"], outcome
 

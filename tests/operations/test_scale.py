@@ -248,7 +248,7 @@ def test_what_is_added_and_not_ready_names_the_launch_that_says_how_long_that_ma
     switch.touch()
     with pytest.raises(NotReady, match="was not ready after 5 s") as told:
         run("scale", name="echo", replicas=2)
-    assert told.value.hint.startswith("its launch says")
+    assert str(told.value.hint).startswith("its launch says")
 
 
 def test_what_a_killed_attempt_started_is_stopped_by_the_next(
