@@ -109,6 +109,15 @@ def rollup_bytes(pid: int, *names: str) -> int | None:
     return sum(found) if found else None
 
 
+def oom_score_adj() -> int:
+    """Return how soon the kernel picks this process when memory runs out; 0 if it does not say."""
+    try:
+        with open("/proc/self/oom_score_adj", "rb", buffering=0) as file:
+            return int(file.read())
+    except OSError:
+        return 0
+
+
 def set_oom_score_adj(pid: int, value: int) -> bool:
     """Tell the kernel how soon to pick a process when memory runs out; False if it could not be.
 

@@ -6,6 +6,9 @@
 
 What a child does then: `shard/shard.py`. A machine may have no room for one more process or
 descriptor: then nothing is left behind, and the caller gets `OSError`. Live children go on.
+
+When memory runs out the kernel picks a child before the supervisor, also one that has just come:
+the clients of all others are told by the supervisor alone why their sessions have ended.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from ...system import forking
 from ...system.cgroups import Cgroup
 from ...system.descriptors import Message, packet_pair
 from ...system.prctl import set_thread_name
-from ...system.proc import children_of
+from ...system.proc import children_of, oom_score_adj, set_oom_score_adj
 from ..ipc.child_config import ChildConfig
 from ..ipc.scoreboard import Counters, Field, Scoreboard
 from ..protocol import CHILD_CONFIG_VARIABLE, HOST_CONFIG_VARIABLE, HostConfig
@@ -37,6 +40,7 @@ from .session_memory import CHECK_SECONDS, SessionGroups
 if TYPE_CHECKING:
     from ..environment.plan import ServingPlan
 
+CHILD_OOM_SCORE_ADJ = 200  # more than the supervisor has; a worker of the executor has more still
 PROGRAM = Path(__file__).resolve().parent.parent / "__main__.py"
 Serve = Callable[[ChildConfig, Scoreboard, bytes], Never]  # what a forked child does
 
@@ -67,6 +71,7 @@ class Spawner:
         self.inboxes = [packet_pair() for _ in range(plan.shards)]  # reading, writing
         self._groups: SessionGroups | None = None
         self._number = 0
+        self._oom_score_adj = min(1000, oom_score_adj() + CHILD_OOM_SCORE_ADJ)
         self.can_fork = False  # once prepared: whether children can be forked
         self.state_address: str | None = None  # of the state process, if sessions share a state
 
@@ -160,6 +165,7 @@ class Spawner:
             if new.pid == 0:
                 childs_link.detach()
                 self._run_child(new, head, parent)
+        set_oom_score_adj(new.pid, self._oom_score_adj)
         return new
 
     def _run_child(self, new: Child, head: bytes, parent: int) -> Never:

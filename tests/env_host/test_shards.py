@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -83,6 +84,16 @@ def test_shards_that_are_not_needed_are_stopped_but_for_the_last(start: StartHos
         assert 2 <= len(shards(host)) <= 3
     until_shards(host, 1)
     assert host.log.read_text() == ""
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="the score is Linux's")
+def test_the_kernel_picks_a_shard_before_the_host_that_tells_its_clients(start: StartHost) -> None:
+    host = start(shards=2, max_sessions=4)
+    host.ready()
+    pids = [host.process.pid, *(shard.pid for shard in shards(host))]
+    own, *theirs = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in pids]
+    assert theirs
+    assert set(theirs) == {own + 200}
 
 
 @pytest.mark.parametrize("count", [1, 2])
