@@ -82,8 +82,8 @@ class RequestFailed(ClientError):
 class SessionError(ClientError):
     """A session could not be opened, was lost, or refused a message.
 
-    `code` is OpenEnv's, of a message that was refused; otherwise None. A session that has ended
-    repeats the error that says why.
+    `code` is OpenEnv's, of an error that the server has answered with; otherwise None. Each call of
+    a session that has ended raises why it has: in the same words, with the same code and hint.
     """
 
     def __init__(self, message: str, code: str | None = None, hint: str | None = None) -> None:

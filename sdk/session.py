@@ -10,7 +10,7 @@ is not, they are these: the same methods and the same results, and nothing beyon
     any of them                        {"type": "error", "data": {message, code}}: `SessionError`
 
 A session is opened by `with`. Proxies are passed by, as OpenEnv's client does. A session that has
-ended repeats why with every further call.
+ended says why with every further call: in the same words, with the same code and hint.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import websockets.sync.client
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from ..client.errors import SessionError
+from ..env_host.errors import WSErrorCode
 from ..env_host.protocol import MAX_MESSAGE_BYTES
 from ..rollouts.errors import NoEnvironment
 from ..rollouts.sessions.answers import error_text
@@ -37,6 +38,11 @@ Json = dict[str, Any]
 
 CONNECT_SECONDS = 30.0
 ANSWER_SECONDS = 60.0  # as OpenEnv's client waits
+
+# Errors after which the server closes the session.
+_ENDS = frozenset(
+    {WSErrorCode.CAPACITY_REACHED, WSErrorCode.FACTORY_ERROR, WSErrorCode.SESSION_ERROR}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,6 @@ class AnyAsyncSession(Protocol):
 class _Common:
     """What both kinds of sessions are made with, and how they fail."""
 
-    _last_error: SessionError | None = None  # of the last answer, if that was an error
     _end: SessionError | None = None  # why the session has ended
 
     def __init__(
@@ -124,31 +129,29 @@ class _Common:
         """Return what an answer carries; raise what it says of an error."""
         answer = json.loads(text)
         data: Json = answer.get("data") or {}
-        self._last_error = None
         if answer.get("type") == "error":
-            told = error_text(data.get("message"), data.get("errors"))
-            self._last_error = SessionError(told, data.get("code"))
-            raise self._last_error
+            told, code = error_text(data.get("message"), data.get("errors")), data.get("code")
+            if code not in _ENDS:
+                raise SessionError(told, code)
+            # The close frame that follows has at most the beginning of these words.
+            hint = self._lost_hint if code == WSErrorCode.SESSION_ERROR else None
+            raise self._ended(SessionError(told, code, hint))
         return data
 
     def _silent(self, kind: str) -> SessionError:
         """Return the error of an answer that did not come, after which the session is closed."""
         told = f"the {kind} was not answered within {self._answer_timeout:g} s"
-        self._end = SessionError(f"{told}; the session was closed")
-        return self._end
+        return self._ended(SessionError(f"{told}; the session was closed"))
 
     def _lost(self, exc: ConnectionClosed) -> SessionError:
-        """Return why the session has ended: a new error each time, with the same words.
+        """Return the error of a connection that has ended, and that we had not closed."""
+        why = exc.rcvd.reason if exc.rcvd is not None else "the connection was lost"
+        told = f"the session has ended: {why or 'closed by the server'}"
+        return self._ended(SessionError(told, hint=self._lost_hint))
 
-        A server that refuses or ends a session says why in an error frame, and closes it then.
-        """
-        if self._end is None:
-            why = exc.rcvd.reason if exc.rcvd is not None else "the connection was lost"
-            if exc.rcvd_then_sent and not why and self._last_error is not None:
-                self._end = self._last_error
-            else:
-                told = f"the session has ended: {why or 'closed by the server'}"
-                self._end = SessionError(told, hint=self._lost_hint)
+    def _ended(self, end: SessionError) -> SessionError:
+        """Keep why the session has ended, unless that is known; return a new error that says it."""
+        self._end = self._end or end
         return SessionError(self._end.message, self._end.code, self._end.hint)
 
 
@@ -165,6 +168,7 @@ class Session(_Common):
     _socket: websockets.sync.client.ClientConnection | None = None
 
     def __enter__(self) -> Self:
+        self._end = None
         try:
             self._socket = websockets.sync.client.connect(
                 session_url(self._base_url),
@@ -194,18 +198,22 @@ class Session(_Common):
     def close(self) -> None:
         """End the session."""
         if self._socket is not None:
+            self._ended(SessionError("the session was closed"))
             self._socket.close()
 
     def _ask(self, kind: str, data: Mapping[str, Any] | None) -> Json:
         if self._socket is None:
             raise _not_open()
+        if self._end is not None:
+            raise self._ended(self._end)
         try:
             with suppress(ConnectionClosed):  # why may have been said before
                 self._socket.send(_message(kind, data))
             return self._answer(self._socket.recv(self._answer_timeout))
         except TimeoutError as exc:
+            silent = self._silent(kind)
             self.close()  # a late answer would be taken for the next one's
-            raise self._silent(kind) from exc
+            raise silent from exc
         except ConnectionClosed as exc:
             raise self._lost(exc) from exc
 
@@ -216,6 +224,7 @@ class AsyncSession(_Common):
     _socket: websockets.asyncio.client.ClientConnection | None = None
 
     async def __aenter__(self) -> Self:
+        self._end = None
         try:
             self._socket = await websockets.asyncio.client.connect(
                 session_url(self._base_url),
@@ -245,6 +254,7 @@ class AsyncSession(_Common):
     async def close(self) -> None:
         """End the session."""
         if self._socket is not None:
+            self._ended(SessionError("the session was closed"))
             await self._socket.close()
 
     async def _ask(self, kind: str, data: Mapping[str, Any] | None) -> Json:
@@ -252,14 +262,17 @@ class AsyncSession(_Common):
 
         if self._socket is None:
             raise _not_open()
+        if self._end is not None:
+            raise self._ended(self._end)
         try:
             with suppress(ConnectionClosed):  # why may have been said before
                 await self._socket.send(_message(kind, data))
             async with asyncio.timeout(self._answer_timeout):
                 return self._answer(await self._socket.recv())
         except TimeoutError as exc:
+            silent = self._silent(kind)
             await self.close()  # a late answer would be taken for the next one's
-            raise self._silent(kind) from exc
+            raise silent from exc
         except ConnectionClosed as exc:
             raise self._lost(exc) from exc
 

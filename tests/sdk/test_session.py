@@ -16,17 +16,21 @@ from websockets.sync.server import ServerConnection, serve
 from openenvd.client.errors import SessionError
 from openenvd.rollouts.sessions.session import session_url
 from openenvd.sdk.session import AsyncSession, Session
+from openenvd.system.websocket import INTERNAL_ERROR_CLOSE, close_payload
 
 
 @contextmanager
 def server(*answers: str | None) -> Iterator[str]:
-    """Give these answers, one to each message; None closes the connection."""
+    """Give these answers, one to each message; None and "close" close, the first with a reason."""
 
     def handle(socket: ServerConnection) -> None:
         for answer in answers:
             socket.recv()
             if answer is None:
                 socket.close(1011, "the shard was lost")
+                return
+            if answer == "close":
+                socket.close(1012)
                 return
             socket.send(answer)
         for _ in socket:
@@ -41,12 +45,14 @@ def server(*answers: str | None) -> Iterator[str]:
 
 
 @contextmanager
-def refusing_server() -> Iterator[str]:
+def refusing_server(
+    message: str = "no licence", code: str = "CAPACITY_REACHED", close: tuple[int, str] = (1000, "")
+) -> Iterator[str]:
     """End every session with an error that nobody has asked for."""
 
     def handle(socket: ServerConnection) -> None:
-        error = {"message": "no licence", "code": "CAPACITY_REACHED"}
-        socket.send(json.dumps({"type": "error", "data": error}))
+        socket.send(error(message, code))
+        socket.close(*close)
 
     with serve(handle, "127.0.0.1", 0) as running:
         thread = Thread(target=running.serve_forever)
@@ -60,6 +66,10 @@ def observation(**data: object) -> str:
     return json.dumps({"type": "observation", "data": data})
 
 
+def error(message: str, code: str) -> str:
+    return json.dumps({"type": "error", "data": {"message": message, "code": code}})
+
+
 def test_an_answer_without_reward_and_end_is_a_result() -> None:
     with server(observation(observation={"x": 1})) as address, Session(address) as session:
         result = session.reset(seed=3)
@@ -67,9 +77,9 @@ def test_an_answer_without_reward_and_end_is_a_result() -> None:
 
 
 def test_an_error_is_raised_with_its_code() -> None:
-    error = {"type": "error", "data": {"message": "no such move", "code": "EXECUTION_ERROR"}}
+    refused = error("no such move", "EXECUTION_ERROR")
     ends = observation(observation={}, done=True)
-    with server(json.dumps(error), ends) as address, Session(address) as session:
+    with server(refused, ends) as address, Session(address) as session:
         with pytest.raises(SessionError, match="no such move") as caught:
             session.step({})
         assert caught.value.code == "EXECUTION_ERROR"
@@ -78,9 +88,9 @@ def test_an_error_is_raised_with_its_code() -> None:
 
 def test_an_error_names_the_fields_that_are_wrong() -> None:
     data = {"message": "Invalid message", "errors": [{"loc": ["mesage"], "msg": "unknown field"}]}
-    error = json.dumps({"type": "error", "data": data})
+    refused = json.dumps({"type": "error", "data": data})
     wrong = pytest.raises(SessionError, match=r"Invalid message.*mesage.*unknown field")
-    with server(error) as address, Session(address) as session, wrong:
+    with server(refused) as address, Session(address) as session, wrong:
         session.step({"mesage": "x"})
 
 
@@ -92,14 +102,59 @@ def test_a_lost_session_says_why_with_each_call() -> None:
             assert caught.value.hint == "look there"
 
 
-def test_a_closed_session_does_not_repeat_the_error_of_its_last_step() -> None:
-    error = json.dumps({"type": "error", "data": {"message": "no such move"}})
-    with server(error) as address, Session(address) as session:
+def test_a_session_that_its_client_closed_says_so_with_each_call() -> None:
+    with server(error("no such move", "EXECUTION_ERROR")) as address:
+        session = Session(address, lost_hint="look there")
+        with session, pytest.raises(SessionError, match="no such move"):
+            session.step({})
+        for _ in range(2):
+            with pytest.raises(SessionError, match=r"^the session was closed$") as caught:
+                session.step({})
+            assert (caught.value.code, caught.value.hint) == (None, None)
+
+
+async def test_the_same_of_one_for_asyncio() -> None:
+    with server() as address:
+        session = AsyncSession(address, lost_hint="look there")
+        async with session:
+            pass
+        with pytest.raises(SessionError, match=r"^the session was closed$") as caught:
+            await session.reset()
+        assert caught.value.hint is None
+
+
+def test_a_session_that_is_opened_once_more_forgets_that_it_was_closed() -> None:
+    with server(observation(observation={"x": 1})) as address:
+        session = Session(address)
+        with session:
+            pass
+        with session:
+            assert session.reset().observation == {"x": 1}
+
+
+def test_a_refused_step_is_not_why_a_session_ends_later() -> None:
+    answers = server(error("no such move", "EXECUTION_ERROR"), "close")
+    with answers as address, Session(address, lost_hint="look there") as session:
         with pytest.raises(SessionError, match="no such move"):
             session.step({})
-        session.close()
-        with pytest.raises(SessionError, match="has ended"):
-            session.step({})
+        for _ in range(2):
+            with pytest.raises(SessionError, match="ended: closed by the server") as caught:
+                session.step({})
+            assert (caught.value.code, caught.value.hint) == (None, "look there")
+
+
+def test_the_notice_of_a_crash_is_repeated_whole_with_each_call() -> None:
+    """The close frame that follows it has the beginning of its text only."""
+    text = f"shard 0 was killed for memory: {'limit of 200 MB, ' * 20}start it with more"
+    cut = close_payload(INTERNAL_ERROR_CLOSE, text)[2:].decode()
+    assert len(cut) < len(text)
+    frames = refusing_server(text, "SESSION_ERROR", (INTERNAL_ERROR_CLOSE, cut))
+    with frames as address, Session(address, lost_hint="look there") as session:
+        for _ in range(3):
+            with pytest.raises(SessionError) as caught:
+                session.reset()
+            told = caught.value.message, caught.value.code, caught.value.hint
+            assert told == (text, "SESSION_ERROR", "look there")
 
 
 async def test_the_same_for_asyncio() -> None:
