@@ -504,34 +504,86 @@ def other_files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_page_loads_itself_again_once_when_its_daemon_has_other_files(
-    dashboard: Dashboard, other_files: Path
-) -> None:
-    """What is typed into a form is not lost by that."""
-    page, machine = dashboard.show("/launch"), dashboard.machine
-    page.get_by_label("Source").fill("half a na")
-    before = page.evaluate(FILES_OF)
-    loads: list[Any] = []
-    page.on("load", lambda loaded: loads.append(loaded))
-    machine.kill_daemon()
-    machine.environ["PYTHONPATH"] = str(other_files)
-    try:
-        machine.ok("up")
-        page.locator("#said").filter(has_text="has other files: reload").wait_for()
-        assert (len(loads), page.get_by_label("Source").input_value()) == (0, "half a na")
-        with page.expect_event("load"):
-            page.evaluate("location.hash = '/'")
-        page.locator("[data-connection=connected]").wait_for()
-        page.wait_for_timeout(3000)  # some changes of the stream, each of which would load it again
-        assert (len(loads), page.evaluate(FILES_OF) == before) == (1, False)
-    finally:
-        page.close()
-        del machine.environ["PYTHONPATH"]
+@pytest.fixture
+def replace_daemon(dashboard: Dashboard, other_files: Path) -> Iterator[Callable[[], None]]:
+    """Replace the daemon by one with other files, until the test's end."""
+    machine = dashboard.machine
+
+    def replace() -> None:
         machine.kill_daemon()
+        machine.environ["PYTHONPATH"] = str(other_files)
         machine.ok("up")
+
+    yield replace
+    dashboard.page.close()
+    machine.environ.pop("PYTHONPATH", None)
+    machine.kill_daemon()
+    machine.ok("up")
     dashboard.errors.clear()  # the browser notes each call that nobody answered
 
 
+def test_a_page_loads_itself_again_once_when_its_daemon_has_other_files(
+    dashboard: Dashboard, replace_daemon: Callable[[], None]
+) -> None:
+    """A form that nobody has typed into keeps no page from that."""
+    page = dashboard.show("/launch")
+    page.get_by_label("Source").wait_for()
+    before = page.evaluate(FILES_OF)
+    loads: list[Any] = []
+    page.on("load", lambda loaded: loads.append(loaded))
+    replace_daemon()
+    page.wait_for_function(HAS_OTHER_FILES, arg=before)
+    page.locator("[data-connection=connected]").wait_for()
+    page.wait_for_timeout(SOME_CHANGES)
+    assert len(loads) == 1
+
+
+def test_a_form_that_was_typed_into_is_not_lost_to_other_files(
+    dashboard: Dashboard, replace_daemon: Callable[[], None]
+) -> None:
+    page = dashboard.show("/launch")
+    source = page.get_by_label("Source")
+    source.fill("half a na")
+    page.get_by_text("More options").click()
+    sandbox, choice = page.get_by_role("checkbox", name="Sandbox"), page.get_by_role("combobox")
+    before = page.evaluate(FILES_OF)
+    replace_daemon()
+    note = page.get_by_role("alert").filter(has_text="The daemon was updated")
+    note.wait_for()
+    page.wait_for_timeout(SAID)
+    assert (note.is_visible(), source.input_value()) == (True, "half a na")
+    sandbox.check()
+    source.fill("")
+    page.wait_for_timeout(SOME_CHANGES)
+    assert (note.is_visible(), sandbox.is_checked()) == (True, True)
+    choice.first.select_option(index=1)
+    sandbox.uncheck()
+    page.wait_for_timeout(SOME_CHANGES)
+    assert note.is_visible()
+    with page.expect_event("load"):
+        choice.first.select_option(index=0)
+    assert page.evaluate(FILES_OF) != before
+
+
+def test_a_question_is_not_lost_to_other_files(
+    dashboard: Dashboard, launched: str, replace_daemon: Callable[[], None]
+) -> None:
+    page = dashboard.show("/")
+    row = row_of(page, "environments", launched)
+    row.get_by_role("button", name=f"Scale {launched}").click()
+    replicas = page.get_by_role("spinbutton", name="Replicas")
+    replicas.fill("3")
+    replace_daemon()
+    page.get_by_text("The daemon was updated").wait_for()
+    page.wait_for_timeout(SOME_CHANGES)
+    assert replicas.input_value() == "3"
+    with page.expect_event("load"):
+        page.get_by_role("button", name="Cancel").click()
+
+
+SOME_CHANGES = 3000  # milliseconds, in which the stream tells of the daemon more than once
+SAID = 7000  # after which no other announcement is shown any more
+HAS_OTHER_FILES = "before => document.querySelector('script[type=module]')?.src !== before"
 FILES_OF = "() => document.querySelector('script[type=module]').src"
 HIDDEN_SECONDS = 75.0  # a hidden tab looks every 30
 TABS = 8  # a browser has six connections to one server, for all of them

@@ -77,24 +77,33 @@ const up = figure("up", "How long the daemon has run");
 up.append(age(null));
 
 let version = import.meta.url.match(/\/([0-9a-f]{16})\/app\.js$/)?.[1]; // of the files that this page has
-let told; // of which other files was said that the page is to be reloaded
 let address = "";
 let alarm = "";
 const showTitle = () => { document.title = `${alarm}openenvd ${address}`; };
 app.setAlarm = (words) => { alarm = words ? `(${words}) ` : ""; showTitle(); };
 
-/** Another daemon has other files: load them, unless that would lose what is typed into a form. */
-function loadAgain(page) {
-  const isTyped = [...main.querySelectorAll("form input, form textarea")].some((each) => each.value !== each.defaultValue || each.checked !== each.defaultChecked);
-  if (!isTyped) location.reload();
-  else if (told !== page) { told = page; app.say("The daemon has other files: reload the page"); }
+/** Whether a field of a form is not as it was at first. */
+function isChanged(field) {
+  if (field.options) return field.selectedIndex !== Math.max(0, [...field.options].findIndex((each) => each.defaultSelected));
+  if (field.type === "checkbox") return field.checked !== field.defaultChecked;
+  return field.value !== field.defaultValue;
+}
+
+/** Another daemon has other files: load them, unless that would lose a question, or what is typed into a form. */
+function loadAgain() {
+  const fields = document.querySelectorAll("form :is(input, select, textarea)");
+  if (!document.querySelector("dialog") && ![...fields].some(isChanged)) location.reload();
+  else if (!document.getElementById("updated")) {
+    document.querySelector("header").append(h("p", { id: "updated", class: "notice", role: "alert" },
+      "The daemon was updated. Reload this page; what is typed here will be lost."));
+  }
 }
 
 store.listen(["daemon", "environments"], () => {
   const daemon = store.one("daemon");
   if (!daemon) return;
   version ??= daemon.page;
-  if (version !== daemon.page) loadAgain(daemon.page);
+  if (version !== daemon.page) loadAgain();
   text(sessions, number([...store.all("environments").values()].reduce((sum, each) => sum + each.sessions, 0)));
   text(running, number(daemon.requests.RUNNING));
   text(waiting, number(daemon.requests.PENDING));

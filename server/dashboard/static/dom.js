@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elements, keyed lists, and how sizes, durations and states are written.
 
-const PROPERTIES = new Set(["value", "checked", "disabled", "hidden", "open", "htmlFor"]);
+const PROPERTIES = new Set(["value", "disabled", "hidden", "open", "htmlFor"]); // not `checked`, whose attribute is the default
 
 /** An element: attributes, `on…` listeners, properties; children are elements, text, or null. */
 export function h(tag, attributes = {}, ...children) {
