@@ -205,7 +205,7 @@ def test_a_session_that_ends_for_memory_is_told_so_at_once(
     words = ("launch", "hungry_steps:HungryEnvironment", "--name", "hog", "--memory", "200M")
     launch = machine.ok(*words, "--json", cwd=tmp_path).json["request_id"]
     session = Session(machine.environment("hog")["address"])
-    limit = "had reached their limit of 200 MB"
+    limit = "may use 200 MB together"
     with session, pytest.raises(SessionError, match=limit):
         _play(session)
     assert limit in machine.ok("logs", "hog").out

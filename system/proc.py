@@ -168,10 +168,9 @@ def exit_sentence(wait_status: int) -> str:
     return f"{'crashed with' if number in _CRASHES else 'was killed by'} {signal_name(number)}"
 
 
-def shared_limit_sentence(limit_bytes: int | None) -> str:
-    """Say that the memory limit was reached by all processes of a replica, not by one alone."""
-    of = "" if limit_bytes is None else f" of {limit_bytes / MB:.0f} MB"
-    return f"the replica's processes had reached their limit{of} together"
+def shared_limit_sentence(limit_bytes: int) -> str:
+    """Say that a memory limit is that of all processes of a replica, not of one alone."""
+    return f"its replica's processes may use {limit_bytes / MB:.0f} MB together"
 
 
 _fd_limits: list[tuple[int, int]] = []  # of this process, before the first was raised

@@ -35,9 +35,8 @@ class ChildExit:
     peak_bytes: int | None
     limit_bytes: int | None  # the cap of isolated sessions
     out_of_memory: str | None  # a sentence, if it was killed for memory
-    kills: str | None = (
-        None  # the end of a sentence, if the kernel probably killed it for the server's memory
-    )
+    # A clause, if the kernel probably killed it for the memory of all processes of the server.
+    memory_clause: str | None = None
 
     @property
     def is_expected(self) -> bool:
@@ -50,7 +49,7 @@ class ChildExit:
         if self.out_of_memory is not None:
             return self.out_of_memory
         sentence = exit_sentence(self.wait_status)
-        return f"{sentence}{self.kills or ''}"
+        return sentence if self.memory_clause is None else f"{sentence}, {self.memory_clause}"
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -86,7 +85,7 @@ def exit_of(
     *,
     sessions: int,
     limit_bytes: int | None,
-    kills: str | None = None,
+    memory_clause: str | None = None,
 ) -> ChildExit:
     """Collect what is known of an exit, before the child's memory cgroup is removed.
 
@@ -105,7 +104,7 @@ def exit_of(
         peak_bytes=peak_bytes,
         limit_bytes=limit_bytes,
         out_of_memory=out_of_memory,
-        kills=kills,
+        memory_clause=memory_clause,
     )
 
 

@@ -13,6 +13,7 @@ import time
 from signal import SIGKILL
 
 from ...system.cgroup_tree import TOP, V1, Location, level_number, locate, read_keyed
+from ...system.memory_left import UNLIMITED_BYTES
 from ...system.proc import shared_limit_sentence
 
 LOOK_SECONDS = 1.0  # at least, between two looks at the count
@@ -41,7 +42,7 @@ class ServerMemory:
             self._count()
 
     def kill_of(self, wait_status: int) -> str | None:
-        """Return the end of a sentence if this exit may be of a process killed for memory.
+        """Return `probably for memory…` if this exit may be of a process that was killed for it.
 
         It is returned once for each kill. Exits but by SIGKILL leave it to the victim's, which may
         come later.
@@ -53,7 +54,8 @@ class ServerMemory:
         if self._counted <= self._told:
             return None
         self._told += 1
-        return f", probably for memory: {shared_limit_sentence(self._limit_bytes())}"
+        limit = self._limit_bytes()
+        return "probably for memory" + (f": {shared_limit_sentence(limit)}" if limit else "")
 
     def _count(self) -> None:
         self._looked_at = now = time.monotonic()
@@ -69,7 +71,8 @@ class ServerMemory:
         return read_keyed(f"{self._location.directory}/{name}", "oom_kill")
 
     def _limit_bytes(self) -> int | None:
+        """Return the limit of the replica's own group, if it has one; what is around it may."""
         assert self._location is not None
         name = "memory.limit_in_bytes" if self._location.version == V1 else "memory.max"
-        limits = [level_number(level, name) for level in self._location.levels()]
-        return min((limit for limit in limits if limit is not None), default=None)
+        limit = level_number(self._location, name)
+        return limit if limit is not None and limit < UNLIMITED_BYTES else None

@@ -506,14 +506,14 @@ class Supervisor:
         if signal.SIGCHLD in numbers:
             for child, status, peak_bytes in self._children.reap():
                 self._receive_last(child)
-                limit, sessions = self._config.session_memory_bytes, self._sessions_of(child)
+                killed = None if child.killed_for else self._server_memory.kill_of(status)
                 exited = exit_of(
                     child,
                     status,
                     peak_bytes,
-                    sessions=sessions,
-                    limit_bytes=limit,
-                    kills=None if child.killed_for else self._server_memory.kill_of(status),
+                    sessions=self._sessions_of(child),
+                    limit_bytes=self._config.session_memory_bytes,
+                    memory_clause=killed,
                 )
                 self._on_exit(exited)
             self._reap_state()

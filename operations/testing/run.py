@@ -33,6 +33,7 @@ CHECKS: dict[str, Check] = {
     "determinism": determinism.check,
     "leaks": leaks.check,
 }
+MEASURING = ("memory", "blocking", "leaks")
 COME_BACK_SECONDS = 15.0  # of a server that has exited
 LOOK_SECONDS = 0.2
 _SKIPPED = "skipped, as asked for"
@@ -61,43 +62,58 @@ async def run(
 
 async def _run_one(check: Check, subject: Subject, result: CheckResult) -> None:
     started, exits = time.monotonic(), subject.exits()
+    lost: Finding | None = None
     try:
         await check(subject, result)
     except SessionFailed as exc:
         result.summary = "it could not be finished"
-        result.findings.append(
-            Finding(
-                str(exc),
-                "training code's sessions end in the same way",
-                "openenv logs NAME shows what it printed (--keep leaves it running for that); a "
-                "call that takes longer has --step-timeout",
-            )
+        lost = Finding(
+            str(exc),
+            "training code's sessions end in the same way",
+            "openenv logs NAME shows what it printed (--keep leaves it running for that); a "
+            "call that takes longer has --step-timeout",
         )
     if exits != (now := await _exits_now(subject)):
-        note_exits(result, sum(now) - sum(exits), subject.last_exit())
+        servers, shards = (after - before for before, after in zip(exits, now, strict=True))
+        last, shares_limit = subject.last_exit(of_shard=not servers)
+        if note_exits(result, servers + shards, last, shares_limit=shares_limit):
+            lost = None
         await _wait_until_back(subject)
+    if lost is not None:
+        result.findings.append(lost)
     result.seconds = time.monotonic() - started
 
 
-def note_exits(result: CheckResult, count: int, last: ExitReason | None) -> None:
+def note_exits(
+    result: CheckResult, count: int, last: ExitReason | None, *, shares_limit: bool
+) -> bool:
     """Add the finding that so many processes of the server exited during a check.
 
-    When the last was killed for memory, this stands for what the check has measured or not been
-    able to: the figures are of a server that has just started.
+    When the last was killed for memory, this stands for what a check has measured: the figures are
+    of a server that has just started. What was found of the protocol stays.
+
+    Returns:
+        Whether it was killed for memory, which is why the check could not be finished.
     """
     who = "a process" if count == 1 else f"{count} processes"
-    how = f"it {last.sentence(shares_limit=True)}" if last else "it is not known how"
+    how = f"it {last.sentence(shares_limit=shares_limit)}" if last else "it is not known how"
     found, means = f"{who} of the server exited: {how}", "all sessions of the process ended with it"
     if last is None or not last.is_oom:
         remedy = "its log has the last lines that it printed"
         result.findings.append(Finding(found, means, remedy))
-        return
+        return False
     had = last.limit_bytes or last.peak_bytes
     more = "" if had is None else f" {math.ceil(2 * had / MB)}M"
     remedy = f"more memory: openenv test with --memory{more}, and openenv launch in the same way"
+    if result.check == "leaks":
+        remedy = (
+            f"it may leak: see with fewer --sessions whether its memory grows; if not, {remedy}"
+        )
     result.summary = "it could not be finished: the server was killed for memory"
-    result.findings = [Finding(found, means, remedy)]
+    kept = [] if result.check in MEASURING else result.findings
+    result.findings = [Finding(found, means, remedy), *kept]
     result.figures = {}
+    return True
 
 
 async def _exits_now(subject: Subject) -> tuple[int, int]:

@@ -85,11 +85,16 @@ class Subject:
         status = self.status()
         return status.get("restarts") or 0, status.get("shard_exits") or 0
 
-    def last_exit(self) -> ExitReason | None:
-        """Return how the last of them exited; None while that is not known."""
+    def last_exit(self, *, of_shard: bool) -> tuple[ExitReason | None, bool]:
+        """Return how a server, or a shard, last exited; None while that is not known.
+
+        And whether its memory limit is that of all processes of the replica.
+        """
         status = self.status()
-        last = (status.get("last_shard_exit") or {}).get("reason") or status.get("last_exit")
-        return ExitReason.from_json(last) if last else None
+        shard = status.get("last_shard_exit") or {}
+        last = shard.get("reason") if of_shard else status.get("last_exit")
+        had_own_limit = of_shard and shard.get("isolated") and shard.get("out_of_memory")
+        return ExitReason.from_json(last) if last else None, not had_own_limit
 
     def capacity(self) -> Json | None:
         """Ask the server for its sessions and tasks; None of a server that is not ours. Blocks."""

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from openenvd.env_host.supervisor.server_memory import DYING_SECONDS, LOOK_SECONDS, ServerMemory
-from openenvd.system.cgroup_tree import V2, Location
+from openenvd.system.cgroup_tree import V1, V2, Location
 
 EXITED, SIGKILLED = 1 << 8, 9  # wait statuses
-TOLD = ", probably for memory: the replica's processes had reached their limit of 300 MB together"
+TOLD = "probably for memory: its replica's processes may use 300 MB together"
 
 
 @pytest.fixture
@@ -68,6 +68,22 @@ def test_a_kill_long_before_is_not_told(
     clock[0] += DYING_SECONDS
     count_kills(group, 3)
     assert [memory.kill_of(SIGKILLED) for _ in range(2)] == [TOLD, None]
+
+
+@pytest.mark.parametrize(
+    ("version", "name", "none"),
+    [(V2, "memory.max", "max"), (V1, "memory.limit_in_bytes", str(2**63 - 4096))],
+)
+def test_a_limit_that_is_not_the_servers_own_is_not_named(
+    tmp_path: Path, group: Path, version: int, name: str, none: str
+) -> None:
+    (tmp_path / name).write_text(f"{8 << 30}\n")
+    (group / name).write_text(f"{none}\n")
+    (group / "memory.oom_control").write_text("oom_kill 1\n")
+    memory = ServerMemory(Location(version, str(tmp_path), "/openenvd/trial-0"))
+    count_kills(group, 2)
+    (group / "memory.oom_control").write_text("oom_kill 2\n")
+    assert memory.kill_of(SIGKILLED) == "probably for memory"
 
 
 def test_nothing_is_told_without_a_cgroup_of_the_servers_own(tmp_path: Path) -> None:

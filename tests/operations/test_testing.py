@@ -13,7 +13,9 @@ from openenvd.operations.testing.blocking import Call, judge
 from openenvd.operations.testing.determinism import differences
 from openenvd.operations.testing.leaks import growth, largest_fall, left_over
 from openenvd.operations.testing.protocol import differences as schema_differences
-from openenvd.operations.testing.run import CHECKS
+from openenvd.operations.testing.report import CheckResult, Finding
+from openenvd.operations.testing.run import CHECKS, note_exits
+from openenvd.processes.exits.exit_reason import ExitKind, ExitReason
 
 MB = 1_000_000
 
@@ -119,3 +121,31 @@ def test_an_observation_is_compared_with_its_schema(
         "additionalProperties": False,
     }
     assert list(schema_differences(observation, schema)) == ([words] if words else [])
+
+
+@pytest.mark.parametrize(
+    ("check", "kept", "words"),
+    [
+        ("protocol", ["no schema"], "more memory: openenv test with --memory 600M"),
+        ("memory", [], "more memory: openenv test with --memory 600M"),
+        ("leaks", [], "it may leak: see with fewer --sessions"),
+    ],
+)
+def test_a_death_for_memory_stands_for_what_was_measured_and_leaves_what_was_found(
+    check: str, kept: list[str], words: str
+) -> None:
+    result = CheckResult(check, findings=[Finding("no schema", "…", "…")], figures={"bytes": 0})
+    killed = ExitReason(ExitKind.OOM_KILLED, 7, limit_bytes=300 << 20)
+    assert note_exits(result, 1, killed, shares_limit=True)
+    death, *others = result.findings
+    assert death.remedy.startswith(words)
+    assert [each.found for each in others] == kept
+    assert result.figures == {}
+
+
+@pytest.mark.parametrize(("shares", "words"), [(True, "300 MB together"), (False, "its limit was")])
+def test_the_limit_of_a_death_is_the_replicas_or_the_sessions_own(shares: bool, words: str) -> None:
+    result = CheckResult("protocol")
+    killed = ExitReason(ExitKind.OOM_KILLED, 7, limit_bytes=300 << 20)
+    note_exits(result, 1, killed, shares_limit=shares)
+    assert words in result.findings[0].found

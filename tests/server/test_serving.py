@@ -109,8 +109,8 @@ def test_the_exit_of_a_shard_says_that_its_replica_had_reached_the_limit() -> No
     view = shard_exit_view({"last_shard_exit": told})
     assert view is not None
     assert view["message"] == (
-        "shard 0 (pid 7) was killed by the kernel at 160 MB: the replica's processes had reached "
-        "their limit of 300 MB together; 1 session ended with it, and it was replaced"
+        "shard 0 (pid 7) was killed by the kernel at 160 MB: its replica's processes may use "
+        "300 MB together; 1 session ended with it, and it was replaced"
     )
 
 
