@@ -115,7 +115,19 @@ def _follow(client: DaemonClient, request: dict[str, Any], output: Output) -> di
     """Show how far it is, without its log, and why it failed; returns the request, final."""
     final = follow_request(client, request, output, is_told_later=lambda _: True, detaches=False)
     if final["state"] == RequestState.SUCCEEDED:
-        ran = (final.get("result") or {}).get("stopped")
-        nothing = "" if ran else " (nothing of it was running)"
-        output.result(f"{good('✓')} {final['environment']} is down{nothing}")
+        output.result(f"{good('✓')} {final['environment']} is down{_what_it_was(client, final)}")
     return final
+
+
+def _what_it_was(client: DaemonClient, down: dict[str, Any]) -> str:
+    """Words about a launch that was called off, or about there having been nothing to stop."""
+    # The newest, or the one before: the name may have been taken again meanwhile.
+    launches = client.requests(operation="launch", environment=down["environment"], limit=2)
+    for launch in launches:
+        # The daemon calls launches off as it writes the `down`, at the same time to the bit.
+        is_called_off = launch["cancel_requested_at"] == down["created_at"]
+        if is_called_off and launch["state"] in (RequestState.RUNNING, RequestState.CANCELLED):
+            return " (its launch was cancelled)"
+    is_first = down["attempts"] == 1 and not down["lost_daemons"]  # others may have stopped all
+    was_running = (down["result"] or {}).get("stopped")
+    return " (nothing of it was running)" if is_first and not was_running else ""

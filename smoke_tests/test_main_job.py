@@ -132,6 +132,18 @@ def test_down_takes_an_environment_down_and_frees_its_name_and_port(machine: Mac
     assert machine.status()["environments"] == []
 
 
+def test_down_says_that_it_has_cancelled_a_launch(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "slow_env.py").write_text(SLOW_TO_START)
+    machine.environ["OPENENV_MAX_LONG_WORKERS"] = "1"
+    first = machine.ok("launch", "--async", "slow_env:Sample", "--name", "slow").out.strip()
+    eventually(lambda: machine.request(first)["state"] == "RUNNING")
+    second = machine.ok("launch", "--async", "echo").out.strip()
+    for name, launch in (("echo", second), ("slow", first)):
+        assert f"{name} is down (its launch was cancelled)" in machine.ok("down", name).out
+        assert machine.run("wait", launch).code == 1
+        assert machine.request(launch)["state"] == "CANCELLED"
+
+
 def test_replicas_share_one_address(machine: Machine) -> None:
     machine.ok("launch", "echo", "--replicas", "3")
     environment = machine.environment("echo")

@@ -781,6 +781,7 @@ def test_down_waits_and_continues_after_an_unknown_name(command: Command, fake: 
             call.json(404, {"error": {"kind": "not_found", "message": "no nobody", "hint": None}})
 
     fake.post("/v1/requests", submit)
+    fake.get("/v1/requests", {"requests": []})
     fake.ends(ended)
     answer = command("down", "nobody", "trial")
     assert answer.code == 4
@@ -790,19 +791,38 @@ def test_down_waits_and_continues_after_an_unknown_name(command: Command, fake: 
     assert [error["message"] for error in told["errors"]] == ["no nobody"]
 
 
+LAUNCHED: dict[str, Any] = {"state": "SUCCEEDED"}
+CALLED_OFF: dict[str, Any] = {"state": "CANCELLED", "cancel_requested_at": 1000.0}
+
+
 @pytest.mark.parametrize(
-    ("stopped", "told"),
-    [(["trial-0"], "trial is down\n"), ([], "trial is down (nothing of it was running)\n")],
+    ("down", "launch", "told"),
+    [
+        ({"result": {"stopped": ["trial-0"]}}, LAUNCHED, ""),
+        ({"result": {"stopped": []}}, LAUNCHED, " (nothing of it was running)"),
+        ({"result": {"stopped": []}}, CALLED_OFF, " (its launch was cancelled)"),
+        ({"result": {"stopped": ["trial-0"]}}, CALLED_OFF, " (its launch was cancelled)"),
+        # Cancelled before, by somebody else.
+        (
+            {"result": {"stopped": []}},
+            {**CALLED_OFF, "cancel_requested_at": 900.0},
+            " (nothing of it was running)",
+        ),
+        # An attempt before this one may have stopped all.
+        ({"result": {"stopped": []}, "attempts": 2}, LAUNCHED, ""),
+        ({"result": {"stopped": []}, "lost_daemons": 1}, LAUNCHED, ""),
+    ],
 )
-def test_down_says_whether_anything_was_running(
-    command: Command, fake: FakeDaemon, stopped: list[str], told: str
+def test_down_says_whether_anything_was_running_and_was_called_off(
+    command: Command, fake: FakeDaemon, down: dict[str, Any], launch: dict[str, Any], told: str
 ) -> None:
-    ended = new_request("9", operation="down", label="down trial", result={"stopped": stopped})
+    ended = new_request("9", operation="down", label="down trial", **down)
     fake.post("/v1/requests", {"request_id": "9", "request": ended})
+    fake.get("/v1/requests", {"requests": [new_request("8", **launch)]})
     fake.ends(ended)
     answer = command("down", "trial")
     assert answer.code == 0
-    assert told in answer.out
+    assert f"trial is down{told}\n" in answer.out
 
 
 def test_down_all_of_nothing_is_fine(command: Command, fake: FakeDaemon) -> None:

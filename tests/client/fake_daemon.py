@@ -181,6 +181,7 @@ def new_request(request_id: str = "7f3a91c2d4e5f607", **changes: Any) -> Json:
         "payload": {},
         "attempts": 1,
         "max_attempts": 3,
+        "lost_daemons": 0,
         "created_at": 1000.0,
         "started_at": 1001.0,
         "finished_at": 1003.0,
