@@ -96,7 +96,7 @@ def test_the_exit_of_a_shard_that_was_killed_for_memory_has_a_command_for_more()
     assert view["hint"] == "openenv retry a0 --memory 600M"
 
 
-def test_the_exit_of_a_shard_says_that_its_replica_had_reached_the_limit() -> None:
+def test_the_exit_of_a_shard_names_the_limit_of_its_whole_replica() -> None:
     reason = ExitReason(
         ExitKind.OOM_KILLED,
         pid=7,
