@@ -94,10 +94,16 @@ def test_logs_are_followed_from_another_process(machine: Machine, tmp_path: Path
     assert machine.request(request_id)["state"] == "CANCELLED"
 
 
-def test_a_running_launch_is_cancelled_and_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
-    (tmp_path / "slow_env.py").write_text(SLOW_TO_START)
+def slow_launch(machine: Machine, folder: Path) -> str:
+    """Launch what does not get ready, and wait until that runs; its id."""
+    (folder / "slow_env.py").write_text(SLOW_TO_START)
     request_id = machine.ok("launch", "--async", "slow_env:Sample", "--name", "slow").out.strip()
     eventually(lambda: machine.request(request_id)["state"] == "RUNNING")
+    return request_id
+
+
+def test_a_running_launch_is_cancelled_and_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
+    request_id = slow_launch(machine, tmp_path)
     machine.ok("cancel", request_id)
     assert machine.run("wait", request_id).code == 1
     assert machine.request(request_id)["state"] == "CANCELLED"
@@ -106,10 +112,8 @@ def test_a_running_launch_is_cancelled_and_leaves_nothing(machine: Machine, tmp_
 
 
 def test_a_pending_launch_is_cancelled(machine: Machine, tmp_path: Path) -> None:
-    (tmp_path / "slow_env.py").write_text(SLOW_TO_START)
     machine.environ["OPENENV_MAX_LONG_WORKERS"] = "1"
-    first = machine.ok("launch", "--async", "slow_env:Sample", "--name", "slow").out.strip()
-    eventually(lambda: machine.request(first)["state"] == "RUNNING")
+    first = slow_launch(machine, tmp_path)
     second = machine.ok("launch", "--async", "echo").out.strip()
     pending = machine.request(second)
     assert (pending["state"], bool(pending["pending_reason"])) == ("PENDING", True)
@@ -133,10 +137,8 @@ def test_down_takes_an_environment_down_and_frees_its_name_and_port(machine: Mac
 
 
 def test_down_says_that_it_has_cancelled_a_launch(machine: Machine, tmp_path: Path) -> None:
-    (tmp_path / "slow_env.py").write_text(SLOW_TO_START)
     machine.environ["OPENENV_MAX_LONG_WORKERS"] = "1"
-    first = machine.ok("launch", "--async", "slow_env:Sample", "--name", "slow").out.strip()
-    eventually(lambda: machine.request(first)["state"] == "RUNNING")
+    first = slow_launch(machine, tmp_path)
     second = machine.ok("launch", "--async", "echo").out.strip()
     for name, launch in (("echo", second), ("slow", first)):
         assert f"{name} is down (its launch was cancelled)" in machine.ok("down", name).out

@@ -115,9 +115,11 @@ class Autoscaler:
         if not decision.replicas:
             known.asked = 0
             self.tasks.spawn(self._sleep(name, known), f"put {name} to sleep")
-        elif decision.replicas == seen.replicas or not known.scaling.is_of_a_range:
-            return
-        elif self.submit is not None:
+        elif (
+            decision.replicas != seen.replicas
+            and known.scaling.is_of_a_range
+            and self.submit is not None
+        ):
             known.asked = decision.replicas
             self.tasks.spawn(self._submit(name, known, seen), f"scale {name}")
 

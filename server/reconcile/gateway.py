@@ -193,8 +193,7 @@ class GatewayManager:
 
     async def _reconcile_now(self) -> None:
         backends = await self._backends()
-        if not backends and not await self._is_wanted():
-            await self._stop_if_unused()
+        if not backends and await self._stop_if_unused():
             return
         await self._held.start()
         folder = process.config_folder(self.layout.run_dir(process.NAME))
@@ -429,19 +428,21 @@ class GatewayManager:
             watch.task.cancel()
             await asyncio.gather(watch.task, return_exceptions=True)
 
-    async def _stop_if_unused(self) -> None:
+    async def _stop_if_unused(self) -> bool:
+        """Stop the gateway unless something wants it; whether there is none."""
         if self._watch is None and not self.layout.run_dir(process.NAME).exists():
-            return
+            return True
         if await self._is_wanted():
-            return
+            return False
         async with _locked(self.layout):
             # A launch that began meanwhile had its row before it asked for the lock.
             if await self._is_wanted():
-                return
+                return False
             await self._unwatch()
             await self._held.stop()
             await asyncio.to_thread(process.stop, self.layout)
         log.info("the gateway was stopped: no environment wants it")
+        return True
 
 
 def backend_of(
