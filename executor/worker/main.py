@@ -51,6 +51,7 @@ import setproctitle
 from ...processes.resources import pids_limit
 from ...processes.resources.memory import private_bytes
 from ...system import disk_space
+from ...system.proc import set_oom_score_adj
 from ...system.units import MB
 from ...tracing import context
 from .. import frames
@@ -91,8 +92,7 @@ def run_worker(name: str, pipe: socket.socket, *, death_pipe: int, home: str) ->
     try:
         os.setsid()
         arm_parent_death_signal(death_pipe)
-        with contextlib.suppress(OSError):  # not on macOS; and raising it is always allowed
-            Path("/proc/self/oom_score_adj").write_text(str(WORKER_OOM_SCORE_ADJ))
+        set_oom_score_adj(os.getpid(), WORKER_OOM_SCORE_ADJ)
         Worker(name, pipe, home=home).run()
         exit_code = 0
     except (OSError, FrameError):  # the daemon is gone, or the operation closed our pipe
