@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,15 +13,15 @@ from pathlib import Path
 
 from openenvd.server.settings import SETTINGS
 
+from .house import OUTSIDE, copy_files, files
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-OUTSIDE = {"tests", "smoke_tests", "load_tests", "docs", "examples", "build"}
 
 
 def _package_folders() -> set[Path]:
-    found = {path.parent.relative_to(ROOT) for path in ROOT.rglob("__init__.py")}
-    hidden = {path for path in found if any(part.startswith(".") for part in path.parts)}
-    return {path for path in found - hidden if not OUTSIDE & set(path.parts)}
+    found = {path.parent for path in files() if path.name == "__init__.py"}
+    return {path for path in found if not path.parts or path.parts[0] not in OUTSIDE}
 
 
 def test_every_package_is_built() -> None:
@@ -30,16 +29,9 @@ def test_every_package_is_built() -> None:
     assert listed == {".".join(("openenvd", *path.parts)) for path in _package_folders()}
 
 
-def _copy(folder: Path, *also_needed: str) -> None:
-    """Copy what an image is built from, and these parts of the tree."""
-    patterns = (ROOT / ".dockerignore").read_text().splitlines()[1:]
-    names = {pattern.removeprefix("**/") for pattern in patterns} - {*also_needed}
-    shutil.copytree(ROOT, folder, symlinks=True, ignore=shutil.ignore_patterns(*names))
-
-
 def test_the_modules_of_the_tree_and_no_others_are_built(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
-    _copy(clone, "docs")
+    copy_files(clone)
     stale = clone / "build" / "lib" / "openenvd" / "server" / "gone.py"
     stale.parent.mkdir(parents=True)
     stale.write_text("")
@@ -61,7 +53,7 @@ def test_the_modules_of_the_tree_and_no_others_are_built(tmp_path: Path) -> None
 def test_the_source_distribution_has_what_the_pages_say_is_there(tmp_path: Path) -> None:
     """An image's file, manifests and chart; an account for Kubernetes: no wheel has them."""
     clone = tmp_path / "clone"
-    _copy(clone, "docs")
+    copy_files(clone)
     script = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
     command = [sys.executable, "-c", script, str(tmp_path)]
     subprocess.run(command, cwd=clone, check=True, capture_output=True)
@@ -86,9 +78,9 @@ def test_every_room_is_linked_for_the_type_checkers() -> None:
 
 
 def test_every_module_carries_the_licence() -> None:
-    modules = [p for p in ROOT.rglob("*.py") if not any(x.startswith(".") for x in p.parts[-4:])]
-    bare = [p for p in modules if "build" not in p.parts and not _is_licensed(p)]
-    assert bare == []
+    modules = [path for path in files() if path.suffix == ".py"]
+    assert modules
+    assert [path for path in modules if not _is_licensed(ROOT / path)] == []
 
 
 def _is_licensed(path: Path) -> bool:

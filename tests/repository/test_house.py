@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The repository stays as small, and as plainly worded, as it has been made.
+
+A change that exceeds a bound makes something else smaller. Whoever takes away lowers the bound.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .house import copy_files, files, measure
+
+# The most that there may be.
+BOUNDS = {
+    "shipped lines": 84_370,
+    "code lines": 54_010,
+    "modules": 569,
+    "test lines": 79_000,
+    "words of pages": 64_200,
+    "words of decisions": 13_050,
+    "folders at the root": 22,
+    "large classes": 16,
+    "crowded folders": 14,
+    "dialect words": 735,
+    "private names": 370,
+}
+
+
+@pytest.mark.parametrize("what", BOUNDS)
+def test_a_bound_is_kept(what: str) -> None:
+    assert measure()[what] <= BOUNDS[what], f"{what}: see tests/repository/house.py"
+
+
+def test_every_figure_has_a_bound() -> None:
+    assert BOUNDS.keys() == measure().keys()
+
+
+def test_outside_of_a_checkout_the_same_files_count_and_none_that_git_ignores(
+    tmp_path: Path,
+) -> None:
+    copy_files(tmp_path)
+    (tmp_path / "build" / "lib").mkdir(parents=True)
+    (tmp_path / "build" / "lib" / "left.py").write_text("left = 1\n")
+    assert files(tmp_path) == files()
+    assert measure(tmp_path) == measure()
