@@ -17,7 +17,7 @@ from ..system.access_tokens import with_token
 from ..system.process_identity import ProcessIdentity
 from . import run_files
 from .errors import NotAnswering
-from .run_files import RunFile, address_of, endpoint_of
+from .run_files import RunFile
 
 
 class FollowedEnvironment:
@@ -27,7 +27,6 @@ class FollowedEnvironment:
         name: The environment's.
         base_url: Where it answers, with its token.
         server: What its handshakes say: its name, and its launch.
-        engine: What it was launched on.
     """
 
     def __init__(self, runs: Path, name: str) -> None:
@@ -45,7 +44,6 @@ class FollowedEnvironment:
         self._launch = found.request_id
         self.base_url = with_token(found.address, found.token)
         self.server = _server_of(found)
-        self.engine = found.engine
 
     def is_starting(self) -> bool:
         """Whether none of its replicas takes sessions, and it has some still. Reads some files.
@@ -56,20 +54,6 @@ class FollowedEnvironment:
             NotAnswering: It was updated, taken down, or given up.
         """
         return not any(map(_is_ready, self._replicas()))
-
-    def replica_addresses(self) -> list[str]:
-        """Return where each of its replicas that take sessions is reached, past any gateway.
-
-        While all are asleep, that is its own address, which wakes one.
-
-        Raises:
-            NotAnswering: It was updated, taken down, or given up.
-        """
-        ready = [each for each in self._replicas() if _is_ready(each)]
-        awake = [each for each in ready if not _is_asleep(each)]
-        if ready and not awake:
-            return [self.base_url]
-        return [with_token(address_of(*endpoint_of(each)), each.token) for each in awake]
 
     def _replicas(self) -> list[RunFile]:
         found = run_files.of_environment(self._runs, self.name)
@@ -93,10 +77,6 @@ def _server_of(run_file: RunFile) -> tuple[str | None, str | None]:
     config = json.loads(environ.get(HOST_OPTIONS_VARIABLE) or environ[HOST_CONFIG_VARIABLE])
     headers = config.get("headers", {})
     return headers.get(ENVIRONMENT_HEADER), headers.get(GENERATION_HEADER)
-
-
-def _is_asleep(run_file: RunFile) -> bool:
-    return (read_status_file(run_file.run_dir) or {}).get("state") == "asleep"
 
 
 def _is_ready(run_file: RunFile) -> bool:

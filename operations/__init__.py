@@ -2,7 +2,6 @@
 """What requests do: one file for each operation, listed in `registry.py`.
 
 `base.py` says what an operation is made of. `options.py` is plain data that the command line reads
-too. `testing/` has the checks of `environment_test.py`, `machine.py` those of `check.py`;
-`ray_collectors.py` plays a rollout's episodes on Ray's nodes, by `ray_collector_driver.py`, which
-imports Ray. `progress.py` estimates how long what runs takes yet.
+too. `testing/` has the checks of `environment_test.py`, `machine.py` those of `check.py`.
+`progress.py` estimates how long what runs takes yet.
 """

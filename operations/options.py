@@ -20,14 +20,6 @@ class RolloutOptions:
 
     episodes: int = option(256, "Number of episodes.", least=1, most=10_000_000)
     concurrency: int = option(64, "Number of episodes at once.", least=1, most=10_000)
-    provider: str = option(
-        "local",
-        "Where they are played; ray: on its nodes, beside replicas.",
-        choices=("local", "ray"),
-    )
-    collectors: int = option(
-        1, "Number of processes that play them; several with --provider ray.", least=1, most=1000
-    )
     policy: str = option("random", "module:function, openai:URL, or random.", metavar="POLICY")
     max_steps: int = option(100, "Maximum number of steps in an episode.", least=1)
     step_timeout_seconds: float = option(60.0, "Time limit of a reset or step.", above=0)

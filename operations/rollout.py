@@ -3,7 +3,7 @@
 
     main thread: waits, is cancelled          thread "rollout": the event loop
     ───────────────────────────────           ────────────────────────────────
-    run ──config─────────────────────────────▶ rollouts.run.roll_out ──▶ here; or `ray_collectors`
+    run ──config─────────────────────────────▶ rollouts.run.roll_out
     TaskCancelled ──call_soon_threadsafe─────▶ task.cancel(): sessions closed, finished kept
     context.progress, the log ◀───report, each second
 
@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Self
@@ -26,12 +25,9 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from ..env_host.startup import malloc_tuning
-from ..environments.engines.registry import address_here
 from ..environments.following import FollowedEnvironment
 from ..environments.layout import Layout
-from ..environments.run_files import LOCAL
 from ..system.access_tokens import without_token
-from ..system.extras import install_command
 from ..system.units import MB
 from ..tracing.destination import destination
 from . import base
@@ -39,7 +35,7 @@ from .options import RolloutOptions
 from .progress import eta_seconds
 
 if TYPE_CHECKING:
-    from ..rollouts.run import Collector, Report, RunConfig
+    from ..rollouts.run import Report, RunConfig
 
 LOG_SECONDS = 10.0  # between two lines about how far it is
 LOOK_AGAIN_SECONDS = 0.1  # whether an environment that is being started is ready
@@ -86,8 +82,6 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
     def _distinct(self) -> Self:
         if len(set(self.names)) < len(self.names):
             raise ValueError("an environment is named twice")
-        if self.collectors > 1 and self.provider == LOCAL:
-            raise ValueError("several collectors need --provider ray")
         return self
 
     @property
@@ -156,43 +150,15 @@ class Rollout(base.Operation):
         addresses = (without_token(url)[0] for url in config.environments.values())
         base.say(f"{_episodes(config.episodes)} at {', '.join(addresses)}")
         folder = Path(payload.cwd) if payload.cwd else None
-        elsewhere = None if payload.provider == LOCAL else _on_ray(payload, config, named)
         with (
             importable(folder),
             _variables(payload.env),
             malloc_tuning.kept_pages(),
             _tracing() as tracer,
         ):
-            rolling = roll_out(
-                config, reporter.report, base.say, elsewhere=elsewhere, tracer=tracer
-            )
-            result = run_on_thread(rolling)
+            result = run_on_thread(roll_out(config, reporter.report, base.say, tracer=tracer))
             reporter.finish(result)  # before what is left of the traces is sent
         return result
-
-
-def _on_ray(
-    payload: RolloutPayload, config: RunConfig, named: Mapping[str, FollowedEnvironment]
-) -> Collector:
-    """What plays on the Ray cluster that an environment was launched on, else on that of here.
-
-    Raises:
-        RolloutError: Ray is not installed, or the environments are on several clusters of it.
-    """
-    from ..rollouts.errors import RolloutError
-    from .ray_collectors import RayCollectors, cluster_of
-
-    if find_spec("ray") is None:
-        raise RolloutError("Ray is not installed", install_command("ray"))
-    at = cluster_of(named.values()) or address_here(payload.provider)
-    base.say(f"played by {payload.collectors} on the nodes of {at}")
-    return RayCollectors(
-        config,
-        count=payload.collectors,
-        policy_folder=payload.cwd,
-        variables=payload.env,
-        environ={**os.environ, **dict(at.variables)},
-    )
 
 
 def _wait_for(name: str, environment: FollowedEnvironment) -> None:

@@ -20,7 +20,6 @@ slow the disk is. A finished episode exists exactly once; an unfinished one is n
     sessions/              hundreds of WebSockets on one loop
     policies/              what decides on actions
     stages/                advantages, filters, training samples
-    share.py               episodes of a rollout that are played elsewhere, by one collector
     json_values.py         values as JSON
     errors.py              what can go wrong
     folder/                what is written, and how it is read

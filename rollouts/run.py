@@ -16,16 +16,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
 from ..system.hidden_values import hide_credentials
-from ..system.loop_lag import EventLoopLagMonitor, LagSnapshot
+from ..system.loop_lag import LagSnapshot
 from ..system.units import MB
 from .collector import RolloutCollector
 from .episodes import EpisodeStatus, StepSink, episode_id
@@ -35,9 +35,8 @@ from .folder.disk import typed
 from .folder.layout import JSONL
 from .folder.writer import RolloutWriter
 from .policies.named_policy import hint_of, policy_named
-from .policies.policy import Policy
 from .progress_stats import EpisodeCounts, ProgressStats
-from .sessions.session_pool import DEFAULT_TIMING, Followed, SessionTiming
+from .sessions.session_pool import Followed
 from .stages.grouping import GroupSink
 from .stages.named_stages import Stages, check_group
 
@@ -127,28 +126,12 @@ class Report:
         }
 
 
-class Collector(Protocol):
-    """Plays episodes, as a `RolloutCollector` does."""
-
-    @property
-    def stats(self) -> ProgressStats:
-        """What it has done so far."""
-
-    @property
-    def lag(self) -> EventLoopLagMonitor:
-        """How long the event loop is held."""
-
-    async def collect(self, numbers: Iterable[int], sink: StepSink) -> None:
-        """Play these episodes into a sink, which is not closed."""
-
-
 async def roll_out(
     config: RunConfig,
     on_report: Callable[[Report], None],
     say: Say = lambda _: None,
     *,
     report_seconds: float = REPORT_SECONDS,
-    elsewhere: Collector | None = None,
     tracer: Any = None,
 ) -> dict[str, Any]:
     """Runs a rollout into a folder, or the rest of one.
@@ -158,9 +141,7 @@ async def roll_out(
         on_report: Called with each report, on a thread; may block.
         say: Called with lines for the log.
         report_seconds: Time between two reports.
-        elsewhere: Plays the episodes in other processes, which have the policy; None: they are
-            played in this one.
-        tracer: `RolloutCollector`'s, where they are played in this one.
+        tracer: `RolloutCollector`'s.
 
     Returns:
         The last report as JSON values, with the folder.
@@ -168,7 +149,7 @@ async def roll_out(
     Raises:
         RolloutError: The run as a whole failed; what had finished is kept.
     """
-    collector = elsewhere or await _collector_here(config, tracer)
+    collector = await _collector_of(config, tracer)
     grouped = await asyncio.to_thread(config.stages.sink)
     await asyncio.to_thread(claim_folder, config)
     counts = EpisodeCounts()
@@ -208,23 +189,11 @@ def _lost_hint(names: Sequence[str], *, keeps_failed: bool) -> str | None:
     return f"{command} tells what happened{again}"
 
 
-async def _collector_here(config: RunConfig, tracer: Any) -> RolloutCollector:
+async def _collector_of(config: RunConfig, tracer: Any) -> RolloutCollector:
     addresses = list(config.environments.values())
-    policy = await policy_named(config.policy, addresses[0])
-    return collector_of(config, addresses, policy, tracer=tracer)
-
-
-def collector_of(
-    config: RunConfig,
-    addresses: list[str],
-    policy: Policy,
-    timing: SessionTiming = DEFAULT_TIMING,
-    tracer: Any = None,
-) -> RolloutCollector:
-    """The collector of a rollout, at these addresses."""
     return RolloutCollector(
         addresses,
-        policy,
+        await policy_named(config.policy, addresses[0]),
         concurrency=min(config.concurrency, config.episodes),
         max_steps=config.max_steps,
         step_timeout_seconds=config.step_timeout_seconds,
@@ -236,7 +205,6 @@ def collector_of(
         group=config.stages.size,
         buffer_bytes=config.buffer_bytes // 2,
         max_loop_lag_seconds=config.max_loop_lag_seconds,
-        timing=timing,
         followed=config.followed,
         tracer=tracer,
     )

@@ -139,12 +139,6 @@ class RolloutOptions(RequestOptions, total=False):
     concurrency: int
     """Number of episodes at once [64]."""
 
-    provider: str
-    """Where they are played; ray: on its nodes, beside replicas: local, ray [local]."""
-
-    collectors: int
-    """Number of processes that play them; several with --provider ray [1]."""
-
     policy: str
     """module:function, openai:URL, or random [random]."""
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from signal import SIGKILL
-from typing import Any
 
 import psutil
 import pytest
@@ -33,18 +30,6 @@ QUICK = {
     "RAY_health_check_failure_threshold": "3",
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
 }
-EPISODES, STEPS = 512, 5
-CALLS = 100  # of a collector's policy, until it may go on
-POLICY = """
-import asyncio, os
-calls = 0
-async def greet(_):
-    global calls
-    calls += 1
-    while calls > %(calls)d and os.path.exists("%(stay)s"):
-        await asyncio.sleep(0.02)
-    return {"do": "life"}
-"""
 WORDS = ("--token", "auto", "--gateway", "--memory", "256M", "--cpus", str(CPUS))
 
 
@@ -123,63 +108,3 @@ def test_replicas_of_a_lost_node_come_back_elsewhere_and_the_old_ones_end(
     if number in cluster.groups:
         cluster.stop_node(number)
     cluster.start_node(number)
-
-
-@pytest.mark.timeout(900)
-def test_a_rollout_of_four_collectors_has_each_episode_once_although_a_node_is_lost(
-    harness: Harness, ray_nodes: RayOfThree
-) -> None:
-    cluster, folder = ray_nodes.cluster, harness.machine.home.parent
-    harness.launched(*WORDS, "--replicas", "4")
-    ids = [each["id"] for each in harness.environment()["replicas"]]
-    lost = max(node_of(harness, each, cluster) for each in ids)
-    assert lost > 0
-    (folder / "stay").touch()
-    (folder / "policies.py").write_text(POLICY % {"stay": folder / "stay", "calls": CALLS})
-    words = ["--episodes", str(EPISODES), "--max-steps", str(STEPS), "--out", "out", "--async"]
-    words += ["--provider", "ray", "--collectors", "4", "--policy", "policies:greet"]
-    rollout = harness.machine.ok("rollout", NAME, *words, cwd=folder).out.strip()
-    played = 4 * CALLS // STEPS  # by all together, before each waits
-    eventually(lambda: written(folder / "out") > played // 2, within=150)
-    eventually(lambda: collectors_on(cluster, lost), within=100)  # the others may be sooner
-    kill(cluster, lost)
-    try:
-        assert written(folder / "out") < EPISODES
-        (folder / "stay").unlink()
-        answer = harness.machine.ok("wait", rollout, "--json", timeout=200).json
-    finally:
-        cluster.start_node(lost)
-    assert answer["request"]["result"]["there"] == EPISODES, answer
-    episodes = Counter(row["episode_id"] for row in rows(folder / "out", "episodes"))
-    assert episodes == Counter(f"{number:06d}" for number in range(EPISODES))
-    assert set(Counter(row["episode_id"] for row in rows(folder / "out", "steps")).values()) == {
-        STEPS
-    }
-    eventually(lambda: not any(collectors_on(cluster, number) for number in range(3)))
-
-
-def collectors_on(cluster: RayCluster, number: int) -> list[psutil.Process]:
-    """The collectors that a node runs."""
-    inside = cluster.processes_on(number)
-    return [each for each in inside if "CollectorActor" in command_of(each)]
-
-
-def command_of(process: psutil.Process) -> str:
-    """What a process was started as; nothing once it has ended."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
-
-
-def rows(out: Path, kind: str) -> list[dict[str, Any]]:
-    """What was written of one kind."""
-    files = sorted(out.glob(f"{kind}-*.jsonl"))
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
-
-
-def written(out: Path) -> int:
-    """How many episodes are certain."""
-    manifest = out / "manifest.jsonl"
-    text = manifest.read_text() if manifest.exists() else ""
-    return len(set(re.findall(r'"(000\d\d\d)"', text)))

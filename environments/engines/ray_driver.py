@@ -7,8 +7,7 @@
 Ray's library ends its process when the cluster is gone, and blocks until then. So it has a process
 of its own (`ray_cluster.py`), and each question may take so long at most. Questions do not wait for
 each other: an actor on a node that is lost answers none. Nothing is lost with the process: whatever
-matters is in the cluster. A rollout has a driver of its own, with other functions
-(`operations/ray_collector_driver.py`).
+matters is in the cluster.
 
 Failure cases
 

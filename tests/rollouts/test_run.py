@@ -5,21 +5,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from openenvd.rollouts.episodes import StepSink
 from openenvd.rollouts.errors import AllFailed, LoopLagged, OtherRollout, OutputUnwritable
 from openenvd.rollouts.policies.named_policy import importable
-from openenvd.rollouts.progress_stats import ProgressStats
 from openenvd.rollouts.run import RECORD, Report, RunConfig, claim_folder, missing, roll_out
-from openenvd.system.loop_lag import EventLoopLagMonitor
 
-from . import made
 from .conftest import Serve, address_of, lines_of
 
 POLICIES = """
@@ -50,7 +45,6 @@ async def run(config: RunConfig, tmp_path: Path, **hooks: Any) -> dict[str, Any]
             hooks.get("tell", lambda _: None),
             hooks.get("say", print),
             report_seconds=0.01,
-            elsewhere=hooks.get("elsewhere"),
         )
 
 
@@ -189,26 +183,6 @@ async def test_an_environment_that_does_not_answer_is_named_with_what_to_do(
     with pytest.raises(AllFailed, match="not_connected") as caught:
         await run(config, tmp_path)
     assert caught.value.hint == f"openenv status walk tells what happened{more}"
-
-
-class Elsewhere:
-    """Plays episodes without a policy."""
-
-    def __init__(self) -> None:
-        self.stats = ProgressStats()
-        self.lag = EventLoopLagMonitor("elsewhere")
-
-    async def collect(self, numbers: Iterable[int], sink: StepSink) -> None:
-        for number in numbers:
-            episode = made.episode(f"{number:06d}")
-            await sink.finish(episode)
-            self.stats.end(episode)
-
-
-async def test_a_policy_is_not_made_here_when_episodes_are_played_elsewhere(tmp_path: Path) -> None:
-    config = order_of("http://127.0.0.1:1", tmp_path, "only_there")
-    result = await run(config, tmp_path, elsewhere=Elsewhere())
-    assert (result["there"], len(rows(config.folder))) == (20, 20)
 
 
 async def test_too_much_lag_is_a_failure_and_what_was_played_is_kept(
