@@ -19,7 +19,7 @@ from typing import Any
 
 ADDRESS_FILE_NAME = "address.json"  # in the folder of an agent
 _DIGEST_LENGTH = 8
-_PLACES = ("_HOST", "_SSH")  # of variables: where it is
+_PLACE = "_HOST"  # ends the name of the variable that says where it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,6 @@ class EngineAddress:
     def __str__(self) -> str:
         """Return it for people: `docker at unix:///run/docker.sock`."""
         where = next(
-            (text for name, text in self.variables if text and name.endswith(_PLACES)), None
+            (text for name, text in self.variables if text and name.endswith(_PLACE)), None
         )
         return self.engine if where is None else f"{self.engine} at {where}"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -29,9 +29,7 @@ from ..env_host.protocol import LOOPBACK
 from ..environments import run_files
 from ..environments.engines.registry import (
     has_own_addresses,
-    login_node,
     moves,
-    prepares_on_nodes,
     pulls_images,
     runs_programs,
 )
@@ -187,11 +185,9 @@ class _Launching:
         python, image = self._prepare(source)
         content = self._content(source, image)
         self._gateway = self._ensure_gateway()
-        with ExitStack() as started:
-            with self._keeping_copies():
-                program = self._program(source, python)
-                program = replace(program, image=self._pinned(image), image_name=image)
-                replicas = started.enter_context(self._started(program))
+        program = program_of(self._spec, source, python)
+        program = replace(program, image=self._pinned(image), image_name=image)
+        with self._started(program) as replicas:
             ready = replicas.wait_until_ready(
                 self._spec.ready_timeout_seconds, self._on_ready, base.say, self._on_lasting
             )
@@ -240,45 +236,7 @@ class _Launching:
         if isinstance(source, Image):
             text = f"{source.reference} is an image, and {self._spec.provider} runs none"
             raise InvalidSpec(text, "name an engine that does: --provider docker")
-        is_made_here = self._login_node is None and not prepares_on_nodes(self._spec.provider)
-        return (self._prepare_python(source) if is_made_here else None), None
-
-    @property
-    def _login_node(self) -> str | None:
-        """The machine that it is prepared on, where that is another one."""
-        return login_node(self._spec.provider)
-
-    def _program(self, source: ResolvedSource, python: Path | None) -> Program:
-        """Return what is to run; it is prepared now where that is done elsewhere."""
-        if prepares_on_nodes(self._spec.provider):
-            from ..environments.providers.prepared_on_nodes import program_for_nodes
-
-            self._warn_of_reports()
-            return program_for_nodes(self._layout, self._spec, source)
-        if (host := self._login_node) is None:
-            return program_of(self._spec, source, python)
-        from ..environments.engines.slurm_ssh import LoginNode
-        from ..environments.providers.prepared_there import prepare_there
-
-        self._say("preparing", f"preparing {self._spec.name} on {host}")
-        node = LoginNode(os.environ, self._layout)
-        return prepare_there(node, self._spec, source, base.say)
-
-    def _keeping_copies(self) -> AbstractContextManager[None]:
-        """Keep what is copied for other machines until its replicas are written down."""
-        if self._login_node is None and not prepares_on_nodes(self._spec.provider):
-            return nullcontext()
-        from ..environments.engines.slurm_copies import preparing
-
-        return preparing(self._layout)
-
-    def _warn_of_reports(self) -> None:
-        from ..environments.engines.slurm_address import REPORT_VARIABLE, report_address
-        from ..environments.engines.slurm_reporting import exposure
-
-        host, _ = report_address(os.environ[REPORT_VARIABLE])
-        if (warning := exposure(host)) is not None:
-            base.say(f"warning: {warning}")
+        return self._prepare_python(source), None
 
     def _content(self, source: ResolvedSource, image: str | None) -> str | None:
         """Return what tells apart versions of what is run: an image's id, or its files' digest.

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..environments.engines.slurm_address import USUAL_PYTHON
 from ..environments.layout import Layout
 
 # Below the ephemeral range of Linux (32768) and macOS (49152): a daemon on a higher port was
@@ -92,21 +91,6 @@ class Settings:
         "", "File of a gateway's certificate chain, PEM; with it, the gateway speaks TLS alone."
     )
     gateway_key: str = _setting("", "File of the private key of a gateway's certificate, PEM.")
-    slurm_ssh: str = _setting(
-        "", "Login node of the Slurm cluster, as ssh takes it; empty: Slurm's commands run here."
-    )
-    slurm_ssh_python: str = _setting(
-        USUAL_PYTHON, "Python on the login node that has openenvd; relative to the home folder."
-    )
-    slurm_report: str = _setting(
-        "",
-        "HOST[:PORT] of this machine that the jobs of a Slurm cluster without a shared folder "
-        "report to; empty: nodes see openenvd's home.",
-    )
-    slurm_node_python: str = _setting(
-        USUAL_PYTHON,
-        "Python on such nodes that has openenvd; relative to the home folder there.",
-    )
     log_level: str = _setting("info", "Level of the daemon's own log.", among=LOG_LEVELS)
     log_format: str = _setting(
         "text",

@@ -36,10 +36,8 @@ RUN = ("bash", "python")
 SUITES = {
     "a certificate": "test_gateway.py",
     "a collector": "test_traces.py",
-    "a login node": "test_slurm_ssh.py",
     "datasets": "test_datasets.py",
     "docker": "test_docker.py",
-    "nodes of their own": "test_slurm_unshared.py",
     "ray": "test_ray.py",
     "slurm": "test_slurm.py",
     "upstream": "test_upstream.py",

@@ -124,7 +124,6 @@ class SlurmCluster:
         gpus: Which the first node seems to have.
         namespace: The network namespace that the last node is in, and the name of its link; None:
             it is as the others.
-        hidden: A folder that its nodes have one of their own in place of, empty at first.
         kills_over_memory: Whether it has no cgroups, and kills by what its accounting finds.
         processes: Its daemons, by the names of their logs.
     """
@@ -134,7 +133,6 @@ class SlurmCluster:
     ports: list[int]
     gpus: int = 0
     namespace: str | None = None
-    hidden: Path | None = None
     kills_over_memory: bool = False
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -201,9 +199,6 @@ class SlurmCluster:
         is_other = self.namespace is not None and name == self.nodes[-1]
         # Not `ip netns exec`, which hides the cgroups, too.
         inside = ["nsenter", f"--net=/run/netns/{self.namespace}"] if is_other else []
-        if self.hidden is not None:
-            mounted = 'mount -t tmpfs none "$0" && exec "$@"'
-            inside += ["unshare", "--mount", "sh", "-c", mounted, str(self.hidden)]
         self._start(f"slurmd-{name}", *inside, "slurmd", "-D", "-N", name)
 
     def wait_until_idle(self, name: str) -> None:
@@ -333,7 +328,6 @@ def slurm_cluster(
     nodes: int = 3,
     *,
     other: bool = False,
-    hidden: Path | None = None,
     kills_over_memory: bool = False,
 ) -> Iterator[SlurmCluster]:
     """A cluster of so many nodes, the last elsewhere if asked; nothing of it is left afterwards."""
@@ -342,7 +336,6 @@ def slurm_cluster(
     names = tuple(f"{name}n{number}" for number in range(1, nodes + 1))
     cluster = SlurmCluster(folder, names, _free_ports(nodes + 1))
     cluster.kills_over_memory = kills_over_memory
-    cluster.hidden = hidden
     try:
         if other:
             cluster.namespace = make_namespace("oes", NETWORK)

@@ -20,9 +20,6 @@ check.py     whether each works here: `openenv check` asks it in a process of it
 exits.py     from what an engine knows of an exit to an `ExitReason`
 swarm.py     Docker Swarm: a service of one task for each replica; swarm_options.py
 slurm.py     Slurm: a job for each replica; slurm_*.py
-slurm_ssh.py  the same of another machine, by ssh_connection.py: slurm_login.py is run there
-slurm_reporting.py  the same where nodes see no folder of ours: they report to slurm_reports.py
-remote_engine.py  an engine that another machine runs for an agent here: both ends
 ray.py       Ray: a detached actor for each replica; ray_*.py
 docker.py    Docker: a container for each replica; docker_options.py, docker_hints.py,
              docker_network.py, docker_address.py

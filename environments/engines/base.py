@@ -124,7 +124,6 @@ class ReplicaPlan:
             that it does not know, by name.
         folder: Where the command runs, on an engine that runs programs rather than images.
         links: Of such a program: import names, and the folders that they stand for.
-        source: What such a program is made of, where its node makes it ready: there is no command.
         run_dir: The replica's folder, as the agent knows it.
     """
 
@@ -145,7 +144,6 @@ class ReplicaPlan:
     options: dict[str, str] = field(default_factory=dict)
     folder: str = "/"
     links: dict[str, str] = field(default_factory=dict)
-    source: dict[str, Any] = field(default_factory=dict)
     run_dir: str = ""
 
     @property

@@ -21,7 +21,6 @@ from .docker_address import docker_address
 from .docker_options import host_config
 from .kubernetes_address import kubernetes_address
 from .ray_address import ray_address
-from .slurm_address import HOST_VARIABLE, REPORT_VARIABLE, slurm_address
 
 Variables = Mapping[str, str]
 
@@ -75,8 +74,8 @@ ENGINES: dict[str, EngineEntry] = {
         ".swarm:SwarmEngine", "docker", docker_address, swarm_options.check_options
     ),
     "slurm": EngineEntry(
-        ".slurm_ssh:slurm_engine",
-        address=slurm_address,
+        ".slurm:SlurmEngine",
+        address=slurm_options.slurm_address,
         check_options=slurm_options.check_options,
         runs_programs=True,
         has_own_addresses=True,
@@ -134,16 +133,6 @@ def moves(name: str) -> bool:
     """Whether a provider's replica that is started again has another address."""
     entry = entries().get(name)
     return entry is not None and entry.moves
-
-
-def login_node(name: str, environ: Variables = os.environ) -> str | None:
-    """Return the machine that a provider's programs are prepared on; None: on this one."""
-    return environ.get(HOST_VARIABLE) or None if name == "slurm" else None
-
-
-def prepares_on_nodes(name: str, environ: Variables = os.environ) -> bool:
-    """Whether a provider's programs are made ready by each node that runs them."""
-    return name == "slurm" and bool(environ.get(REPORT_VARIABLE))
 
 
 def pulls_images(name: str) -> bool:

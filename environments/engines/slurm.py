@@ -17,8 +17,6 @@ Slurm cannot be made to forget a job, and forgets one by itself some minutes aft
     slurm_nodes.py       what nodes there are
     slurm_exits.py       how a job ended
     slurm_job.py         what runs on the node; slurm_files.py: what both write into the folder
-    slurm_ssh.py         all of this from a machine that has only ssh; slurm_login.py: its other end
-    slurm_reporting.py   all of this where nodes see no folder of ours: jobs report by HTTP
 
 Failure cases
 
@@ -82,7 +80,7 @@ from .slurm_files import (
     read_report,
     write_job,
 )
-from .slurm_options import JobPlace, sbatch_arguments, shared_place, warned_seconds
+from .slurm_options import job_script, sbatch_arguments, warned_seconds
 
 LOOK_SECONDS = 2.0  # between two questions to slurmctld
 FRESH_SECONDS = 0.3  # for which an answer is as good as new
@@ -189,23 +187,14 @@ class SlurmEngine:
         """Submit a job; where one of the replica's was left only if there are no other nodes."""
         earlier = len(left_jobs(Path(plan.run_dir)))
         away = self._nodes_away(Path(plan.run_dir))
-        place = self._place(plan)
-        arguments = sbatch_arguments(plan, place, earlier=earlier, avoided=away)
+        arguments = sbatch_arguments(plan, earlier=earlier, avoided=away)
         _check_nodes(plan)
         try:
-            return _sbatch(place, arguments)
+            return _sbatch(plan, arguments)
         except EngineRefused:
             if not away:
                 raise
-            return _sbatch(place, sbatch_arguments(plan, place, earlier=earlier))
-
-    def _place(self, plan: ReplicaPlan) -> JobPlace:
-        """Return what a replica's job is on its node."""
-        return shared_place(plan)
-
-    def _run_dir(self, row: Row) -> Path:
-        """Return the folder, on this machine, of the replica that a job is of."""
-        return row.run_dir
+            return _sbatch(plan, sbatch_arguments(plan, earlier=earlier))
 
     def signal(self, instance: Instance, number: int) -> None:
         """Send a signal to the job's first process, which passes it on to its server."""
@@ -272,14 +261,10 @@ class SlurmEngine:
             while data := _read(path, offset):
                 offset += len(data)
                 yield LogChunk(data=data, cursor=str(offset))
-            self._note_read(folder, instance.id, offset)
             if has_ended:
                 return
             if self._is_closed.wait(OUTPUT_SECONDS):
                 raise EngineGone("the engine was closed")
-
-    def _note_read(self, folder: Path, job: str, read_bytes: int) -> None:
-        """Note that all that a job has printed so far is in the replica's log."""
 
     def close(self) -> None:
         """End `changes` and `logs`."""
@@ -301,8 +286,7 @@ class SlurmEngine:
         """Ask Slurm; that it does not answer, which takes it long to say, is an answer, too."""
         self._asked_at = time.monotonic()
         try:
-            found = (replace(row, run_dir=self._run_dir(row)) for row in commands.jobs())
-            self._rows = {row.id: row for row in found}
+            self._rows = {row.id: row for row in commands.jobs()}
             for row in self._rows.values():
                 self._note(row)
             self._let_back()
@@ -489,11 +473,9 @@ class SlurmEngine:
         return self._folders.get(job)
 
 
-def _sbatch(place: JobPlace, arguments: Sequence[str]) -> str:
+def _sbatch(plan: ReplicaPlan, arguments: Sequence[str]) -> str:
     """Submit a job; return its id."""
-    told = commands.run(
-        "sbatch", "--parsable", *arguments, stdin=place.script, variables=place.variables
-    )
+    told = commands.run("sbatch", "--parsable", *arguments, stdin=job_script(plan))
     return told.strip().partition(";")[0]  # and its cluster's name
 
 

@@ -15,7 +15,6 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from .base import EngineGone, EngineRefused, Labels
 
@@ -81,13 +80,8 @@ class Row:
     run_dir: Path
 
 
-def run(
-    *command: str,
-    stdin: str | None = None,
-    seconds: float = COMMAND_SECONDS,
-    variables: Mapping[str, str] = MappingProxyType({}),
-) -> str:
-    """Return what a command prints; `variables` are added to its own.
+def run(*command: str, stdin: str | None = None, seconds: float = COMMAND_SECONDS) -> str:
+    """Return what a command prints.
 
     Raises:
         EngineGone: It is not installed, or Slurm does not answer.
@@ -97,7 +91,7 @@ def run(
         done = subprocess.run(
             command,
             input=stdin or "",
-            env={**_environ(os.environ), **variables},
+            env=_environ(os.environ),
             capture_output=True,
             text=True,
             timeout=seconds,

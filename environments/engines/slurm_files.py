@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ...shim.files import write_json
 from .node_program import http_address
@@ -27,13 +25,6 @@ BEAT_SECONDS = 5.0  # between two reports of a job
 JOB_FILE_NAME = "slurm.json"
 NO_JOB = ""  # stands there while a job that Slurm does not know is to end
 OUTPUT_FILE_NAME = "slurm-{job}.out"
-# Where there is no such folder, of requests that say the same (`slurm_reports.py`).
-VERSION_HEADER = "OpenEnvd-Version"
-MOST_OUTPUT_BYTES = 256 * 1024
-
-
-_MOST = 2**62  # of any number
-_NAME = re.compile(r"[A-Za-z0-9._:%-]{1,255}")  # of a node, or an address
 
 
 def report_name(job: str) -> str:
@@ -43,7 +34,7 @@ def report_name(job: str) -> str:
 
 @dataclass
 class JobReport:
-    """What a job says of itself; one of an earlier version leaves out what is newer.
+    """What a job says of itself.
 
     Attributes:
         job: Its id.
@@ -65,29 +56,6 @@ class JobReport:
     exit_code: int | None = None
     runs: int = 0
 
-    @classmethod
-    def of(cls, data: Any, job: str) -> JobReport:
-        """Read what a job has sent.
-
-        Raises:
-            ValueError: It is not what this job may say.
-        """
-        texts, optional = ("job", "node", "host"), ("pid", "exit_code")
-        fields = set(cls.__dataclass_fields__)
-        if not isinstance(data, dict) or not {*texts, "port"} <= set(data) <= fields:
-            raise ValueError("it has other fields")
-        for name, value in data.items():
-            is_none = value is None and name in optional
-            is_number = type(value) is int and 0 <= value < _MOST
-            if not is_none and not (isinstance(value, str) if name in texts else is_number):
-                raise ValueError(f"{name} is {value!r}")
-        report = cls(**data)
-        if report.job != job or not all(map(_NAME.fullmatch, (report.node, report.host))):
-            raise ValueError("it is another's, or its names are none")
-        if not 0 < report.port < 65536:
-            raise ValueError(f"port is {report.port}")
-        return report
-
     @property
     def address(self) -> str:
         """What goes into a URL."""
@@ -101,8 +69,7 @@ class JobReport:
 def read_report(run_dir: Path, job: str) -> JobReport | None:
     """Return what a job has said; None when it has said nothing yet, or cannot be read."""
     try:
-        data = json.loads((run_dir / report_name(job)).read_bytes())
-        return JobReport(**{k: data[k] for k in JobReport.__dataclass_fields__ if k in data})
+        return JobReport(**json.loads((run_dir / report_name(job)).read_bytes()))
     except (OSError, ValueError, TypeError):
         return None
 
@@ -152,7 +119,7 @@ def forget_job(run_dir: Path, job: str) -> None:
 def _read(run_dir: Path) -> tuple[str | None, list[str]]:
     try:
         data = json.loads((run_dir / JOB_FILE_NAME).read_bytes())
-        return str(data["job"]), list(data.get("left", ()))
+        return str(data["job"]), list(data["left"])
     except (OSError, ValueError, LookupError, TypeError):
         return None, []
 

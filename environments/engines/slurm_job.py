@@ -29,7 +29,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ...env_host.protocol import LISTEN_FD_VARIABLE
 from ...shim.files import read_run_file
@@ -88,41 +88,12 @@ def _number(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
 
 
-class Reports(Protocol):
-    """Where a job has its plan from, and where it reports.
-
-    Attributes:
-        plan: The replica's.
-        folder: Where the job may make files for its server.
-    """
-
-    plan: Json
-    folder: Path
-
-    def write(self, report: JobReport) -> bool:
-        """Say how the job is; whether the replica has certainly another one by now."""
-
-
-class SharedReports:
-    """The replica's folder, which this node sees."""
+class Job:
+    """One job: its server, and what is reported of it in the replica's folder."""
 
     def __init__(self, run_dir: Path) -> None:
-        self.plan: Json = read_run_file(str(run_dir))["plan"]
-        self.folder = run_dir
-
-    def write(self, report: JobReport) -> bool:
-        """Write the report; a full disk, a server of files that is away: the next one counts."""
-        with contextlib.suppress(OSError):
-            report.write(self.folder)
-        return is_replaced(self.folder, report.job)
-
-
-class Job:
-    """One job: its server, and what is reported of it."""
-
-    def __init__(self, reports: Reports) -> None:
-        self._reports = reports
-        self._plan = reports.plan
+        self._run_dir = run_dir
+        self._plan: Json = read_run_file(str(run_dir))["plan"]
         self._signals = SignalPipe((*_PASSED_ON, signal.SIGCHLD), ignored=(signal.SIGHUP,))
         host = node_address(os.environ)
         self._listeners = listen(host, int(self._plan["port"]))
@@ -148,13 +119,19 @@ class Job:
                 server.send_signal(number)
         code = server.returncode
         self._report.exit_code = code if code >= 0 else 128 - code
-        self._reports.write(self._report)
+        self._write_report()
         return code
+
+    def _write_report(self) -> None:
+        """Write the report; a full disk, a server of files that is away: the next one counts."""
+        with contextlib.suppress(OSError):
+            self._report.write(self._run_dir)
 
     def _beat(self, server: subprocess.Popen[bytes]) -> None:
         """Say that this job lives; end its server when the replica has another job."""
         self._report.beats += 1
-        if self._reports.write(self._report):
+        self._write_report()
+        if is_replaced(self._run_dir, self._report.job):
             sys.stderr.write("This replica has another job by now: ending.\n")
             server.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -163,8 +140,8 @@ class Job:
             server.wait()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        plan, folder = self._plan, self._reports.folder
-        environ = server_environment(plan, self._report.host, folder, os.environ)
+        plan = self._plan
+        environ = server_environment(plan, self._report.host, self._run_dir, os.environ)
         fds = [one.fileno() for one in self._listeners]
         environ[LISTEN_FD_VARIABLE] = descriptors_text(fds)
         server = subprocess.Popen(
@@ -193,7 +170,7 @@ def end_as(code: int) -> int:
 def main(run_dir: Path) -> int:
     """Be a job; ends by the signal that has ended its server."""
     os.umask(0o077)
-    return end_as(Job(SharedReports(run_dir)).run())
+    return end_as(Job(run_dir).run())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import math
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...system.units import MB
@@ -26,17 +25,6 @@ SCRIPT = """\
 # A replica of {environment}, by openenvd.
 exec {command}
 """
-# The same where nodes see no folder of ours: the Python's path may begin in the home folder there.
-NODE_SCRIPT = """\
-#!/bin/sh
-# A replica of {environment}, by openenvd.
-cd "$HOME" 2>/dev/null
-exec {command}
-"""
-NODE_PROGRAM = "openenvd.environments.providers.slurm_node"
-# Of the job that runs it: where it reports, and with which token.
-URL_VARIABLE = "OPENENVD_JOB_URL"
-TOKEN_VARIABLE = "OPENENVD_JOB_TOKEN"  # noqa: S105
 WARNED_SECONDS = 60  # before the time limit, for sessions to end; Slurm's own default, too
 # What makes a job a replica's, and found again.
 _OURS = frozenset(
@@ -46,42 +34,9 @@ _OURS = frozenset(
 _TRUE, _FALSE = "true", "false"
 
 
-@dataclass(frozen=True, slots=True)
-class JobPlace:
-    """What a job is on its node.
-
-    Attributes:
-        folder: Where it runs.
-        output: The file of its output, as `sbatch` takes it.
-        script: What it runs. Slurm keeps a copy of it: it tells no secret.
-        variables: Further ones for its environment, which may be secret.
-    """
-
-    folder: str
-    output: str
-    script: str
-    variables: dict[str, str] = field(default_factory=dict)
-
-
-def shared_place(plan: ReplicaPlan) -> JobPlace:
-    """Return the place of a job that sees its replica's folder."""
-    output = _literally(f"{plan.run_dir}/") + OUTPUT_FILE_NAME.format(job="%j")
-    return JobPlace(plan.run_dir, output, job_script(plan))
-
-
-def node_place(plan: ReplicaPlan, python: str, url: str, token: str) -> JobPlace:
-    """Return the place of a job that sees nothing of this machine.
-
-    Args:
-        plan: The replica.
-        python: The Python of the node that has openenvd.
-        url: Where the replica's jobs fetch its plan, and report.
-        token: The replica's, for that.
-    """
-    command = shlex.join([python, "-P", "-m", NODE_PROGRAM])
-    script = NODE_SCRIPT.format(environment=plan.labels.environment, command=command)
-    variables = {URL_VARIABLE: url, TOKEN_VARIABLE: token}
-    return JobPlace("/", "/dev/null", script, variables)
+def slurm_address(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what leads Slurm's commands to a cluster; empty: /etc/slurm."""
+    return {"SLURM_CONF": environ.get("SLURM_CONF", "")}
 
 
 def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
@@ -104,17 +59,12 @@ def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
 
 
 def sbatch_arguments(
-    plan: ReplicaPlan,
-    place: JobPlace | None = None,
-    *,
-    earlier: int = 0,
-    avoided: Iterable[str] = (),
+    plan: ReplicaPlan, *, earlier: int = 0, avoided: Iterable[str] = ()
 ) -> list[str]:
     """Return the arguments of `sbatch` that start a replica's job.
 
     Args:
         plan: The replica.
-        place: What its job is on its node; None: one that sees the replica's folder.
         earlier: How many jobs of it may still run where nobody can see to it: this one, which has
             another name, waits for none of them.
         avoided: The nodes of these.
@@ -123,12 +73,11 @@ def sbatch_arguments(
         EngineRefused: An option is not the user's to give.
     """
     check_options(plan.options, sandbox=plan.sandbox)
-    place = place or shared_place(plan)
     options: dict[str, str] = {
         "job-name": f"{plan.name}-{earlier}" if earlier else plan.name,
         "comment": json.dumps(plan.labels.to_labels(), separators=(",", ":")),
-        "chdir": place.folder,
-        "output": place.output,
+        "chdir": plan.run_dir,
+        "output": _literally(f"{plan.run_dir}/") + OUTPUT_FILE_NAME.format(job="%j"),
         "open-mode": "append",
         "nodes": "1",
         "ntasks": "1",
@@ -137,9 +86,6 @@ def sbatch_arguments(
         **_resources(plan),
         **_user_options(plan),
     }
-    if place.variables and (given := options["export"]) != "ALL":
-        passed = [] if given == "NONE" else [given]
-        options["export"] = ",".join([*passed, *place.variables])
     if nodes := [*filter(None, [plan.options.get("exclude")]), *avoided]:
         options["exclude"] = ",".join(nodes)
     # An agent that is killed while it submits may leave a job that the next one does not see yet:

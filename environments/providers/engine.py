@@ -159,9 +159,7 @@ class EngineProvider:
             return {}
         home = str(self._layout.home)
         config = json.dumps(program.config.to_json())
-        base = program.variables
-        if base is None:
-            base = child_environment(os.environ, home=home, max_sessions=None, given=spec.env)
+        base = child_environment(os.environ, home=home, max_sessions=None, given=spec.env)
         return {**base, HOST_CONFIG_VARIABLE: config}
 
     @contextmanager
@@ -238,8 +236,6 @@ def _what_runs(program: Program) -> Json:
             "image_name": program.image_name,
             "command": program.command,
         }
-    if program.source is not None:
-        return {"image": "", "source": dict(program.source)}
     links = {name: str(folder) for name, folder in program.links.items()}
     return {"image": "", "command": program.argv, "folder": str(program.folder), "links": links}
 

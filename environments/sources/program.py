@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -42,14 +41,11 @@ class Program:
     image: str | None = None  # what an engine runs instead of all that: `docker://…`
     image_name: str | None = None  # the name that it had, for messages
     command: tuple[str, ...] = ()  # in the image; empty: what it says itself
-    host_program: Path = HOST_PROGRAM
-    variables: Mapping[str, str] | None = None  # where it was made; None: here
-    source: Mapping[str, Any] | None = None  # of what it is made, where each node makes it itself
 
     @property
     def argv(self) -> tuple[str, ...]:
         """`-P`: the folder it runs in is on `sys.path` only where the configuration says so."""
-        return (str(self.python), "-P", str(self.host_program))
+        return (str(self.python), "-P", str(HOST_PROGRAM))
 
     @property
     def entry(self) -> str | None:

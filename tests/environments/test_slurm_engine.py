@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,13 +32,7 @@ class Jobs:
     def put(self, job: str, state: str, left: float | None = None) -> None:
         self.rows[job] = Row(job, state, "None", "n1", left, 120.0, LABELS, self.run_dir)
 
-    def run(
-        self,
-        *command: str,
-        stdin: str | None = None,
-        seconds: float = 0.0,
-        variables: Mapping[str, str] | None = None,
-    ) -> str:
+    def run(self, *command: str, stdin: str | None = None, seconds: float = 0.0) -> str:
         if command[0] == "sinfo":
             return NODE
         if "show" in command:

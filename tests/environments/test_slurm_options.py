@@ -25,7 +25,6 @@ from openenvd.environments.engines.slurm_files import (
 )
 from openenvd.environments.engines.slurm_options import (
     job_script,
-    node_place,
     sbatch_arguments,
     warned_seconds,
 )
@@ -101,24 +100,6 @@ def test_a_job_that_was_left_is_replaced_for_ever(tmp_path: Path) -> None:
     assert read_job(tmp_path) == NO_JOB
     assert is_replaced(tmp_path, "7")
     assert left_jobs(tmp_path) == ["7"]
-
-
-def test_a_job_that_sees_no_folder_has_its_token_in_its_environment_alone() -> None:
-    place = node_place(plan_of(), "openenvd/bin/python", "http://10.0.0.5:7443/jobs/x", "hunter2")
-    arguments = sbatch_arguments(plan_of(), place)
-    assert "hunter2" not in " ".join([*arguments, place.script])
-    assert "hunter2" in place.variables.values()
-    assert {"--output=/dev/null", "--chdir=/", "--export=ALL"} <= set(arguments)
-    assert "/shared" not in " ".join([*arguments, place.script])
-
-
-@pytest.mark.parametrize(("given", "passed"), [("NONE", ""), ("ALL,LANG=C", "ALL,LANG=C,")])
-def test_a_job_has_its_token_whatever_else_is_passed_to_it(given: str, passed: str) -> None:
-    plan = plan_of(options={"export": given})
-    place = node_place(plan, "python", "http://10.0.0.5:7443/jobs/x", "hunter2")
-    wanted = f"--export={passed}OPENENVD_JOB_URL,OPENENVD_JOB_TOKEN"
-    assert wanted in sbatch_arguments(plan, place)
-    assert f"--export={given}" in sbatch_arguments(plan)
 
 
 @pytest.mark.parametrize("name", ["job-name", "comment", "output", "array"])

@@ -67,8 +67,6 @@ UNSEEN = {
     "UvFailed": "becomes PreparationFailed",
     "WireError": "its connection is closed",
     "_Missing": "`openenv check` prints what an engine's agent has found",
-    "_Refused": "answers a request of a Slurm job's",
-    "Refused": "is in a Slurm job's log",
     "_Stopped": "ends a thread of the SDK's",
 }
 HINTS = ("default_hint", "hint")  # of a class
