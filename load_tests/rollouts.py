@@ -267,6 +267,7 @@ def main() -> int:
     """All parts, or those that are named."""
     options = _options()
     scale = SHORT if options.short else FULL
+    scale = replace(scale, steps=options.steps or scale.steps)
     report = Report("Rollouts")
     with (
         tempfile.TemporaryDirectory(prefix="openenvd-rollouts-", dir=options.folder) as folder,
@@ -292,6 +293,7 @@ def _options() -> argparse.Namespace:
         repetitions=1,
         short={"action": "store_true", "help": "fewer episodes and steps"},
         parts={"nargs": "+", "choices": PARTS, "default": list(PARTS)},
+        steps={"type": int, "help": "of each episode"},
         sizes={"nargs": "+", "type": int, "default": list(SIZES), "help": "bytes of a step"},
         folder={"help": "where to write; the disk under it is part of what is measured"},
     )

@@ -35,7 +35,7 @@ class Measure:
 
     def row(self, width: int) -> str:
         three = min(self.values), statistics.median(self.values), max(self.values)
-        low, middle, high = map(_digits, three)
+        low, middle, high = map(format_number, three)
         return f"  {self.name:<{width}} {middle:>10} {self.unit:<5} ({low} to {high})"
 
 
@@ -106,9 +106,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _digits(value: float) -> str:
-    """Four digits, or all of a whole number."""
-    return f"{value:.0f}" if float(value).is_integer() else f"{value:.4g}"
+def format_number(value: float) -> str:
+    """Four digits, or all of a whole or a large number."""
+    is_whole = abs(value) >= 1000 or float(value).is_integer()
+    return f"{value:,.0f}" if is_whole else f"{value:.4g}"
 
 
 def _machine_line() -> str:

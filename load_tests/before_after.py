@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two trees in turn: what a large change must leave as it was, measured in one run.
+
+    python -m load_tests.before_after --before DIR --after DIR --json FILE [--quick]
+
+Each tree is a checkout with a `.venv` of its own, in which it is installed: both packages have the
+same name, so each measurement runs in a process of its own tree's Python. The trees take turns with
+every program (A B, B A, A B, …), and each runs its own version of it. The file is written after
+each measurement; a later call with the same options goes on where an earlier one stopped, and
+measures again what belongs to another commit. A ratio is after / before, the median over the pairs
+that were measured one after the other. Run nothing else beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from load_tests.shared.report import format_number, machine
+
+TREES = ("before", "after")
+ERROR_CHARACTERS = 2000
+
+Lines = dict[str, float]  # of one measurement: the median of each line of its report
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program of `load_tests`: its words in full and in the quick form, and how often.
+
+    In the quick form, what has its peer in the same run is measured after the change alone.
+    """
+
+    words: str
+    quick_words: str
+    times: int
+    quick_times: int
+    is_after_alone: bool = False  # in the quick form
+
+
+CROWD = (
+    "--requests-grid 16384 --wait-grid 1 --shards 1,2,4 --max-sessions 20000 --limit"
+    " --skip-memory --output-dir {folder}"
+)
+STEPS, QUICK_STEPS = (
+    f"--short --alone --shapes {more}" for more in ("async sync --seconds 3", "async --seconds 1.5")
+)
+ROLLOUTS = "--parts sizes --sizes 1000 1000000"
+PROGRAMS = {
+    "queue_dispatcher": Program("--requests 10000", "--requests 5000", 5, 3),
+    "scaling": Program(CROWD, CROWD, 5, 3),
+    "steps": Program(STEPS, QUICK_STEPS, 7, 5),
+    "idle_cost": Program(
+        "--environments 100 --seconds 30", "--environments 10 --seconds 10 --settle 33", 3, 1
+    ),
+    "cold_cli": Program("--repetitions 20", "--repetitions 7", 5, 3),
+    "short_requests": Program("--single 300 --burst 500", "--single 200 --burst 200", 5, 3),
+    "rollouts": Program(ROLLOUTS, f"{ROLLOUTS} --steps 10", 3, 1, is_after_alone=True),
+    "fuzz": Program("--minutes 10 --seed 26", "--minutes 0.5 --seed 26", 1, 1),
+    "full_house": Program("--requests 10000", "--requests 1000 --house 20", 1, 1),
+    "held_sessions": Program("--sessions 16384", "--short", 1, 1),
+    "low_resources": Program("--sizes small", "--sizes small --parts b", 1, 1),
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row of the table.
+
+    Attributes:
+        name: What it is called there.
+        program: Where it comes from.
+        value: What it is, of one measurement's lines.
+        bound: What it may be, as a sentence.
+        holds: Whether it is, given the median after the change and the ratio after / before.
+    """
+
+    name: str
+    program: str
+    value: Callable[[Lines], float]
+    bound: str = ""
+    holds: Callable[[float, float], bool] = lambda after, ratio: True
+
+
+def line(*parts: str) -> Callable[[Lines], float]:
+    """The one line whose name has all of these parts, or the first of several."""
+
+    def find(lines: Lines) -> float:
+        return next(v for name, v in lines.items() if all(part in name for part in parts))
+
+    return find
+
+
+def every(part: str, combine: Callable[[list[float]], float]) -> Callable[[Lines], float]:
+    """All lines whose names have this part, as one figure."""
+
+    def find(lines: Lines) -> float:
+        return combine([value for name, value in lines.items() if part in name])
+
+    return find
+
+
+def against(over: Callable[[Lines], float], under: Callable[[Lines], float]) -> Any:
+    """One line divided by another."""
+    return lambda lines: over(lines) / under(lines)
+
+
+def at_most(bound: float) -> dict[str, Any]:
+    return {"bound": f"<= {bound:g}", "holds": lambda after, ratio: after <= bound}
+
+
+def at_least(bound: float) -> dict[str, Any]:
+    return {"bound": f">= {bound:g}", "holds": lambda after, ratio: after >= bound}
+
+
+def ratio_at_most(bound: float) -> dict[str, Any]:
+    return {"bound": f"ratio <= {bound:g}", "holds": lambda after, ratio: ratio <= bound}
+
+
+def ratio_at_least(bound: float) -> dict[str, Any]:
+    return {"bound": f"ratio >= {bound:g}", "holds": lambda after, ratio: ratio >= bound}
+
+
+def rollout_figures(size: str) -> list[Figure]:
+    """Make the rows of rollouts with observations of one size."""
+    lag, peer = line(f"{size}, ours: loop lag p99"), line(f"{size}, naive: loop lag p99")
+    name, program = f"rollout, {size}", "rollouts"
+    return [
+        Figure(f"{name}: steps/s", program, line(f"{size}, ours: steps")),
+        Figure(f"{name}: lag p99, ms", program, lag),
+        Figure(f"{name}: lag p99 / prime-rl's", program, against(lag, peer), **at_most(1)),
+        Figure(f"{name}: peak, MB", program, line(f"{size}, ours: peak"), **at_most(1229)),
+    ]
+
+
+CROWDED, STEPPING = "16,384 at once", "64 sessions"
+IDLE, HELD, TIGHT = "idle environment", "held sessions", "750 MB"
+FIGURES = [
+    Figure("dispatcher, req/s", "queue_dispatcher", line("ours")),
+    Figure(
+        "dispatcher / best of five", "queue_dispatcher", line("best of the five"), **at_least(3)
+    ),
+    Figure(f"{CROWDED}: success, least", "scaling", every("success", min), **at_least(1)),
+    Figure(f"{CROWDED}: drops, most", "scaling", every("drops", max), **at_most(0)),
+    Figure(
+        f"{CROWDED}: times limit, median of shards",
+        "scaling",
+        every("times limit", statistics.median),
+        **at_most(1.3),
+    ),
+    *(
+        Figure(
+            f"{STEPPING}, {size}: steps/s",
+            "steps",
+            line(f"async 64 x {size} openenvd"),
+            **ratio_at_least(0.97),
+        )
+        for size in ("200 B", "20 kB")
+    ),
+    Figure(f"{IDLE}: % of a core", "idle_cost", line("each (", ", CPU"), **at_most(0.05)),
+    Figure(f"{IDLE}: PSS, MB", "idle_cost", line("each (", ", PSS"), **at_most(17)),
+    Figure("status beside environments, s", "idle_cost", line("openenv status")),
+    Figure("status, cold, s", "cold_cli", line("openenv status --json"), **ratio_at_most(1.05)),
+    Figure("SHORT request, P50, ms", "short_requests", line("one at a time, p50"), **at_most(6)),
+    *rollout_figures("1 kB"),
+    *rollout_figures("1 MB"),
+    Figure("fuzz: findings", "fuzz", line("findings"), **at_most(0)),
+    Figure("fuzz: cases", "fuzz", lambda lines: lines["cases"]),
+    Figure("full house: SHORT lost", "full_house", line("lost or failed"), **at_most(0)),
+    Figure("full house: loop lag p99, ms", "full_house", line("loop lag p99"), **at_most(10)),
+    Figure(f"{HELD}: failed", "held_sessions", line("failed to open"), **at_most(0)),
+    Figure(f"{HELD}: PSS each, kB", "held_sessions", line("PSS each (aim"), **at_most(4)),
+    Figure(f"{TIGHT}: kernel kills", "low_resources", line("(b) kernel kills"), **at_most(0)),
+    Figure(f"{TIGHT}: 150 MB at once", "low_resources", line("(b) requests"), **at_least(4)),
+]
+
+
+@dataclass
+class Comparison:
+    """Both trees, and what has been measured of them so far."""
+
+    folders: dict[str, Path]
+    commits: dict[str, str]
+    path: Path
+    runs: list[dict[str, Any]]
+
+    def measure(self, name: str, words: str, repetition: int, tree: str) -> None:
+        """Measure once, unless that is known, and write it down."""
+        key = {"program": name, "words": words, "tree": tree, "repetition": repetition}
+        key["commit"] = self.commits[tree]
+        if any(run["lines"] and key.items() <= run.items() for run in self.runs):
+            return
+        began, load = time.monotonic(), machine()["load"]
+        lines, error = run_program(self.folders[tree], name, words)
+        seconds = round(time.monotonic() - began, 1)
+        self.runs.append({**key, "load": load, "seconds": seconds, "lines": lines, "error": error})
+        self.path.write_text(json.dumps({"machine": machine(), "runs": self.runs}, indent=1) + "\n")
+        print(f"  {name} #{repetition} {tree}: {seconds:.0f} s{' ' + error[-300:]}", flush=True)
+
+    def values(self, figure: Figure, words: str, tree: str) -> dict[int, float]:
+        """A figure by repetition."""
+        found = {}
+        for run in self.runs:
+            wanted = (figure.program, words, tree, self.commits[tree])
+            if (run["program"], run["words"], run["tree"], run["commit"]) == wanted:
+                try:
+                    found[run["repetition"]] = figure.value(run["lines"])
+                except (StopIteration, KeyError, ValueError, statistics.StatisticsError):
+                    continue  # it failed, or was skipped, and its error is in the file
+        return found
+
+
+def run_program(folder: Path, name: str, words: str) -> tuple[Lines, str]:
+    """Run a tree's program in its own Python: the lines of its report, and what it died of."""
+    with tempfile.TemporaryDirectory(prefix="before-after-") as output:
+        path = Path(output) / "report.json"
+        command = [str(folder / ".venv/bin/python"), "-m", f"load_tests.{name}"]
+        command += words.format(folder=output).split()
+        command += ["--json", str(path)]
+        if "--repetitions" not in command:
+            command += ["--repetitions", "1"]
+        done = subprocess.run(command, cwd=folder, check=False, text=True, capture_output=True)
+        error = ""
+        if done.returncode != 0 or not path.exists():
+            said = (done.stdout + done.stderr).strip()[-ERROR_CHARACTERS:]
+            error = f"exit code {done.returncode}: {said}"
+        return (dict(lines_of(json.loads(path.read_text()))) if path.exists() else {}), error
+
+
+def lines_of(content: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    """Name and median of each line of a report; of `scaling`, the ratios to the limit."""
+    for measure in content.get("measures", []):
+        yield measure["name"].strip(), statistics.median(measure["values"])
+    for ratio in content.get("facts", {}).get("ratios", []):
+        server = f"{ratio['server']}, {ratio['sessions']} sessions"
+        yield f"{server}: success", ratio["success"]
+        yield f"{server}: drops", ratio["kernel_listen_drops"]
+        yield f"{server}: times limit", ratio["times_limit"]
+
+
+def print_table(comparison: Comparison, words: dict[str, str]) -> int:
+    """Print a row for each figure that was measured; return how many bounds do not hold."""
+    head = f"{'figure':<40} {'before':>25} {'after':>25} {'ratio':>6}  {'bound':<13} holds"
+    print(f"\n{head}\n{'-' * len(head)}")
+    broken = 0
+    for figure in (each for each in FIGURES if each.program in words):
+        before, after = (comparison.values(figure, words[figure.program], t) for t in TREES)
+        pairs = [after[n] / before[n] for n in after.keys() & before.keys() if before[n]]
+        ratio = statistics.median(pairs) if pairs else math.nan
+        told = "NOT MEASURED"
+        if after:
+            holds = figure.holds(statistics.median(after.values()), ratio)
+            told = ("yes" if holds else "NO") if figure.bound else ""
+        broken += told.startswith("NO")
+        row = f"{figure.name:<40} {spread(before):>25} {spread(after):>25} {ratio:>6.3f}"
+        print(f"{row}  {figure.bound:<13} {told}")
+    return broken
+
+
+def spread(values: dict[int, float]) -> str:
+    """The median, and the least and the greatest of several."""
+    if not values:
+        return "-"
+    found = sorted(values.values())
+    low, middle, high = map(format_number, (found[0], statistics.median(found), found[-1]))
+    return f"{middle} ({low} to {high})"
+
+
+def commit_of(folder: Path) -> str:
+    """Which commit a tree has checked out, and whether it was changed."""
+    git = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
+    return subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def main() -> int:
+    """Measure what is missing, and print the table."""
+    parser = argparse.ArgumentParser(description="Two trees in turn.")
+    parser.add_argument("--before", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--after", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="kept as it goes")
+    parser.add_argument("--quick", action="store_true", help="about a quarter of an hour")
+    parser.add_argument(
+        "--repetitions", type=int, help="of each program; by default its own number"
+    )
+    parser.add_argument("--only", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    given = parser.parse_args()
+    folders = {tree: getattr(given, tree).resolve() for tree in TREES}
+    kept = json.loads(given.json.read_text())["runs"] if given.json.exists() else []
+    commits = {tree: commit_of(folder) for tree, folder in folders.items()}
+    comparison = Comparison(folders, commits, given.json, kept)
+    chosen = {name: PROGRAMS[name] for name in given.only}
+    words = {name: p.quick_words if given.quick else p.words for name, p in chosen.items()}
+    times = {
+        name: given.repetitions or (p.quick_times if given.quick else p.times)
+        for name, p in chosen.items()
+    }
+    for repetition in range(max(times.values())):
+        for name in (each for each in chosen if repetition < times[each]):
+            trees = TREES[1:] if given.quick and chosen[name].is_after_alone else TREES
+            for tree in trees if repetition % 2 == 0 else trees[::-1]:
+                comparison.measure(name, words[name], repetition, tree)
+    return 1 if print_table(comparison, words) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
