@@ -7,7 +7,7 @@
     up.py           up, stop, info
     check.py        check; report.py: the file of `check --report`
     config.py       config
-    launch.py       launch, rollback; variables.py: `-e` and `--env-file`
+    launch.py       launch; variables.py: `-e` and `--env-file`
     scale.py        scale, restart
     rollout.py      rollout
     bench.py        bench

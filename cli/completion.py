@@ -67,13 +67,6 @@ def usable_environments(
     return _items(begun, (each for each in _names(_environments) if each[1] != "failed"))
 
 
-def updated_environments(
-    _context: click.Context, _parameter: click.Parameter, begun: str
-) -> list[CompletionItem]:
-    """Complete the name of an environment that has an earlier generation."""
-    return _items(begun, _names(_updated_environments))
-
-
 def providers(
     _context: click.Context, _parameter: click.Parameter, begun: str
 ) -> list[CompletionItem]:
@@ -133,10 +126,6 @@ def _names(*questions: Callable[[DaemonClient], Names]) -> Names:
 
 def _environments(client: DaemonClient) -> Names:
     return [(each["name"], each["state"].lower()) for each in client.environments()]
-
-
-def _updated_environments(client: DaemonClient) -> Names:
-    return [(e["name"], e["state"].lower()) for e in client.environments() if e["generation"] > 1]
 
 
 def _requests(client: DaemonClient) -> Names:

@@ -29,10 +29,6 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         ("openenv launch ./my_env --provider docker", "in a container"),
         ("openenv launch --async ./my_env", "print the request's id, and return"),
     ),
-    "openenv rollback": (
-        ("openenv rollback my_env", "what served before serves again"),
-        ("openenv rollback my_env --to 3", "its third generation"),
-    ),
     "openenv rollout": (
         ("openenv rollout echo --out episodes --episodes 64", "random actions"),
         ("openenv rollout my_env --out out --policy my_policies:act", "a function of yours"),

@@ -63,17 +63,14 @@ def async_option(command: Command) -> Command:
 
 def submit(client: DaemonClient, operation: str, payload: Json, options: Json) -> Json:
     """Queue a request with the values of `submit_options`; returns the request."""
-    return client.submit(operation, payload, **submitted(options))
-
-
-def submitted(options: Json) -> Json:
-    """Return the values of `submit_options` as the client's calls take them."""
-    return {
-        "idempotency_key": options["idempotency_key"],
-        "priority": options["priority"],
-        "timeout_seconds": options["timeout"],
-        "retry_oom": options["retry_oom"] or None,
-    }
+    return client.submit(
+        operation,
+        payload,
+        idempotency_key=options["idempotency_key"],
+        priority=options["priority"],
+        timeout_seconds=options["timeout"],
+        retry_oom=options["retry_oom"] or None,
+    )
 
 
 def leave(request: Json, output: Output) -> int:

@@ -14,7 +14,7 @@ from ..environments.spec import LaunchOptions
 from ..operations.options import DrainOptions
 from ..requests_db.states import RequestState
 from . import completion, passthrough, phrases
-from .following import follow, leave, submit, submit_options, submitted
+from .following import follow, leave, submit, submit_options
 from .option_changes import drops_options, option_changes
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, good
@@ -54,31 +54,6 @@ def launch(source: str, as_json: bool, is_async: bool, **options: Any) -> int:
     if is_async:
         return leave(request, output)
     return follow_launch(client, request, output)
-
-
-@click.command()
-@click.argument("name", shell_complete=completion.updated_environments)
-@click.option(
-    "--to",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Number of the generation; by default the last one that served before.",
-)
-@declared_options(DrainOptions)
-@submit_options
-@json_option
-def rollback(name: str, to: int | None, as_json: bool, is_async: bool, **options: Any) -> int:
-    """Launch an earlier generation of an environment again, as an update.
-
-    Its options, variables and token are those of that launch. It runs what ran then, or nothing: a
-    folder's files have to be those of then, and an engine runs the image of then. A second
-    rollback returns to what the first one replaced.
-    """
-    output = Output(as_json=as_json)
-    client = connect(output)
-    given = given_options(DrainOptions, options)
-    request = client.rollback(name, to, **given, **submitted(options))
-    return leave(request, output) if is_async else follow_launch(client, request, output)
 
 
 def launch_by_default(

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 COMMANDS = {
     "up": ("up", "Start the daemon, and print the limits found."),
     "launch": ("launch", "Run an environment."),
-    "rollback": ("launch", "Launch an earlier generation of an environment again."),
     "rollout": ("rollout", "Run many episodes of a policy."),
     "status": ("status", "Show environments and requests, or one of them."),
     "dashboard": ("dashboard", "Open the dashboard in a browser."),

@@ -149,22 +149,6 @@ class DaemonClient:
         environment: Json = self._http.request("GET", _environment(name))["environment"]
         return environment
 
-    def rollback(self, name: str, to: int | None = None, **options: Any) -> Json:
-        """Launch an earlier generation of an environment again.
-
-        Args:
-            name: The environment's name.
-            to: The generation's number; None: the last one that served before.
-            options: As for `submit`; and `drain_timeout_seconds`, for what it replaces.
-
-        Returns:
-            The launch as it was queued.
-        """
-        given = {key: value for key, value in {"to": to, **options}.items() if value is not None}
-        path = f"{_environment(name)}/rollback"
-        request: Json = self._http.request("POST", path, given)["request"]
-        return request
-
     def base_url(self, name: str) -> Json:
         """Return `{"address", "token", "base_url"}`: what clients of an environment connect to."""
         return self._http.request("GET", f"{_environment(name)}/base_url")

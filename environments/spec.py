@@ -28,8 +28,6 @@ AUTO = "auto"  # instead of a token: make one
 GRACE_SECONDS = 5.0  # for sessions to end, between SIGTERM and SIGKILL
 DEFAULT_BASE = "python:3.11-slim"  # of images that are built here
 
-OF_MANIFEST = ("gpus", "step_timeout_seconds")  # that a manifest may ask for (`with_manifest`)
-
 
 @dataclass(frozen=True, slots=True)
 class ResourceRequest:

@@ -13,7 +13,7 @@
     python -m load_tests.full_house      10,000 SHORT requests beside a full house of LONG ones
     python -m load_tests.scaling         sessions at once and their latencies, beside peer and limit
     python -m load_tests.held_sessions   65,536 open sessions: memory, and steps of some of them
-    python -m load_tests.rolling_update  an update and a rollback under 1,000 stepping sessions
+    python -m load_tests.rolling_update  two updates under 1,000 stepping sessions
     python -m load_tests.shard_start     request to ready, each further shard, a dead one's return
     python -m load_tests.steps           steps a second by sessions and weight; peer, limit
     python -m load_tests.protocols       what a WebSocket protocol costs: ours and three others

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rolling update and a rollback under stepping sessions: none may be dropped.
+"""Rolling updates under stepping sessions: none may be dropped.
 
     python -m load_tests.rolling_update [--json FILE]      1,000 sessions, 1 and 2 replicas
     python -m load_tests.rolling_update --short            100 sessions
 
 So many clients step once a second. A session lasts for a random number of steps, and a new one
 begins in its place, so that sessions begin, go on and end at every moment of an update. When all
-have begun, `openenv launch` updates the environment; when what that replaced has ended, `openenv
-rollback` does. Every failed connection, handshake, reset and step counts, and none is tried again.
+have begun, `openenv launch` updates the environment; when what that replaced has ended, it does so
+again. Every failed connection, handshake, reset and step counts, and none is tried again.
 
 "Takes over" is from the command to the switch; "drained", from there until the last of the replaced
 replicas has ended, which is a matter of how long sessions last. A latency counts from the moment at
@@ -100,7 +100,7 @@ class Figures:
 
 
 async def measure(environ: dict[str, str], replicas: int, options: Any, figures: Figures) -> int:
-    """One update and one rollback; how many sessions were dropped or refused."""
+    """Two updates; how many sessions were dropped or refused."""
     words = ["launch", "benchmark", "--name", NAME, "--replicas", str(replicas)]
     words += ["--max-sessions", str(4 * options.sessions)]
     launched = await asyncio.to_thread(openenv, environ, *words)
@@ -115,9 +115,9 @@ async def measure(environ: dict[str, str], replicas: int, options: Any, figures:
         figures.add(f"{what}: longest step, {when}", "ms", MS * max(steps))
 
     note_steps("before")
-    for number, (kind, command) in enumerate((("update", words), ("rollback", ["rollback", NAME]))):
+    for number, kind in enumerate(("first update", "second update")):
         began = time.monotonic()
-        await asyncio.to_thread(openenv, environ, *command)
+        await asyncio.to_thread(openenv, environ, *words)
         await _until(environ, number + 2, "SERVING")
         switched = time.monotonic()
         figures.add(f"{what}: {kind} takes over", "s", switched - began)
@@ -161,7 +161,7 @@ def main() -> int:
         for _ in range(options.repetitions):
             with daemon() as environ:
                 dropped += asyncio.run(measure(environ, replicas, options, figures))
-    report = Report("A rolling update and a rollback under stepping sessions")
+    report = Report("Rolling updates under stepping sessions")
     for (name, unit), values in figures.values.items():
         report.add(name, unit, values)
     report.finish(options.json)

@@ -41,11 +41,9 @@ from ..environments.layout import Layout
 from ..environments.names import name_of_source, validate_name
 from ..environments.providers import check_options, check_provider, provider_named
 from ..environments.providers.base import Replicas, StartedReplica
-from ..environments.sources.content import content_of
 from ..environments.sources.program import Program, program_of
 from ..environments.sources.resolve import Image, Project, ResolvedSource, resolve
 from ..environments.spec import (
-    OF_MANIFEST,
     EnvironmentSpec,
     LaunchOptions,
     needs_gateway,
@@ -81,11 +79,6 @@ class LaunchPayload(base.payload_of(LaunchOptions, DrainOptions)):  # type: igno
         None,
         max_length=base.MAX_TEXT,
         description="The launch that this one updates; the daemon says so itself.",
-    )
-    content: str | None = Field(
-        None,
-        max_length=base.MAX_TEXT,
-        description="What it is to run, as the result of an earlier launch says it: a rollback's.",
     )
     cwd: base.AbsolutePath | None = Field(
         None, description="The folder that a relative source refers to; an absolute path."
@@ -123,7 +116,7 @@ class LaunchPayload(base.payload_of(LaunchOptions, DrainOptions)):  # type: igno
 
     def spec(self) -> EnvironmentSpec:
         """The environment as it is wanted, before its source has been looked at."""
-        not_of_spec = {"cwd", "update", "replaces", "content", "drain_timeout_seconds"}
+        not_of_spec = {"cwd", "update", "replaces", "drain_timeout_seconds"}
         return EnvironmentSpec(**self.model_dump(exclude=not_of_spec))
 
 
@@ -179,11 +172,9 @@ class _Launching:
         if stopped := run_files.stop_all(left, LEFTOVER_GRACE_SECONDS):
             self._say("clearing", f"stopped replicas of an earlier attempt: {', '.join(stopped)}")
         source = resolve(self._spec.source, self._cwd)
-        if self._payload.content is None or runs_programs(self._spec.provider):
-            self._spec = self._spec.with_manifest(source.resources)
+        self._spec = self._spec.with_manifest(source.resources)
         self._say("resolved", source.sentence)
         python, image = self._prepare(source)
-        content = self._content(source, image)
         self._gateway = self._ensure_gateway()
         program = program_of(self._spec, source, python)
         program = replace(program, image=self._pinned(image), image_name=image)
@@ -205,8 +196,6 @@ class _Launching:
                     "address": replicas.address,
                     "has_token": self._spec.token is not None,
                     "is_exposed": not is_loopback(self._spec.host),
-                    "content": content,
-                    "manifest": {name: getattr(self._spec, name) for name in OF_MANIFEST},
                     "replicas": [replica.to_json() for replica in ready],
                 }
             }
@@ -238,32 +227,6 @@ class _Launching:
             raise InvalidSpec(text, "name an engine that does: --provider docker")
         return self._prepare_python(source), None
 
-    def _content(self, source: ResolvedSource, image: str | None) -> str | None:
-        """Return what tells apart versions of what is run: an image's id, or its files' digest.
-
-        Raises:
-            InvalidSpec: It is not what a rollback is to run.
-        """
-        if image is None:
-            found = content_of(source)
-        elif pulls_images(self._spec.provider):
-            found = image
-        else:
-            from ..environments.images import build
-
-            found = build.id_of(image)
-        if self._payload.content in (None, found):
-            return found
-        if image is not None:
-            message = f"the image that {self._spec.name} ran is not on this engine any more"
-            remedy = f"launch what there is now: openenv launch {self._spec.source}"
-            raise InvalidSpec(message, remedy)
-        where = getattr(source, "folder", self._spec.source)
-        raise InvalidSpec(
-            f"the files in {where} are not those that the earlier generation ran",
-            f"bring them back (git checkout), and roll back again; or launch {where} as it is now",
-        )
-
     def _pinned(self, image: str | None) -> str | None:
         """Return the image so that replicas which are started later run the same."""
         if image is None or pulls_images(self._spec.provider):
@@ -278,8 +241,6 @@ class _Launching:
 
         spec = self._spec
         self._phases.enter("building", f"preparing the image of {spec.name}")
-        if (ran := self._payload.content) is not None and build.id_of(ran) is not None:
-            return ran  # what is rolled back to, whatever its name or folder stands for now
         if not isinstance(source, Image):
             program, more = program_of(spec, source, None), spec.with_packages
             return build.ensure_image(

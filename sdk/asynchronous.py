@@ -226,13 +226,6 @@ class AsyncEnvironment:
         request = await asyncio.to_thread(self._environment.restart, replica, **options)
         return AsyncRequest(request, AsyncEnvironment)
 
-    async def rollback(
-        self, to: int | None = None, **options: Unpack[DrainOptions]
-    ) -> AsyncRequest[AsyncEnvironment]:
-        """Launch an earlier generation again."""
-        request = await asyncio.to_thread(self._environment.rollback, to, **options)
-        return AsyncRequest(request, AsyncEnvironment)
-
     async def down(
         self, grace_seconds: float | None = None, **options: Unpack[RequestOptions]
     ) -> AsyncRequest[None]:

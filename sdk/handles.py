@@ -221,13 +221,6 @@ class Environment:
         payload = {} if replica is None else {"replica": replica}
         return self._change("restart", payload, options)
 
-    def rollback(
-        self, to: int | None = None, **options: Unpack[DrainOptions]
-    ) -> Request[Environment]:
-        """Launch an earlier generation again; None: the last one that served before."""
-        data = self.client.daemon().rollback(self.name, to, **options)
-        return Request(self.client, data, environment_of)
-
     def down(
         self, grace_seconds: float | None = None, **options: Unpack[RequestOptions]
     ) -> Request[None]:

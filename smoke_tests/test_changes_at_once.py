@@ -36,16 +36,15 @@ UPDATED, LAUNCHED = "is being updated to generation", "is being launched already
 SCALED, RESTARTED = "is being scaled already", "is being restarted already"
 STOPPED, STOPPING = "is being taken down already", "is stopping already"
 
-#             update    rollback  scale      restart    down
+#             update    scale      restart    down
 TABLE = {
-    "update": (UPDATED, UPDATED, LAUNCHED, LAUNCHED, DONE),
-    "rollback": (UPDATED, UPDATED, LAUNCHED, LAUNCHED, DONE),
-    "scale": (SCALED, SCALED, SCALED, SCALED, DONE),
-    "restart": (RESTARTED, RESTARTED, RESTARTED, RESTARTED, DONE),
-    "drain": (DONE, DONE, DONE, DONE, DONE),  # of what an update has replaced
-    "down": (STOPPING, STOPPING, STOPPED, STOPPED, DONE),
+    "update": (UPDATED, LAUNCHED, LAUNCHED, DONE),
+    "scale": (SCALED, SCALED, SCALED, DONE),
+    "restart": (RESTARTED, RESTARTED, RESTARTED, DONE),
+    "drain": (DONE, DONE, DONE, DONE),  # of what an update has replaced
+    "down": (STOPPING, STOPPED, STOPPED, DONE),
 }
-SECONDS = ("update", "rollback", "scale", "restart", "down")
+SECONDS = ("update", "scale", "restart", "down")
 PAIRS = [
     (first, second, told)
     for first, row in TABLE.items()
@@ -72,7 +71,6 @@ class Trial:
         self.commands = {
             "update": launch,
             "drain": launch,
-            "rollback": ["rollback", name],
             "scale": ["scale", name, "2"],
             "restart": ["restart", name],
             "down": ["down", name],

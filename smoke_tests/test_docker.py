@@ -118,28 +118,6 @@ def test_an_image_of_others_is_launched_by_its_name(
         assert containers(docker_engine) == []
 
 
-def test_a_rollback_runs_the_image_that_ran_whatever_its_name_stands_for_now(
-    docker_machine: Machine, docker_engine: DockerEngine, tmp_path: Path
-) -> None:
-    def update_to(version: str) -> str:
-        text = FOREIGN.replace('"healthy"', f'"healthy", "version": "{version}"')
-        (tmp_path / "Dockerfile").write_text(text)
-        docker_engine.docker("build", "--tag", "theirs:latest", str(tmp_path))
-        environment = launched(docker_machine, "docker://theirs:latest", "--name", "theirs")
-        return version_at(environment["address"])
-
-    def version_at(address: str) -> str:
-        with urlopen(f"{address}/health") as response:
-            version: str = json.load(response)["version"]
-            return version
-
-    assert update_to("1") == "1"
-    assert update_to("2") == "2"
-    environment = docker_machine.ok("rollback", "theirs", "--json").json["environment"]
-    assert version_at(environment["address"]) == "1"
-    docker_machine.ok("down", "theirs")
-
-
 def test_what_is_restarted_runs_the_image_of_its_launch_whatever_its_name_stands_for_now(
     docker_machine: Machine, docker_engine: DockerEngine, tmp_path: Path
 ) -> None:

@@ -39,7 +39,6 @@ IDS, PORT = ("7f3a91c2", "9b1d0c44"), "9000"  # of launches; that nobody listens
 SHORTER = {
     "openenv bench": "--requests-grid 4 --wait-grid 0 --reps 1",
     "openenv test": "--sessions 20",
-    "openenv rollback my_env --to": "--to 1",
 }
 
 
@@ -70,10 +69,8 @@ def make_ready(machine: Machine, words: list[str]) -> None:
         machine.ok("stop")
     if "--out" in words:
         shutil.rmtree(folder / words[words.index("--out") + 1], ignore_errors=True)
-    if command in ("gateway", "rollback"):
-        options = (["--gateway"], ["--max-sessions", "8"])
-        for each in options[: 1 if command == "gateway" else 2]:
-            machine.ok("launch", "./my_env", *each, cwd=folder)
+    if command == "gateway":
+        machine.ok("launch", "./my_env", "--gateway", cwd=folder)
         return
     wanted = {*words} & {"echo", "benchmark", "my_env"} if command != "launch" else set()
     if "--launch" in words:  # it is to launch what does not run

@@ -161,18 +161,13 @@ def test_upstreams_client_is_not_disturbed(
         assert process.returncode == 0
 
 
-@pytest.mark.parametrize("again", ["launch", "rollback"])
 def test_sessions_that_go_on_for_too_long_end_with_what_was_replaced(
-    machine: Machine, versioned: Update, again: str
+    machine: Machine, versioned: Update
 ) -> None:
     address = machine.ok(*versioned("1", "--json")).json["environment"]["address"]
-    first, limit = 1, ["--drain-timeout", "0.5"]
-    if again == "rollback":
-        machine.ok(*versioned("2"))
-        first = 2
     with session(address) as socket:
-        machine.ok(*(["rollback", "trial"] if again == "rollback" else versioned("2")), *limit)
-        eventually(lambda: generations(machine)[first] == "RETIRED")
+        machine.ok(*versioned("2", "--drain-timeout", "0.5"))
+        eventually(lambda: generations(machine)[1] == "RETIRED")
         assert json.loads(socket.recv())["type"] == "error"  # why it is closed
         with pytest.raises(ConnectionClosed):
             socket.recv()
@@ -265,52 +260,6 @@ def test_new_sessions_get_the_new_version_as_soon_as_the_launch_returns(
         finally:
             has_ended.set()
         assert {version for client in clients for version in client.result()} <= set("0123")
-
-
-def test_a_rollback_is_an_update_to_what_was_launched_before(
-    machine: Machine, versioned: Update
-) -> None:
-    launched = machine.ok(*versioned("1", "--max-sessions", "7", "--json"))
-    address = launched.json["environment"]["address"]
-    refused = machine.run("rollback", "trial")
-    assert "trial has no earlier generation that served" in refused.err
-    machine.ok(*versioned("2"))
-    machine.ok(*versioned("3"))
-    with session(address) as socket:
-        told = machine.ok("rollback", "trial")
-        assert "trial runs: updating it to generation 4" in told.err
-        assert version_at(address) == "2"
-        machine.ok("rollback", "trial", "--to", "1")
-        assert version_at(address) == "1"
-        assert step(socket) == "3"
-        assert machine.environment("trial")["max_sessions"] == 7
-    eventually(lambda: list(generations(machine).values()).count("RETIRED") == 4)
-    assert generations(machine)[5] == "SERVING"
-
-
-def test_a_rollback_runs_the_files_that_ran_or_nothing(
-    machine: Machine, versioned: Update, write_environment: Callable[[str], str]
-) -> None:
-    address = machine.ok(*versioned("1", "--json")).json["environment"]["address"]
-    write_environment(VERSIONED.replace("= VERSION", "= 'broken'"))
-    machine.ok(*versioned("2"))
-    assert version_at(address) == "broken"
-    refused = machine.run("rollback", "trial")
-    assert refused.code == 1, refused.text
-    assert "are not those that the earlier generation ran" in refused.err
-    assert "trial goes on with generation 2" in refused.err
-    assert version_at(address) == "broken"
-    write_environment(VERSIONED)
-    machine.ok("rollback", "trial")
-    assert version_at(address) == "1"
-
-
-def test_what_failed_is_rolled_back_to_what_served(machine: Machine, versioned: Update) -> None:
-    machine.ok(*versioned("1"))
-    machine.ok("down", "trial")
-    assert machine.run(*versioned("crash")).code == 1
-    told = machine.ok("rollback", "trial", "--json").json
-    assert version_at(told["environment"]["address"]) == "1"
 
 
 def held_up(machine: Machine, versioned: Update, folder: Path) -> str:

@@ -79,15 +79,6 @@ def fetch_image(image: str, say: Say) -> None:
         docker.pull(image)
 
 
-def id_of(image: str) -> str | None:
-    """Return the id of an image, which names what is in it; None when the engine has none.
-
-    Raises:
-        EngineFailed: Docker cannot be used.
-    """
-    return DockerCli(lambda _: None).id_of(image)
-
-
 def pinned(image: str, provider: str) -> str:
     """Return what names an image for a provider whatever its name stands for later.
 

@@ -336,7 +336,7 @@ COLLECT_UP_TO = (
     .limit(1)
     .offset(bindparam("keep"))
 )
-# Of what runs, and of what an environment can be rolled back to, when it has failed too.
+# Of what runs and of its history, so that `openenv retry` can launch an earlier generation again.
 _launches_to_keep = (
     select(_g.request_id)
     .join(environments, _e.name == _g.environment)

@@ -26,7 +26,7 @@ _EVERY = 2**31  # beyond every number
 CANCELLED = "it was cancelled before it was ready"
 
 # Of a launch's payload, what says how it is to take its name, and not what is launched.
-OF_UPDATE = frozenset({"update", "replaces", "content", "drain_timeout_seconds"})
+OF_UPDATE = frozenset({"update", "replaces", "drain_timeout_seconds"})
 
 _STATE_OF = {
     EnvironmentState.READY: GenerationState.SERVING,

@@ -36,7 +36,7 @@ from .journal import ENVIRONMENT_STATE, Journal
 from .observing import set_environment_state
 
 # Operations that change an environment: one at a time, but for `down`, which calls others off.
-CHANGES = ("launch", "down", "scale", "restart", "rollback")
+CHANGES = ("launch", "down", "scale", "restart")
 ALTERING = ("scale", "restart")
 _ID_BYTES = 8
 

@@ -14,18 +14,15 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
 from ...environments import run_files
-from ...operations import registry
 from ...requests_db.records import Environment, Json, Replica
 from ...requests_db.sql import queries
 from ...requests_db.states import EnvironmentState, ReplicaState
 from ...system.access_tokens import with_token
-from ..dispatch.submission import Submission
 from ..errors import ApiError, NotFound
 from .dependencies import Dependencies, Injected
 from .routes_requests import TAIL, TEXT
-from .schemas import Rollback
-from .streams import text_stream, until_settled
-from .views import environment_view, generation_view, request_view
+from .streams import text_stream
+from .views import environment_view, generation_view
 
 LOG_HEADER = "OpenEnvd-Log"  # of an answer: the id of the replica whose log it is
 LOOK_SECONDS = 1.0  # between two looks at which replica's log is to be shown
@@ -63,22 +60,6 @@ async def base_url(name: str, deps: Injected) -> Json:
         "token": token,
         "base_url": None if address is None else with_token(address, token),
     }
-
-
-@router.post("/environments/{name}/rollback", status_code=202)
-async def rollback(name: str, body: Rollback, deps: Injected) -> Json:
-    """Launch an earlier generation again: an update to what it was."""
-    launch = Submission(
-        operation=registry.by_name("launch"),
-        payload={"drain_timeout_seconds": body.drain_timeout_seconds},
-        idempotency_key=body.idempotency_key,
-        priority=body.priority,
-        timeout_seconds=body.timeout_seconds,
-        retry_oom=body.retry_oom,
-    )
-    await until_settled(deps, name)
-    request = await deps.submitter.rollback(name, body.to, launch)
-    return {"request_id": request.id, "request": request_view(request)}
 
 
 @router.get("/environments/{name}/logs")

@@ -16,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...env_host.protocol import LEAST_SESSION_MEMORY_MB
 from ...operations import registry
-from ...operations.base import MAX_SECONDS, Operation, payload_of
-from ...operations.options import DrainOptions
+from ...operations.base import MAX_SECONDS, Operation
 from ..errors import Invalid
 
 _SEE = "GET /openapi.json shows every operation"
@@ -44,14 +43,6 @@ class Submit(BaseModel):
     retry_oom: bool = Field(
         False,
         description="Run again with more memory if it was killed for memory, as attempts allow.",
-    )
-
-
-class Rollback(Submit, payload_of(DrainOptions)):  # type: ignore[misc]  # a class made at run time
-    """Which generation of an environment to launch again."""
-
-    to: int | None = Field(
-        None, ge=1, description="Its number; by default the last one that served before."
     )
 
 

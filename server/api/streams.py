@@ -105,7 +105,7 @@ async def _until_in_effect(deps: Dependencies, request: Request) -> None:
 async def until_settled(deps: Dependencies, environment: str) -> None:
     """Wait until an update that has succeeded is in effect, before the next change.
 
-    Until then a `scale` would find the replicas that it replaces, and a rollback go too far back.
+    Until then a `scale` would find the replicas that it replaces.
     """
     for generation in await deps.store.read(queries.generations(environment)):
         if generation.state in (GenerationState.STARTING, GenerationState.SERVING):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...environments.errors import EnvironmentsError
@@ -32,7 +32,6 @@ from ..events.bus import EventBus
 from ..settings import Settings
 from .dispatcher import Dispatcher
 from .request_traces import RequestTraces
-from .rollback import rollback_target
 from .running import label_of
 
 NEAR_MATCHES = 3
@@ -42,7 +41,6 @@ _UNDER_WAY = {
     "down": "being taken down",
     "scale": "being scaled",
     "restart": "being restarted",
-    "rollback": "being rolled back",
 }
 _NOT_SERVING = {
     EnvironmentState.PENDING: "waiting to be launched",
@@ -101,35 +99,6 @@ class Submitter:
             await self.environment(str(new.environment))
             return await self._write(new, changing=new.environment)
         return await self._write(new)
-
-    async def rollback(self, name: str, to: int | None, submission: Submission) -> Request:
-        """Launch an earlier generation of an environment again, as its next one.
-
-        With as many replicas as it has now, as `kubectl rollout undo` does.
-
-        Args:
-            name: The environment's.
-            to: The number of the generation; None: the last that served before.
-            submission: A launch; of its payload, what is not that generation's.
-
-        Raises:
-            NotFound: there is no such environment.
-            Invalid: there is no generation that it could be rolled back to.
-            NameTaken, KeyReused, QueueFull, DatabaseError: nothing was written.
-        """
-        environment = await self.environment(name)
-        history = await self.store.read(queries.generations(name))
-        target = rollback_target(environment, history, to)
-        launch = await self._known(target.request_id)
-        if launch is None:
-            text = f"the launch of generation {target.number} of {name} is no longer known"
-            raise Invalid(text, "launch it with its options: openenv launch", field="to")
-        ran = (launch.result or {}).get("environment", {})
-        of_update = {"update": True, "replaces": None, "content": ran.get("content")}
-        payload = {**launch.payload, **ran.get("manifest", {})}
-        payload |= await self._replicas_kept(environment, payload)
-        payload |= {**submission.payload, **of_update}
-        return await self.submit(replace(submission, payload=payload))
 
     async def retry(self, request_id: str, limits: Mapping[str, int]) -> Request:
         """Submit a request that has ended once more.

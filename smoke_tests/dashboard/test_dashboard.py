@@ -410,7 +410,7 @@ def test_no_button_of_a_table_is_cut_off_on_a_telephone(
     row_of(page, "ended", "never_of").get_by_role("button").wait_for()
     cut_off = page.evaluate(CUT_OFF)
     page.evaluate("name => { location.hash = `/environment/${name}`; }", launched)
-    page.get_by_role("button", name="Roll back to generation 1").wait_for()
+    page.get_by_role("button", name="Take down").wait_for()
     page.wait_for_function(AGES)
     assert (cut_off, page.evaluate(CUT_OFF)) == ([], [])
 

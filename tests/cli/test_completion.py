@@ -72,18 +72,13 @@ def test_the_providers_that_are_completed_are_all_there_are() -> None:
     assert available() == completion.PROVIDERS
 
 
-def test_what_failed_or_has_no_earlier_generation_is_completed_where_it_is_of_use(
+def test_what_failed_is_completed_where_it_is_of_use(
     fake: FakeDaemon,
 ) -> None:
-    found = [
-        new_environment("trial"),
-        new_environment("act", state="FAILED"),
-        new_environment("new", state="FAILED", generation=2),
-    ]
+    found = [new_environment("trial"), new_environment("act", state="FAILED")]
     fake.answers["GET", "/v1/environments"] = {"environments": found}
     assert offered("bench", "") == offered("rollout", "") == ["plain,trial"]
-    assert offered("rollback", "") == ["plain,new"]
-    assert offered("down", "") == ["plain,trial", "plain,act", "plain,new"]
+    assert offered("down", "") == ["plain,trial", "plain,act"]
 
 
 @pytest.mark.usefixtures("known")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.errors import ManifestError, UnknownSource, UnsupportedSource
-from openenvd.environments.sources.content import content_of
 from openenvd.environments.sources.resolve import Bundled, ClassSource, Image, Project, resolve
 
 
@@ -99,41 +98,3 @@ def test_a_broken_manifest_is_refused(tmp_path: Path) -> None:
     (tmp_path / "openenv.yaml").write_text("nam: x\n")
     with pytest.raises(ManifestError, match="name"):
         resolve(".", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("path", "text", "differs"),
-    [
-        ("server/app.py", "other", True),
-        ("server/new.py", "", True),
-        (".env", "SETTING=2", True),
-        ("server/__pycache__/app.pyc", "", False),
-        (".git/HEAD", "ref", False),
-        ("episodes.log", "line", False),
-        ("my_env.egg-info/PKG-INFO", "", False),
-    ],
-)
-def test_the_content_of_a_project_is_its_files_without_what_tools_leave(
-    tmp_path: Path, path: str, text: str, differs: bool
-) -> None:
-    (tmp_path / "server").mkdir()
-    (tmp_path / "server" / "app.py").write_text("one")
-    (tmp_path / "openenv.yaml").write_text("name: my_env\n")
-    project = resolve(str(tmp_path), tmp_path)
-    before = content_of(project)
-    assert before is not None
-    (tmp_path / path).parent.mkdir(exist_ok=True)
-    (tmp_path / path).write_text(text)
-    assert (content_of(project) != before) is differs
-
-
-def test_the_content_of_a_class_is_its_module(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("one")
-    source = resolve("mine:Class", tmp_path)
-    before = content_of(source)
-    (tmp_path / "other.py").write_text("of something else")
-    assert content_of(source) == before
-    (tmp_path / "mine.py").write_text("two")
-    assert content_of(source) != before
-    assert content_of(resolve("installed.package:Class", tmp_path)) is None
-    assert content_of(resolve("echo", tmp_path)) is None

@@ -12,9 +12,9 @@ from openenvd.operations import registry
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import DatabaseError
-from openenvd.requests_db.records import Event, Json, Outcome, Request
+from openenvd.requests_db.records import Event, Outcome, Request
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import EnvironmentState, GenerationState, RequestState, Schedule
+from openenvd.requests_db.states import EnvironmentState, RequestState, Schedule
 from openenvd.requests_db.transactions import observing
 from openenvd.server.dispatch.submission import Submission, Submitter
 from openenvd.server.errors import (
@@ -28,7 +28,6 @@ from openenvd.server.errors import (
 )
 from openenvd.server.events.bus import EventBus
 from openenvd.server.settings import Settings
-from openenvd.system.hidden_values import REDACTED
 
 
 class FakeDispatcher:
@@ -248,96 +247,6 @@ async def test_a_prefix_of_several_names_them(submitter: Submitter) -> None:
     with pytest.raises(AmbiguousId) as caught:
         await submitter.find(twice)
     assert set(caught.value.details["matches"]) == {i for i in ids if i[0] == twice}
-
-
-def again(key: str | None = None) -> Submission:
-    return Submission(registry.by_name("launch"), {}, key)
-
-
-async def serving(store: AsyncStore, submitter: Submitter, **payload: Any) -> Request:
-    """A launch of `echo` that serves by now."""
-    request = await submit(submitter, "launch", source="echo", **payload)
-    [generation, *_] = await store.read(queries.generations("echo"))
-    if generation.number == 1:
-        ready = EnvironmentState.READY
-        await store.write(observing.set_environment_state, "echo", ready, address="a", now=1.0)
-    else:
-        switch, spec = observing.switch_generation, request.payload
-        await store.write(switch, generation, now=2.0, spec=spec, address="a")
-        retire = observing.end_generation
-        [_, old, *_] = await store.read(queries.generations("echo"))
-        await store.write(retire, old, GenerationState.RETIRED, now=3.0)
-    return request
-
-
-async def test_a_rollback_launches_what_an_earlier_launch_was_given_with_its_secrets(
-    submitter: Submitter, store: AsyncStore
-) -> None:
-    secret = {"token": "a-token-of-sixteen", "env": {"API_KEY": "hush"}}
-    first = await serving(store, submitter, **secret, max_sessions=3)
-    second = await serving(store, submitter, max_sessions=5)
-    request = await submitter.rollback("echo", None, again())
-    given = {"update": True, "replaces": second.id, "content": None}
-    assert request.payload == {**first.payload, **given}
-    [generation, *_] = await store.read(queries.generations("echo"))
-    assert (generation.number, generation.request_id) == (3, request.id)
-    assert generation.spec["token"] == generation.spec["env"]["API_KEY"] == REDACTED
-
-
-async def test_a_rollback_is_to_run_what_that_launch_said_that_it_ran(
-    submitter: Submitter, store: AsyncStore, dispatch: DispatchStore
-) -> None:
-    first = await serving(store, submitter)
-    dispatch.claim(Schedule.LONG, 1, 1.0)
-    manifest = {"gpus": None, "step_timeout_seconds": 30.0}
-    result = {"environment": {"content": "a digest", "manifest": manifest}}
-    dispatch.record(outcomes=[Outcome(first.id, RequestState.SUCCEEDED, 2.0, result=result)])
-    await serving(store, submitter)
-    request = await submitter.rollback("echo", None, again())
-    assert request.payload["content"] == "a digest"
-    assert request.payload["step_timeout_seconds"] == 30.0  # whatever its manifest says by now
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "kept"),
-    [
-        ({}, {"replicas": 8}, 8),
-        ({"replicas": 8}, {}, 1),
-        ({"min_replicas": 1, "max_replicas": 4, "replicas": 2}, {"replicas": 8}, 2),
-        ({}, {"min_replicas": 1, "max_replicas": 4, "replicas": 2}, 1),
-        ({"idle_timeout_seconds": 60.0}, {"replicas": 8}, 1),
-    ],
-)
-async def test_a_rollback_keeps_how_many_replicas_there_are_unless_either_decides_that(
-    submitter: Submitter, store: AsyncStore, first: Json, second: Json, kept: int
-) -> None:
-    await serving(store, submitter, **first)
-    await serving(store, submitter, **second)
-    request = await submitter.rollback("echo", None, again())
-    assert request.payload["replicas"] == kept
-    registry.by_name("launch").Payload.model_validate(request.payload)
-
-
-async def test_a_rollback_whose_launch_is_no_longer_known_is_refused(
-    submitter: Submitter, store: AsyncStore
-) -> None:
-    first = await serving(store, submitter)
-    await serving(store, submitter)
-    forget = "DELETE FROM requests WHERE id = ?"
-    await store.write(Connection.exec_driver_sql, forget, (first.id,))
-    with pytest.raises(Invalid, match="the launch of generation 1 of echo is no longer known"):
-        await submitter.rollback("echo", 1, again())
-
-
-async def test_a_repeated_rollback_is_the_first_one(
-    submitter: Submitter, store: AsyncStore
-) -> None:
-    for _ in range(2):
-        await serving(store, submitter)
-    first = await submitter.rollback("echo", None, again("once"))
-    assert (await submitter.rollback("echo", None, again("once"))).id == first.id
-    with pytest.raises(NameTaken, match="echo is being updated to generation 3 already"):
-        await submitter.rollback("echo", None, again())
 
 
 async def launched(submitter: Submitter, store: AsyncStore, dispatch: DispatchStore) -> Request:

@@ -36,14 +36,6 @@ export const environmentActions = {
     });
     if (isSure) await submitted(app, `Restarting ${environment.name}`, "restart", { name: environment.name });
   },
-  async rollback(app, environment, to) {
-    const isSure = await app.confirm({
-      title: `Roll ${environment.name} back${to ? ` to generation ${to}` : ""}?`,
-      text: `Generation ${environment.generation} serves. New sessions begin in the earlier one; those that are open go on until they end.`,
-      action: "Roll back", danger: true,
-    });
-    if (isSure) await doing(app, `Rolling ${environment.name} back`, () => app.api("POST", `/v1/environments/${encodeURIComponent(environment.name)}/rollback`, to ? { to } : {}));
-  },
   async down(app, environment) {
     const isSure = await app.confirm({
       title: `Take ${environment.name} down?`,

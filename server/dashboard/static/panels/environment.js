@@ -55,7 +55,7 @@ export default {
     how.append(shown);
     const problem = h("p", { class: "notice bad", role: "status" });
     let now = null;
-    const buttons = Object.entries({ Scale: environmentActions.scale, Restart: environmentActions.restart, "Roll back": environmentActions.rollback, "Take down": environmentActions.down })
+    const buttons = Object.entries({ Scale: environmentActions.scale, Restart: environmentActions.restart, "Take down": environmentActions.down })
       .map(([title, act]) => h("button", { type: "button", class: title === "Take down" ? "danger" : null, onclick: () => now && act(app, now) }, title));
     const upstreamCode = h("pre", {}, "");
     const address = h("section", { "aria-label": "Address" }, h("h3", {}, "Connect"),
@@ -65,7 +65,7 @@ export default {
       upstreamCode, copyButton(app, "snippet of OpenEnv's client", async () => upstreamSnippet(await addressOf(app, name))));
     const replicas = table(`Replicas of ${name}`, REPLICA);
     Object.assign(replicas.element, { tabIndex: 0, role: "region", ariaLabel: "Replicas" }); // it has no link: else no key scrolls it
-    const generations = table(`Generations of ${name}`, [["Generation"], ["State"], ["Age", "number p2"], ["Launch"], ["Why", "p2"], ["Action"]]);
+    const generations = table(`Generations of ${name}`, [["Generation"], ["State"], ["Age", "number p2"], ["Launch"], ["Why", "p2"]]);
     const known = h("div", {}, facts, h("p", { class: "buttons" }, buttons), address, h("h3", {}, "Replicas"), replicas.element, h("h3", {}, "Generations"), generations.element);
     body.append(problem, known, h("h3", {}, "Log"));
     const log = logView(app, `environments/${name}`);
@@ -77,8 +77,7 @@ export default {
       try { answer = await app.api("GET", `/v1/environments/${encodeURIComponent(name)}`); } catch (error) { text(problem, error.message); return; }
       generations.body.replaceChildren(...answer.environment.generations.map((each) => h("tr", {},
         h("th", { scope: "row" }, String(each.number)), h("td", {}, state(each.state)), h("td", { class: "number p2" }, age(each.created_at)),
-        h("td", {}, h("a", { href: `#/request/${each.request_id}` }, each.request_id.slice(0, 8))), h("td", { class: "why p2" }, each.error ?? ""),
-        h("td", {}, each.served_at && each.number !== answer.environment.generation ? h("button", { type: "button", class: "quiet small", "aria-label": `Roll back to generation ${each.number}`, onclick: () => now && environmentActions.rollback(app, now, each.number) }, "Roll back to") : ""))));
+        h("td", {}, h("a", { href: `#/request/${each.request_id}` }, each.request_id.slice(0, 8))), h("td", { class: "why p2" }, each.error ?? ""))));
     };
     return {
       update() {
@@ -101,7 +100,7 @@ export default {
         const error = environment.error;
         text(problem, error ? `${error.message}${error.hint ? ` Try: ${error.hint}` : ""}` : environment.sessions_fail ? `Sessions fail: ${environment.sessions_fail}` : "");
         problem.hidden = !problem.textContent;
-        for (const each of buttons) each.disabled = each.textContent === "Roll back" ? environment.generation < 2 : isOver;
+        for (const each of buttons) each.disabled = isOver;
         address.hidden = !environment.address || isOver;
         text(address.querySelector(".address"), environment.address);
         text(upstreamCode, upstreamSnippet(environment.address));
