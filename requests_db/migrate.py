@@ -24,7 +24,7 @@ from .sql.tables import metadata, tally
 from .states import RequestState
 
 # In their order; a test compares them with the files in `migrations/versions`.
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
+REVISIONS = ("0001",)
 LATEST = REVISIONS[-1]
 
 _VERSION_TABLE = "alembic_version"
@@ -65,14 +65,14 @@ def _bring_up_to_date(connection: Connection, path: str) -> None:
         raise DatabaseCorrupt(f"{path} is a database, but not one of openenvd's")
 
 
-def upgrade(connection: Connection, revision: str = "head") -> None:
-    """Apply the numbered migrations up to `revision`, in the connection's transaction."""
+def upgrade(connection: Connection) -> None:
+    """Apply the numbered migrations, in the connection's transaction."""
     from alembic import command
     from alembic.config import Config
 
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
-    command.upgrade(config, revision)
+    command.upgrade(config, "head")
 
 
 def _create(connection: Connection) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 import subprocess
@@ -18,20 +17,12 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from openenvd.requests_db import migrate
-from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import DatabaseCorrupt, DatabaseTooNew
 from openenvd.requests_db.migrate import LATEST, REVISIONS, open_database
-from openenvd.requests_db.records import Generation
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.sql.tables import metadata
-from openenvd.requests_db.states import (
-    EnvironmentState,
-    GenerationState,
-    ReplicaState,
-    Schedule,
-)
 
 MIGRATIONS = Path(migrate.__file__).with_name("migrations")
 
@@ -57,7 +48,7 @@ def migrated(path: Path) -> Path:
     return path
 
 
-def test_the_migrations_lead_to_exactly_the_tables(tmp_path: Path) -> None:
+def test_the_initial_migration_makes_exactly_the_tables(tmp_path: Path) -> None:
     fresh = tmp_path / "fresh.db"
     open_database(fresh)
     assert schema_of(migrated(tmp_path / "migrated.db")) == schema_of(fresh)
@@ -100,82 +91,6 @@ def test_a_database_at_an_earlier_revision_is_upgraded(
     monkeypatch.setattr(migrate, "upgrade", lambda connection: upgraded.append("head"))
     open_database(path)
     assert upgraded == ["head"]
-
-
-def test_migration_0002_ranks_pending_requests(tmp_path: Path) -> None:
-    file = tmp_path / "requests.db"
-    writer = WriteConnection(file)
-    with writer.transaction() as connection:
-        migrate.upgrade(connection, "0001")
-        for seq, priority in enumerate((0, 0, 2), start=1):
-            connection.exec_driver_sql(
-                "INSERT INTO requests (id, operation, schedule, payload, state, created_at,"
-                " priority, attempts, max_attempts) VALUES (?, 'check', 'SHORT', '{}', 'PENDING',"
-                " ?, ?, 0, 1)",
-                (f"{seq:016x}", 100.0 + seq, priority),
-            )
-        connection.exec_driver_sql("UPDATE tally SET pending = 3")
-    writer.close()
-    open_database(file)
-    store = DispatchStore(file)
-    claim = store.claim(Schedule.SHORT, 3, 200.5)
-    assert [request.seq for request in claim.requests] == [3, 1, 2]
-    assert [(r.retry_oom, r.memory_bytes) for r in claim.requests] == [(False, None)] * 3
-    store.close()
-
-
-async def test_migration_0005_makes_known_environments_the_first_of_their_names(
-    tmp_path: Path,
-) -> None:
-    file = tmp_path / "requests.db"
-    writer = WriteConnection(file)
-    spec = {"source": "echo", "token": "hush", "env": {"KEY": "hush"}}
-    failed = {"kind": "invalid", "message": "no such folder"}
-    with writer.transaction() as connection:
-        migrate.upgrade(connection, "0004")
-        for name, state, error in (("a", "READY", None), ("b", "FAILED", json.dumps(failed))):
-            connection.exec_driver_sql(
-                "INSERT INTO environments (name, spec, state, created_at, updated_at, request_id,"
-                " error) VALUES (?, ?, ?, 1.5, 2.5, ?, ?)",
-                (name, json.dumps(spec), state, f"{name}0", error),
-            )
-    writer.close()
-    open_database(file)
-    store = AsyncStore(file)
-    [ready] = await store.read(queries.generations("a"))
-    [ended] = await store.read(queries.generations("b"))
-    await store.close()
-    assert ready == Generation("a", 1, "a0", {"source": "echo"}, GenerationState.SERVING, 1.5)
-    assert (ended.state, ended.error) == (GenerationState.FAILED, "no such folder")
-
-
-async def test_migration_0006_keeps_what_is_known_and_lets_it_sleep(tmp_path: Path) -> None:
-    file = tmp_path / "requests.db"
-    writer = WriteConnection(file)
-    with writer.transaction() as connection:
-        migrate.upgrade(connection, "0005")
-        connection.exec_driver_sql(
-            "INSERT INTO environments (name, spec, state, created_at, updated_at, request_id,"
-            " generation) VALUES ('a', '{}', 'READY', 1.5, 2.5, 'a0', 3)"
-        )
-        connection.exec_driver_sql(
-            "INSERT INTO replicas (id, environment, ordinal, provider, state, run_dir, started_at,"
-            " restarts) VALUES ('a-0', 'a', 0, 'local', 'DRAINING', '/run', 1.5, 2)"
-        )
-    writer.close()
-    open_database(file)
-    store = AsyncStore(file)
-    environment = await store.read(queries.environment("a"))
-    [replica] = await store.read(queries.replicas("a"))
-    await store.close()
-    assert environment is not None
-    assert (environment.state, environment.generation) == (EnvironmentState.READY, 3)
-    assert (replica.state, replica.restarts) == (ReplicaState.DRAINING, 2)
-    writer = WriteConnection(file)
-    with writer.transaction() as connection:
-        connection.exec_driver_sql("UPDATE environments SET state = 'ASLEEP'")
-        connection.exec_driver_sql("UPDATE replicas SET state = 'ASLEEP'")
-    writer.close()
 
 
 def test_threads_that_open_at_once_make_one_database(tmp_path: Path) -> None:
@@ -244,18 +159,3 @@ def test_an_up_to_date_database_is_opened_without_alembic_or_the_orm(path: Path)
         f"open_database({str(path)!r}); DispatchStore({str(path)!r}).read(queries.running())"
     )
     assert not modules & {"alembic", "sqlalchemy.orm", "sqlalchemy.ext.asyncio"}
-
-
-def test_migration_0004_keeps_the_replicas(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    writer = WriteConnection(path)
-    row = ("a-0-1", "a", 0, "local", "READY", "/run", 1.5, 7, 2, None)
-    with writer.transaction() as connection:
-        migrate.upgrade(connection, "0003")
-        connection.exec_driver_sql(
-            "INSERT INTO replicas VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row
-        )
-        migrate.upgrade(connection)
-        assert connection.exec_driver_sql("SELECT * FROM replicas").fetchall() == [row]
-        connection.exec_driver_sql("UPDATE replicas SET state = 'DRAINING'")
-    writer.close()

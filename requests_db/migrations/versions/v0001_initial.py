@@ -42,6 +42,11 @@ def upgrade() -> None:
         sa.Column("peak_bytes", sa.BigInteger),
         sa.Column("result", sa.Text),
         sa.Column("error", sa.Text),
+        sa.Column("rank", sa.Double, nullable=False, server_default=sa.text("0")),
+        sa.Column("retry_oom", sa.Integer, nullable=False, server_default=sa.text("0")),
+        sa.Column("memory_bytes", sa.BigInteger),
+        sa.Column("lost_daemons", sa.Integer, nullable=False, server_default=sa.text("0")),
+        sa.Column("traceparent", sa.Text),
         sa.CheckConstraint(
             "state IN ('PENDING', 'RUNNING', 'SUCCEEDED', 'FAILED', 'CANCELLED')",
             name="ck_requests_state",
@@ -68,11 +73,14 @@ def upgrade() -> None:
     op.create_index(
         "ix_requests_claim",
         "requests",
-        ["schedule", sa.text("priority DESC"), "seq"],
+        ["schedule", "rank", "seq"],
         sqlite_where=sa.text("state = 'PENDING'"),
     )
     op.create_index(
         "ix_requests_unfinished", "requests", ["seq"], sqlite_where=sa.text("finished_at IS NULL")
+    )
+    op.create_index(
+        "ix_requests_failed", "requests", ["seq"], sqlite_where=sa.text("state = 'FAILED'")
     )
     op.create_index(
         "ix_requests_environment",
@@ -90,10 +98,27 @@ def upgrade() -> None:
         sa.Column("request_id", sa.String(16)),
         sa.Column("address", sa.Text),
         sa.Column("error", sa.Text),
+        sa.Column("generation", sa.Integer, nullable=False, server_default=sa.text("1")),
         sa.CheckConstraint(
-            "state IN ('PENDING', 'STARTING', 'READY', 'DEGRADED', 'FAILED', 'STOPPING',"
-            " 'STOPPED')",
+            "state IN ('PENDING', 'STARTING', 'READY', 'DEGRADED', 'ASLEEP', 'FAILED',"
+            " 'STOPPING', 'STOPPED')",
             name="ck_environments_state",
+        ),
+    )
+    op.create_table(
+        "generations",
+        sa.Column("environment", sa.Text, primary_key=True),
+        sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("request_id", sa.String(16), nullable=False),
+        sa.Column("spec", sa.Text, nullable=False),
+        sa.Column("state", sa.Text, nullable=False),
+        sa.Column("created_at", sa.Double, nullable=False),
+        sa.Column("served_at", sa.Double),
+        sa.Column("ended_at", sa.Double),
+        sa.Column("error", sa.Text),
+        sa.CheckConstraint(
+            "state IN ('STARTING', 'SERVING', 'DRAINING', 'RETIRED', 'FAILED')",
+            name="ck_generations_state",
         ),
     )
     op.create_table(
@@ -109,7 +134,8 @@ def upgrade() -> None:
         sa.Column("restarts", sa.Integer, nullable=False),
         sa.Column("exit", sa.Text),
         sa.CheckConstraint(
-            "state IN ('STARTING', 'READY', 'BACKING_OFF', 'FAILED', 'STOPPED')",
+            "state IN ('STARTING', 'READY', 'ASLEEP', 'DRAINING', 'BACKING_OFF', 'FAILED',"
+            " 'STOPPED')",
             name="ck_replicas_state",
         ),
     )
@@ -131,7 +157,20 @@ def upgrade() -> None:
         sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
         sa.Column("last_event", sa.BigInteger, nullable=False),
         *(sa.Column(state, sa.BigInteger, nullable=False) for state in states),
+        sa.Column("run_seconds", sa.Double, nullable=False, server_default=sa.text("0")),
         sa.CheckConstraint("id = 1", name="ck_tally_one_row"),
+    )
+    op.create_table(
+        "marks",
+        sa.Column("run_seconds", sa.Double, primary_key=True),
+        sa.Column("last_event", sa.BigInteger, nullable=False),
+    )
+    op.create_table(
+        "expectations",
+        sa.Column("operation", sa.Text, primary_key=True),
+        sa.Column("source", sa.Text, primary_key=True),
+        sa.Column("samples", sa.Text, nullable=False),
+        sa.Column("updated_at", sa.Double, nullable=False),
     )
     op.bulk_insert(tally, [{"id": 1, "last_event": 0, **dict.fromkeys(states, 0)}])
 
