@@ -34,7 +34,6 @@ from websockets.server import ServerProtocol
 
 from load_tests.shared.report import Report, parse_arguments
 from openenvd.env_host.protocol import MAX_MESSAGE_BYTES
-from openenvd.env_host.startup import malloc_tuning
 from openenvd.env_host.websocket.handshake import END_OF_HEAD, acceptance, parse_upgrade
 from openenvd.env_host.websocket.protocol import WebSocketProtocol
 from openenvd.system.websocket import upgrade_request
@@ -126,7 +125,6 @@ async def _picows(listener: socket.socket, *, own_transport: bool) -> Any:
 
 async def serve(kind: str) -> None:
     """One server, until its standard input ends."""
-    malloc_tuning.keep_pages()
     loop = asyncio.get_running_loop()
     listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
     factories: dict[str, Callable[[], asyncio.Protocol]] = {"ours": Door, "sansio": SansIo}

@@ -7,8 +7,7 @@ Each way runs in a process of its own (`rollout_ways.py`), against one `openenv 
 what is killed runs through the installed command (`rollout_crashes.py`). Memory is the process's
 peak less what it had when its modules were imported.
 
-Ours has the environment variables for the C library's heap that workers have, from the daemon, and
-keeps pages as the operation does (`env_host/startup/malloc_tuning.py`).
+Ours has the environment variables for the C library's heap that workers have, from the daemon.
 
 The naive way keeps everything in memory, more than twice. Where that exceeds half of what is free
 here, it is first shown how far it comes, and then measured with as many episodes as fit: compare

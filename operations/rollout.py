@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ..env_host.startup import malloc_tuning
 from ..environments.following import FollowedEnvironment
 from ..environments.layout import Layout
 from ..system.access_tokens import without_token
@@ -153,7 +152,6 @@ class Rollout(base.Operation):
         with (
             importable(folder),
             _variables(payload.env),
-            malloc_tuning.kept_pages(),
             _tracing() as tracer,
         ):
             result = run_on_thread(roll_out(config, reporter.report, base.say, tracer=tracer))

@@ -6,7 +6,7 @@ imports most of it as well, so it is light: no dataclasses, pathlib or subproces
 comes by.
 
     processes      process_identity.py, proc.py
-    forks          forking.py, page_sharing.py, prctl.py, signal_pipe.py
+    forks          forking.py, prctl.py, signal_pipe.py
     memory groups  cgroup_tree.py (where this process stands), cgroups.py (making groups), units.py
     memory         memory_left.py
     wires          descriptors.py (JSON with descriptors), json_lines.py, websocket.py (frames)

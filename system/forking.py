@@ -47,8 +47,6 @@ def preload(modules: Iterable[str], *, collect: bool = True) -> None:
     A module that cannot be imported is left to the process that needs it, which reports it. To
     `collect` what importing left as garbage takes some tens of milliseconds.
     """
-    from .page_sharing import prepare_to_fork  # here: who never forks need not have it
-
     gc.disable()  # what imports allocate stays: nothing to collect, much to look through
     for module in modules:
         try:
@@ -58,7 +56,6 @@ def preload(modules: Iterable[str], *, collect: bool = True) -> None:
     if collect:
         gc.collect()
     gc.freeze()
-    prepare_to_fork()
 
 
 def thread_count() -> int:

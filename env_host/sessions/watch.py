@@ -4,8 +4,7 @@
 `SessionWatch` is one task for all sessions, since a timer for each would cost more than a waiting
 session does. It pings a client that has sent nothing for a round, and closes the connection of one
 that has not answered by the next round. It logs a call that lasts very long, again each time the
-call has lasted twice as long. It gives free memory back to the kernel when no session is left,
-and sleeps then until there is one.
+call has lasted twice as long. It sleeps while there is no session.
 
 `close_idle_sessions` runs only where sessions may be idle for a limited time. `UnattachedExpiry`
 ends the sessions that were begun over HTTP and forgotten; it has a timer only while there are such.
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING
 
 from ...system.websocket import GOING_AWAY_CLOSE
 from ..errors import SessionEnded
-from ..startup import malloc_tuning
 
 if TYPE_CHECKING:
     from .session import Session
@@ -47,7 +45,6 @@ class SessionWatch:
         self._table = table
         self._round_seconds = round_seconds
         self._hung_seconds = hung_seconds
-        self._had_sessions = False
         self._next_log: dict[str, float] = {}  # by session: how long its call lasts by then
 
     async def run(self) -> None:
@@ -55,9 +52,8 @@ class SessionWatch:
         loop = asyncio.get_running_loop()
         next_round = 0.0
         while True:
-            if not self._had_sessions:
+            if not self._table.occupied.is_set():
                 await self._table.occupied.wait()
-                self._had_sessions = True  # they may all have ended when it looks
                 next_round = loop.time() + self._round_seconds
             await asyncio.sleep(min(LOOK_SECONDS, self._round_seconds, self._hung_seconds))
             is_round = loop.time() >= next_round
@@ -68,9 +64,6 @@ class SessionWatch:
     async def _look(self, *, is_round: bool) -> None:
         loop = asyncio.get_running_loop()
         sessions = list(self._table)
-        if self._had_sessions and not sessions:
-            malloc_tuning.give_back()
-        self._had_sessions = bool(sessions)
         self._next_log = {each.id: self._next_log.get(each.id, 0.0) for each in sessions}
         for number, session in enumerate(sessions, 1):
             self._log_hung(session, loop.time())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a process's event loop: uvloop's where it is installed, with malloc tuned for messages."""
+"""Runs a process's event loop: uvloop's where it is installed."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import asyncio
 import importlib.util
 from collections.abc import Awaitable, Callable
 
-from . import malloc_tuning
-
 
 def run_loop(main: Awaitable[None], on_end: Callable[[], None]) -> None:
     """Run `main` on the fastest event loop there is; `on_end` before the loop is taken down."""
-    malloc_tuning.keep_pages()
     factory = None
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop

@@ -59,7 +59,6 @@ from typing import TYPE_CHECKING
 from ...system import forking
 from ...system.descriptors import Message, receive_message
 from ...system.listening_sockets import listening
-from ...system.scheduling import run_soon_after_waking
 from ...system.signal_pipe import SignalPipe
 from ..environment.plan import ServingPlan
 from ..errors import ShardFailed
@@ -174,7 +173,6 @@ class Supervisor:
             self._selector.register(door, selectors.EVENT_READ, lambda: self._on_door(door))
         if self._gate_fd is not None:
             self._selector.register(self._gate_fd, selectors.EVENT_READ, self._open_gate)
-        run_soon_after_waking()  # to accept before the kernel's queue is full
         if not self._spawner.can_fork:
             self._demand = ShardDemand(self._plan.shards, least=self._plan.shards)
         try:

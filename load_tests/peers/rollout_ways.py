@@ -34,7 +34,6 @@ import numpy as np
 import uvloop
 from websockets.asyncio.client import connect
 
-from openenvd.env_host.startup import malloc_tuning
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.folder.disk import Disk
@@ -248,8 +247,6 @@ def main() -> None:
     way, address, folder = sys.argv[1:4]
     task, told = Task(**json.loads(sys.argv[4])), Told(base_bytes=_status("VmRSS"))
     run = {"ours": ours, "naive": naive}[way]
-    if way == "ours":
-        malloc_tuning.keep_pages()  # as the operation does
     uvloop.run(_measured(run(address, Path(folder), task, told), told))
     told.peak_bytes = _status("VmHWM")
     print(json.dumps(asdict(told)))

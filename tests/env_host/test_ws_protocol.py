@@ -22,7 +22,6 @@ from openenvd.env_host.sessions.reset_rule import ResetRule
 from openenvd.env_host.sessions.session import Attached, Session
 from openenvd.env_host.sessions.table import SessionTable
 from openenvd.env_host.sessions.watch import SessionWatch, UnattachedExpiry
-from openenvd.env_host.startup import malloc_tuning
 from openenvd.env_host.websocket.protocol import WebSocketProtocol
 from openenvd.system.websocket import PING, PONG, frame_head
 
@@ -370,24 +369,6 @@ async def test_a_hung_call_is_logged_again_when_it_has_lasted_twice_as_long(
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [f"session {session.id}: step has not returned for {n} s" for n in (61, 123)]
     await table.close(session)
-
-
-async def test_memory_is_given_back_after_sessions_too_short_to_be_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    given_back = asyncio.Event()
-    monkeypatch.setattr(malloc_tuning, "give_back", given_back.set)
-    admission = AdmissionOnDemand()
-    admission.opened.set()
-    table = table_of(admission)
-    watching = asyncio.create_task(SessionWatch(table, round_seconds=0.05).run())
-    await asyncio.sleep(0)  # it waits for a session
-    session = await table.open()
-    await asyncio.sleep(0)
-    await table.close(session)
-    async with asyncio.timeout(10):
-        await given_back.wait()
-    watching.cancel()
 
 
 async def test_there_is_a_timer_only_while_a_session_has_no_websocket() -> None:
