@@ -4,9 +4,8 @@
 Any shard answers for all of them. A shard's `state` tells apart
 
     starting       its process is there, and does not accept yet
-    alive, busy    its loop runs; runs, but always late
-    wedged         its loop has been blocked for a second or more, its watchdog says
-    unresponsive   its watchdog thread is silent too: stopped, or C code keeps the GIL
+    alive, busy    its loop runs; runs, but most of the time late
+    wedged         its loop has been blocked for a second or more, or its process is stopped
     stopping       it ends its sessions
     absent         no process; it is about to be started
     parked         no process: the others are enough for the sessions there are
@@ -18,15 +17,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ...system.loop_lag import LoopState
-from .scoreboard import MICROSECONDS, Counters, Field, Scoreboard
+from .scoreboard import ALIVE_SECONDS, MICROSECONDS, Counters, Field, Scoreboard
 
-UNRESPONSIVE_SECONDS = 5.0  # the watchdog's thread beats once a second
-BLOCKED = frozenset({"wedged", "unresponsive"})
+BUSY_SECONDS = 0.1  # median lag of a loop that is called busy
 
 Json = dict[str, Any]
-
-_LOOP_STATES = tuple(LoopState)
 
 
 def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
@@ -109,25 +104,24 @@ def state_of(counters: Counters, now: int) -> str:
         return "starting"
     if counters[Field.IDLE]:
         return "alive"
-    if now - counters[Field.WATCHDOG] > UNRESPONSIVE_SECONDS * MICROSECONDS:
-        return "unresponsive"
-    return _LOOP_STATES[counters[Field.LOOP_STATE]].value
+    if now - counters[Field.HEARTBEAT] >= ALIVE_SECONDS * MICROSECONDS:
+        return "wedged"
+    return "busy" if counters[Field.LAG_P50] >= BUSY_SECONDS * MICROSECONDS else "alive"
 
 
 def note_awake(counters: Counters, now: int) -> None:
     """Write that a shard has something to do again.
 
-    What its watchdog said last is as old as the shard's idleness. Until the watchdog reports again,
-    it would be taken for a loop that has been blocked since then.
+    Its last heartbeat is as old as the shard's idleness, and would be taken for that of a loop that
+    has been blocked since then.
     """
-    counters[Field.HEARTBEAT] = counters[Field.WATCHDOG] = now
-    counters[Field.LOOP_STATE] = _LOOP_STATES.index(LoopState.ALIVE)
+    counters[Field.HEARTBEAT] = now
     counters[Field.IDLE] = 0  # last: until then, nothing else is read
 
 
 def blocked_seconds(scoreboard: Scoreboard, now: int) -> float | None:
     """Return how long the longest blocked shard has been blocked; None if none is."""
-    blocked = (s for s in scoreboard.shard_counters() if state_of(s, now) in BLOCKED)
+    blocked = (s for s in scoreboard.shard_counters() if state_of(s, now) == "wedged")
     return max((heartbeat_seconds(counters, now) or 0.0 for counters in blocked), default=None)
 
 

@@ -43,20 +43,18 @@ class Field(IntEnum):
     LAG_P50 = 13
     LAG_P99 = 14
     LAG_MAX = 15
-    LOOP_STATE = 16  # an index into the names of `lag.LoopState`
-    READY = 17  # 1: it accepts
-    STOPPING = 18  # 1: it no longer accepts
-    BUSY = 19  # calls of environments in progress
-    STEP_TIMEOUTS = 20  # ever
-    ISOLATED = 21  # 1: a session's own process
-    WATCHDOG = 22  # when its watchdog thread, which needs no loop, last reported
-    OPEN = 23  # connections that it has
-    ARRIVING = 24  # connections taken whose first request is not known yet
-    IDLE = 25  # 1: nothing to do, so no heartbeat
-    PARKED = 26  # 1: it is not wanted now; its process, if any, is about to be stopped
-    LOST = 27  # sessions that were ended for their clients, ever, with all processes of the row
-    RETURNED = 28  # sessions refused a step since one of those may be behind it, ever
-    DRAINING = 29  # since when no new session is answered; 0: they are
+    READY = 16  # 1: it accepts
+    STOPPING = 17  # 1: it no longer accepts
+    BUSY = 18  # calls of environments in progress
+    STEP_TIMEOUTS = 19  # ever
+    ISOLATED = 20  # 1: a session's own process
+    OPEN = 21  # connections that it has
+    ARRIVING = 22  # connections taken whose first request is not known yet
+    IDLE = 23  # 1: nothing to do, so no heartbeat
+    PARKED = 24  # 1: it is not wanted now; its process, if any, is about to be stopped
+    LOST = 25  # sessions that were ended for their clients, ever, with all processes of the row
+    RETURNED = 26  # sessions refused a step since one of those may be behind it, ever
+    DRAINING = 27  # since when no new session is answered; 0: they are
 
 
 _OF_THE_ROW = (Field.GENERATION, Field.LOST, Field.RETURNED, Field.DRAINING)

@@ -51,7 +51,7 @@ def _health(shards: list[tuple[Json, Json]]) -> list[str]:
     return [
         metric_family(
             "openenvd_shard_state",
-            "What a shard does: alive, busy, wedged, unresponsive, starting, stopping, absent.",
+            "What a shard does: alive, busy, wedged, starting, stopping, absent, parked.",
             [(labels | {"state": s["state"]}, 1) for labels, s in shards],
         ),
         metric_family(

@@ -166,7 +166,6 @@ class ServingProcess:
         counters[Field.MAX_SESSIONS] = own.max_sessions
         counters[Field.SESSIONS] = self._isolated
         counters[Field.ISOLATED] = int(own.connection_fd is not None)
-        counters[Field.WATCHDOG] = now_microseconds()
         self.wake()
         counters[Field.READY] = 1
         if self._idle_seconds:

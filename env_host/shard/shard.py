@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ...system.connection_limit import turn_away
 from ...system.descriptors import Message
-from ...system.loop_lag import EventLoopLagMonitor, LagSnapshot, LoopState
+from ...system.loop_lag import EventLoopLagMonitor, LagSnapshot
 from ..errors import CapacityReached
 from ..ipc.child_config import HOME, ChildConfig
 from ..ipc.fd_messages import (
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 STARTING_SECONDS = 1.0  # for a shard that is wanted to start
 STARTING_LOOK_SECONDS = 0.005
-_LOOP_STATES = list(LoopState)
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -65,7 +64,7 @@ class Shard(ServingProcess):
         self._inboxes = [MessageChannel(end) for end in self._ends]
         self._inbox_end = socket.socket(fileno=own.inbox_fd)
         self._inbox: MessageChannel | None = None
-        self._lag = EventLoopLagMonitor(f"shard {own.index}", on_heartbeat=self._note_lag)
+        self._lag = EventLoopLagMonitor(f"shard {own.index}", on_report=self._note_lag)
 
     async def run(self, head: bytes = b"") -> None:
         """Serve until asked to stop."""
@@ -201,10 +200,8 @@ class Shard(ServingProcess):
         self._count()
 
     def _note_lag(self, lag: LagSnapshot) -> None:
-        """Write the loop's lag to the scoreboard; runs on the watchdog's thread."""
+        """Write the loop's lag to the scoreboard."""
         counters = self._counters
-        counters[Field.WATCHDOG] = now_microseconds()
         counters[Field.LAG_P50] = int(lag.p50_seconds * 1e6)
         counters[Field.LAG_P99] = int(lag.p99_seconds * 1e6)
         counters[Field.LAG_MAX] = int(lag.max_seconds * 1e6)
-        counters[Field.LOOP_STATE] = _LOOP_STATES.index(lag.state)

@@ -86,7 +86,7 @@ def render_metrics(
         ),
         *_capacity_families(served),
         *_memory_families(executor, dispatcher),
-        *_loop_families(lag),
+        _loop_lag(lag),
     ]
     return "".join(families)
 
@@ -144,19 +144,11 @@ def _memory_families(executor: ExecutorStatus, dispatcher: Dispatcher) -> list[s
     ]
 
 
-def _loop_families(lag: LagSnapshot) -> list[str]:
-    quantiles = {"0.5": lag.p50_seconds, "0.9": lag.p90_seconds, "0.99": lag.p99_seconds}
-    return [
-        metric_family(
-            "openenvd_loop_lag_seconds",
-            "How late the event loop was over the last minute; 1 is the longest.",
-            [({"quantile": q}, s) for q, s in (quantiles | {"1": lag.max_seconds}).items()],
-            "summary",
-        ),
-        metric_family(
-            "openenvd_loop_stalls_total",
-            "Times the event loop was blocked for a second or more, since the daemon started.",
-            [({}, lag.stalls)],
-            "counter",
-        ),
-    ]
+def _loop_lag(lag: LagSnapshot) -> str:
+    quantiles = {"0.5": lag.p50_seconds, "0.99": lag.p99_seconds, "1": lag.max_seconds}
+    return metric_family(
+        "openenvd_loop_lag_seconds",
+        "How late the event loop was over the last minute; 1 is the longest.",
+        [({"quantile": quantile}, seconds) for quantile, seconds in quantiles.items()],
+        "summary",
+    )

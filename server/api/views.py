@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from ...env_host.ipc.capacity import BLOCKED
 from ...env_host.protocol import LOOPBACK
 from ...processes.exits.exit_reason import ExitKind, ExitReason
 from ...requests_db.records import (
@@ -223,7 +222,7 @@ def _held_view(lives: Iterable[Json]) -> Json | None:
     if not held:
         return None
     shards = sum(
-        count for one in held for state, count in one["shards"].items() if state in BLOCKED
+        count for one in held for state, count in one["shards"].items() if state == "wedged"
     )
     return {"shards": shards, "since": min(one["held_since"] for one in held)}
 

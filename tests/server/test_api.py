@@ -496,8 +496,7 @@ def test_metrics_are_what_prometheus_reads(client: DaemonClient, name: str, path
     assert all(re.fullmatch(r'openenvd_\w+(\{(\w+="[^"]*",?)*\})? \S+', line) for line in samples)
     assert f'openenvd_environment_info{{environment="{name}",state="READY"}} 1' in samples
     lag = [line for line in samples if line.startswith("openenvd_loop_lag_seconds")]
-    assert re.findall(r'quantile="([\d.]+)"', "".join(lag)) == ["0.5", "0.9", "0.99", "1"]
-    assert "openenvd_loop_stalls_total 0" in samples
+    assert re.findall(r'quantile="([\d.]+)"', "".join(lag)) == ["0.5", "0.99", "1"]
     assert lint(page) == []
 
 
@@ -533,7 +532,6 @@ def test_metrics_include_the_capacity_that_replicas_report(
 
 def test_status_shows_the_lag_of_the_event_loop(client: DaemonClient) -> None:
     loop = client.info()["daemon"]["loop"]
-    assert loop["state"] in ("alive", "busy")
     assert 0 <= loop["p50_seconds"] <= loop["p99_seconds"] <= loop["max_seconds"]
 
 

@@ -54,7 +54,7 @@ def capacity(*states: str, since: float | None = None) -> dict[str, Any]:
 def test_shards_with_blocked_loops_are_counted_over_all_replicas() -> None:
     lives = [
         capacity("alive", "wedged", since=20.0),
-        capacity("unresponsive", "wedged", since=10.0),
+        capacity("wedged", "wedged", since=10.0),
         capacity("alive", "busy"),
         live(shards=1),
     ]
