@@ -14,10 +14,9 @@
     test.py         test
     status.py       status
     address.py      address
-    top.py          top; top_app.py is its screen (Textual), top_view.py what that shows
     dashboard.py    dashboard
     gateway.py      gateway status, gateway config
-    changes.py      what `status --watch` and `top` hear of changes
+    watch.py        status --watch
     requests.py     requests, wait, cancel
     logs.py         logs
     image.py        image build

@@ -41,7 +41,6 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         ("openenv status --json", "for programs"),
     ),
     "openenv dashboard": (("openenv dashboard", "sign a browser in, and open the page"),),
-    "openenv top": (("openenv top", "a full screen of what runs"),),
     "openenv address": (("openenv address my_env", "what `EnvClient(base_url=…)` takes"),),
     "openenv gateway": (("openenv gateway status", "its address and replicas"),),
     "openenv gateway status": (("openenv gateway status", "sessions and health of each replica"),),

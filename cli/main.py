@@ -30,7 +30,6 @@ COMMANDS = {
     "rollout": ("rollout", "Run many episodes of a policy."),
     "status": ("status", "Show environments and requests, or one of them."),
     "dashboard": ("dashboard", "Open the dashboard in a browser."),
-    "top": ("top", "Watch environments, queue and workers, and change them by keys."),
     "address": ("address", "Print what clients of an environment connect to."),
     "gateway": ("gateway", "Show the gateway, or print its configuration."),
     "logs": ("logs", "Print the log of an environment or a request."),

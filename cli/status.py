@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv status`: the daemon, its environments, requests, and what went wrong.
-
-`--watch` redraws when the daemon reports a change; between changes only the ages
-are redrawn.
-"""
+"""`openenv status`: the daemon, its environments, requests, and what went wrong."""
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
@@ -17,13 +12,10 @@ from ..client.api import DaemonClient
 from ..client.errors import ApiRefused
 from ..requests_db.states import EnvironmentState, RequestState
 from . import completion, exit_codes, phrases
-from .changes import Changes
 from .drawing import (
     Drawn,
     environments_table,
-    for_rich,
     generations_table,
-    new_console,
     requests_table,
 )
 from .failures import environment_failure, request_failure
@@ -32,9 +24,7 @@ from .output import Output, bad, faint
 
 REQUESTS_OF_ENVIRONMENT = 10
 FAILURES_SHOWN = 3  # the latest in full; the table has the message of each other one
-REDRAW_SECONDS = 1.0  # for the ages
 _ENDED = frozenset({"FAILED", "STOPPED"})
-LEAST_PAUSE_SECONDS = 0.1  # between two drawings, however much happens
 
 
 @click.command()
@@ -51,7 +41,9 @@ def status(target: str | None, watch: bool, as_json: bool) -> int:
     output = Output(as_json=as_json)
     client = connect(output)
     if watch:
-        _watch(client, target, output)
+        from .watch import watch as draw_changes
+
+        draw_changes(client, target, output)
         return exit_codes.OK
     found = read_status(client, target)
     if as_json:
@@ -228,49 +220,3 @@ def _environments_of(client: DaemonClient, request: dict[str, Any]) -> list[dict
         return [client.environment(request["environment"])]
     except ApiRefused:
         return []  # taken down and forgotten since
-
-
-# --watch
-
-
-def _watch(client: DaemonClient, target: str | None, output: Output) -> None:
-    changes = Changes(client)
-    found = read_status(client, target)
-    changes.start()
-    if output.as_json or not sys.stdout.isatty():
-        _watch_lines(changes, found, target, output)
-    else:
-        _watch_screen(changes, found, target)
-
-
-def _watch_lines(
-    changes: Changes, found: dict[str, Any], target: str | None, output: Output
-) -> None:
-    """One JSON object a line, or one picture after the other, at each change."""
-    while True:
-        output.json_line(found)
-        if not output.as_json:
-            output.draw(*picture(found, time.time()), "")
-        changes.happened.wait()
-        found = _look_again(changes, target)
-
-
-def _watch_screen(changes: Changes, found: dict[str, Any], target: str | None) -> None:
-    from rich.console import Group
-    from rich.live import Live
-
-    console = new_console(sys.stdout)
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            parts = map(for_rich, picture(found, time.time()))
-            live.update(Group(*parts), refresh=True)
-            if changes.happened.wait(REDRAW_SECONDS):
-                found = _look_again(changes, target)
-
-
-def _look_again(changes: Changes, target: str | None) -> dict[str, Any]:
-    time.sleep(LEAST_PAUSE_SECONDS)  # many changes at once are one picture
-    changes.happened.clear()  # before reading: what changes meanwhile is another picture
-    if changes.problem is not None:
-        raise changes.problem
-    return read_status(changes.client, target)

@@ -28,7 +28,6 @@ pytestmark = pytest.mark.timeout(180)
 LINES = list(dict.fromkeys(line for each in EXAMPLES.values() for line, _ in each))
 # By the words they have in common: why they do not run here.
 NOT_RUN = {
-    "openenv top": "takes a terminal; test_top.py drives its screen",
     "openenv image build": "needs Docker; test_images.py builds images",
     "--provider docker": "needs Docker; test_docker.py runs the same line of the README",
     "--provider slurm": "needs Slurm; test_slurm.py runs the same line of docs/clusters.md",

@@ -15,17 +15,20 @@ _VCS = {"vcs": "git", "commit_id": "abc"}
 @pytest.mark.parametrize(
     ("origin", "expected"),
     [
-        (None, "openenvd[top]"),
-        ({"url": "file:///home/me/my%20clone", "dir_info": {}}, "/home/me/my clone[top]"),
-        ({"url": "file:///tmp/o.whl", "archive_info": {}}, "openenvd[top] @ file:///tmp/o.whl"),
-        ({"url": "https://git.test/o", "vcs_info": _VCS}, "openenvd[top] @ git+https://git.test/o"),
+        (None, "openenvd[otel]"),
+        ({"url": "file:///home/me/my%20clone", "dir_info": {}}, "/home/me/my clone[otel]"),
+        ({"url": "file:///tmp/o.whl", "archive_info": {}}, "openenvd[otel] @ file:///tmp/o.whl"),
+        (
+            {"url": "https://git.test/o", "vcs_info": _VCS},
+            "openenvd[otel] @ git+https://git.test/o",
+        ),
     ],
     ids=["index", "folder", "wheel", "git"],
 )
 def test_an_extra_is_installed_from_where_the_package_came(
     origin: dict[str, object] | None, expected: str
 ) -> None:
-    assert extras.requirement("top", origin) == expected
+    assert extras.requirement("otel", origin) == expected
 
 
 @pytest.mark.parametrize(("has_pip", "program"), [(True, ["pip"]), (False, ["uv", "pip"])])
@@ -33,6 +36,6 @@ def test_the_command_is_one_for_a_shell_in_this_environment(
     monkeypatch: pytest.MonkeyPatch, has_pip: bool, program: list[str]
 ) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda _name: object() if has_pip else None)
-    *words, verb, wanted = shlex.split(extras.install_command("top"))
+    *words, verb, wanted = shlex.split(extras.install_command("otel"))
     assert (words, verb) == (program, "install")
-    assert "[top]" in wanted
+    assert "[otel]" in wanted
