@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Examples of every command: on its help page, its manual page and in `docs/commands.md`.
+"""Examples of every command: on its help page, and on the site's page of commands.
 
 Each is a command line, and what it does. Tests hold that every command has some, and that each of
 them is one.

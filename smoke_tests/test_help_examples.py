@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples on every command's help page (and in `docs/commands.md`) run.
+"""The examples on every command's help page run.
 
 Each is run on its own, in the folder of `pages.py` where `my_env` and `my_policies.py` are, with a
 daemon that has the environments whose names it uses. Replaced are what stands for the reader's own

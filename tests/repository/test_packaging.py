@@ -1,17 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is built is what is there: packages, typing links, licence headers, documented settings."""
+"""What is built is what is there: packages, typing links, licence headers."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
-
-from openenvd.server.settings import SETTINGS
 
 from .house import OUTSIDE, copy_files, files
 
@@ -40,8 +37,6 @@ def test_the_modules_of_the_tree_and_no_others_are_built(tmp_path: Path) -> None
     subprocess.run(command, cwd=clone, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    manual = {Path(name).name for name in names if "/data/share/man/man1/" in name}
-    assert manual == {page.name for page in (ROOT / "docs" / "man").glob("*.1")}
     pages = [p for p in (ROOT / "server/dashboard/static").rglob("*") if p.is_file()]
     assert {f"openenvd/{page.relative_to(ROOT)}" for page in pages} <= {*names}
     built = {name for name in names if name.endswith(".py")}
@@ -85,24 +80,3 @@ def test_every_module_carries_the_licence() -> None:
 
 def _is_licensed(path: Path) -> bool:
     return path.read_text().startswith("# SPDX-License-Identifier: Apache-2.0\n")
-
-
-def test_every_setting_is_documented() -> None:
-    text = (ROOT / "docs" / "commands.md").read_text()
-    for setting in SETTINGS:
-        assert setting.flag in text
-        assert setting.variable in text
-        assert setting.help in text
-
-
-def test_the_commands_page_matches_the_commands() -> None:
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("commands_page.py")), "--print"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "COLUMNS": "96"},
-    )
-    assert done.stdout == (ROOT / "docs" / "commands.md").read_text(), (
-        "write it again: python tests/repository/commands_page.py"
-    )

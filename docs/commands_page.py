@@ -1,40 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`docs/commands.md` and the manual pages, rendered from the commands themselves.
+"""The page of commands and the manual pages, rendered from the commands as the site is built.
 
-python tests/repository/commands_page.py      write the page, and those in `docs/man`
+python docs/commands_page.py      print the page
+
+`mkdocs build` calls the two hooks at the end: the site has `commands.md`, and a manual page for
+each command in `man/`. Neither is in git.
 """
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from openenvd import __version__
 from openenvd.cli import exit_codes
 from openenvd.cli.main import COMMANDS, cli
 from openenvd.server.settings import SETTINGS
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "commands.md"
-# Upstream's commands are documented by upstream.
-OWN = tuple(COMMANDS)
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
 
 INTRODUCTION = """\
 # Commands
 
 Every command takes `-h`. `--json` prints JSON alone on stdout, and text for people on stderr. Every
 command that needs the daemon starts it. A DURATION is a number of seconds, or has a unit: `90`,
-`60s`, `5m`, `2h`; in JSON and in variables, times are seconds. This page is rendered from the
-commands themselves: `python tests/repository/commands_page.py`.
+`60s`, `5m`, `2h`; in JSON and in variables, times are seconds.
 """
 
 
 def render() -> str:
     """The whole page."""
-    parts = [INTRODUCTION, *(_command(name) for name in OWN), _settings(), _exit_codes()]
-    return "\n".join(parts)
+    commands = (_command(name) for name in COMMANDS)  # upstream documents its own
+    return "\n".join([INTRODUCTION, *commands, _settings(), _exit_codes()])
 
 
 def _command(name: str) -> str:
@@ -80,9 +83,35 @@ def _exit_codes() -> str:
     return "## Exit codes\n\n| code | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the page to the site."""
+    from mkdocs.structure.files import File
+
+    files.append(File.generated(config, "commands.md", content=render()))
+    return files
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write the manual pages beside the site's."""
+    from click_man.core import write_man_pages
+
+    folder = Path(config.site_dir, "man")
+    folder.mkdir(exist_ok=True)
+    for name in COMMANDS:  # the group imports a command when it is called
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        cli.add_command(command, name)
+    _set_short_help(cli)
+    write_man_pages("openenv", cli, version=__version__, target_dir=folder)
+
+
+def _set_short_help(command: click.Command) -> None:
+    """Make the first line of the help the summary of a manual page, which is cut elsewhere."""
+    command.short_help = (command.help or "").partition("\n")[0]
+    if isinstance(command, click.Group):
+        for below in command.commands.values():
+            _set_short_help(below)
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--print"]:
-        print(render(), end="")
-    else:
-        PAGE.write_text(render())
-        subprocess.run([sys.executable, str(Path(__file__).with_name("man_pages.py"))], check=True)
+    sys.stdout.write(render())
