@@ -45,9 +45,19 @@ _MADE_ONCE = (
 )
 
 
+# Engines whose tests run where their code has changed (`.ci/touched.py`), by what these tests use.
+_ENGINES = {
+    "docker": ("docker_engine",),
+    "swarm": ("swarm_engine", "swarm"),
+    "slurm": ("cluster",),
+}
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Let no test fail for a Unix socket that another has not closed."""
     config.addinivalue_line("filterwarnings", _UNCLOSED)
+    for engine in _ENGINES:
+        config.addinivalue_line("markers", f"{engine}: needs this engine")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,6 +66,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         names = getattr(item, "fixturenames", ())
         if shared := [name for name in _MADE_ONCE if name in names]:
             item.add_marker(pytest.mark.xdist_group(shared[0]))
+        for engine, fixtures in _ENGINES.items():
+            if not {*fixtures}.isdisjoint(names) or item.path.match(f"test_{engine}*.py"):
+                item.add_marker(engine)
 
 
 OPENENV = str(Path(sys.executable).with_name("openenv"))

@@ -45,8 +45,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def files(root: Path = ROOT) -> list[Path]:
     """Return the files that count, relative to the root."""
+    # A checkout may belong to another user than root, who runs this.
+    command = ["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z"]
     if (root / ".git").exists():
-        command = ["git", "-C", str(root), "ls-files", "-z"]
         listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         found = [Path(name) for name in listed.split("\0") if name]
     else:

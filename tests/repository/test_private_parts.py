@@ -2,7 +2,7 @@
 """The parts of libraries that are used here and that their documentation does not promise.
 
 A new version may take any of them away. Each test fails with the name of what is gone and of its
-user; the weekly workflow runs them against the newest versions, before users do.
+user; the nightly workflow runs them against the newest versions, before users do.
 """
 
 from __future__ import annotations
