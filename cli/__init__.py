@@ -5,7 +5,7 @@
     main.py         the command group, and where errors become exit codes
     exit_codes.py   the exit codes, and which error or outcome has which
     up.py           up, stop, info
-    check.py        check; report.py: the file of `check --report`
+    check.py        check
     config.py       config
     launch.py       launch; variables.py: `-e` and `--env-file`
     scale.py        scale, restart

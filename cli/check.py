@@ -16,7 +16,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import click
@@ -25,7 +24,6 @@ from ..client.api import DaemonClient
 from ..client.errors import ApiRefused, ClientError, RequestFailed
 from ..client.sources import read_source, working_folder
 from ..environments.spec import LaunchOptions
-from ..server.settings import Paths
 from ..system.terminal_text import plain
 from . import completion, exit_codes, phrases
 from .failures import error_lines
@@ -49,17 +47,9 @@ OPTIONS = ("memory_mb", "gpus", "engine_options", "ready_timeout_seconds")
     help="Try this provider for real.",
     shell_complete=completion.providers,
 )
-@click.option(
-    "--report",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Write what a bug report needs to this file, without secrets.",
-)
 @declared_options(LaunchOptions, OPTIONS)
 @json_option
-def check(
-    source: str | None, provider: str | None, report: Path | None, as_json: bool, **options: Any
-) -> int:
+def check(source: str | None, provider: str | None, as_json: bool, **options: Any) -> int:
     """Check this machine: what keeps it from its best, and which providers and gateway work.
 
     Each problem has the command that mends it.
@@ -73,9 +63,7 @@ def check(
     if provider is None:
         if source is not None or given:
             raise click.UsageError("name the --provider that is to be tried")
-        return _look(output) if report is None else _report(output, report)
-    if report is not None:
-        raise click.UsageError("--report and --provider do not go together")
+        return _look(output)
     here = working_folder()
     payload = {
         "source": read_source(source or "echo", here).text,
@@ -94,25 +82,6 @@ def _look(output: Output) -> int:
     output.json(result)
     for line in _lines(dict(result)):
         output.result(line)
-    return exit_codes.OK
-
-
-def _report(output: Output, file: Path) -> int:
-    """Write the report, also where no daemon answers or can be started."""
-    from . import report
-
-    client = None
-    try:
-        client = connect(output)
-        checked = run(client, "check", {})["result"]
-    except ClientError as exc:
-        checked = exc.to_json()
-    try:
-        report.write(file, Paths.from_environment(), client, checked)
-    except OSError as exc:
-        raise click.ClickException(f"the report cannot be written: {exc}") from exc
-    output.json({"report": str(file)})
-    output.result(f"{file} is written; look through it before you send it")
     return exit_codes.OK
 
 

@@ -97,7 +97,6 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "openenv check": (
         ("openenv check", "what keeps this machine from its best"),
         ("openenv check --provider slurm --engine-option partition=cpu", "try a provider"),
-        ("openenv check --report report.txt", "what a bug report needs, without secrets"),
     ),
     "openenv info": (("openenv info", "limits, plan and workers"),),
     "openenv config": (("openenv config", "each setting, and where it comes from"),),

@@ -13,9 +13,8 @@ from ..environments.names import suggest_name, why_not
 from ..environments.spec import LaunchOptions
 from ..operations.options import DrainOptions
 from ..requests_db.states import RequestState
-from . import completion, passthrough, phrases
+from . import completion, passthrough
 from .following import follow, leave, submit, submit_options
-from .option_changes import drops_options, option_changes
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, good
 
@@ -87,23 +86,9 @@ def _tell_of_update(client: DaemonClient, request: dict[str, Any], output: Outpu
         return None
     environment = client.environment(request["environment"])
     generations = environment["generations"]
-    of_number = {each["number"]: each for each in generations}
     [number] = (each["number"] for each in generations if each["request_id"] == request["id"])
-    serving, now = environment["generation"], of_number[number]["spec"]
-    before = of_number[serving]["spec"] if serving in of_number else None
-    same = ", with the same options" if before == now else ""
-    output.note(f"{environment['name']} runs: updating it to generation {number}{same}")
-    if before is not None and (changes := option_changes(before, now)):
-        output.note(f"options that change: {', '.join(changes)}")
-        if drops_options(before, now):
-            earlier, own = (
-                phrases.short_id(each) for each in (of_number[serving]["request_id"], request["id"])
-            )
-            output.note(
-                "a launch states all options; for the earlier ones: "
-                f"openenv cancel {own}, and then openenv retry {earlier}"
-            )
-    return int(serving)
+    output.note(f"{environment['name']} runs: updating it to generation {number}")
+    return int(environment["generation"])
 
 
 def _payload(text: str, options: dict[str, Any]) -> tuple[dict[str, Any], str | None]:

@@ -423,15 +423,13 @@ def test_help_as_a_word_shows_the_help(command: Command, words: tuple[str, ...])
 # status, requests, logs
 
 
-def updated(
-    fake: FakeDaemon, final: dict[str, Any], before: dict[str, Any] | None = None, **spec: Any
-) -> None:
+def updated(fake: FakeDaemon, final: dict[str, Any]) -> None:
     """A launch of a name that runs is submitted, and ends so."""
     request = {**final, "payload": {"replaces": "a0"}}
     fake.post("/v1/requests", (202, {"request_id": ID, "request": request}))
     fake.ends(request)
-    one = {"number": 1, "request_id": "a0", "spec": {"source": "echo", **(before or {})}}
-    two = {"number": 2, "request_id": ID, "spec": {"source": "echo", **spec}}
+    one = {"number": 1, "request_id": "a0", "spec": {"source": "echo"}}
+    two = {"number": 2, "request_id": ID, "spec": {"source": "echo"}}
     environment = {**new_environment(), "generation": 1, "generations": [two, one]}
     fake.get("/v1/environments/trial", {"environment": environment})
 
@@ -439,54 +437,10 @@ def updated(
 def test_launch_of_a_name_that_runs_says_that_it_is_updated(
     command: Command, fake: FakeDaemon
 ) -> None:
-    updated(fake, READY, max_sessions=3)
+    updated(fake, READY)
     answer = command("launch", "echo", "--name", "trial")
     assert answer.code == 0
     assert "trial runs: updating it to generation 2\n" in answer.err
-
-
-def test_launch_says_that_the_options_are_those_of_before(
-    command: Command, fake: FakeDaemon
-) -> None:
-    updated(fake, READY)
-    answer = command("launch", "echo", "--name", "trial")
-    assert "updating it to generation 2, with the same options" in answer.err
-
-
-def test_an_update_says_which_options_it_drops_and_how_to_keep_them(
-    command: Command, fake: FakeDaemon
-) -> None:
-    before = {
-        "max_sessions": 64,
-        "env": {"MODEL": "small", "MODE": "a"},
-        "memory_mb": 512,
-        "engine_options": ["shm-size=1g", "env=KEY=hidden-1"],
-    }
-    updated(
-        fake,
-        READY,
-        before,
-        replicas=2,
-        env={"MODE": "hidden-2", "NEW": "hidden-3"},
-        engine_options=["env=KEY=hidden-4"],
-    )
-    answer = command("launch", "echo", "--name", "trial")
-    assert (
-        "options that change: max-sessions 64 to the default, replicas the default 1 to 2,"
-        " MODEL removed, NEW added, MODE changed, memory 512M to the default,"
-        " engine-option shm-size removed, engine-option env changed\n"
-    ) in answer.err
-    assert f"openenv cancel {ID[:8]}, and then openenv retry a0\n" in answer.err
-    assert "hidden" not in answer.err
-
-
-def test_an_update_that_drops_no_option_gives_no_hint_to_keep_them(
-    command: Command, fake: FakeDaemon
-) -> None:
-    updated(fake, READY, {"max_sessions": 64}, max_sessions=3)
-    answer = command("launch", "echo", "--name", "trial")
-    assert "options that change: max-sessions 64 to 3\n" in answer.err
-    assert "openenv retry" not in answer.err
 
 
 def test_an_update_that_fails_says_what_serves(command: Command, fake: FakeDaemon) -> None:

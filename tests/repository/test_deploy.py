@@ -16,27 +16,25 @@ def objects(path: str) -> list[Any]:
     return list(yaml.safe_load_all((ROOT / path).read_text()))
 
 
+def chart() -> list[str]:
+    """The templates of the chart's objects, of a release that is called as the project is."""
+    text = (ROOT / "deploy/chart/templates/openenvd.yaml").read_text()
+    return text.replace("{{ $name }}", "openenvd").split("-}}\n")[-1].split("---\n")
+
+
 def test_a_daemon_in_a_cluster_has_the_role_of_the_documentation() -> None:
-    account, role, binding, *_ = objects("deploy/openenvd.yaml")
+    account, role, binding = map(yaml.safe_load, chart()[:3])
     assert [account, role, binding] == objects("docs/openenvd-rbac.yaml")
 
 
-def test_the_image_is_of_this_version_in_manifest_and_chart() -> None:
+def test_the_image_is_of_this_version_in_the_chart() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    [chart], [values] = objects("deploy/chart/Chart.yaml"), objects("deploy/chart/values.yaml")
-    [deployment] = [
-        each for each in objects("deploy/openenvd.yaml") if each["kind"] == "Deployment"
-    ]
-    [container] = deployment["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == values["image"] == f"openenvd:{version}"
-    assert chart["version"] == chart["appVersion"] == version
+    [about], [values] = objects("deploy/chart/Chart.yaml"), objects("deploy/chart/values.yaml")
+    assert values["image"] == f"openenvd:{version}"
+    assert about["version"] == about["appVersion"] == version
 
 
 def test_the_daemons_volume_outlives_its_release() -> None:
-    """It has what the daemon knows of replicas that go on; chart and manifests say the same."""
-    kept = "annotations: {helm.sh/resource-policy: keep}"
-    for path in ("deploy/openenvd.yaml", "deploy/chart/templates/openenvd.yaml"):
-        [claim] = [
-            each for each in (ROOT / path).read_text().split("---\n") if "VolumeClaim\n" in each
-        ]
-        assert kept in claim
+    """It has what the daemon knows of replicas that go on."""
+    [claim] = [each for each in chart() if "VolumeClaim\n" in each]
+    assert "annotations: {helm.sh/resource-policy: keep}" in claim
