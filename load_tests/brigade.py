@@ -3,12 +3,9 @@
 
 Each singer sends 600 ms of a voice as Opus every 600 ms over a WebSocket, and must have the mix
 back before the next packet is due; sought is the largest population of which nobody misses once.
-The first packets are not counted, latencies are from when a packet was due. Then:
-
-  the state process alone     at 1,000 singers in real time, and all it can, with real frames; and
-                              as the original measures itself, which is why it promised more
-  the way between processes   calls that do nothing, ours and the original's sleep-polled memory
-  killed in mid-call          whose reply does the successor of a killed shard receive?
+The first packets are not counted, latencies are from when a packet was due. Then the state process
+alone: at 1,000 singers in real time, and all it can, with real frames; and as the original measures
+itself, which is why it promised more.
 
 The original (https://www.jefftk.com, "Sharding the Brigade", six cores, singers on other machines):
 216 singers in one process, 1,090 with shards. Here singers and server share the cores, and the
@@ -17,21 +14,13 @@ singers' own use stands beside the server's.
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
-import psutil
-import uvloop
-
-from load_tests.peers import brigade_state, sleep_polled_memory
+from load_tests.peers import brigade_state
 from load_tests.peers.brigade_servers import Trial, serve, sing
 from load_tests.peers.brigade_singers import PACKET_SAMPLES
 from load_tests.shared.report import Measure, Report, parse_arguments, share
-from openenvd.env_host.shared_state.connection import connect_state
-from openenvd.env_host.shared_state.process import start_state_process
-from openenvd.env_host.shared_state.proxy import StateProxy
 
 ARRANGEMENTS = (("one process", None), ("2 shards", 2), ("4 shards", 4))
 TARGET = 1000  # singers, of the state process alone
@@ -51,8 +40,6 @@ def main() -> None:
     report = Report("Bucket brigade")
     singing(report, options)
     state_alone(report, 1 if options.short else options.repetitions, 1.0 if options.short else 4.0)
-    between_processes(report, options)
-    killed_in_mid_call(report, 2 if options.short else 20)
     report.finish(options.json)
 
 
@@ -140,73 +127,6 @@ def state_alone(report: Report, repetitions: int, seconds: float) -> None:
     report.add(f"  at {TARGET} singers: p99", "ms", [a.p99_seconds * 1000 for a in asked])
     report.add(f"  at {TARGET} singers: missed", "", [a.misses for a in asked])
     report.add(f"  at {TARGET} singers: of a core", "%", [a.cpu_share * 100 for a in asked])
-
-
-def between_processes(report: Report, options: Any) -> None:
-    """Calls that do nothing, and what waiting for them costs."""
-    calls = 20_000 if options.short else 200_000
-    theirs, one_by_one, pipelined, bare, idle, their_idle = [], [], [], [], [], []
-    for _ in range(1 if options.short else options.repetitions):
-        theirs.append(sleep_polled_memory.round_trips_a_second(calls // 40))
-        one, many = brigade_state.round_trips_a_second(calls)
-        one_by_one.append(one)
-        pipelined.append(many)
-        bare.append(brigade_state.bare_round_trips_a_second(calls))
-        seconds = 1.0 if options.short else 5.0
-        their_idle.append(100 * _their_idle(seconds))
-        idle.append(100 * brigade_state.idle_cpu_share(seconds))
-    old = report.add("round trips, sleep-polled memory", "/s", theirs)
-    report.add("round trips, ours, one after the other", "/s", one_by_one)
-    new = report.add("round trips, ours, pipelined", "/s", pipelined)
-    report.add("  limit: bare frames over uvloop, pipelined", "/s", bare)
-    report.ratio("  ours against the original's", new, old)
-    report.add("idle with 4 shards, sleep-polled memory", "% core", their_idle)
-    report.add("idle with 4 shards, ours", "% core", idle)
-
-
-def killed_in_mid_call(report: Report, times: int) -> None:
-    """How often the successor of a killed shard received what was not for it."""
-    theirs = sum(sleep_polled_memory.successor_gets_anothers_reply() for _ in range(times))
-    ours = sum(_ours_gets_anothers_reply() for _ in range(times))
-    report.add(f"another's reply received, of {times}: original", "", [theirs])
-    report.add(f"another's reply received, of {times}: ours", "", [ours])
-
-
-def _their_idle(seconds: float) -> float:
-    with sleep_polled_memory.server(4) as (_, process):
-        time.sleep(0.3)
-        used = _cpu(process.pid)
-        time.sleep(seconds)
-        return (_cpu(process.pid) - used) / seconds
-
-
-def _cpu(pid: int) -> float:
-    times = psutil.Process(pid).cpu_times()
-    return float(times.user + times.system)
-
-
-def _ours_gets_anothers_reply() -> bool:
-    process = start_state_process(brigade_state.SlowEchoWorld)
-    try:
-        return uvloop.run(_kill_a_shard(process.address))
-    finally:
-        process.stop()
-
-
-async def _kill_a_shard(address: str) -> bool:
-    """A shard dies with a call in flight; its successor makes one before that is answered."""
-    watching = StateProxy(await connect_state(address, "watching"))
-    victim = await asyncio.create_subprocess_exec(
-        *brigade_state.victim_command(address), stdout=asyncio.subprocess.DEVNULL
-    )
-    await watching.held(at_least=1)
-    victim.kill()
-    await victim.wait()
-    successor = StateProxy(await connect_state(address, "shard 0"))
-    mine = asyncio.ensure_future(successor.hold(of="successor"))
-    await watching.held(at_least=2)
-    await watching.release()
-    return bool(await mine != "successor")
 
 
 if __name__ == "__main__":
