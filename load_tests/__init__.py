@@ -2,13 +2,11 @@
 """Benchmarks: programs that print a table and write JSON. Nothing imports them.
 
     python -m load_tests.cold_cli        a cold `openenv status` against `import click`
-    python -m load_tests.idle_memory     PSS of everything, idle
-    python -m load_tests.idle_cost       CPU, wake-ups and PSS of idle environments; `down --all`
+    python -m load_tests.before_after    two trees in turn: what a large change must not change
+    python -m load_tests.idle_cost       what is idle costs: CPU, wake-ups, PSS; and after a burst
     python -m load_tests.launch          request to ready, and the return of `--async`
     python -m load_tests.queue_dispatcher  the dispatch rate, beside the seed's five arrangements
     python -m load_tests.low_resources   launches and memory in cgroups of 0.5 CPU/750 MB, 4/16 GB
-    python -m load_tests.burst_memory    PSS before, in and after a burst of 200 requests
-    python -m load_tests.oom_matrix      every way to die: the reason, the neighbours, a new worker
     python -m load_tests.short_requests  a SHORT request through everything; 50 clients at once
     python -m load_tests.full_house      10,000 SHORT requests beside a full house of LONG ones
     python -m load_tests.scaling         sessions at once and their latencies, beside peer and limit
@@ -19,14 +17,12 @@
     python -m load_tests.protocols       what a WebSocket protocol costs: ours and three others
     python -m load_tests.fuzz            arbitrary bytes and messages: answered, or closed
     python -m load_tests.run_short       the short form of all of them
-    python -m load_tests.brigade         singers of one state at once, beside the peer's servers
+    python -m load_tests.brigade         singers of one state at once, in one process and in shards
     python -m load_tests.rollouts        episodes and bytes a second, beside three naive ways
 
-`rollout_crashes.py` is a part of `rollouts`, `short_in_tight_group.py` of `low_resources`.
-`shared/` has what several programs use: reports, clients, operations for workers, and
-`tight_group.py`, a small machine as a cgroup. `envs_for_load/` has environments to launch. `peers/`
-has what the programs compare with: `skypilot_peer.py` (the real one, with `--peer skypilot`),
-`pool_server.py` and `pool_peer.py` (the same design on the standard library), servers and clients.
+`rollout_crashes.py` is a part of `rollouts`. `shared/` has what several programs use: reports,
+clients, operations for workers. `envs_for_load/` has environments to launch. `peers/` has what the
+programs compare with.
 
 Each takes `--repetitions N` and `--json FILE`, and states the machine and the spread. Machines
 differ and are noisy: quote ratios and medians.

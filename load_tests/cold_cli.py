@@ -15,15 +15,13 @@ from contextlib import contextmanager
 
 from load_tests.peers.skypilot_peer import (
     PEER_OPTION,
+    SETTLE_SECONDS,
     SKYPILOT,
     kinds,
     need,
-    settle_seconds,
     started,
 )
-from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments, run
-
-MEGABYTE = 1e6
+from load_tests.shared.report import MEGABYTE, OPENENV, Report, daemon, parse_arguments, run
 
 
 def main() -> None:
@@ -67,9 +65,9 @@ def _skypilot(real: str | None) -> Iterator[tuple[list[str], dict[str, str]] | N
     if real is None:
         yield None
         return
-    with kinds(real) as [*_, kind], started(kind) as peer:
+    with kinds(real) as [kind], started(kind) as peer:
         need(peer)
-        time.sleep(settle_seconds(kind))
+        time.sleep(SETTLE_SECONDS)
         yield kind.status, peer.environ
 
 

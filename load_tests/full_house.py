@@ -6,11 +6,6 @@ holds its worker. Then the SHORT ones (`probe` of a running environment) are sub
 connections, and while they run a process of its own asks `/v1/health`, which does nothing but wait
 for its turn on the event loop. How late that loop is, the daemon measures itself.
 
-The peer, in turn with ours: a `ProcessPoolExecutor` of as many workers as ours has for LONG ones
-(pool_peer.py), with a house of twice as many, each of a second where ours never end. It has no
-classes: a SHORT request waits until a worker has nothing LONG left to take. (SkyPilot has two
-pools, as we have.)
-
 Aims: loop lag p99 under 10 ms; no request lost.
 """
 
@@ -27,7 +22,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from load_tests.peers.pool_peer import POOL, behind_long
 from load_tests.shared.api_client import ApiClient
 from load_tests.shared.report import Report, daemon, parse_arguments, percentile
 
@@ -36,9 +30,6 @@ HOUSE = 200  # more than any plan lets run at once
 ASK_EVERY_SECONDS = 0.01
 CALM_SECONDS = 2.0
 PROBES = 20
-PEER_HOUSES = 2  # all of its workers, so many times over
-PEER_LONG_SECONDS = 1.0
-INTO_FULL_HOUSE = ("one SHORT request into the full house, p50", "ms")
 SLEEPY = "sleepy_environment:SleepyEnvironment"
 
 
@@ -50,26 +41,16 @@ def main() -> None:
         requests={"type": int, "default": 10_000},
         house={"type": int, "default": HOUSE, "help": "LONG requests"},
     )
-    found: dict[tuple[str, str], list[float]] = {}
-    peer: list[float] = []
-    workers = int(os.environ.setdefault("OPENENV_MAX_LONG_WORKERS", "16"))
+    report = Report(f"{options.requests} SHORT requests beside {options.house} LONG ones")
+    os.environ.setdefault("OPENENV_MAX_LONG_WORKERS", "16")
     os.environ["OPENENV_KEEP_REQUESTS"] = "1000000"
     for _ in range(options.repetitions):
         with daemon() as environ:
             measured = asyncio.run(
                 _measure(environ["OPENENV_HOME"], options.requests, options.house)
             )
-        for key, value in measured.items():
-            found.setdefault(key, []).append(value)
-        peer.append(behind_long(workers, PEER_HOUSES * workers, PEER_LONG_SECONDS) * 1000)
-    report = Report(f"{options.requests} SHORT requests beside {options.house} LONG ones")
-    for (name, unit), values in found.items():
-        others = {POOL: peer} if (name, unit) == INTO_FULL_HOUSE else {}
-        report.beside(name, unit, values, others)
-    report.note(
-        f"The peer's house: {PEER_HOUSES * workers} requests of {PEER_LONG_SECONDS:g} s each on"
-        f" {workers} workers. Ours do not end while it is measured."
-    )
+        for (name, unit), value in measured.items():
+            report.append(name, unit, value)
     report.finish(options.json)
 
 
@@ -105,7 +86,7 @@ async def _measure(home: str, count: int, house: int) -> dict[tuple[str, str], f
     await asyncio.gather(*(_wait(home, request_id) for request_id in long_ids))
     await client.close()
     return {
-        INTO_FULL_HOUSE: statistics.median(into_full_house),
+        ("one SHORT request into the full house, p50", "ms"): statistics.median(into_full_house),
         ("API p50, /v1/health, idle", "ms"): percentile(idle, 0.50),
         ("API p99, /v1/health, idle", "ms"): percentile(idle, 0.99),
         ("API p50, /v1/health", "ms"): percentile(waits, 0.50),

@@ -5,15 +5,16 @@
          and `logs` still answering
     (b)  requests that each hold 150 MB while they run: how many at once; the others wait
     (c)  a hundred `launch --async` at once: the API answers meanwhile, and all end
-    (d)  whether it starts, and SHORT requests at once: 1, 2, 4, 8, … until one is killed or lost
+    (d)  whether it starts, and is still there after a while without work; then 1, 2, 4, 8, … SHORT
+         requests at once, until the kernel kills something or one of them does not succeed
 
 The sizes are 0.5 CPU with 750 MB, and 4 CPUs with 16 GB. Everything runs through the installed
 command inside the group: daemon, workers, environments and the commands themselves; (b) alone runs
 the queue, the dispatcher and the executor by themselves (`memory_holders.py`).
 
-Peers, each in a fresh group of the same size: of (b) and (d) SkyPilot's way on the standard
-library; of (d) the real one too, with `--peer skypilot` (skypilot_peer.py). It launches nothing
-without a cloud: of (a) there is only what was measured elsewhere, 3 and 30, at 210 to 250 MB each.
+The peer of (d), in a fresh group of the same size, is SkyPilot with `--peer skypilot`. It launches
+nothing without a cloud: of (a) there is only what was measured elsewhere, 3 and 30, at 210 to
+250 MB each.
 
 Aim: ten times both, four or more of (b), no kill.
 """
@@ -29,18 +30,24 @@ import tempfile
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
-from load_tests.peers.pool_peer import POOL
-from load_tests.peers.scaling_servers import REPOSITORY
-from load_tests.peers.skypilot_peer import PEER_OPTION, Kind, kinds
+from load_tests.peers.skypilot_peer import (
+    PEER_OPTION,
+    Kind,
+    PeerClient,
+    answers,
+    kinds,
+    started,
+)
 from load_tests.shared.api_client import ApiClient
-from load_tests.shared.report import Report, parse_arguments, percentile
-from load_tests.shared.tight_group import SIZES, Group, Size, why_no_group
-from load_tests.short_in_tight_group import Key, short_of_ours, short_of_peer
+from load_tests.shared.report import OPENENV, Report, parse_arguments, percentile
+from openenvd.system.units import MB
 
 HOLDERS = 8
 HELD_MB = 150
@@ -49,9 +56,114 @@ LAUNCH_SECONDS = 60.0
 STEP = {"small": 30, "large": 100}
 MOST = {"small": 90, "large": 400}
 OURS = "openenvd"
+MOST_AT_ONCE = 64  # of (d)
+START_SECONDS = 180.0
+BATCH_SECONDS = 120.0
+ANSWER_SECONDS = 10.0
+AFTER_KILL_SECONDS = 15.0  # for the others of a batch to end
+LOOK_SECONDS = 0.2
+PEER_IDLE_SECONDS = 60.0  # with half a CPU it takes its workers so long to have imported everything
+PERIOD_US = 100_000
+V1 = Path("/sys/fs/cgroup")
+
+Key = tuple[str, str]  # name, unit
 
 HELD_AT_ONCE = (f"(b) requests holding {HELD_MB} MB at once (aim: 4)", "")
 HOLDERS_SUCCEEDED = (f"(b) succeeded, of {HOLDERS}", "")
+
+
+@dataclass(frozen=True)
+class Size:
+    """A machine to be."""
+
+    name: str
+    cpus: float
+    memory_bytes: int
+
+
+SIZES = {
+    "small": Size("0.5 CPU, 750 MB", 0.5, 750 * MB),
+    "large": Size("4 CPU, 16 GB", 4.0, 16 * 1024 * MB),
+}
+
+
+def why_no_group() -> str | None:
+    """None where a group with limits can be made: cgroup v1, as root."""
+    for controller in ("memory", "cpu"):
+        folder = V1 / controller
+        if not os.access(folder / "cgroup.procs", os.W_OK):
+            return f"{folder} is no writable cgroup v1 hierarchy"
+    return None
+
+
+class Group:
+    """A real cgroup with both limits; what it starts is inside from its first instruction."""
+
+    def __init__(self, size: Size) -> None:
+        name = f"openenvd-load-{os.getpid()}-{time.monotonic_ns()}"
+        self._memory = V1 / "memory" / name
+        self._cpu = V1 / "cpu" / name
+        for folder in (self._memory, self._cpu):
+            folder.mkdir()
+        (self._memory / "memory.limit_in_bytes").write_text(str(size.memory_bytes))
+        (self._cpu / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+        (self._cpu / "cpu.cfs_quota_us").write_text(str(int(size.cpus * PERIOD_US)))
+
+    def run(self, words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        """One `openenv` command, inside."""
+        return self.run_program([OPENENV, *words], environ)
+
+    def run_program(
+        self, words: list[str], environ: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """One program, inside."""
+        return subprocess.run(
+            self.inside(words),
+            env=environ,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+    def inside(self, words: list[str]) -> list[str]:
+        """The command that enters, and then becomes that of `words`."""
+        files = [str(folder / "cgroup.procs") for folder in (self._memory, self._cpu)]
+        enter = "".join(f'echo $$ > "{file}"; ' for file in files)
+        return ["/bin/sh", "-c", f'{enter} exec "$@"', "sh", *words]
+
+    def kills(self) -> int:
+        """By the kernel, for memory, in the group and in all below it."""
+        total = 0
+        for file in self._memory.rglob("memory.oom_control"):
+            with suppress(OSError):
+                words = file.read_text().split()
+                total += int(words[words.index("oom_kill") + 1])
+        return total
+
+    def peak_mb(self) -> float:
+        return int((self._memory / "memory.max_usage_in_bytes").read_text()) / 1e6
+
+    def remove(self) -> None:
+        """Whoever is left inside goes first."""
+        for folder in (self._memory, self._cpu):
+            below = sorted(folder.rglob("cgroup.procs"), key=lambda p: -len(p.parts))
+            for file in below:
+                _empty(file)
+                with suppress(OSError):
+                    file.parent.rmdir()
+
+
+def _empty(procs: Path) -> None:
+    for _ in range(100):
+        with suppress(OSError):
+            pids = procs.read_text().split()
+            if not pids:
+                return
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), 9)
+        time.sleep(0.02)
 
 
 def main() -> int:
@@ -87,11 +199,9 @@ def _everyone(
     size_name: str, part: str, options: Namespace, peers: list[Kind]
 ) -> Iterator[tuple[str, dict[Key, float]]]:
     yield OURS, _inside(size_name, part, options)
-    if part == "b":
-        yield POOL, _holders_of_pool(SIZES[size_name])
     if part == "d":
         for kind in peers:
-            yield kind.name, short_of_peer(kind, SIZES[size_name])
+            yield kind.name, _short_of_peer(kind, SIZES[size_name])
 
 
 @contextmanager
@@ -198,25 +308,6 @@ def _holders(group: Group, environ: dict[str, str], _most: int, _step: int) -> d
     }
 
 
-def _holders_of_pool(size: Size) -> dict[Key, float]:
-    """The same by a `ProcessPoolExecutor` with a worker for each, as SkyPilot's bursts are."""
-    group = Group(size)
-    words = ["-m", "load_tests.peers.pool_peer", str(HOLDERS), str(HELD_MB)]
-    environ = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    try:
-        done = group.run_program([sys.executable, *words], environ)
-        # It may have been killed itself.
-        told = json.loads(done.stdout or "{}")
-        return {
-            HELD_AT_ONCE: told.get("at_once", 0),
-            HOLDERS_SUCCEEDED: told.get("succeeded", 0),
-            _kills("b"): group.kills(),
-            _peak("b"): group.peak_mb(),
-        }
-    finally:
-        group.remove()
-
-
 # (c)
 
 
@@ -268,7 +359,97 @@ def _short(group: Group, environ: dict[str, str], _most: int, _step: int) -> dic
         began = time.monotonic()
         done = group.run(words, environ)
         assert done.returncode == 0, done.stderr
-    return short_of_ours(group, environ["OPENENV_HOME"], time.monotonic() - began)
+    return _short_of_ours(group, environ["OPENENV_HOME"], time.monotonic() - began)
+
+
+def _short_of_ours(group: Group, home: str, seconds: float) -> dict[Key, float]:
+    """A daemon that took `seconds` to start."""
+
+    async def check() -> None:
+        client = ApiClient(home)
+        request = await client.run("check", {})
+        await client.close()
+        assert request["state"] == "SUCCEEDED", request["error"]
+
+    return {
+        ("(d) starts (aim: 1)", ""): 1,
+        ("(d) start to healthy", "s"): seconds,
+        **_at_once(check, group),
+        ("(d) answers afterwards (aim: 1)", ""): asyncio.run(_says_status(home)),
+    }
+
+
+async def _says_status(home: str) -> bool:
+    client = ApiClient(home)
+    try:
+        return bool(await client.call("GET", "/v1/status"))
+    except (OSError, EOFError, RuntimeError):
+        return False
+    finally:
+        await client.close()
+
+
+def _short_of_peer(kind: Kind, size: Size) -> dict[Key, float]:
+    """In a group of its own."""
+    group = Group(size)
+    try:
+        with started(kind, group.inside, START_SECONDS) as peer:
+
+            async def status() -> None:
+                client = PeerClient(peer.port)
+                await client.run()
+                await client.close()
+
+            time.sleep(PEER_IDLE_SECONDS if peer.is_healthy else 0.0)
+            found = _at_once(status, group)
+            return {
+                ("(d) starts (aim: 1)", ""): peer.is_healthy,
+                ("(d) start to healthy", "s"): peer.seconds,
+                **found,
+                ("(d) answers afterwards (aim: 1)", ""): answers(peer.port, ANSWER_SECONDS),
+                _kills("d"): group.kills(),
+                _peak("d"): group.peak_mb(),
+            }
+    finally:
+        group.remove()
+
+
+def _at_once(run: Callable[[], Awaitable[None]], group: Group) -> dict[Key, float]:
+    """What has been killed so far, and how many requests succeed at once."""
+    kills = group.kills()
+    at_once, lost = asyncio.run(_more_and_more(run, group))
+    return {
+        ("(d) kernel kills while it starts and idles (aim: 0)", ""): kills,
+        (f"(d) SHORT requests at once (tried {MOST_AT_ONCE})", ""): at_once,
+        ("(d) requests of the last try not succeeded (aim: 0)", ""): lost,
+    }
+
+
+async def _more_and_more(run: Callable[[], Awaitable[None]], group: Group) -> tuple[int, int]:
+    """How many succeeded at once without a kill, at most; how many of the last try did not."""
+    best, count, kills, lost = 0, 1, group.kills(), 0
+    while count <= MOST_AT_ONCE and group.kills() == kills and not lost:
+        lost = await _lost(run, count, group)
+        if group.kills() == kills and not lost:
+            best = count
+        count *= 2
+    return best, lost
+
+
+async def _lost(run: Callable[[], Awaitable[None]], count: int, group: Group) -> int:
+    """How many of `count` at once did not succeed in time."""
+    kills, is_killed = group.kills(), False
+    deadline = time.monotonic() + BATCH_SECONDS
+    tasks = {asyncio.ensure_future(run()) for _ in range(count)}
+    pending = tasks
+    while pending and time.monotonic() < deadline:
+        _, pending = await asyncio.wait(pending, timeout=LOOK_SECONDS)
+        if group.kills() > kills and not is_killed:
+            is_killed, deadline = True, time.monotonic() + AFTER_KILL_SECONDS
+    for task in pending:
+        task.cancel()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    return sum(outcome is not None for outcome in outcomes)
 
 
 PARTS: dict[str, Any] = {"a": _launches, "b": _holders, "c": _hundred, "d": _short}

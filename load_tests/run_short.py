@@ -14,14 +14,15 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 AT_ONCE = 2  # most of them wait for much of their time, and their figures are not kept
 PROGRAMS = (
     ("cold_cli", 5, ""),
-    ("idle_memory", 1, ""),
-    ("idle_cost", 1, "--environments 1,10 --seconds 5 --settle 3"),
+    (
+        "idle_cost",
+        1,
+        "--environments 4 --seconds 3 --settle 3 --requests 20 --parts environments daemon burst",
+    ),
     ("launch", 3, ""),
     ("queue_dispatcher", 1, "--requests 3000"),
     ("queue_dispatcher", 1, "--requests 2000 --executor workers"),
     ("low_resources", 1, "--sizes small --parts a b --most 4"),
-    ("burst_memory", 1, "--requests 40 --seconds 15"),
-    ("oom_matrix", 1, ""),
     ("short_requests", 1, "--single 100 --burst 500"),
     ("scaling", 1, "--short"),
     ("scaling", 1, "--provider slurm --requests-grid 256 --envoys 2 --skip-memory"),

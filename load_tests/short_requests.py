@@ -5,8 +5,8 @@ The request is `probe` of a running environment: it is queued, runs in a worker,
 environment's `/health`. Two calls each: submit, and wait for the end (pushed, not polled).
 "Cold" is the first burst of a fresh daemon, "warm" the next one.
 
-Peers take turns with ours: SkyPilot's way on the standard library, and with `--peer skypilot` the
-real one (skypilot_peer.py), whose request is `status`, the cheapest it has.
+With `--peer skypilot` (skypilot_peer.py) it takes turns with ours; its request is `status`, the
+cheapest it has.
 
 Aims: p50 under 5 ms and p99 under 20 ms; over 500 a second with 50 clients; start to healthy under
 0.5 s; idle PSS of everything under 80 MB.
@@ -24,24 +24,29 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from load_tests.idle_memory import MEGABYTE, measure_pss
-from load_tests.peers.pool_peer import POOL
 from load_tests.peers.skypilot_peer import (
     PEER_OPTION,
+    SETTLE_SECONDS,
     SKYPILOT,
     Kind,
     PeerClient,
     kinds,
     need,
-    settle_seconds,
     started,
 )
 from load_tests.shared.api_client import ApiClient
-from load_tests.shared.report import OPENENV, Report, parse_arguments, percentile, run
+from load_tests.shared.report import (
+    OPENENV,
+    Report,
+    measure_family,
+    parse_arguments,
+    percentile,
+    run,
+)
 
 CLIENTS = 50
 LOOK_AGAIN_SECONDS = 0.002
-SETTLE_SECONDS = 1.0  # the zygote's workers come up
+ZYGOTE_SECONDS = 1.0  # the zygote's workers come up
 SKYPILOT_COUNTS = (60, 200)  # one at a time, and in each burst: it is slow
 OURS = "openenvd"
 
@@ -68,20 +73,19 @@ def main() -> None:
         burst={"type": int, "default": 2000, "help": "requests of all clients together"},
         peer=PEER_OPTION,
     )
-    counts = {POOL: (options.single, options.burst), SKYPILOT: SKYPILOT_COUNTS}
     found: dict[str, dict[Key, list[float]]] = {}
     with kinds(options.peer) as peers:
         for _ in range(options.repetitions):
             _note(found, OURS, _one_daemon(options.single, options.burst))
             for kind in peers:
-                _note(found, kind.name, _one_peer(kind, *counts[kind.name]))
+                _note(found, kind.name, _one_peer(kind, *SKYPILOT_COUNTS))
     report = Report("Short requests")
     ours = found.pop(OURS)
     for key, values in ours.items():
         others = {peer: theirs[key] for peer, theirs in found.items() if key in theirs}
         report.beside(*key, values, others, more_is_better=key[1] == "req/s")
-    report.note("Ours asks an environment over HTTP; the peers do less: they look into a table.")
     if SKYPILOT in found:
+        report.note("Ours asks an environment over HTTP; the peer only looks into a table.")
         single, burst = SKYPILOT_COUNTS
         report.note(f"{SKYPILOT} got {single} requests one at a time, and {burst} in each burst.")
     report.finish(options.json)
@@ -98,11 +102,11 @@ def _one_daemon(single: int, burst: int) -> dict[Key, float]:
         healthy = asyncio.run(_start_by_hand())
         up = run([OPENENV, "up"], environ).seconds
         try:
-            time.sleep(SETTLE_SECONDS)
-            idle, _ = _look(home)
+            time.sleep(ZYGOTE_SECONDS)
+            idle, _ = measure_family(ApiClient(home).pid)
             run([OPENENV, "launch", "echo", "--name", "probed"], environ)
             measured = asyncio.run(_measure(home, single, burst))
-            after, processes = _look(home)
+            after, processes = measure_family(ApiClient(home).pid)
         finally:
             for words in (["down", "--all"], ["stop"]):
                 subprocess.run([OPENENV, *words], env=environ, check=False, capture_output=True)
@@ -133,12 +137,6 @@ async def _start_by_hand() -> float:
     return seconds
 
 
-def _look(home: str) -> tuple[float, int]:
-    """PSS in MB and the number of processes, of the daemon and all below it."""
-    sizes = measure_pss(ApiClient(home).pid)
-    return sum(size for _, size in sizes) / MEGABYTE, len(sizes)
-
-
 async def _measure(home: str, single: int, burst: int) -> dict[Key, float]:
     client = ApiClient(home)
 
@@ -158,7 +156,7 @@ async def _measure(home: str, single: int, burst: int) -> dict[Key, float]:
 def _one_peer(kind: Kind, single: int, burst: int) -> dict[Key, float]:
     with started(kind) as peer:
         healthy = need(peer).seconds
-        time.sleep(settle_seconds(kind))
+        time.sleep(SETTLE_SECONDS)
         idle, _ = peer.look()
         measured = asyncio.run(_measure_peer(peer.port, single, burst))
         after, processes = peer.look()

@@ -22,10 +22,16 @@ import psutil
 from websockets.asyncio.client import connect
 
 from load_tests.failover import own_engine
-from load_tests.idle_memory import MEGABYTE, measure_pss
 from load_tests.peers.scaling_servers import openenv
 from load_tests.shared.api_client import ApiClient
-from load_tests.shared.report import Report, daemon, parse_arguments, percentile
+from load_tests.shared.report import (
+    MEGABYTE,
+    Report,
+    daemon,
+    measure_pss,
+    parse_arguments,
+    percentile,
+)
 
 IDLE_SECONDS = "0.5"
 LOOK_SECONDS = 0.02

@@ -18,6 +18,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -200,7 +201,7 @@ def upstream(
     their share of it; who calls decides by what he passes.
     """
     with tempfile.TemporaryDirectory(prefix="openenvd-peer-") as folder:
-        port = _free_port()
+        port = free_port()
         command = [
             str(python), "-m", "uvicorn", "--app-dir", str(app_folder), app,
             "--host", "127.0.0.1", "--port", str(port),
@@ -229,14 +230,18 @@ def peer_python(given: str | None) -> Path:
     folder = Path(os.environ.get(PEER_VENV_VARIABLE) or tempfile.mkdtemp(prefix="openenvd-peer-"))
     python = folder / "bin" / "python"
     if not python.exists():
-        uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
-        subprocess.run([uv, "venv", "--quiet", str(folder)], check=True)
-        install = [
-            uv, "pip", "install", "--quiet", "--compile-bytecode",
-            "--python", str(python), PEER_REQUIREMENT,
-        ]  # fmt: skip
-        subprocess.run(install, check=True)
+        install_python(folder, PEER_REQUIREMENT)
     return python
+
+
+def install_python(folder: Path, requirement: str) -> None:
+    """Make a virtual environment with one requirement in it."""
+    uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
+    words = ["venv", "--quiet", "--clear", "--python", sys.executable, str(folder)]
+    subprocess.run([uv, *words], check=True)
+    words = ["pip", "install", "--quiet", "--compile-bytecode"]
+    words += ["--python", str(folder / "bin" / "python"), requirement]
+    subprocess.run([uv, *words], check=True)
 
 
 def why_no_limit() -> str | None:
@@ -319,9 +324,8 @@ def _answers(port: int) -> bool:
     return True
 
 
-def _free_port() -> int:
-    import socket
-
+def free_port() -> int:
+    """A port of the loopback that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom the executor is measured against: SkyPilot's local API server, and one that is like it.
+"""Whom the executor is measured against: SkyPilot's local API server, with `--peer skypilot`.
 
-    skypilot   the package from PyPI in a Python of its own (`OPENENVD_PEER_VENV` with "-skypilot"
-               behind it keeps that between runs), started as a user does: `sky api start`
-    pool       pool_server.py: its way of running requests, on the standard library
-
-Both listen on a port of their own on the loopback, in a home of their own, and need no network once
-installed. The request is `POST /status`, SkyPilot's cheapest that goes through queue and worker: it
-looks up clusters, of which there are none. Two calls: submit, and `/api/get`, which answers at the
-end. Whatever a peer leaves running ends with it, found by its session: some outlive their parent.
+It is the package from PyPI in a Python of its own (`OPENENVD_PEER_VENV` with "-skypilot" behind it
+keeps that between runs), started as a user does: `sky api start`. It listens on a port of its own
+on the loopback, in a home of its own, and needs no network once installed. The request is `POST
+/status`, the cheapest that goes through queue and worker: it looks up clusters, of which there are
+none. Two calls: submit, and `/api/get`, which answers at the end. Whatever a peer leaves running
+ends with it, found by its session: some outlive their parent.
 """
 
 from __future__ import annotations
@@ -17,31 +15,28 @@ import asyncio
 import http.client
 import json
 import os
-import shutil
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from load_tests.idle_memory import MEGABYTE
-from load_tests.peers.pool_peer import POOL
-from load_tests.peers.scaling_servers import PEER_VENV_VARIABLE, REPOSITORY
+from load_tests.peers.scaling_servers import PEER_VENV_VARIABLE, free_port, install_python
+from load_tests.shared.report import MEGABYTE
 
 REQUIREMENT = "skypilot==0.14.1"
 SKYPILOT = "SkyPilot 0.14.1"
 PEER_OPTION: dict[str, Any] = {
     "choices": ["skypilot"],
-    "help": "also the real one; it is installed if need be",
+    "help": "also SkyPilot; it is installed if need be",
 }
 START_SECONDS = 120.0
-SETTLE_SECONDS = {POOL: 1.0, SKYPILOT: 10.0}  # the latter's workers go on importing when healthy
+SETTLE_SECONDS = 10.0  # its workers go on importing when it is healthy
 CALL_SECONDS = 300.0
 STOP_SECONDS = 10.0
 LOOK_AGAIN_SECONDS = 0.01
@@ -60,7 +55,6 @@ class Kind:
 
     name: str
     command: Callable[[int, Path], list[str]]  # of a port and a home
-    variables: dict[str, str] = field(default_factory=dict)
     status: list[str] = field(default_factory=list)  # what a user types to see what there is
 
 
@@ -87,14 +81,14 @@ class Peer:
 
 @contextmanager
 def kinds(real: str | None) -> Iterator[list[Kind]]:
-    """The peers of this run: that on the standard library, and the real one if asked for."""
-    with ExitStack() as stack:
-        found = [Kind(POOL, _pool_command, {"PYTHONPATH": str(REPOSITORY)})]
-        if real is not None:
-            sky = str(stack.enter_context(_skypilot_python()).with_name("sky"))
-            words = [sky, "api", "start", "--foreground"]
-            found.append(Kind(SKYPILOT, lambda _port, _home: words, status=[sky, "status"]))
-        yield found
+    """The peers of this run: SkyPilot if it was asked for, or none."""
+    if real is None:
+        yield []
+        return
+    with _skypilot_python() as python:
+        sky = str(python.with_name("sky"))
+        words = [sky, "api", "start", "--foreground"]
+        yield [Kind(SKYPILOT, lambda _port, _home: words, [sky, "status"])]
 
 
 @contextmanager
@@ -120,8 +114,8 @@ def started(
 
 
 def _start(kind: Kind, home: Path, wrap: Wrap) -> Peer:
-    port = _free_port()
-    environ = _environ(str(home), port) | kind.variables
+    port = free_port()
+    environ = _environ(str(home), port)
     log = home / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -152,11 +146,6 @@ def need(peer: Peer) -> Peer:
     if not peer.is_healthy:
         raise SystemExit(f"{peer.name} did not start:\n{peer.log.read_text()[-2000:]}")
     return peer
-
-
-def settle_seconds(kind: Kind) -> float:
-    """How long it is let be before it counts as idle."""
-    return SETTLE_SECONDS[kind.name]
 
 
 def answers(port: int, patience_seconds: float = 2.0) -> bool:
@@ -272,11 +261,6 @@ def _is_alive(process: psutil.Process) -> bool:
     return False
 
 
-def _pool_command(port: int, home: Path) -> list[str]:
-    database = str(home / "requests.db")
-    return [sys.executable, "-m", "load_tests.peers.pool_server", str(port), database]
-
-
 def _environ(home: str, port: int) -> dict[str, str]:
     """Nothing of the user's: no cloud's credentials, no reports to anyone."""
     return {
@@ -291,28 +275,8 @@ def _environ(home: str, port: int) -> dict[str, str]:
 def _skypilot_python() -> Iterator[Path]:
     """A Python that has it; made now, if none is kept."""
     kept = os.environ.get(PEER_VENV_VARIABLE)
-    with ExitStack() as stack:
-        made = tempfile.TemporaryDirectory(prefix="openenvd-skypilot-")
-        folder = Path(f"{kept}-skypilot" if kept else stack.enter_context(made)).absolute()
-        python = folder / "bin" / "python"
+    with tempfile.TemporaryDirectory(prefix="openenvd-skypilot-") as made:
+        python = Path(f"{kept}-skypilot" if kept else made).absolute() / "bin" / "python"
         if not python.with_name("sky").exists():
-            _install(folder, python)
+            install_python(python.parents[1], REQUIREMENT)
         yield python
-
-
-def _install(folder: Path, python: Path) -> None:
-    uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
-    steps: Sequence[list[str]] = (
-        [uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(folder)],
-        [uv, "pip", "install", "--quiet", "--python", str(python), REQUIREMENT],
-    )
-    for words in steps:
-        subprocess.run(words, check=True)
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-    return port

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every load test shares: a daemon of its own, a table with spread, and JSON."""
+"""What every load test shares: a daemon of its own, its memory, a table with spread, and JSON."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 OPENENV = str(Path(sys.executable).with_name("openenv"))
 NAME_WIDTH = 52
+MEGABYTE = 1e6
 
 
 @dataclass
@@ -52,6 +55,14 @@ class Report:
         measure = Measure(name, unit, list(values))
         self.measures.append(measure)
         return measure
+
+    def append(self, name: str, unit: str, value: float) -> None:
+        """One more value of a line, which is made when it is the first."""
+        for measure in self.measures:
+            if (measure.name, measure.unit) == (name, unit):
+                measure.values.append(value)
+                return
+        self.add(name, unit, [value])
 
     def ratio(self, name: str, over: Measure, under: Measure) -> Measure:
         """`over` against `under`, pair by pair, so that a drifting machine cancels out."""
@@ -163,6 +174,32 @@ def daemon() -> Iterator[dict[str, str]]:
                 [OPENENV, "down", "--all"], env=environ, check=False, capture_output=True
             )
             subprocess.run([OPENENV, "stop"], env=environ, check=True, capture_output=True)
+
+
+def daemon_pid(environ: Mapping[str, str]) -> int:
+    """Who the daemon of this home is."""
+    identity = json.loads((Path(environ["OPENENV_HOME"]) / "daemon.json").read_text())
+    return int(identity["pid"])
+
+
+def measure_pss(pid: int) -> list[tuple[str, int]]:
+    """(role, bytes) of a process and of all below it; PSS, as forked workers share pages."""
+    root = psutil.Process(pid)
+    return [(_role(p), p.memory_full_info().pss) for p in [root, *root.children(recursive=True)]]
+
+
+def measure_family(pid: int) -> tuple[float, int]:
+    """PSS in MB and the number of processes of a family; 0 when one of them ended meanwhile."""
+    with contextlib.suppress(psutil.Error):
+        sizes = measure_pss(pid)
+        return sum(size for _, size in sizes) / MEGABYTE, len(sizes)
+    return 0.0, 0
+
+
+def _role(process: psutil.Process) -> str:
+    title = " ".join(process.cmdline()) or process.name()
+    words = title.removeprefix("openenvd: ").split()
+    return words[0] if title.startswith("openenvd: ") else title
 
 
 @dataclass
