@@ -192,7 +192,7 @@ class HostConfig(ServeOptions):
     memory_bytes: int | None = None  # what all of it may use, where it is known
     cores: int | None = None  # the same; None: as many as it may run on
     headers: dict[str, str] = field(default_factory=dict)  # of every answer: whose it is
-    sleep_after_seconds: float | None = None  # without a connection; None: only when asked to
+    sleep_after_seconds: float | None = None  # without a connection; None: never
     drain_secret: str | None = None  # what `DRAIN_ROUTE` wants; None: there is no such route
 
     def to_json(self) -> dict[str, Any]:

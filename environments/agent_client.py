@@ -10,8 +10,6 @@ An agent (`engines/agent.py`) plays the part of a shim for every replica of its 
 to the replica's own socket, as its run file says. The agent's own socket is for the rest:
 
     {"op": "adopt", "run_dir"}    serve this replica: its socket listens when the answer comes
-    {"op": "sleep", "run_dir",    {"asleep": whether its instance ends, as it has no session, and
-     "until"}                     it is not later than that (seconds since the boot)}
     {"op": "list"}                {"instances": [{id, home, environment, replica, generation, state,
                                   "is_stray"}]}: all that carries our labels, of all homes
     {"op": "stop", "instance", "grace_seconds"}     stop and remove a stray of this home

@@ -28,16 +28,12 @@ from typing import Any
 from ..shim.client import ShimClient, ShimGone, read_status_file
 from ..shim.files import RUN_FILE_NAME, write_json
 from ..system.descriptors import Message, send_message
-from ..system.process_identity import boot_seconds
 from . import run_files
-from .agent_client import ask_agent
 from .errors import NotReady
-from .layout import Layout
 from .providers.new_replicas import with_options
 from .run_files import ADDED_BY, IN_PLACE_OF, OnSessions, RunFile
 
 Json = dict[str, Any]
-ANSWER_MARGIN_SECONDS = 1.0  # for an answer that was given in time to arrive
 
 
 def replicas_of(runs: Path, name: str) -> list[RunFile]:
@@ -132,38 +128,10 @@ def share_out(staying: Iterable[RunFile], shares: Iterable[int | None], replicas
 
 def _tell_share(run_file: RunFile, share: int) -> None:
     """Tell the env host; one that does not run, or counts no sessions, reads it when it starts."""
-    _tell(run_file, {"max_sessions": share})
-
-
-def ask_to_sleep(run_file: RunFile, within_seconds: float) -> bool:
-    """Have a replica's server end, if nobody uses it; whether that is known by now.
-
-    A local one has no answer: its status says so when it has ended.
-
-    Raises:
-        EngineFailed, OSError: The agent of its engine cannot be asked, or does not answer within
-            this time; then it does nothing later.
-    """
-    if run_file.is_local:
-        _tell(run_file, {"sleep": True})
-        return False
-    layout = Layout(run_file.run_dir.parent.parent)
-    answer = ask_agent(
-        layout,
-        run_file.engine,
-        "sleep",
-        run_dir=str(run_file.run_dir),
-        until=boot_seconds() + within_seconds,
-        timeout_seconds=within_seconds + ANSWER_MARGIN_SECONDS,
-    )
-    return bool(answer["asleep"])
-
-
-def _tell(run_file: RunFile, head: Json) -> None:
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
         end.setblocking(False)
         end.connect(run_file.data["door_path"])
-        send_message(end, Message(head))
+        send_message(end, Message({"max_sessions": share}))
 
 
 def _stays(run_file: RunFile) -> bool:

@@ -44,12 +44,6 @@ class Scaling:
     least: int
     most: int
     down_seconds: float  # for which fewer must have been enough
-    idle_seconds: float | None = None  # without a session until the last sleeps; None: it does not
-
-    @property
-    def is_of_a_range(self) -> bool:
-        """Whether its number of replicas changes by itself: otherwise it only sleeps."""
-        return self.least < self.most
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +76,8 @@ def wanted_replicas(seen: Occupancy, scaling: Scaling) -> int:
     """Return how many replicas are wanted for as many sessions as there are now.
 
     Between `DOWN_SHARE` and `UP_SHARE` nothing is wanted: what a change leaves taken lies between
-    them, so that a change is never the reason for the next one. None are when the last one has no
-    session: it may sleep.
+    them, so that a change is never the reason for the next one.
     """
-    if seen.replicas == 1 and not seen.sessions and scaling.idle_seconds is not None:
-        return 0
     fitting = math.ceil(seen.sessions / (TARGET_SHARE * seen.slots))
     wanted = seen.replicas
     if seen.sessions > UP_SHARE * seen.slots * seen.replicas:
@@ -104,8 +95,7 @@ def decide(seen: Occupancy, scaling: Scaling, lull: Lull | None, now: float) -> 
     if lull is None or lull.enough >= seen.replicas:  # of when there were more
         lull = Lull(now, wanted)
     lull = Lull(lull.since, max(lull.enough, wanted))
-    seconds = scaling.down_seconds if wanted else scaling.idle_seconds
-    due = lull.since + (seconds or 0.0)
+    due = lull.since + scaling.down_seconds
     if now < due:
         return Decision(seen.replicas, lull, look_at=due)
     return Decision(lull.enough)

@@ -132,10 +132,12 @@ class LaunchOptions(ServeOptions):
     def _check_sleep(self) -> None:
         if self.sleep_seconds is None:
             return
-        if self.provider != LOCAL and not (self.gateway or needs_gateway(self)):
+        if self.provider != LOCAL or self.gateway:
+            name = "min_replicas" if self.idle_timeout_seconds is None else "idle_timeout_seconds"
+            where = "behind the gateway" if self.provider == LOCAL else f"on {self.provider}"
             raise ValueError(
-                f"idle_timeout_seconds: on {self.provider} it sleeps only behind the gateway,"
-                " which holds its clients while it starts; add --gateway"
+                f"{name}: an environment {where} does not sleep; only one on this machine, at its"
+                " own address, does"
             )
         if self.serve_as_is:
             raise ValueError(

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an environment that sleeps holds, and how long its first client waits.
 
-    python -m load_tests.sleep --repetitions 100 [--ways direct gateway docker]
+    python -m load_tests.sleep --repetitions 100
 
-The bundled `echo`, directly, behind the gateway, and in a container behind it, on a dockerd of its
-own. Each repetition waits until it is asleep, measures the PSS of its processes, and times one
-client: from its connect to the answer to its first reset; then another one, which finds it awake.
-Of a container, what Docker holds for it counts, too. Aims: asleep the shim is all there is, or
-nothing at all, and nobody waits for half a second where no container is started.
+The bundled `echo`. Each repetition waits until it is asleep, measures the PSS of its processes, and
+times one client: from its connect to the answer to its first reset; then another one, which finds
+it awake. Aims: asleep the shim is all there is, and nobody waits for half a second.
 """
 
 from __future__ import annotations
@@ -18,10 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 from websockets.asyncio.client import connect
 
-from load_tests.failover import own_engine
 from load_tests.peers.scaling_servers import openenv
 from load_tests.shared.api_client import ApiClient
 from load_tests.shared.report import (
@@ -35,11 +31,7 @@ from load_tests.shared.report import (
 
 IDLE_SECONDS = "0.5"
 LOOK_SECONDS = 0.02
-WAYS: dict[str, list[str]] = {
-    "direct": [],
-    "gateway": ["--gateway"],
-    "docker": ["--gateway", "--provider", "docker"],
-}
+NAME = "echo"
 
 
 async def first_answer(address: str) -> float:
@@ -60,19 +52,11 @@ async def until_asleep(api: ApiClient, name: str) -> None:
         await asyncio.sleep(LOOK_SECONDS)
 
 
-def replica_bytes(home: str, name: str) -> float:
-    """The PSS of all processes of an environment, its shim or Docker's among them, in MB."""
+def replica_megabytes(home: str, name: str) -> float:
+    """The PSS of all processes of an environment, its shim among them, in MB."""
     run_file = next(Path(home).glob(f"run/{name}-*/replica.json"))
-    if (shim := json.loads(run_file.read_text()).get("shim")) is not None:
-        top = psutil.Process(shim["pid"])
-    else:
-        pid = json.loads(run_file.with_name("status.json").read_text())["pid"]
-        if pid is None:
-            return 0.0
-        parent = psutil.Process(pid).parent()
-        assert parent is not None  # containerd's shim
-        top = parent
-    return sum(size for _, size in measure_pss(top.pid)) / MEGABYTE
+    shim = json.loads(run_file.read_text())["shim"]
+    return sum(size for _, size in measure_pss(shim["pid"])) / MEGABYTE
 
 
 async def measure(report: Report, environ: dict[str, str], name: str, repetitions: int) -> None:
@@ -83,10 +67,10 @@ async def measure(report: Report, environ: dict[str, str], name: str, repetition
     figures: dict[str, list[float]] = {key: [] for key in ("asleep", "awake", "wake", "warm")}
     for _ in range(repetitions):
         await until_asleep(api, name)
-        figures["asleep"].append(replica_bytes(home, name))
+        figures["asleep"].append(replica_megabytes(home, name))
         figures["wake"].append(await first_answer(address))
         figures["warm"].append(await first_answer(address))
-        figures["awake"].append(replica_bytes(home, name))
+        figures["awake"].append(replica_megabytes(home, name))
     await api.close()
     report.add(f"{name}: PSS asleep", "MB", figures["asleep"])
     report.add(f"{name}: PSS after a session", "MB", figures["awake"])
@@ -96,15 +80,12 @@ async def measure(report: Report, environ: dict[str, str], name: str, repetition
 
 
 def main() -> int:
-    """Measure it in each way."""
-    ways = {"nargs": "*", "choices": list(WAYS), "default": ["direct", "gateway"]}
-    options = parse_arguments(__doc__ or "", 20, ways=ways)
+    """Measure it."""
+    options = parse_arguments(__doc__ or "", 20)
     report = Report("An environment that sleeps, and wakes")
-    for name in options.ways:
-        with own_engine("docker" if name == "docker" else "local"), daemon() as environ:
-            sleep = ["--idle-timeout", IDLE_SECONDS, "--name", name, "--shards", "1"]
-            openenv(environ, "launch", "echo", *sleep, *WAYS[name])
-            asyncio.run(measure(report, environ, name, options.repetitions))
+    with daemon() as environ:
+        openenv(environ, "launch", NAME, "--idle-timeout", IDLE_SECONDS, "--shards", "1")
+        asyncio.run(measure(report, environ, NAME, options.repetitions))
     report.finish(options.json)
     return 0
 

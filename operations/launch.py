@@ -300,15 +300,11 @@ class _Launching:
         Raises:
             InvalidSpec
         """
-        wanted = {
-            "--max": self._spec.max_replicas,
-            "--idle-timeout": self._spec.sleep_seconds,
-        }
-        asked = [flag for flag, value in wanted.items() if value is not None]
-        if asked and any(replica.max_sessions is None for replica in ready):
+        is_scaled = self._spec.max_replicas is not None
+        if is_scaled and any(replica.max_sessions is None for replica in ready):
             raise InvalidSpec(
                 f"the server in {self._spec.source} is its own, and does not say how many sessions"
-                f" it has: it would never be scaled or sleep ({', '.join(asked)})",
+                " it has: it would never be scaled (--max)",
                 "leave that out; or build an image with our server: openenv image build",
             )
 

@@ -85,11 +85,8 @@ def sleeps(machine: Machine) -> bool:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("words", [[], ["--gateway"]])
-def test_no_client_notices_that_an_environment_sleeps(
-    machine: Machine, clients: Clients, words: list[str]
-) -> None:
-    figures = clients(launch(machine, *words))
+def test_no_client_notices_that_an_environment_sleeps(machine: Machine, clients: Clients) -> None:
+    figures = clients(launch(machine))
     assert figures["errors"] == []
     assert figures["sessions"] >= ROUNDS
     assert replica(machine)["wakes"] > ROUNDS / 10
@@ -132,15 +129,18 @@ def test_a_daemon_that_is_killed_meanwhile_finds_it_asleep(
     assert replica(machine)["restarts"] == 0
 
 
-def test_behind_the_gateway_the_next_daemon_wakes_what_sleeps(
-    machine: Machine, clients: Clients
-) -> None:
-    address = launch(machine, "--gateway")
+def test_the_last_replica_of_a_range_sleeps(machine: Machine, clients: Clients) -> None:
+    words = ("--replicas", "2", "--min", "0", "--max", "2", "--max-sessions", "4")
+    address = launch(machine, *words, "--scale-down", "0.5")
     eventually(lambda: sleeps(machine))
-    machine.kill_daemon()
-    machine.ok("status")
     assert clients(address, 2)["errors"] == []
     eventually(lambda: sleeps(machine))
+
+
+def test_behind_the_gateway_nothing_sleeps(machine: Machine) -> None:
+    refused = machine.run("launch", "echo", "--gateway", "--idle-timeout", IDLE_SECONDS)
+    assert refused.code != 0
+    assert "an environment behind the gateway does not sleep" in refused.err
 
 
 def test_one_whose_shim_is_killed_while_it_sleeps_comes_back(

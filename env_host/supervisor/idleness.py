@@ -27,7 +27,7 @@ class Idleness:
     """Since when a replica has not been used, and what its shards say of it. `now` is monotonic."""
 
     def __init__(self, sleep_after_seconds: float | None) -> None:
-        """None: it ends when it is asked to, and never by itself."""
+        """None: it never ends by itself."""
         self._seconds = sleep_after_seconds
         self._used_at = 0.0
         self._asked: set[int] = set()  # shards that have not answered

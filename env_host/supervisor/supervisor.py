@@ -32,9 +32,8 @@ What happens when
     SIGUSR2               the same, and the address is others' from now on: an update has replaced
                           this replica
     nobody connects       it says so and exits, if it is to (`sleep_after_seconds`) and no other
-                          replica has its address, or is asked to through its door. What connects
-                          then is left in the kernel's queue, which is the shim's to watch. With a
-                          connection it goes on (`idleness.py`)
+                          replica has its address. What connects then is left in the kernel's queue,
+                          which is the shim's to watch. With a connection it goes on (`idleness.py`)
     threads after import  a fork would copy locks that stay held: children are started as programs
                           that import for themselves; also when the import started processes.
                           They take seconds to start: all shards come with the replica then
@@ -352,9 +351,6 @@ class Supervisor:
                 if "max_sessions" in message.head:
                     self._share_out(int(message.head["max_sessions"]))
                     continue
-                if "sleep" in message.head:
-                    self._consider_sleep()
-                    continue
                 data = carried_bytes(message)
                 self._idleness.note_use(time.monotonic())
                 self._lobby.take(Waiting(message.head["since"], message.fds[0], data))
@@ -636,7 +632,7 @@ class Supervisor:
         self._idleness.note_shards(rows)
         if self._lobby.load or self._isolated or any(map(has_sessions, rows)):
             self._idleness.note_use(now)
-        elif self._may_sleep and self._idleness.has_settled(now):
+        elif self._idleness.has_settled(now):
             self._idleness.ask(self._children, now)
 
     # Stopping

@@ -27,7 +27,6 @@ import asyncio
 import contextlib
 import fcntl
 import logging
-import math
 import os
 import select
 import signal
@@ -209,11 +208,6 @@ class Agent:
             case "adopt":
                 await self._adopt(self._run_file(message["run_dir"]))
                 return {}
-            case "sleep":
-                run_file = self._run_file(message["run_dir"])
-                await self._adopt(run_file)
-                until = message.get("until", math.inf)
-                return {"asleep": await self._replicas[run_file.run_dir].sleep(until)}
             case "list":
                 self._instances = list(await self._watch.call(engine.list))
                 self._write_strays()

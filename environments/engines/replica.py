@@ -3,8 +3,7 @@
 
     engine (looks, find) ──┐                      ┌──▶ status file ──▶ the next agent
     /health, /capacity  ───┼──▶ the state machine ┼──▶ status lines ──▶ daemon, launch
-    start, stop, drain, ───┘                      └──▶ start, signal, stop, remove ──▶ engine
-      sleep
+    start, stop, drain  ───┘                      └──▶ start, signal, stop, remove ──▶ engine
 
     from             to        when
     starting         ready     its instance runs, and answers `/health`
@@ -13,8 +12,7 @@
     ready            starting  its engine itself begins its instance anew
     ready            draining  its sessions are to end, and none is to begin: SIGUSR1, which a
                                server that is not ours is not sent: it would end at once
-    ready            asleep    it is to have no instance, and has no session
-    exited, asleep   starting  its start is requested: the old instance is removed first
+    exited           starting  its start is requested: the old instance is removed first
     any              stopping  its stop is requested, or the drain's time is over
     draining         stopping  it has exited, or its engine itself begins it anew
     stopping         stopped   its instance is removed: nothing of it is left
@@ -24,7 +22,6 @@ line leaves a state from which the next one goes on:
 
     starting, no instance     `start` is called (again); one that was created is found by its name
     ready, no instance        somebody has removed it: exited, as lost
-    asleep, an instance       it is stopped and removed, and the start that is requested waits
     stopping, no instance     it was removed, and only not reported: stopped
 
 The engine may be gone, or refuse, for a while: the state stays, `problem` says why, and whatever
@@ -139,7 +136,7 @@ class EngineReplica:
         op, seconds = read_operation(line)
         match op:
             case "start":
-                self._start_is_requested = self.status.state in ("exited", "asleep")
+                self._start_is_requested = self.status.state == "exited"
             case "stop":
                 self._request_stop(seconds)
             case "drain":
@@ -147,30 +144,6 @@ class EngineReplica:
             case _:
                 raise ValueError(f"unknown op: {op!r}")
         self._due.set()
-
-    async def sleep(self, until: float) -> bool:
-        """End its instance until its start is requested, unless it has a session.
-
-        Its caller has seen to it that no more can begin.
-
-        Args:
-            until: When its caller has given up, and more may begin, in seconds since the boot.
-
-        Returns:
-            Whether it sleeps: its instance is being ended. It does not while its engine is away,
-            which could neither end nor start one.
-        """
-        is_known = self._watch.problem is None and self.status.problem is None
-        may_sleep = is_known and not await self._has_session() and boot_seconds() < until
-        if may_sleep and self.status.state == "ready":
-            self._set_state("asleep", deadline=_in(LEFT_GRACE_SECONDS))
-            self._due.set()
-        return self.status.state == "asleep"
-
-    async def _has_session(self) -> bool:
-        """Whether it has one, or does not answer; what cannot say how full it is has none."""
-        found = await self._read_capacity()
-        return self._has_capacity if found is None else bool(found["sessions"] or found["waiting"])
 
     def _request_stop(self, grace_seconds: float) -> None:
         deadline = _in(grace_seconds)
@@ -229,8 +202,6 @@ class EngineReplica:
                 return await self._drain()
             case "exited":
                 return await self._await_start()
-            case "asleep":
-                return await self._rest()
             case _:
                 return await self._stop()
 
@@ -319,26 +290,8 @@ class EngineReplica:
         if instance is not None:
             await self._watch.call(self._engine.remove, instance)
             self._is_seen = False
-        self._begin_again("exited")
-        return 0.0
-
-    async def _rest(self) -> float | None:
-        instance = await self._find_to_stop()
-        if instance is not None:
-            await self._watch.call(self._engine.remove, await self._ended(instance))
-            self._is_seen = False
-            return 0.0
-        if self.status.instance is not None and self.status.state == "asleep":
-            self.status.note_gone()
-            self._publish()
-        if not self._start_is_requested:
-            return None
-        self._begin_again("asleep")
-        return 0.0
-
-    def _begin_again(self, state: str) -> None:
         self._start_is_requested = False
-        if self.status.state == state:  # not to be stopped by now
+        if self.status.state == "exited":  # not to be stopped by now
             self.status.begin_again()
             self.status.host, self.status.port = self.plan.host, self.plan.port
             self._instance = None
@@ -347,6 +300,7 @@ class EngineReplica:
             self._has_capacity, self._probes = True, 0
             self._unanswered.clear()
             self._publish()
+        return 0.0
 
     async def _stop(self) -> float | None:
         instance = await self._find_to_stop()

@@ -27,8 +27,8 @@ class ReplicaStatus:
     """What is known of one replica. No effects.
 
     Attributes:
-        state: As a shim's: starting, ready, draining, exited, asleep, stopping, stopped.
-        generation: How many times it has been started; `wakes` of them after a sleep.
+        state: As a shim's: starting, ready, draining, exited, stopping, stopped.
+        generation: How many times it has been started.
         runs: How many times the engine itself has begun this instance anew.
         ends_at: When the engine ends the instance, as `boot_seconds` counts.
         replace_at: When another is to be asked for, so that its sessions can end before that.
@@ -40,7 +40,6 @@ class ReplicaStatus:
 
     state: str = "starting"
     generation: int = 1
-    wakes: int = 0
     instance: str | None = None
     pid: int | None = None
     host: str | None = None
@@ -75,7 +74,7 @@ class ReplicaStatus:
         if self.log_tail is None:
             del status["log_tail"]
         return status | {
-            "restarts": max(0, self.generation - 1 - self.wakes),
+            "restarts": max(0, self.generation - 1),
             # Of a server that tells its shim more than a container tells its engine.
             "pid_started_at": None,
             "sessions_fail": None,
@@ -90,7 +89,6 @@ class ReplicaStatus:
 
     def begin_again(self) -> None:
         """Begin the next generation; what the last one reported goes, `last_exit` stays."""
-        self.wakes += self.state == "asleep"
         self.state = "starting"
         self.generation += 1
         self.instance = self.pid = self.ready_at = self.info = self.capacity = None
@@ -110,11 +108,6 @@ class ReplicaStatus:
         self.waiting = None
         self.info = info
         self.ready_at = now
-
-    def note_gone(self) -> None:
-        """Note that one that sleeps has no instance any more."""
-        self.instance = self.pid = self.capacity = self.exit = self.log_tail = None
-        self.sessions = 0
 
     def note_exit(self, reason: Json, log_tail: list[str]) -> None:
         """Note that the instance of this generation has ended, and its sessions with it."""

@@ -24,7 +24,6 @@ class EndpointStatus:
     is_healthy: bool
     is_draining: bool
     sessions: int  # and other requests under way
-    connections: int = 0  # idle ones, too
     problem: str | None = None  # why it is not healthy
 
     def to_json(self) -> dict[str, Any]:
@@ -73,6 +72,5 @@ def _status(environment: str, host: dict[str, Any]) -> EndpointStatus:
         is_healthy=is_healthy,
         is_draining=health.get("eds_health_status") == "DRAINING",
         sessions=int(stats.get("rq_active", 0)),
-        connections=int(stats.get("cx_active", 0)),
         problem=None if is_healthy else "it does not answer health checks",
     )

@@ -282,8 +282,7 @@ class _Plan:
             replica=number,
             doors=self._layout.doors(self._spec.name),
             shares_address=not self._spec.gateway,
-            # Behind the gateway, the daemon says when: Envoy's health checks are connections.
-            sleep_after_seconds=None if self._spec.gateway else self._spec.sleep_seconds,
+            sleep_after_seconds=self._spec.sleep_seconds,
         )
         environ = child_environment(
             os.environ,

@@ -4,7 +4,6 @@
     a replica's status changes ──▶ note ──▶ occupancy ──▶ decide ──▶ submit `scale`, with the reason
     fewer were enough for a while ──timer──┘                           │
     the request has ended ──▶ serve ──▶ from here again  ◀─────────────┘
-    nobody uses the last one ──▶ `put_to_sleep` of the gateway, which its first client wakes
 
 What is wanted is decided in `environments/sizing.py`. Nothing is looked at while no status changes.
 The requests are as a user's: they are in the history, one at a time changes an environment, and one
@@ -25,7 +24,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...environments.sizing import Decision, Lull, Occupancy, Scaling, decide
-from ...environments.spec import sleep_seconds_of
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Environment
 from ...requests_db.states import ReplicaState
@@ -40,8 +38,6 @@ _COUNTED = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.BACKING_OFF)
 
 # Submits a `scale`: the environment's name, how many replicas, and why.
 Submit = Callable[[str, int, str], Coroutine[Any, Any, None]]
-# Puts the last replica of an environment to sleep, unless it turns out to be used.
-PutToSleep = Callable[[str], Coroutine[Any, Any, None]]
 
 
 @dataclass
@@ -54,7 +50,6 @@ class _Scaled:
     asked: int | None = None  # how many replicas were asked for, until that request has ended
     timer: asyncio.TimerHandle | None = None
     look_at: float | None = None  # by the clock, what the timer is for
-    used: int = 0  # sessions begun and steps, ever: requests that no number of sessions shows
 
 
 @dataclass(eq=False)
@@ -64,7 +59,6 @@ class Autoscaler:
     tasks: BackgroundTasks
     watched: Callable[[str], Iterable[ReplicaWatch]]
     submit: Submit | None = None  # before that nothing is submitted
-    put_to_sleep: PutToSleep | None = None
     clock: Callable[[], float] = time.monotonic
     again_seconds: float = AGAIN_SECONDS
     _scaled: dict[str, _Scaled] = field(init=False, default_factory=dict)
@@ -79,7 +73,7 @@ class Autoscaler:
             return
         known = self._scaled.setdefault(environment.name, _Scaled(scaling, None))
         known.scaling, known.launch = scaling, environment.request_id
-        if is_changing or known.asked == 0:
+        if is_changing:
             return
         failed = known.asked is not None and known.asked != environment.spec.get("replicas")
         known.asked = None
@@ -103,34 +97,12 @@ class Autoscaler:
         seen = occupancy_of(watches)
         if seen is None:
             return
-        if known.scaling.idle_seconds is not None and self._wake_others(watches):
-            return  # until they are awake, too
         now = self.clock()
-        if (used := _used(watches)) != known.used:
-            known.used = used
-            if known.lull is not None and not known.lull.enough:
-                known.lull = None
         decision = decide(seen, known.scaling, known.lull, now)
         self._remember(name, known, decision, now)
-        if not decision.replicas:
-            known.asked = 0
-            self.tasks.spawn(self._sleep(name, known), f"put {name} to sleep")
-        elif (
-            decision.replicas != seen.replicas
-            and known.scaling.is_of_a_range
-            and self.submit is not None
-        ):
+        if decision.replicas != seen.replicas and self.submit is not None:
             known.asked = decision.replicas
             self.tasks.spawn(self._submit(name, known, seen), f"scale {name}")
-
-    def _wake_others(self, watches: list[ReplicaWatch]) -> bool:
-        """Wake what sleeps beside a replica that was added since; whether there is any."""
-        if not any(watch.replica.state is ReplicaState.READY for watch in watches):
-            return False
-        asleep = [watch for watch in watches if watch.replica.state is ReplicaState.ASLEEP]
-        for watch in asleep:
-            self.tasks.spawn(watch.wake(), f"wake {watch.replica.id}")
-        return bool(asleep)
 
     def _remember(self, name: str, known: _Scaled, decision: Decision, now: float) -> None:
         is_new = known.timer is None or decision.look_at != known.look_at
@@ -151,14 +123,6 @@ class Autoscaler:
         known.timer = None
         self.note(name)
 
-    async def _sleep(self, name: str, known: _Scaled) -> None:
-        try:
-            if self.put_to_sleep is not None:
-                await self.put_to_sleep(name)
-        finally:
-            known.asked = None
-        self.note(name)  # it may be used after all
-
     async def _submit(self, name: str, known: _Scaled, seen: Occupancy) -> None:
         assert self.submit is not None
         assert known.asked is not None
@@ -176,18 +140,9 @@ class Autoscaler:
 def scaling_of(spec: dict[str, Any]) -> Scaling | None:
     """Return how an environment scales itself; None when it does not."""
     least, most = spec.get("min_replicas") or 1, spec.get("max_replicas")
-    # Of one that has its own address, the env host itself finds out that nobody uses it.
-    idle_seconds = sleep_seconds_of(spec) if spec.get("gateway") else None
     if not most:
-        if idle_seconds is None:
-            return None
-        least = most = spec.get("replicas") or 1
-    return Scaling(least, most, spec.get("scale_down_seconds", 60.0), idle_seconds)
-
-
-def _used(watches: Iterable[ReplicaWatch]) -> int:
-    known = [watch.status.get("capacity") or {} for watch in watches]
-    return sum(each.get("begun", 0) + each.get("steps", 0) for each in known)
+        return None
+    return Scaling(least, most, spec.get("scale_down_seconds", 60.0))
 
 
 def occupancy_of(watches: Iterable[ReplicaWatch]) -> Occupancy | None:

@@ -4,8 +4,6 @@
     bus: an environment, a replica changed ──▶ tables, watches ──▶ backends ──▶ files ──▶ Envoy
                                                    └─ nobody wants a gateway ──▶ it is stopped
                                                    └─ no replica: its requests are held
-    nobody uses an environment ──▶ put_to_sleep: no endpoint ──Envoy has none──▶ its server ends
-    who wants it is held ──▶ wake: its shim or agent starts another ──▶ its endpoint ──▶ "again"
     a replica's status ──▶ note ──in a moment, if nothing much changes──▶ weights ──▶ files
     the gateway's shim ──▶ ReplicaWatch ──▶ start again, a new shim
 
@@ -22,12 +20,12 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from ...env_host.protocol import LOOPBACK
-from ...environments.errors import EngineFailed, NotReady
+from ...environments.errors import NotReady
 from ...environments.gateway import admin, process
 from ...environments.gateway.admin import EndpointStatus
 from ...environments.gateway.config_files import write_backends
@@ -37,7 +35,6 @@ from ...environments.gateway.weights import Load, is_calm, weights
 from ...environments.layout import Layout
 from ...environments.restart_policy import LONGEST_PAUSE_SECONDS
 from ...environments.run_files import RunFile
-from ...environments.scaling import ask_to_sleep
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Environment, Json, Replica, RequestError
@@ -58,12 +55,8 @@ LEFT_SECONDS = 5.0  # for Envoy to read that others drain
 HOLDING_SOCKET = "held.sock"
 HOLD_SECONDS = 600.0  # for a replica to become ready: what a launch gives one, too
 PATIENCE_SECONDS = 5.0  # for what keeps every replica from being started to pass
-FALL_ASLEEP_SECONDS = 10.0  # for Envoy to leave a server that nobody uses, and that to end
-ASK_SECONDS = 0.3  # between two questions whether it can
-ANSWER_SECONDS = 5.0  # for an agent to say whether one sleeps: it does not later
 STOP_SECONDS = 10.0  # for one that nothing wants, when the daemon ends
-SEEN_SECONDS = 15.0  # for the status of one whose agent has said that it sleeps
-WAKE_AGAIN_SECONDS = 1.0  # while nothing was written
+LOOK_AGAIN_SECONDS = 1.0  # while nothing was written
 LOOK_SECONDS = 0.02  # between two looks whether Envoy has it
 
 Seen = list[EndpointStatus] | None  # None: Envoy does not answer
@@ -87,8 +80,6 @@ class GatewayManager:
     _weighing: set[str] = field(init=False, default_factory=set)  # in a moment
     _has_written: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _held: HeldRequests = field(init=False)
-    # By environment; set when somebody wants it.
-    _falling_asleep: dict[str, asyncio.Event] = field(init=False, default_factory=dict)
     _reconciling: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     _looking: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)  # at Envoy
     _next_look: asyncio.Task[Seen] | None = field(init=False, default=None)
@@ -218,11 +209,9 @@ class GatewayManager:
         wanted = await self._environments()
         holding = str(self._held.path)
         watched = self.replicas.watched
-        backends = [
+        return [
             backend_of(e, watched(e.name), holding, self._weights.get(e.name, {})) for e in wanted
         ]
-        left = self._falling_asleep
-        return [_draining_alone(each) if each.name in left else each for each in backends]
 
     # Weights
 
@@ -271,9 +260,7 @@ class GatewayManager:
                         well_at = now if problem is None else well_at
                         if now - well_at >= PATIENCE_SECONDS:
                             return f"{name} has no replica: {problem}."
-                        written = self._has_written  # by the next change, also of what follows
-                        await self._wake(name)
-                        await _set_soon(written)
+                        await _set_soon(self._has_written)
         except TimeoutError:
             return f"No replica of {name} was ready within {HOLD_SECONDS:g} s."
         environment = await self.store.read(queries.environment(name))
@@ -315,72 +302,6 @@ class GatewayManager:
         async with self._looking:
             self._next_look = None  # who asks from now on must not get what was seen before
             return await asyncio.to_thread(_statuses, self.layout)
-
-    # Sleep
-
-    async def put_to_sleep(self, name: str) -> None:
-        """End the servers of an environment's replicas, if nobody uses them; others go on.
-
-        First Envoy is to have no endpoint, and no connection to one: what clients want from then
-        on is held, and calls this off. A server that has a connection all the same, or a session,
-        does not end. Until it is known whether it does, Envoy has it not again; for a while, as an
-        agent may have been killed that had said so.
-        """
-        is_wanted = self._falling_asleep[name] = asyncio.Event()
-        try:
-            await self._reconcile()
-            await self._until_seen_asleep(name, await self._ask_until_asleep(name, is_wanted))
-        except (DatabaseError, OSError) as exc:
-            log.info("%s stays awake: %s", name, exc)
-        finally:
-            del self._falling_asleep[name]
-            await self._reconcile_insistently()
-
-    async def _ask_until_asleep(
-        self, name: str, is_wanted: asyncio.Event
-    ) -> dict[ReplicaWatch, int]:
-        """Ask replicas to end until all do, they are wanted, or it takes too long.
-
-        Returns:
-            Those that said so, and the generation of each when it was asked.
-        """
-        asleep: dict[ReplicaWatch, int] = {}
-        until = time.monotonic() + FALL_ASLEEP_SECONDS
-        while not is_wanted.is_set():
-            left = [w for w in self.replicas.watched(name) if _is_awake(w) and w not in asleep]
-            if not left:
-                break
-            if time.monotonic() >= until:
-                log.info("%s stays awake: it is used", name)
-                break
-            if await self._until_seen(name, _has_no_connection):
-                asked = {each: _generation(each) for each in left}
-                answers = await asyncio.gather(*(_is_put_to_sleep(each) for each in left))
-                asleep |= {w: asked[w] for w, sleeps in zip(left, answers, strict=True) if sleeps}
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(is_wanted.wait(), ASK_SECONDS)
-        return asleep
-
-    async def _until_seen_asleep(self, name: str, asleep: dict[ReplicaWatch, int]) -> None:
-        """Wait until their statuses say that they sleep, or have woken since, which takes a moment.
-
-        Args:
-            name: The environment's.
-            asleep: Those that said that they sleep, and the generation of each before.
-        """
-        until = time.monotonic() + SEEN_SECONDS
-        while any(_is_awake(w) and _generation(w) <= before for w, before in asleep.items()):
-            if time.monotonic() >= until:
-                log.warning("%s is served again: it was to sleep, and does not", name)
-                return
-            await _set_soon(self._has_written)
-
-    async def _wake(self, name: str) -> None:
-        """Start the server of an environment that sleeps, or let it stay awake."""
-        if (is_wanted := self._falling_asleep.get(name)) is not None:
-            is_wanted.set()
-        for watch in self.replicas.watched(name):
-            await watch.wake()
 
     # The process
 
@@ -501,12 +422,6 @@ def _has_left(backend: Backend | None, seen: Seen) -> bool | None:
     return True if all(each.is_draining for each in to_drain) else None
 
 
-def _has_no_connection(backend: Backend | None, seen: Seen) -> bool:
-    """Whether it has none to them either, nor can have one again."""
-    to_drain = _to_drain(backend, seen or [])
-    return seen is not None and all(e.is_draining and not e.connections for e in to_drain)
-
-
 def _to_drain(backend: Backend | None, seen: list[EndpointStatus]) -> list[EndpointStatus]:
     """Return what Envoy knows of replicas that are not to take sessions."""
     endpoints = () if backend is None else backend.endpoints
@@ -525,24 +440,8 @@ def _statuses(layout: Layout) -> Seen:
 async def _set_soon(written: asyncio.Event) -> None:
     """Wait for a change to be written; not for ever: the word of it may have been lost."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(WAKE_AGAIN_SECONDS):
+        async with asyncio.timeout(LOOK_AGAIN_SECONDS):
             await written.wait()
-
-
-def _is_awake(watch: ReplicaWatch) -> bool:
-    return watch.replica.state is ReplicaState.READY and not watch.task.done()
-
-
-def _generation(watch: ReplicaWatch) -> int:
-    return int(watch.status.get("generation") or 0)
-
-
-async def _is_put_to_sleep(watch: ReplicaWatch) -> bool:
-    try:
-        return await asyncio.to_thread(ask_to_sleep, watch.run_file, ANSWER_SECONDS)
-    except (EngineFailed, OSError) as exc:
-        log.info("%s stays awake: %s", watch.replica.id, exc)
-        return False
 
 
 async def process_of(layout: Layout) -> Gateway | None:
@@ -577,8 +476,3 @@ async def _locked(layout: Layout) -> AsyncIterator[None]:
         while not process.try_to_lock(lock):  # noqa: ASYNC110 - other processes have it
             await asyncio.sleep(LOOK_SECONDS)
         yield
-
-
-def _draining_alone(backend: Backend) -> Backend:
-    """Leave out what takes sessions: nothing new is sent to its replicas."""
-    return replace(backend, endpoints=tuple(e for e in backend.endpoints if e.is_draining))

@@ -6,7 +6,7 @@
 
 Envoy sends a request again when the answer says that nothing was begun, so a handshake reaches the
 replica on its second attempt, and its client has only waited. Used while an environment's only
-replica is restarted, and when it has been scaled to zero.
+replica is restarted.
 
 Failure cases:
 

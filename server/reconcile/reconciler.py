@@ -140,7 +140,6 @@ class Reconciler:
         self.gateway = GatewayManager(store, bus, self._tasks, self.replicas, paths, timing)
         self.replicas.until_reached = self.gateway.until_reached
         self.replicas.until_left = self.gateway.until_left
-        self.autoscaler.put_to_sleep = self.gateway.put_to_sleep
 
     def _note_status(self, name: str) -> None:
         self.autoscaler.note(name)

@@ -202,11 +202,6 @@ class ReplicaWatch:
         if self.status.get("held") and self.responsibility.is_ours(self.request_id):
             await self._send({"op": "serve"})
 
-    async def wake(self) -> None:
-        """Start its server, which has ended since nobody used it."""
-        if self.replica.state is ReplicaState.ASLEEP:
-            await self._send({"op": "start"})
-
     async def drain(self, timeout_seconds: float, *, leaves: bool) -> None:
         """Let the sessions of its server end, then the server; `task` is done when it has.
 

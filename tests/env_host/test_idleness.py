@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import time
 from http.client import HTTPConnection
@@ -11,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from openenvd.env_host.protocol import door_path
-from openenvd.system.descriptors import Message, send_message
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host
@@ -25,12 +21,6 @@ def slept(host: Host) -> int:
     """The exit code of a host that falls asleep."""
     host.note_that(sleeps=True)
     return host.process.wait(WAIT_SECONDS)
-
-
-def ask_to_sleep(folder: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
-        end.connect(door_path(f"{folder}/", 0))
-        send_message(end, Message({"sleep": True}))
 
 
 @pytest.mark.parametrize("config", [{}, {"shards": 2}, {"isolate": True, "max_sessions": 4}])
@@ -66,26 +56,6 @@ def test_what_connects_while_a_host_exits_is_served_by_the_next(start: StartHost
     listener.close()
     assert connection.getresponse().status == 200
     connection.close()
-
-
-def test_a_host_that_is_asked_sleeps_unless_it_has_a_connection(
-    start: StartHost, tmp_path: Path
-) -> None:
-    host = start(doors=f"{tmp_path}/")
-    host.ready()
-    with host.open() as client:
-        ask_to_sleep(tmp_path)
-        for _ in range(3):
-            assert client.ask("reset")["type"] == "observation"
-        assert host.process.poll() is None
-    while host.process.poll() is None:
-        ask_to_sleep_if_there(tmp_path)
-    assert slept(host) == 0
-
-
-def ask_to_sleep_if_there(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # it has gone
-        ask_to_sleep(folder)
 
 
 def test_a_replica_with_others_at_its_address_stays_awake(start: StartHost, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from typing import Any
 
 import psutil
 import pytest
-from websockets.sync.client import connect
 
 from openenvd.env_host.protocol import (
     HOST_CONFIG_VARIABLE,
@@ -56,7 +55,6 @@ from openenvd.environments.spec import EnvironmentSpec
 from openenvd.environments.strays import look_again, stop_stray, strays_seen
 from openenvd.shim.client import ShimClient, clean_up_after_shim, read_status_file
 from openenvd.shim.files import open_control_socket
-from openenvd.system.process_identity import boot_seconds
 
 from .process_engine import DIRECTORY_VARIABLE, ProcessEngine
 
@@ -483,117 +481,6 @@ def echo(home: Path) -> RunFile:
     config = HostConfig("sample", env_class="openenvd.envs.echo.environment:EchoEnvironment")
     environ = {HOST_CONFIG_VARIABLE: json.dumps(config.to_json())}  # as an image has it
     return ready(home, image, env=environ)
-
-
-def test_one_that_sleeps_has_no_instance_until_it_is_started(
-    home: Path, image: Path, engine: ProcessEngine
-) -> None:
-    run_file = ready(home, image)
-    before = engine.list()[0].pid
-    assert scaling.ask_to_sleep(run_file, SECONDS)
-    assert scaling.ask_to_sleep(run_file, SECONDS)
-    status = wait_for(run_file, lambda status: status["pid"] is None)
-    assert (status["state"], status["exit"], status["sessions"]) == ("asleep", None, 0)
-    assert engine.list() == []
-    with ShimClient.connect(run_file.socket_path) as client:
-        client.send("start")
-        status = client.wait(lambda status: status["state"] == "ready", SECONDS)
-    assert (status["wakes"], status["restarts"], status["last_exit"]) == (1, 0, None)
-    assert status["pid"] != before
-    assert ask(run_file.address, "/health", 5.0)
-
-
-def test_one_with_a_session_does_not_sleep(home: Path, engine: ProcessEngine) -> None:
-    run_file = echo(home)
-    with connect(run_file.address.replace("http", "ws", 1) + "/ws") as session:
-        session.send('{"type": "reset"}')
-        session.recv()
-        assert not scaling.ask_to_sleep(run_file, SECONDS)
-        session.send('{"type": "state"}')
-        assert json.loads(session.recv())["type"] == "state"
-    until(lambda: scaling.ask_to_sleep(run_file, SECONDS))
-    until(lambda: not engine.list())
-
-
-def test_one_does_not_sleep_when_who_asked_has_given_up(
-    home: Path, layout: Layout, image: Path, engine: ProcessEngine
-) -> None:
-    run_file = ready(home, image)
-    late = {"run_dir": str(run_file.run_dir), "until": boot_seconds() - 1.0}
-    assert not ask_agent(layout, AT, "sleep", **late)["asleep"]
-    assert wait_for(run_file, lambda status: True)["state"] == "ready"
-
-
-def test_none_sleeps_while_its_engine_is_gone(
-    home: Path, image: Path, engine: ProcessEngine
-) -> None:
-    run_file = ready(home, image)
-    gone = home / "engine.gone"
-    gone.touch()
-    wait_for(run_file, lambda status: status["problem"])
-    assert not scaling.ask_to_sleep(run_file, SECONDS)
-    assert ask(run_file.address, "/health", 5.0)
-    gone.unlink()
-    wait_for(run_file, lambda status: not status["problem"])
-    until(lambda: scaling.ask_to_sleep(run_file, SECONDS))
-
-
-def test_what_was_to_sleep_is_removed_by_the_next_agent(
-    home: Path, layout: Layout, image: Path, engine: ProcessEngine
-) -> None:
-    run_file = ready(home, image)
-    kill_agent(layout)
-    path = run_file.run_dir / "status.json"  # as the killed one wrote it, and did no more
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"state": "asleep"}))
-    status = wait_for(run_file, lambda status: status["pid"] is None)
-    assert status["state"] == "asleep"
-    assert engine.list() == []
-
-
-def test_one_that_cannot_be_woken_says_why_and_wakes_when_its_engine_is_back(
-    home: Path, image: Path, engine: ProcessEngine
-) -> None:
-    run_file = ready(home, image)
-    assert scaling.ask_to_sleep(run_file, SECONDS)
-    wait_for(run_file, lambda status: status["pid"] is None)
-    (home / "engine.gone").touch()
-    wait_for(run_file, lambda status: status["problem"] is not None)
-    with ShimClient.connect(run_file.socket_path) as client:
-        client.send("start")
-        status = client.wait(lambda status: status["problem"] is not None, SECONDS)
-        assert "does not answer" in status["problem"]
-        (home / "engine.gone").unlink()
-        client.wait(lambda status: status["state"] == "ready", SECONDS)
-
-
-def test_one_whose_image_is_gone_when_it_is_woken_says_so_and_wakes_with_another(
-    home: Path, image: Path, engine: ProcessEngine
-) -> None:
-    run_file = ready(home, image)
-    with ShimClient.connect(run_file.socket_path) as client:
-        assert scaling.ask_to_sleep(run_file, SECONDS)
-        client.wait(lambda status: status["instance"] is None, SECONDS)
-        kept = image.rename(image.with_suffix(".kept"))
-        client.send("start")
-        status = client.wait(lambda status: status["state"] == "exited", SECONDS)
-        assert status["failed"] == f"there is no image {image} (touch {image})"
-        kept.rename(image)
-        client.send("start")
-        status = client.wait(lambda status: status["state"] == "ready", SECONDS)
-    assert (status["failed"], status["restarts"]) == (None, 1)
-
-
-def test_one_that_sleeps_is_stopped_and_drained_as_others_are(
-    home: Path, layout: Layout, image: Path, engine: ProcessEngine
-) -> None:
-    ready(home, image, replicas=2)
-    first, second = run_files.all_of(layout.runs)
-    for run_file in (first, second):
-        assert scaling.ask_to_sleep(run_file, SECONDS)
-    run_files.stop_replica(first.run_dir)
-    scaling.drain(second, SECONDS)
-    until(lambda: scaling.is_stopped(second.run_dir))
-    assert engine.list() == []
 
 
 # Stopping.

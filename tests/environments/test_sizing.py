@@ -86,25 +86,6 @@ def test_fewer_are_enough_when_they_have_been_for_a_while(
     assert decide(Occupancy(4, 10, 2), SCALING, lull, now) == decision
 
 
-@pytest.mark.parametrize(
-    ("replicas", "sessions", "lull", "now", "decision"),
-    [
-        (1, 0, None, NOW, Decision(1, Lull(NOW, 0), NOW + 300)),
-        (1, 0, Lull(NOW, 0), NOW + 299, Decision(1, Lull(NOW, 0), NOW + 300)),
-        (1, 0, Lull(NOW, 0), NOW + 300, Decision(0)),
-        (1, 1, Lull(NOW, 0), NOW + 300, Decision(1)),  # it is used
-        (2, 0, None, NOW, Decision(2, Lull(NOW, 1), NOW + 60)),  # first to one
-        (2, 0, Lull(NOW, 1), NOW + 60, Decision(1)),
-        (1, 0, Lull(NOW, 1), NOW + 60, Decision(1, Lull(NOW + 60, 0), NOW + 360)),  # of two
-    ],
-)
-def test_the_last_one_may_sleep_when_it_had_no_session_for_its_own_time(
-    replicas: int, sessions: int, lull: Lull | None, now: float, decision: Decision
-) -> None:
-    scaling = Scaling(1, 8, 60.0, idle_seconds=300.0)
-    assert decide(Occupancy(replicas, 10, sessions), scaling, lull, now) == decision
-
-
 def test_a_lull_ends_when_all_replicas_are_wanted_again() -> None:
     assert decide(Occupancy(4, 10, 25), SCALING, Lull(NOW - 59, 1), NOW) == Decision(4)
 

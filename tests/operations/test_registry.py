@@ -89,7 +89,18 @@ print(*(set({heavy!r}.split()) & set(sys.modules)))
         ({"source": "echo", "with_packages": ["--index-url=x"]}, ["is not a package"]),
         ({"source": "echo", "with_packages": ["a\nb"]}, ["is not a package"]),
         ({"source": "echo", "gateway": True, "port": 21500}, ["--gateway-port"]),
-        ({"source": "docker://echo", "idle_timeout_seconds": 9}, ["docker", "add --gateway"]),
+        (
+            {"source": "docker://echo", "idle_timeout_seconds": 9},
+            ["idle_timeout_seconds", "on docker does not sleep"],
+        ),
+        (
+            {"source": "echo", "gateway": True, "min_replicas": 0, "max_replicas": 2},
+            ["min_replicas", "behind the gateway does not sleep"],
+        ),
+        (
+            {"source": "echo", "provider": "slurm", "min_replicas": 0, "max_replicas": 2},
+            ["min_replicas", "on slurm does not sleep"],
+        ),
         ({"source": "echo", "gateway": True, "host": "0.0.0.0"}, ["--gateway-host"]),
     ],
 )
@@ -118,7 +129,6 @@ def test_an_environment_behind_the_gateway_is_reached_at_the_gateways_address(
         ("docker", {"replicas": 2}, True),
         ("docker", {"max_replicas": 1}, False),
         ("docker", {"max_replicas": 2}, True),
-        ("docker", {"min_replicas": 0, "max_replicas": 2}, True),
         ("kubernetes", {"replicas": 1}, True),
     ],
 )

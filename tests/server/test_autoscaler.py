@@ -18,7 +18,6 @@ from openenvd.server.reconcile.autoscaler import Autoscaler
 from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
 from openenvd.server.reconcile.status_writer import Timing
 from openenvd.server.reconcile.work_queue import BackgroundTasks
-from openenvd.system.json_lines import decode_line, encode_line
 
 WAIT_SECONDS = 20.0
 SPEC: dict[str, Any] = {"max_replicas": 4, "scale_down_seconds": 60.0}
@@ -118,51 +117,6 @@ async def test_fewer_are_asked_for_when_the_time_has_come_though_nothing_changes
     assert await world.asked() == ("trial", 1, "1 of 30 sessions are taken")
 
 
-async def test_the_last_one_is_put_to_sleep_behind_the_gateway_and_again_when_it_was_used(
-    world: World,
-) -> None:
-    asleep: asyncio.Queue[str] = asyncio.Queue()
-
-    async def put_to_sleep(name: str) -> None:
-        asleep.put_nowait(name)
-
-    world.autoscaler.put_to_sleep = put_to_sleep
-    world.serve(1, max_replicas=None, gateway=True, idle_timeout_seconds=30.0)
-    world.sessions(0)
-    world.now += 29
-    world.watches[0].status["capacity"] = {"max_sessions": 10, "begun": 1}  # by HTTP, and gone
-    world.autoscaler.note("trial")
-    world.now += 29
-    world.autoscaler.note("trial")
-    assert asleep.empty()
-    world.now += 1
-    world.autoscaler.note("trial")
-    assert await asyncio.wait_for(asleep.get(), WAIT_SECONDS) == "trial"
-    await world.is_quiet()
-    world.now += 30  # it did not sleep
-    world.autoscaler.note("trial")
-    assert await asyncio.wait_for(asleep.get(), WAIT_SECONDS) == "trial"
-    assert await world.is_quiet()
-
-
-async def test_what_sleeps_beside_one_that_does_not_is_woken(world: World, tmp_path: Path) -> None:
-    told: asyncio.Queue[bytes] = asyncio.Queue()
-
-    async def shim(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(encode_line({"event": "status", "state": "asleep", "pid": None}))
-        told.put_nowait(await reader.readline())
-        writer.close()
-
-    async with await asyncio.start_unix_server(shim, tmp_path / "shim.sock"):
-        world.serve(2, max_replicas=None, gateway=True, idle_timeout_seconds=30.0)
-        world.watches[1] = asleep = watch(1, ReplicaState.ASLEEP, tmp_path / "shim.sock")
-        asleep.task = world.tasks.spawn(asleep.run(), "watch")
-        await asyncio.wait_for(asleep.accepts.wait(), WAIT_SECONDS)
-        world.sessions(1, 0)
-        assert decode_line(await asyncio.wait_for(told.get(), WAIT_SECONDS)) == {"op": "start"}
-        asleep.task.cancel()
-
-
 async def test_replicas_that_are_drained_count_for_nothing(world: World) -> None:
     world.serve(1)
     world.watches.append(watch(1, ReplicaState.DRAINING))
@@ -192,12 +146,4 @@ async def test_what_does_not_scale_itself_is_left_alone(world: World, spec: dict
     if not spec:
         world.autoscaler.forget("trial")
     world.sessions(10)
-    assert await world.is_quiet()
-
-
-async def test_what_only_sleeps_is_not_scaled_while_a_user_scales_it(world: World) -> None:
-    world.serve(3, max_replicas=None, gateway=True, idle_timeout_seconds=30.0)
-    world.sessions(1, 0, 0)
-    world.watches.pop()  # drained by a `scale` that has not ended
-    world.sessions(1, 0)
     assert await world.is_quiet()
