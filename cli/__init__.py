@@ -15,7 +15,7 @@
     status.py       status
     address.py      address
     dashboard.py    dashboard
-    gateway.py      gateway status, gateway config
+    gateway.py      gateway status
     watch.py        status --watch
     requests.py     requests, wait, cancel
     logs.py         logs

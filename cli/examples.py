@@ -44,7 +44,6 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     "openenv address": (("openenv address my_env", "what `EnvClient(base_url=…)` takes"),),
     "openenv gateway": (("openenv gateway status", "its address and replicas"),),
     "openenv gateway status": (("openenv gateway status", "sessions and health of each replica"),),
-    "openenv gateway config": (("openenv gateway config", "for an Envoy of your own, as JSON"),),
     "openenv logs": (
         ("openenv logs -f my_env", "follow its youngest replica"),
         ("openenv logs --tail 100 7f3a91c2", "the end of a request's log"),

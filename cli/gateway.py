@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv gateway`: the gateway's state, and its configuration."""
+"""`openenv gateway`: the gateway's state."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -27,21 +26,6 @@ def status(as_json: bool) -> int:
     output.json(answer)
     for line in _lines(answer["gateway"]):
         output.result(line)
-    return exit_codes.OK
-
-
-@gateway.command()
-@json_option
-def config(as_json: bool) -> int:
-    """Print a configuration for an Envoy of your own, as JSON, which Envoy reads.
-
-    It has the replicas that there are now, and no tokens: replicas compare these themselves.
-    """
-    output = Output(as_json=as_json)
-    found = connect(output).gateway_config()
-    output.json(found)
-    if not as_json:
-        output.result(json.dumps(found, indent=2))
     return exit_codes.OK
 
 

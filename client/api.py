@@ -214,10 +214,6 @@ class DaemonClient:
         """Return `{"gateway"}`: its address, process and environments; null where none runs."""
         return self._http.request("GET", "/v1/gateway")
 
-    def gateway_config(self) -> Json:
-        """Return a configuration for an Envoy of the user's own, as JSON."""
-        return self._http.request("GET", "/v1/gateway/config")
-
     # The daemon.
 
     def status(self) -> Json:

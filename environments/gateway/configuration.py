@@ -41,8 +41,8 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from ...env_host.protocol import ATTEMPTS_HEADER, ENVIRONMENT_HEADER, RETRY_HEADER
@@ -225,28 +225,6 @@ def endpoints(backend: Backend) -> Json:
 def endpoints_file(folder: str, name: str) -> str:
     """The path of the file of an environment's replicas."""
     return f"{folder}/endpoints/{name}.json"
-
-
-def standalone(options: GatewayOptions, backends: Sequence[Backend]) -> Json:
-    """All of it as one file, as it is now, for a user's own Envoy.
-
-    Tokens are left out: the replicas compare them. So are weights, which would not change.
-    """
-    open_backends = [
-        Backend(
-            each.name, tuple(replace(e, weight=1) for e in each.endpoints), None, each.health_path
-        )
-        for each in backends
-    ]
-    found = {"route_config": _route_configuration(open_backends)}
-    certificate = {"tls_certificates": [_certificate(options)]} if options.certificate else None
-    listener = _listener(options, found, certificate)
-    del listener["@type"]
-    static = [
-        {**_cluster(each), "type": "STATIC", "load_assignment": _load_assignment(each)}
-        for each in open_backends
-    ]
-    return {"static_resources": {"listeners": [listener], "clusters": static}}
 
 
 # Listener

@@ -76,7 +76,7 @@ _LOG_MB = 64
 _OOM_SCORE_ADJ = 0  # all sessions go through it: replicas go first
 _LAST_LINES = 20
 _VERSION_SECONDS = 10.0
-_OWN_ENVOY = "run your own: openenv gateway config prints what to give it"
+_NO_ENVOY = "leave out --gateway: replicas of this machine share an address without it"
 
 # The daemon sets them: its settings of the same names.
 HOST_VARIABLE = "OPENENV_GATEWAY_HOST"
@@ -139,7 +139,7 @@ def find_envoy() -> Path:
             return path
     raise GatewayFailed(
         f"the package {PACKAGE} has no Envoy for this machine",
-        _OWN_ENVOY,
+        _NO_ENVOY,
     )
 
 
@@ -224,7 +224,7 @@ def _version_of(envoy: Path) -> str:
     except (OSError, subprocess.SubprocessError) as exc:
         told = getattr(exc, "stderr", None) or b""
         why = told.decode(errors="replace").strip().rpartition("\n")[2] or str(exc)
-        raise GatewayFailed(f"{envoy} does not run on this machine: {why}", _OWN_ENVOY) from exc
+        raise GatewayFailed(f"{envoy} does not run on this machine: {why}", _NO_ENVOY) from exc
     # "PATH  version: COMMIT/1.40.0/Clean/RELEASE/BoringSSL"
     _, _, told = done.stdout.decode(errors="replace").partition("version:")
     return told.split("/")[1] if "/" in told else "unknown"

@@ -6,16 +6,16 @@
 
 A session through Envoy takes two descriptors of its process. Where the hard limit is 20,000 and
 cannot be raised (that takes CAP_SYS_RESOURCE), one Envoy carries fewer than 10,000 sessions: then
-further ones run beside it with the configuration that `openenv gateway config` prints.
+further ones run beside it with copies of its files.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import resource
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,7 +27,10 @@ from typing import Any
 from load_tests.peers.scaling_servers import Arrangement, Started, openenv
 from load_tests.shared.report import daemon
 from openenvd.bench.target import Target, check_answers
-from openenvd.environments.gateway.process import find_envoy
+from openenvd.environments.gateway.config_files import write_start_files
+from openenvd.environments.gateway.configuration import GatewayOptions
+from openenvd.environments.gateway.process import NAME as GATEWAY
+from openenvd.environments.gateway.process import config_folder, find_envoy
 from openenvd.environments.layout import Layout
 from openenvd.shim.client import read_status_file
 from smoke_tests import ray_engine, slurm_engine
@@ -106,13 +109,15 @@ def replica_addresses(environ: dict[str, str]) -> list[str]:
 @contextmanager
 def envoy(environ: dict[str, str], number: int) -> Iterator[tuple[int, str]]:
     """A further Envoy, with the replicas that there are now; its pid, and its address."""
-    config = openenv(environ, "gateway", "config")
-    [listener] = config["static_resources"]["listeners"]
+    own = config_folder(Layout(Path(environ["OPENENV_HOME"])).run_dir(GATEWAY))
     port = slurm_engine.free_port()
-    listener["address"]["socket_address"]["port_value"] = port
-    with tempfile.TemporaryDirectory(prefix="openenvd-envoy-") as folder:
-        path = Path(folder) / "envoy.json"
-        path.write_text(json.dumps(config))
+    with tempfile.TemporaryDirectory(prefix="openenvd-envoy-") as name:
+        folder = Path(name)
+        shutil.copytree(own, folder, dirs_exist_ok=True)
+        clusters = folder / "clusters.json"  # which names the files of endpoints
+        clusters.write_text(clusters.read_text().replace(str(own), name))
+        options = GatewayOptions("127.0.0.1", port)
+        path = write_start_files(folder, options, folder / "admin.sock")
         command = [str(find_envoy()), "-c", str(path), "--use-dynamic-base-id", "-l", "warn"]
         process = subprocess.Popen(command, start_new_session=True)
         target = Target(f"envoy {number}", f"http://127.0.0.1:{port}/{NAME}")

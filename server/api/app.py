@@ -19,7 +19,6 @@ from ..errors import ApiError, StorageFailed
 from . import (
     routes_daemon,
     routes_environments,
-    routes_gateway,
     routes_requests,
     routes_rollouts,
 )
@@ -55,7 +54,6 @@ def create_app(deps: Dependencies, token: str, sessions: BrowserSessions) -> Fas
     for routes in (
         routes_requests,
         routes_environments,
-        routes_gateway,
         routes_rollouts,
         routes_daemon,
     ):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's routes: `/v1/status`, `/v1/info`, `/v1/health`, `/v1/stop`, `/metrics`."""
+"""The routes of the daemon itself: its status, limits, health, end and metrics; the gateway's."""
 
 from __future__ import annotations
 
@@ -105,6 +105,12 @@ async def info(deps: Injected) -> Json:
 async def health(deps: Injected) -> Json:
     """Whether the daemon answers."""
     return {"status": "ok", "version": deps.identity["version"]}
+
+
+@router.get("/gateway")
+async def gateway(deps: Injected) -> Json:
+    """The gateway's address, process and environments; null where none runs."""
+    return await deps.reconciler.gateway.status()
 
 
 @router.post("/stop", status_code=202)

@@ -29,7 +29,7 @@ from ...environments.errors import NotReady
 from ...environments.gateway import admin, process
 from ...environments.gateway.admin import EndpointStatus
 from ...environments.gateway.config_files import write_backends
-from ...environments.gateway.configuration import Backend, Endpoint, standalone
+from ...environments.gateway.configuration import Backend, Endpoint
 from ...environments.gateway.process import Gateway
 from ...environments.gateway.weights import Load, is_calm, weights
 from ...environments.layout import Layout
@@ -138,12 +138,6 @@ class GatewayManager:
             for backend in await self._backends()
         ]
         return {"gateway": shown}
-
-    async def standalone_config(self) -> Json:
-        """Envoy's whole configuration as it is now, for a user's own Envoy."""
-        found = await process_of(self.layout)
-        options = process.options_of_settings({}) if found is None else found.options
-        return standalone(options, await self._backends())
 
     async def until_reached(self, name: str, replicas: Iterable[ReplicaWatch]) -> None:
         """Wait for a while until Envoy sends sessions of an environment to these replicas.

@@ -25,7 +25,7 @@ from websockets.http11 import Request, Response
 
 from openenvd.env_host.protocol import RETRY_HEADER
 from openenvd.environments.errors import GatewayFailed, PortInUse
-from openenvd.environments.gateway import configuration, process
+from openenvd.environments.gateway import process
 from openenvd.environments.gateway.admin import endpoint_statuses
 from openenvd.environments.gateway.config_files import write_backends
 from openenvd.environments.gateway.configuration import Backend, Endpoint, GatewayOptions
@@ -600,40 +600,6 @@ def test_an_envoy_that_was_killed_leaves_no_socket(layout: Layout) -> None:
     assert gateway.admin_socket.exists()
     process.stop(layout)
     assert not gateway.admin_socket.exists()
-
-
-def test_a_configuration_for_others_has_all_replicas_and_no_token() -> None:
-    backends = [Backend("one", (Endpoint(0, "127.0.0.1", 21000),), TOKEN), Backend("two")]
-    found = json.dumps(configuration.standalone(GatewayOptions("127.0.0.1", 8080), backends))
-    assert "21000" in found
-    assert "/envs/two" in found
-    assert TOKEN not in found
-
-
-async def test_an_envoy_of_ones_own_balances_in_the_same_way(replicas: list[Replica]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        options = GatewayOptions("127.0.0.1", free.getsockname()[1])
-    first, second = [await each.start() for each in replicas]
-    backend = Backend("sample", (replace(first, weight=16), second))
-    config = json.dumps(configuration.standalone(options, [backend]))
-    command = [str(process.find_envoy()), "--config-yaml", config, "--disable-hot-restart"]
-    envoy = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
-    try:
-        address = options.address_of("sample")
-        async with asyncio.timeout(WAIT_SECONDS):
-            while (await ask(f"{address}/health"))[0] != 200:
-                await asyncio.sleep(0.05)
-        sessions = await crowd(address, 40)
-        split = [await replica_of(session) for session in sessions]
-        assert abs(split.count(0) - 20) <= 2  # one for each thread
-        replicas[0].is_full = True
-        more = [await begin(address) for _ in range(6)]
-        assert {await replica_of(session) for session in more} == {1}
-        await close(sessions + more)
-    finally:
-        envoy.terminate()
-        await envoy.wait()
 
 
 async def test_a_client_is_told_why_when_no_replica_can_be_reached(
