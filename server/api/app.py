@@ -24,7 +24,6 @@ from . import (
 )
 from .browser_sessions import BrowserSessions
 from .dependencies import Dependencies
-from .fast_path import FastPath
 from .schemas import invalid_of
 from .security import Guard
 from .traced_calls import TracedCalls
@@ -41,7 +40,6 @@ def create_app(deps: Dependencies, token: str, sessions: BrowserSessions) -> Fas
         redirect_slashes=False,  # an empty name is no request for the list
     )
     app.state.deps = deps
-    app.add_middleware(FastPath, deps=deps)
     app.add_middleware(LagSampling, lag=deps.lag)
     if deps.traces is not None:
         app.add_middleware(TracedCalls, tracer=deps.traces.tracer)

@@ -76,8 +76,10 @@ async def get_request(
 ) -> Json:
     """One request; with `wait_seconds`, as soon as it is final or the time is up."""
     if wait_seconds:
-        return await waited_for(deps, request_id.lower(), wait_seconds)
-    return {"request": await _view(deps, await deps.submitter.find(request_id))}
+        request = await wait_until_final(deps, request_id.lower(), wait_seconds)
+    else:
+        request = await deps.submitter.find(request_id)
+    return {"request": await _view(deps, request)}
 
 
 @router.post("/requests/{request_id}/cancel")
@@ -144,12 +146,6 @@ def _submission(body: Submit) -> Submission:
         timeout_seconds=body.timeout_seconds,
         retry_oom=body.retry_oom,
     )
-
-
-async def waited_for(deps: Dependencies, request_id: str, seconds: float) -> Json:
-    """The answer of `get_request`, as soon as the request is final or the time is up."""
-    request = await wait_until_final(deps, request_id, seconds)
-    return {"request": await _view(deps, request)}
 
 
 async def _view(deps: Dependencies, request: Request) -> Json:

@@ -142,6 +142,17 @@ def test_an_unknown_request_is_not_found(client: DaemonClient) -> None:
     assert (caught.value.status, caught.value.kind) == (404, "not_found")
 
 
+@pytest.mark.parametrize(
+    ("seconds", "status"), [("5", 404), ("61", 422), ("-1", 422), ("soon", 422)]
+)
+def test_a_wait_for_an_unknown_request_is_refused(
+    http_client: HttpClient, seconds: str, status: int
+) -> None:
+    with pytest.raises(ApiRefused) as caught:
+        http_client.request("GET", "/v1/requests/0123456789abcdef", query={"wait_seconds": seconds})
+    assert caught.value.status == status
+
+
 def test_an_operation_that_fails_says_why_and_what_next(client: DaemonClient) -> None:
     request = wait(client, client.submit("probe", {"name": "nobody"})["id"])
     assert request["state"] == "FAILED"
