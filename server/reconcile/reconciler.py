@@ -106,7 +106,7 @@ from .status_writer import StatusWriter, Timing
 from .successors import Successors
 from .work_queue import BackgroundTasks, WorkQueue
 
-DRAIN_SECONDS = DrainOptions().drain_timeout_seconds  # after a launch of an earlier version
+DRAIN_SECONDS = DrainOptions().drain_timeout_seconds  # after a launch that is no longer known
 
 log = logging.getLogger(__name__)
 
@@ -346,8 +346,7 @@ def _why_not_ready(launch: Request | None) -> str:
 
 def _drain_seconds(launch: Request | None) -> float:
     """How long sessions of what a launch has replaced may go on."""
-    payload = {} if launch is None else launch.payload
-    return float(payload.get("drain_timeout_seconds", DRAIN_SECONDS))
+    return DRAIN_SECONDS if launch is None else float(launch.payload["drain_timeout_seconds"])
 
 
 def _state_of(request: Request | None) -> RequestState | None:

@@ -87,7 +87,7 @@ class World:
     async def launch(self, name: str = "trial", **more: Any) -> Request:
         """A launch that runs."""
         now = time.time()
-        payload = {"source": "echo", **more}
+        payload = {"source": "echo", "drain_timeout_seconds": 600.0, **more}
         environment = Environment(name, payload, S.PENDING, now, now)
         return await self._run("launch", Schedule.LONG, name, environment, **payload)
 
