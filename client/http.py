@@ -23,7 +23,7 @@ Query = Mapping[str, str | int | float | bool | Sequence[str] | None]
 
 # Much longer than any answer takes, much shorter than a user's patience with a wedged daemon.
 ANSWER_SECONDS = 60.0
-# A stream of events says at least "still here" every 15 s; thrice that is a dead daemon.
+# A stream of events has a comment every 15 s at least; thrice that is a dead daemon.
 SILENCE_SECONDS = 45.0
 _READ_BYTES = 64 * 1024
 

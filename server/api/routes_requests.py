@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import APIRouter, Body, Header, Query
+from fastapi import APIRouter, Body, Depends, Header, Query
 from fastapi.responses import StreamingResponse
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from ...operations import registry
 from ...requests_db.records import Json, Request
@@ -39,6 +41,14 @@ else:
     SubmitBody = submit_union(registry.OPERATIONS)
 LastEventId = Annotated[str | None, Header(description="Continue a stream where it was.")]
 TAIL = Query(ge=0, description="Start with this many lines from the end.")
+
+
+async def _found(request_id: str, deps: Injected) -> Request:
+    """Find a request before its stream begins, which could not refuse the call any more."""
+    return await deps.submitter.find(request_id)
+
+
+Found = Annotated[Request, Depends(_found)]
 
 
 @router.post("/requests", status_code=202)
@@ -102,14 +112,14 @@ async def retry(request_id: str, deps: Injected, body: Retry | None = None) -> J
     return {"request_id": request.id, "request": request_view(request)}
 
 
-@router.get("/requests/{request_id}/events")
+@router.get("/requests/{request_id}/events", response_class=EventSourceResponse)
 async def events(
-    request_id: str, deps: Injected, logs: bool = True, last_event_id: LastEventId = None
-) -> StreamingResponse:
+    request: Found, deps: Injected, logs: bool = True, last_event_id: LastEventId = None
+) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events of one request: `state`, `progress` and `log`, until it is final."""
-    request = await deps.submitter.find(request_id)
     stream = RequestStream(deps, request, Position.parse(last_event_id), logs=logs)
-    return StreamingResponse(stream.items(), media_type="text/event-stream")
+    async for item in stream.items():
+        yield item
 
 
 @router.get("/requests/{request_id}/logs")
@@ -126,11 +136,13 @@ async def request_logs(
     return StreamingResponse(text_stream(deps, path, tail=tail, until=until), media_type=TEXT)
 
 
-@router.get("/events")
-async def all_events(deps: Injected, last_event_id: LastEventId = None) -> StreamingResponse:
+@router.get("/events", response_class=EventSourceResponse)
+async def all_events(
+    deps: Injected, last_event_id: LastEventId = None
+) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events of everything that changes: `change`."""
-    stream = everything_stream(deps, Position.parse(last_event_id))
-    return StreamingResponse(stream, media_type="text/event-stream")
+    async for item in everything_stream(deps, Position.parse(last_event_id)):
+        yield item
 
 
 TEXT = "text/plain; charset=utf-8"

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from fastapi.sse import ServerSentEvent
 
-from ...requests_db.records import Event, Json, Request
+from ...requests_db.records import Event, Request
 from ...requests_db.sql import queries
 from ...requests_db.states import GenerationState, RequestState
 from ..events.bus import Subscription
@@ -31,8 +32,7 @@ from ..events.log_files import LogFile, offset_of_last_lines
 from .dependencies import Dependencies
 from .views import event_view, request_view
 
-KEEP_ALIVE_SECONDS = 15.0
-KEEP_ALIVE = b": still here\n\n"
+WAIT_SECONDS = 15.0  # for a request that is followed, before it is looked up again
 EFFECT_SECONDS = 30.0  # for the end of an update, or of a `down`, to show
 REPLAY_PAGE = 1000  # events read at once for a client that comes back
 
@@ -51,10 +51,10 @@ class Position:
         return cls(int(match[1]), int(match[2])) if match else cls()
 
 
-def sse(position: Position, event: str, data: Json) -> bytes:
-    """One server-sent event."""
-    head = f"id: {position.seq}:{position.log_offset}\nevent: {event}\ndata: ".encode()
-    return head + orjson.dumps(data) + b"\n\n"
+def sse(event: str, data: Any, position: Position | None = None) -> ServerSentEvent:
+    """One event of a stream; with a position, a client may continue after it."""
+    place = None if position is None else f"{position.seq}:{position.log_offset}"
+    return ServerSentEvent(event=event, raw_data=orjson.dumps(data).decode(), id=place)
 
 
 async def wait_until_final(deps: Dependencies, request_id: str, seconds: float) -> Request:
@@ -126,8 +126,8 @@ class RequestStream:
         self._log = LogFile(deps.paths.request_log(request.id), position.log_offset)
         self._logs = logs
 
-    async def items(self) -> AsyncIterator[bytes]:
-        """Server-sent events, each with its place in the stream."""
+    async def items(self) -> AsyncIterator[ServerSentEvent]:
+        """Yield events, each with its place in the stream."""
         with ExitStack() as stack:
             subscription = self._subscribe(stack)
             async for item in self._catch_up():
@@ -139,9 +139,8 @@ class RequestStream:
                 ends = self._ends(events, subscription)
                 async for item in self._turn(events, final=ends):
                     yield item
-                while not (ends or subscription.wake.is_set()):
-                    if not await _woken(subscription):
-                        yield KEEP_ALIVE
+                if not ends:
+                    await subscription.wake.wait()
 
     def _subscribe(self, stack: ExitStack) -> Subscription:
         bus = self._deps.bus
@@ -151,7 +150,7 @@ class RequestStream:
             stack.enter_context(follow)
         return subscription
 
-    async def _catch_up(self) -> AsyncIterator[bytes]:
+    async def _catch_up(self) -> AsyncIterator[ServerSentEvent]:
         """Yield what a client that reconnects has missed; to a new client, the current state."""
         is_new = not self._position.seq
         if is_new:
@@ -161,7 +160,7 @@ class RequestStream:
         self._request = await self._deps.submitter.find(self._request.id)
         if is_new:
             await _until_in_effect(self._deps, self._request)
-            yield sse(self._position, "state", request_view(self._request))
+            yield sse("state", request_view(self._request), self._position)
             return
         async for page in _missed(self._deps, self._position.seq, self._request.id):
             async for item in self._turn(page, final=any(map(_is_final, page))):
@@ -171,11 +170,11 @@ class RequestStream:
         over = self._request.state.is_final or any(_is_final(event) for event in events)
         return over or self._deps.stopping.is_set() or subscription.lagged
 
-    async def _turn(self, events: list[Event], *, final: bool) -> AsyncIterator[bytes]:
+    async def _turn(self, events: list[Event], *, final: bool) -> AsyncIterator[ServerSentEvent]:
         """The log first: what an operation printed before it ended comes before its end."""
         for text in self._new_text(final):
             self._position.log_offset = self._log.offset
-            yield sse(self._position, "log", {"text": text})
+            yield sse("log", {"text": text}, self._position)
         for event in events:
             if event.seq > self._position.seq:
                 self._position.seq = event.seq
@@ -187,27 +186,28 @@ class RequestStream:
         return self._log.read_all() if final else self._log.read_lines()
 
 
-async def everything_stream(deps: Dependencies, position: Position) -> AsyncIterator[bytes]:
+async def everything_stream(
+    deps: Dependencies, position: Position
+) -> AsyncIterator[ServerSentEvent]:
     """Yield every event, for a client that shows the whole."""
     with deps.bus.subscribe() as subscription:
         position.seq = position.seq or await deps.store.read(queries.last_seq())
-        yield b": listening\n\n"
+        yield ServerSentEvent(comment="listening")
         async for page in _missed(deps, position.seq):
             for item in _changes(position, page):
                 yield item
         while not deps.stopping.is_set() and not subscription.lagged:
-            if not await _woken(subscription):
-                yield KEEP_ALIVE
+            await subscription.wake.wait()
             subscription.wake.clear()
             for item in _changes(position, subscription.take()):
                 yield item
 
 
-def _changes(position: Position, events: Iterable[Event]) -> Iterator[bytes]:
+def _changes(position: Position, events: Iterable[Event]) -> Iterator[ServerSentEvent]:
     for event in events:
         if event.seq > position.seq:
             position.seq = event.seq
-            yield sse(position, "change", event_view(event))
+            yield sse("change", event_view(event), position)
 
 
 async def _missed(
@@ -249,10 +249,10 @@ async def text_stream(
 async def request_ends(deps: Dependencies, request: Request) -> None:
     """Return when the request is final, or the daemon ends."""
     while not (request.state.is_final or deps.stopping.is_set()):
-        request = await wait_until_final(deps, request.id, KEEP_ALIVE_SECONDS)
+        request = await wait_until_final(deps, request.id, WAIT_SECONDS)
 
 
-async def _render(deps: Dependencies, position: Position, event: Event) -> bytes:
+async def _render(deps: Dependencies, position: Position, event: Event) -> ServerSentEvent:
     if event.kind == "request.state" and event.request_id is not None:
         request = await _request_of(deps, event)
         if _is_final(event):
@@ -261,17 +261,8 @@ async def _render(deps: Dependencies, position: Position, event: Event) -> bytes
         view = request_view(request)
         if not _is_final(event):
             view = {**view, "state": event.data["state"], "result": None, "error": None}
-        return sse(position, "state", view)
-    return sse(position, "progress", event.data)
-
-
-async def _woken(subscription: Subscription) -> bool:
-    try:
-        async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-            await subscription.wake.wait()
-    except TimeoutError:
-        return False
-    return True
+        return sse("state", view, position)
+    return sse("progress", event.data, position)
 
 
 def _is_final(event: Event) -> bool:

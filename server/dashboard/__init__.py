@@ -2,7 +2,7 @@
 """The dashboard: one page, and the stream that keeps it up to date.
 
     routes.py               the page, signing in, the stream
-    page_files.py           `Page`: the page's files, compressed, and the version of them all
+    page_files.py           the page's files, compressed, and the version of them all
     followed_log.py         the log that a page shows, on its stream
     live_state.py           `LiveState`: entities as JSON, what changed of them, and for whom
     feed.py                 `Feed`: while somebody looks, has the sources look, sends what changed
@@ -24,12 +24,12 @@ The stream, `GET /v1/dashboard/stream` (server-sent events):
     event: log          data: {"text": "…", "is_first": false, "place": "FILE:OFFSET"}     with
                         `?log=requests/ID`, or `?log=environments/NAME`; the text begins with the
                         one that is first; with `&place=…` of the last one, it goes on after that
-    : still here        a comment, each 15 seconds without a change
+    : ping              a comment, each 15 seconds without a change
 
 A snapshot replaces everything that the page knows. A change has whole entities: put replaces the
 entity of that id, drop forgets it. There is no replay: who reconnects gets a snapshot. A viewer for
-whom more than `MAX_WAITING_BYTES` would wait loses them, and gets a snapshot when it reads again.
-What does not change is not sent. It is compressed where the browser takes that. With
+whom more than `MAX_WAITING_CHARACTERS` would wait loses them, and gets a snapshot when it reads
+again. What does not change is not sent. It is compressed where the browser takes that. With
 `?is_look=true` it ends with the snapshot, and what there is of the log by then.
 
 A window has this one stream and short calls: a browser has six connections to one server for all

@@ -20,8 +20,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
+from fastapi.sse import ServerSentEvent
+
 from ..api.dependencies import Dependencies
-from ..api.streams import KEEP_ALIVE, KEEP_ALIVE_SECONDS
 from ..events.bus import Subscription
 from .followed_log import FollowedLog
 from .live_state import LiveState
@@ -48,7 +49,7 @@ class Feed:
 
     async def messages(
         self, log_of: LogOf | None = None, *, is_look: bool = False
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncIterator[ServerSentEvent]:
         """A viewer's stream: a snapshot, then changes, until the daemon ends; with a log's text.
 
         A look ends with the snapshot, and what there is of the log by then.
@@ -58,7 +59,7 @@ class Feed:
             followed = await stack.enter_async_context(log_of(viewer.wake)) if log_of else None
             if self._task is None:
                 self._task = asyncio.create_task(self._run(), name="dashboard")
-            yield b": listening\n\n"
+            yield ServerSentEvent(comment="listening")
             while not self._deps.stopping.is_set():
                 viewer.wake.clear()
                 for message in self._state.messages_for(viewer):
@@ -67,8 +68,7 @@ class Feed:
                     yield message
                 if is_look and not viewer.needs_snapshot:
                     return
-                if not await _is_set_within(viewer.wake, KEEP_ALIVE_SECONDS):
-                    yield KEEP_ALIVE
+                await viewer.wake.wait()
 
     async def _run(self) -> None:
         sources = self._make_sources()

@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import orjson
+from fastapi.sse import ServerSentEvent
 
 from ..api.dependencies import Dependencies
 from ..api.routes_environments import LOOK_SECONDS, shown_log
-from ..api.streams import request_ends
+from ..api.streams import request_ends, sse
 from ..errors import ApiError
 from ..events.log_files import LogFile, offset_of_last_lines
 
@@ -56,7 +56,7 @@ class FollowedLog:
         self._is_first = self.file != path.name or self._had_to < offset
         self._log = LogFile(path, offset if self._is_first else self._had_to)
 
-    def messages(self) -> Iterator[bytes]:
+    def messages(self) -> Iterator[ServerSentEvent]:
         """Yield what was written since the last call, in whole lines; at the end, all of it.
 
         The first event says that the text begins with it.
@@ -147,7 +147,6 @@ class _ShownReplica:
         self._following.close()
 
 
-def _event(text: str, log: LogFile | None, *, is_first: bool = False) -> bytes:
+def _event(text: str, log: LogFile | None, *, is_first: bool = False) -> ServerSentEvent:
     place = f"{log.path.name}:{log.offset}" if log else ""
-    data = orjson.dumps({"text": text, "is_first": is_first, "place": place})
-    return b"event: log\ndata: " + data + b"\n\n"
+    return sse("log", {"text": text, "is_first": is_first, "place": place})

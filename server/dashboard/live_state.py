@@ -11,8 +11,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import orjson
+from fastapi.sse import ServerSentEvent
 
-MAX_WAITING_BYTES = 1_000_000  # for one viewer that does not read
+from ..api.streams import sse
+
+MAX_WAITING_CHARACTERS = 1_000_000  # for one viewer that does not read
 
 
 class Viewer:
@@ -21,23 +24,23 @@ class Viewer:
     def __init__(self) -> None:
         self.wake = asyncio.Event()
         self.needs_snapshot = True
-        self._waiting: list[bytes] = []
-        self._bytes = 0
+        self._waiting: list[ServerSentEvent] = []
+        self._size = 0
 
-    def put(self, message: bytes) -> None:
+    def put(self, message: ServerSentEvent) -> None:
         """Keep a change for the viewer; one that has stopped reading gets a snapshot instead."""
         self.wake.set()
         if self.needs_snapshot:
             return
         self._waiting.append(message)
-        self._bytes += len(message)
-        if self._bytes > MAX_WAITING_BYTES:
+        self._size += len(message.raw_data or "")
+        if self._size > MAX_WAITING_CHARACTERS:
             self.needs_snapshot = True
             self.take()
 
-    def take(self) -> list[bytes]:
+    def take(self) -> list[ServerSentEvent]:
         """Everything that waits, oldest first."""
-        taken, self._waiting, self._bytes = self._waiting, [], 0
+        taken, self._waiting, self._size = self._waiting, [], 0
         return taken
 
 
@@ -49,7 +52,7 @@ class LiveState:
         self._put: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
         self._dropped: defaultdict[str, set[str]] = defaultdict(set)
         self._viewers: set[Viewer] = set()
-        self._snapshot: bytes | None = None  # until something changes
+        self._snapshot: ServerSentEvent | None = None  # until something changes
         self._is_filled = False
 
     @property
@@ -111,7 +114,7 @@ class LiveState:
         for viewer in self._viewers:
             viewer.put(message)
 
-    def messages_for(self, viewer: Viewer) -> list[bytes]:
+    def messages_for(self, viewer: Viewer) -> list[ServerSentEvent]:
         """What to send to a viewer now: changes, or a snapshot; nothing before the first flush."""
         if not viewer.needs_snapshot:
             return viewer.take()
@@ -134,10 +137,9 @@ class LiveState:
 
 def _event(
     name: str, put: Mapping[str, Mapping[str, bytes]], dropped: Mapping[str, list[str]]
-) -> bytes:
+) -> ServerSentEvent:
     fragments = {
         kind: {entity_id: orjson.Fragment(text) for entity_id, text in entities.items()}
         for kind, entities in put.items()
     }
-    data = orjson.dumps({"at": time.time(), "put": fragments, "drop": dropped})
-    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+    return sse(name, {"at": time.time(), "put": fragments, "drop": dropped})

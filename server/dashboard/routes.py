@@ -2,55 +2,33 @@
 """The dashboard's routes: its page and files, signing in, the stream.
 
 Files and stream are compressed. Neither has a secret that its length could tell of: the key of a
-session is in the answer alone that begins it, which is not compressed.
+session is in the answer alone that begins it, which is not compressed, as it is short.
 The headers keep the page to itself: nothing from elsewhere, nothing inline, in no frame.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gzip
-import re
-import zlib
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, FastAPI, Query, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
+from starlette.middleware import Middleware
 
 from ...requests_db.records import Json
 from ..api.browser_sessions import LINK_SECONDS, BrowserSessions
 from ..api.dependencies import Dependencies, Injected
 from ..api.security import PAGE, PAGE_FILES, SIGN_IN
-from ..errors import NotFound, Unauthorized
+from ..errors import Unauthorized
 from .feed import Feed
 from .followed_log import open_log
 from .memory import MemoryHistory
-from .page_files import INDEX, Page
+from .page_files import INDEX, SECURITY_HEADERS, Compressed, PageFiles, version_of_files
 from .sources import make_sources
-
-SECURITY_HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-        "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
-    ),
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
-# Of the stream: level, window and memory of zlib, with which a viewer costs 24 kB and a snapshot of
-# 113 kB becomes 13.
-_LEVEL, _WINDOW_BITS, _MEMORY_LEVEL = 3, 13, 4
-_GZIP = 16  # added to the window: zlib then writes the format of gzip
-_VARIES = {"Vary": "Accept-Encoding"}
-_VERSION = re.compile(r"^[0-9a-f]{16}/")
-_KEPT = "public, max-age=31536000, immutable"
 
 LogName = Annotated[
     str | None,
@@ -68,7 +46,8 @@ IsLook = Annotated[
     bool, Query(description="End with the snapshot, and what there is of the log by then.")
 ]
 
-router = APIRouter(prefix="/v1/dashboard")
+PREFIX = "/v1/dashboard"
+router = APIRouter(prefix=PREFIX)
 pages = APIRouter(include_in_schema=False)
 
 
@@ -76,10 +55,14 @@ def add_dashboard(app: FastAPI, deps: Dependencies, sessions: BrowserSessions) -
     """Add the dashboard to the daemon's application; returns what is to measure memory."""
     memory = MemoryHistory(deps)
     app.state.browser_sessions = sessions
-    app.state.dashboard_page = page_files = Page()
-    app.state.dashboard_feed = Feed(deps, partial(make_sources, deps, memory, page_files))
+    app.state.dashboard_page = PageFiles()
+    sources = partial(make_sources, deps, memory, version_of_files())
+    app.state.dashboard_feed = Feed(deps, sources)
+    # The innermost, behind the guard.
+    app.user_middleware.append(Middleware(Compressed, paths=(PAGE_FILES, PREFIX)))
     app.include_router(router)
     app.include_router(pages)
+    app.mount(PAGE_FILES, app.state.dashboard_page)
     return memory
 
 
@@ -97,35 +80,19 @@ async def new_link(request: Request, deps: Injected) -> Json:
     return {"address": address, "url": f"{address}/#{code}", "expires_seconds": LINK_SECONDS}
 
 
-@router.get("/stream")
+@router.get("/stream", response_class=EventSourceResponse)
 async def stream(
     request: Request,
     deps: Injected,
     log: LogName = None,
     place: LogPlace = "",
     is_look: IsLook = False,
-) -> StreamingResponse:
+) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events of all that the dashboard shows: `snapshot`, each `change`, and `log`."""
     feed: Feed = request.app.state.dashboard_feed
     log_of = None if log is None else partial(open_log, deps, log, place)
-    messages = feed.messages(log_of, is_look=is_look)
-    headers = {"Cache-Control": "no-store", **_VARIES}
-    if _takes_gzip(request):
-        messages, headers["Content-Encoding"] = _compressed(messages), "gzip"
-    return StreamingResponse(messages, media_type="text/event-stream", headers=headers)
-
-
-async def _compressed(messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Compress each message so that the browser can read it at once."""
-    packer = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WINDOW_BITS + _GZIP, _MEMORY_LEVEL)
-    async for message in messages:
-        yield packer.compress(message) + packer.flush(zlib.Z_SYNC_FLUSH)
-
-
-def _takes_gzip(request: Request) -> bool:
-    taken = request.headers.get("accept-encoding", "").lower().replace(" ", "").split(",")
-    weights = dict(each.partition(";")[::2] for each in taken)
-    return not re.fullmatch(r"q=0(\.0*)?", weights.get("gzip", "q=0"))
+    async for message in feed.messages(log_of, is_look=is_look):
+        yield message
 
 
 @pages.post(SIGN_IN)
@@ -145,32 +112,8 @@ async def sign_in(code: Code, request: Request, deps: Injected) -> Response:
 @pages.head(PAGE)
 async def page(request: Request) -> Response:
     """The page itself."""
-    return await _file(INDEX, request)
-
-
-@pages.get(PAGE_FILES + "{name:path}")
-async def page_file(name: str, request: Request) -> Response:
-    """A script or a style of the page."""
-    return await _file(name, request)
-
-
-async def _file(path: str, request: Request) -> Response:
-    page: Page = request.app.state.dashboard_page
-    page_files = await page.files()
-    name = _VERSION.sub("", path)
-    found = page_files.files.get(name)
-    if found is None:
-        raise NotFound(f"the dashboard has no file {name!r}")
-    is_kept = path == f"{page_files.version}/{name}"
-    headers = {**SECURITY_HEADERS, **_VARIES, "ETag": found.tag}
-    headers["Cache-Control"] = _KEPT if is_kept else "no-cache"
-    if request.headers.get("if-none-match") == found.tag:
-        return Response(status_code=304, headers=headers)
-    if not _takes_gzip(request):
-        content = gzip.decompress(found.content)
-        return Response(content, media_type=found.media_type, headers=headers)
-    headers["Content-Encoding"] = "gzip"
-    return Response(found.content, media_type=found.media_type, headers=headers)
+    page_files: PageFiles = request.app.state.dashboard_page
+    return await page_files.get_response(INDEX, request.scope)
 
 
 def _sessions(request: Request) -> BrowserSessions:

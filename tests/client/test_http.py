@@ -91,7 +91,7 @@ def test_a_chunked_log_comes_as_text_with_characters_whole(
 
 
 def test_keep_alives_are_not_events() -> None:
-    lines = [b": still here\n", b"\n", b"id: 4:2\n", b"event: log\n", b'data: {"text": "a"}\n']
+    lines = [b": ping\n", b"\n", b"id: 4:2\n", b"event: log\n", b'data: {"text": "a"}\n']
     [event] = parse_events(iter([*lines, b"\n"]))
     assert (event.id, event.name, event.data) == ("4:2", "log", {"text": "a"})
 

@@ -8,16 +8,12 @@ from typing import Any
 
 import pytest
 
-from openenvd.server.dashboard.live_state import MAX_WAITING_BYTES, LiveState, Viewer
+from openenvd.server.dashboard.live_state import MAX_WAITING_CHARACTERS, LiveState, Viewer
 from openenvd.server.dashboard.sources.environments import REPORT_SECONDS, SILENT_SECONDS, StepRate
 
 
 def sent(state: LiveState, viewer: Viewer) -> list[tuple[str, dict[str, Any]]]:
-    messages = []
-    for message in state.messages_for(viewer):
-        event, data = message.decode().splitlines()[:2]
-        messages.append((event.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
-    return messages
+    return [(str(m.event), json.loads(m.raw_data or "")) for m in state.messages_for(viewer)]
 
 
 @pytest.fixture
@@ -91,12 +87,12 @@ async def test_a_viewer_that_does_not_read_gets_a_snapshot_and_costs_no_more(
     with state.viewer() as slow, state.viewer() as quick:
         sent(state, slow)
         sent(state, quick)
-        for number in range(2 * MAX_WAITING_BYTES // 100_000):
+        for number in range(2 * MAX_WAITING_CHARACTERS // 100_000):
             state.put("requests", "one", {"number": number, "text": "x" * 100_000})
             state.flush()
             assert [name for name, _ in sent(state, quick)] == ["change"]
-        waiting = sum(map(len, slow._waiting))
-        assert waiting <= MAX_WAITING_BYTES
+        waiting = sum(len(message.raw_data or "") for message in slow._waiting)
+        assert waiting <= MAX_WAITING_CHARACTERS
         [(name, data)] = sent(state, slow)
         assert name == "snapshot"
         assert data["put"]["requests"]["one"]["number"] == number

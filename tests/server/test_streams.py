@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from fastapi.sse import ServerSentEvent
 
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.dispatch_store import DispatchStore
@@ -58,15 +58,13 @@ async def request_of(store: AsyncStore, dispatch: DispatchStore) -> Request:
     return dispatch.claim(Schedule.SHORT, 1, 2.0).requests[0]
 
 
-def parse(item: bytes) -> tuple[str, str, Json]:
-    match = re.fullmatch(rb"id: (.*)\nevent: (.*)\ndata: (.*)\n\n", item)
-    assert match is not None, item
-    return match[1].decode(), match[2].decode(), json.loads(match[3])
+def parse(item: ServerSentEvent) -> tuple[str, str, Json]:
+    return str(item.id), str(item.event), json.loads(item.raw_data or "")
 
 
-async def rest_of(stream: AsyncIterator[bytes]) -> list[tuple[str, str, Json]]:
+async def rest_of(stream: AsyncIterator[ServerSentEvent]) -> list[tuple[str, str, Json]]:
     async with asyncio.timeout(WAIT_SECONDS):
-        return [parse(item) async for item in stream if not item.startswith(b":")]
+        return [parse(item) async for item in stream if item.comment is None]
 
 
 def progress(dispatch: DispatchStore, request: Request, count: int) -> None:
@@ -147,17 +145,6 @@ async def test_a_client_that_reads_too_slowly_is_sent_away_to_come_back(
     subscription.wake.set()
     assert await rest_of(stream) == []
     assert bus._subscriptions == {None: []}
-
-
-async def test_a_silent_stream_sends_keep_alives(
-    deps: Dependencies, request_of: Request, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.01)
-    stream = RequestStream(deps, request_of, Position(), logs=False).items()
-    await anext(stream)
-    assert await anext(stream) == streams.KEEP_ALIVE
-    deps.stopping.set()
-    deps.bus.wake_all()
 
 
 async def test_a_wait_ends_with_the_daemon(deps: Dependencies, request_of: Request) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 from ...api.dependencies import Dependencies
 from ..memory import MemoryHistory
-from ..page_files import Page
 from .base import Source
 from .environments import EnvironmentSource
 from .machine import MachineSource
@@ -25,8 +24,14 @@ from .requests import RequestSource
 from .rollouts import RolloutSource
 
 
-def make_sources(deps: Dependencies, memory: MemoryHistory, page: Page) -> Sequence[Source]:
-    """All of them, for the time in which somebody looks."""
+def make_sources(deps: Dependencies, memory: MemoryHistory, page: str) -> Sequence[Source]:
+    """All of them, for the time in which somebody looks.
+
+    Args:
+        deps: The daemon's parts.
+        memory: What is known of its memory.
+        page: The version of the page's files.
+    """
     return (
         MachineSource(deps, memory, page),
         EnvironmentSource(deps, memory),

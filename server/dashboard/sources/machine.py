@@ -9,7 +9,6 @@ from ....requests_db.sql import queries
 from ...api.dependencies import Dependencies
 from ..live_state import LiveState
 from ..memory import MemoryHistory
-from ..page_files import Page
 from .base import Turn
 
 ROUNDING_BYTES = 100_000
@@ -19,7 +18,7 @@ _IDENTITY = ("version", "address", "home", "pid", "started_at")
 class MachineSource:
     """What the daemon is and has: kinds `daemon`, `memory`, `samples`, `plan`, `workers`."""
 
-    def __init__(self, deps: Dependencies, memory: MemoryHistory, page: Page) -> None:
+    def __init__(self, deps: Dependencies, memory: MemoryHistory, page: str) -> None:
         self._deps = deps
         self._memory = memory
         self._page = page
@@ -47,7 +46,7 @@ class MachineSource:
             "daemon",
             "",
             {name: self._deps.identity[name] for name in _IDENTITY}
-            | {"page": (await self._page.files()).version}
+            | {"page": self._page}
             | {"requests": counts, "loop": _rounded(lag.to_json())},
         )
 

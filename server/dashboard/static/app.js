@@ -76,7 +76,7 @@ const loopLag = figure("loop lag", "99th percentile of the daemon's event-loop l
 const up = figure("up", "How long the daemon has run");
 up.append(age(null));
 
-let version = import.meta.url.match(/\/([0-9a-f]{16})\/app\.js$/)?.[1]; // of the files that this page has
+let version; // of the files that this page has: those of the first daemon that it sees
 let address = "";
 let alarm = "";
 const showTitle = () => { document.title = `${alarm}openenvd ${address}`; };

@@ -9,7 +9,7 @@
   if (key && ["", "#/"].includes(location.hash) && !document.hidden) {
     const stopping = new AbortController();
     const headers = { "X-Openenvd-Key": key };
-    const answer = fetch("/v1/dashboard/stream", { headers, signal: stopping.signal });
+    const answer = fetch("/v1/dashboard/stream", { headers, signal: stopping.signal, cache: "no-store" });
     answer.catch(() => {}); // told where it is awaited
     window.firstStream = { answer, stopping };
   }

@@ -38,7 +38,7 @@ export async function signIn() {
 /** `fetch`, signed in. Raises what the daemon refuses. */
 export async function call(path, options = {}) {
   const headers = { "X-Openenvd-Key": localStorage.getItem(KEY) ?? "", ...options.headers };
-  const answer = await fetch(path, { ...options, headers });
+  const answer = await fetch(path, { cache: "no-store", ...options, headers });
   if (!answer.ok) throw await failure(answer);
   return answer;
 }
