@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 
-from ..tracing.context import HEADER, current
+from ..tracing import HEADER, traceparent
 from .errors import ApiRefused, ConnectionLost
 
 Json = dict[str, Any]
@@ -150,8 +150,8 @@ class HttpClient:
         try:
             content = None if body is None else json.dumps(body).encode()
             ours = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
-            if method == "POST" and (context := current()) is not None:
-                ours[HEADER] = str(context)
+            if method == "POST" and (context := traceparent()) is not None:
+                ours[HEADER] = context
             connection.request(method, _target(path, query), content, {**ours, **(headers or {})})
             if self._is_closed:  # before there was a socket to shut down
                 raise ConnectionAbortedError("the client was closed")

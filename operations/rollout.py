@@ -28,7 +28,7 @@ from ..environments.following import FollowedEnvironment
 from ..environments.layout import Layout
 from ..system.access_tokens import without_token
 from ..system.units import MB
-from ..tracing.destination import destination
+from ..tracing.destination import Destination, start
 from . import base
 from .options import RolloutOptions
 from .progress import eta_seconds
@@ -221,21 +221,16 @@ def _episodes(count: int) -> str:
 @contextmanager
 def _tracing() -> Iterator[Any]:
     """An OpenTelemetry tracer; None where its standard variables ask for none."""
-    if destination(os.environ) is None:
-        yield None
-        return
-    from ..tracing.tracer import Tracer, start
-
-    started = start()
-    if not isinstance(started, Tracer):
-        if started is not None:
-            base.say(f"no traces are sent to {started.endpoint}: {started.problem}")
+    found = start(os.environ)
+    if found is None or isinstance(found, Destination):
+        if found is not None:
+            base.say(f"no traces are sent to {found.endpoint}: {found.problem}")
         yield None
         return
     try:
-        yield started.opentelemetry
+        yield found.provider.get_tracer("openenvd")
     finally:
-        started.stop()
+        found.stop()
 
 
 @contextmanager

@@ -29,7 +29,6 @@ from typing import Any
 
 from ..system.loop_lag import EventLoopLagMonitor
 from ..system.units import MB
-from ..tracing.context import current
 from .batches import BatchSink
 from .concurrency_limit import ConcurrencyLimit, EpisodeRoom
 from .episode_runner import Attempt, MakeTracedAttempt, Rules, RunContext
@@ -261,7 +260,7 @@ class RolloutCollector:
 def _traced(tracer: Any) -> MakeTracedAttempt:
     from .traced_episodes import EpisodeTraces  # with it OpenTelemetry is imported
 
-    return EpisodeTraces(tracer, current()).attempt
+    return EpisodeTraces(tracer).attempt
 
 
 async def _take(sink: BatchSink, size: int) -> list[Episode]:

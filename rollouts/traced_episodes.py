@@ -14,26 +14,26 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from opentelemetry.context import Context
 from opentelemetry.trace import (
     Link,
     Span,
-    SpanContext,
     SpanKind,
     Status,
     StatusCode,
-    TraceFlags,
     Tracer,
+    get_current_span,
     set_span_in_context,
 )
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ..system.access_tokens import without_token
 from ..system.hidden_values import hide_secrets, secret_values
-from ..tracing.context import TraceContext
+from ..tracing import HEADER, traceparent
 from .concurrency_limit import EpisodeRoom
 from .episode_runner import Attempt, RunContext
 from .episodes import Episode, episode_id
@@ -51,14 +51,16 @@ class EpisodeTraces:
     """Makes attempts at episodes, traced as far as the tracer's sampler wants them.
 
     Args:
-        tracer: Begins the spans.
-        collecting: The span in which episodes are collected.
+        tracer: Begins the spans. Each episode has a link to the span in which this is made.
     """
 
-    def __init__(self, tracer: Tracer, collecting: TraceContext | None = None) -> None:
+    def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
         self._secrets = secret_values({"env": dict(os.environ)})  # with the rollout's own
-        self._links = [] if collecting is None else [Link(_span_context(collecting))]
+        carrier = {HEADER: traceparent() or ""}
+        found = get_current_span(TraceContextTextMapPropagator().extract(carrier, Context()))
+        collecting = found.get_span_context()
+        self._links = [Link(collecting)] if collecting.is_valid else []
 
     def attempt(
         self, stage: RunContext, number: int, address: str, room: EpisodeRoom, attempt: int
@@ -121,51 +123,32 @@ class _TracedAttempt(Attempt):
             self._span.end()
 
     async def _reset(self, session: Session) -> None:
-        began = time.time_ns()
-        try:
+        with self._part("reset", SpanKind.CLIENT):
             await super()._reset(session)
-        except BaseException as exc:
-            self._part("reset", began, SpanKind.CLIENT, {}, exc)
-            raise
-        self._part("reset", began, SpanKind.CLIENT, {})
 
     async def _decided(self, player: Player, seen: Answer, turn: Turn) -> Encoded:
-        began, number = time.time_ns(), {"openenvd.step.number": turn.number}
-        try:
-            decided = await super()._decided(player, seen, turn)
-        except BaseException as exc:
-            self._part("policy", began, SpanKind.INTERNAL, number, exc)
-            raise
-        self._part("policy", began, SpanKind.INTERNAL, number)
-        return decided
+        with self._part("policy", SpanKind.INTERNAL, turn.number):
+            return await super()._decided(player, seen, turn)
 
     async def _answered(self, session: Session, decided: Encoded) -> Answer:
-        began, known = time.time_ns(), {"openenvd.step.number": self._steps}
-        try:
+        with self._part("step", SpanKind.CLIENT, self._steps) as span:
             answer = await super()._answered(session, decided)
-        except BaseException as exc:
-            self._part("step", began, SpanKind.CLIENT, known, exc)
-            raise
-        more: dict[str, bool | float] = {"openenvd.step.done": answer.done}
-        if answer.reward is not None:
-            more["openenvd.step.reward"] = answer.reward
-        self._part("step", began, SpanKind.CLIENT, known | more)
-        return answer
+            span.set_attribute("openenvd.step.done", answer.done)
+            if answer.reward is not None:
+                span.set_attribute("openenvd.step.reward", answer.reward)
+            return answer
 
-    def _part(
-        self,
-        name: str,
-        began: int,
-        kind: SpanKind,
-        attributes: Mapping[str, Any],
-        failed: BaseException | None = None,
-    ) -> None:
-        span = self._tracer.start_span(
-            name, self._within, kind, attributes=attributes, start_time=began
-        )
-        if failed is not None:
-            self._fail(span, *_kind_of(failed))
-        span.end()
+    @contextmanager
+    def _part(self, name: str, kind: SpanKind, step: int | None = None) -> Iterator[Span]:
+        known = {} if step is None else {"openenvd.step.number": step}
+        span = self._tracer.start_span(name, self._within, kind, attributes=known)
+        try:
+            yield span
+        except BaseException as exc:
+            self._fail(span, *_kind_of(exc))
+            raise
+        finally:
+            span.end()
 
     def _fail(self, span: Span, kind: str, message: str) -> None:
         """Say why, in a line that has no secrets: traces are sent to others."""
@@ -187,8 +170,3 @@ def _kind_of(exc: BaseException) -> tuple[str, str]:
     if isinstance(exc, asyncio.CancelledError):  # with the rollout, or at a time-out
         return _CANCELLED, ""
     return type(exc).__name__, str(exc)
-
-
-def _span_context(context: TraceContext) -> SpanContext:
-    flags = TraceFlags(TraceFlags.SAMPLED if context.is_sampled else TraceFlags.DEFAULT)
-    return SpanContext(int(context.trace_id, 16), int(context.span_id, 16), True, flags)

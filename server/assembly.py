@@ -33,7 +33,7 @@ from ..requests_db.sql import queries
 from ..requests_db.states import Schedule
 from ..requests_db.transactions.retention import MAX_ESTIMATES
 from ..system.loop_lag import EventLoopLagMonitor
-from ..tracing.destination import destination
+from ..tracing.destination import Destination, start
 from .api.dependencies import Dependencies
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.memory_estimates import Declared, MemoryEstimates
@@ -47,6 +47,7 @@ from .reconcile.reconciler import Reconciler
 from .settings import Paths, Settings
 
 if TYPE_CHECKING:
+    from ..tracing.sending import Sending
     from .dispatch.request_traces import RequestTraces
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,8 @@ async def running_parts(
     """
     loop = asyncio.get_running_loop()
     bus = EventBus(loop)
-    traces = _traces(identity)
+    sending = _sending(identity)
+    traces = None if sending is None else _traces(sending)
     with _database_failure_as_reason():
         open_database(paths.database)
         dispatch_store = DispatchStore(paths.database, syncs=settings.syncs)
@@ -143,31 +145,30 @@ async def running_parts(
         logs.close()
         await store.close()
         dispatch_store.close()
-        if traces is not None:
-            await asyncio.to_thread(traces.tracer.stop)
+        if sending is not None:
+            await asyncio.to_thread(sending.stop)
 
 
-def _traces(identity: dict[str, Any]) -> RequestTraces | None:
-    """None, and nothing is imported, where OpenTelemetry's variables do not ask for traces.
+def _sending(identity: dict[str, Any]) -> Sending | None:
+    """Start to send traces; None where OpenTelemetry's variables do not ask for that.
 
     Why they cannot be sent is noted in the contents of `daemon.json`.
     """
-    to = destination(os.environ)
-    if to is None:
-        return None
-    from ..tracing.tracer import Tracer, start
-
-    started = start()
-    if isinstance(started, Tracer):
-        from .dispatch.request_traces import RequestTraces
-
-        log.info("traces are sent to %s", to.endpoint)
-        return RequestTraces(started)
-    if started is not None:
+    found = start(os.environ)
+    if isinstance(found, Destination):
         text = "no traces are sent to %s: %s (%s)"
-        log.warning(text, started.endpoint, started.problem, started.hint)
-        identity["traces"] = started.to_json()
-    return None
+        log.warning(text, found.endpoint, found.problem, found.hint)
+        identity["traces"] = found.to_json()
+        return None
+    if found is not None:
+        log.info("traces are sent to %s", identity["traces"]["endpoint"])
+    return found
+
+
+def _traces(sending: Sending) -> RequestTraces:
+    from .dispatch.request_traces import RequestTraces  # where traces are on
+
+    return RequestTraces(sending.provider)
 
 
 def _recover(store: DispatchStore, paths: Paths, traces: RequestTraces | None) -> None:

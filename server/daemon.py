@@ -44,6 +44,7 @@ from ..shim.fork_server_client import stop_fork_servers
 from .api.app import create_app
 from .api.browser_sessions import BrowserSessions
 from .api.dependencies import Dependencies
+from .api.security import Guard
 from .assembly import running_parts
 from .dashboard.routes import add_dashboard
 from .dispatch.planning import NO_PROCESSES_HINT
@@ -124,9 +125,9 @@ class Daemon:
         """Answer until the daemon is stopped; return when the last stream has ended."""
         token = write_identity(self.paths, deps.identity)
         sessions = BrowserSessions(token)
-        app = create_app(deps, token, sessions)
+        app = create_app(deps)
         memory = add_dashboard(app, deps, sessions)
-        server = HttpServer(app, self.settings)
+        server = HttpServer(Guard(app, token, sessions), self.settings)
         serving = asyncio.create_task(server.serve(sockets=sockets), name="uvicorn")
         _write_ready_line(self.ready_fd, {"ready": True, **deps.identity})
         log.info("openenvd %s answers at %s", __version__, deps.identity["address"])

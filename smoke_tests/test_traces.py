@@ -107,9 +107,9 @@ def test_episodes_of_a_rollout_are_traces_with_their_steps(
     out = str(tmp_path / "out")
     given = ("--policy", "random", "--episodes", "3", "--max-steps", "4", "--out", out)
     traced.ok("rollout", "echo", *given)
-    [run], episodes = receiver.wait_for("run rollout"), receiver.wait_for("episode", 3)
-    assert len({span.trace_id for span in (run, *episodes)}) == 4
-    assert {span.links for span in episodes} == {(run.span_id,)}
+    [process], episodes = receiver.wait_for("process rollout"), receiver.wait_for("episode", 3)
+    assert len({span.trace_id for span in (process, *episodes)}) == 4
+    assert {span.links for span in episodes} == {(process.span_id,)}
     for episode in episodes:
         parts = [span for span in receiver.spans if span.parent_id == episode.span_id]
         names = [span.name for span in sorted(parts, key=lambda span: span.begun_at)]

@@ -12,12 +12,15 @@ All others (sampler, headers, time-outs, batches, resource) are the SDK's to rea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..system.extras import install_command
 from ..system.hidden_values import hide_credentials
+
+if TYPE_CHECKING:
+    from .sending import Sending
 
 _DEFAULT = "http://localhost:4318"
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -25,6 +28,7 @@ _TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 _EXPORTER = "OTEL_TRACES_EXPORTER"
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _PROTOCOL = "http/protobuf"
+_HINT = "correct the OTEL_ variables that it is started with"
 _MODULES = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
 
 
@@ -57,6 +61,28 @@ def destination(environ: Mapping[str, str]) -> Destination | None:
     base = given.get(_ENDPOINT, _DEFAULT).rstrip("/")
     endpoint = hide_credentials(given.get(_TRACES_ENDPOINT, f"{base}/v1/traces"))
     return Destination(endpoint, *_problem(given, exporters))
+
+
+def start(environ: Mapping[str, str]) -> Sending | Destination | None:
+    """Start to send traces as the standard variables say.
+
+    Args:
+        environ: Of this process: the SDK reads that itself.
+
+    Returns:
+        What sends them, until it is stopped; where they were to be sent, and the problem, where
+        they cannot be; None where they are off.
+    """
+    to = destination(environ)
+    if to is None or to.problem is not None:
+        return to
+    from .sending import Sending
+
+    try:
+        return Sending.start(to.endpoint)
+    except Exception as exc:  # of the SDK, which takes not every value of its variables
+        why = hide_credentials(str(exc).partition("\n")[0])
+        return replace(to, problem=f"OpenTelemetry cannot start: {why}", hint=_HINT)
 
 
 def _problem(given: Mapping[str, str], exporters: list[str]) -> tuple[str | None, str | None]:

@@ -53,7 +53,7 @@ from ...processes.resources.memory import private_bytes
 from ...system import disk_space
 from ...system.proc import set_oom_score_adj
 from ...system.units import MB
-from ...tracing import context
+from ...tracing import VARIABLE
 from .. import frames
 from ..errors import FrameError, TaskCancelled
 from .parent_death import arm_parent_death_signal
@@ -305,11 +305,11 @@ def trace_context(traceparent: str | None) -> Iterator[None]:
     if traceparent is None:
         yield
         return
-    os.environ[context.VARIABLE] = traceparent
+    os.environ[VARIABLE] = traceparent
     try:
         yield
     finally:
-        os.environ.pop(context.VARIABLE, None)
+        os.environ.pop(VARIABLE, None)
 
 
 def find_operation(name: str) -> Operation:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -22,15 +23,12 @@ from . import (
     routes_requests,
     routes_rollouts,
 )
-from .browser_sessions import BrowserSessions
 from .dependencies import Dependencies
 from .schemas import invalid_of
-from .security import Guard
-from .traced_calls import TracedCalls
 
 
-def create_app(deps: Dependencies, token: str, sessions: BrowserSessions) -> FastAPI:
-    """The application, guarded by the token, or by a browser's session."""
+def create_app(deps: Dependencies) -> FastAPI:
+    """The application, which is to be behind the guard (`security.py`)."""
     app = FastAPI(
         title="openenvd",
         version=deps.identity["version"],
@@ -38,12 +36,10 @@ def create_app(deps: Dependencies, token: str, sessions: BrowserSessions) -> Fas
         docs_url="/docs",
         redoc_url=None,
         redirect_slashes=False,  # an empty name is no request for the list
+        telemetry=_telemetry(deps),
     )
     app.state.deps = deps
     app.add_middleware(LagSampling, lag=deps.lag)
-    if deps.traces is not None:
-        app.add_middleware(TracedCalls, tracer=deps.traces.tracer)
-    app.add_middleware(Guard, token=token, sessions=sessions)  # around it
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(DatabaseError, _answer_database_error)
@@ -58,6 +54,21 @@ def create_app(deps: Dependencies, token: str, sessions: BrowserSessions) -> Fas
         app.include_router(routes.router, prefix="/v1")
     app.include_router(routes_daemon.root)
     return app
+
+
+def _telemetry(deps: Dependencies) -> TelemetryConfig:
+    """A span for each call that changes something, where traces are on: all those by POST."""
+    config: TelemetryConfig = {
+        "auto_configure": False,
+        "metrics": False,
+        "logs": False,
+        "operation_spans": False,
+        "tracing": deps.traces is not None,
+        "exclude": lambda scope: scope.get("method") != "POST",
+    }
+    if deps.traces is not None:
+        config["tracer_provider"] = deps.traces.provider
+    return config
 
 
 class LagSampling:

@@ -26,7 +26,6 @@ from ...system.hidden_values import hide_credentials, hide_values, redact, secre
 from ...system.loop_lag import LagSnapshot
 from ...system.request_origin import is_loopback
 from ...system.units import MB
-from ...tracing.context import TraceContext
 from ..dispatch.oom_policy import is_over_session_limit, more_memory_after
 from ..dispatch.running import label_of
 from ..reconcile.replica_watch import WAITING
@@ -55,16 +54,11 @@ def request_view(
         "label": hide_credentials(label_of(request)),
         "environment": hide_credentials(request.environment),
         "payload": redact(request.payload),
-        "trace_id": _trace_id(request),
+        "trace_id": request.traceparent.split("-")[1] if request.traceparent else None,
         "pending_reason": pending_reason if request.state is RequestState.PENDING else None,
         "retried": retried,
         "error": error_view(request.error, request.payload),
     }
-
-
-def _trace_id(request: Request) -> str | None:
-    context = TraceContext.parse(request.traceparent)
-    return None if context is None else context.trace_id
 
 
 def error_view(error: RequestError | None, payload: Json) -> Json | None:

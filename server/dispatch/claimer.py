@@ -177,6 +177,8 @@ class Claimer:
                 continue
             except NoRoom:
                 self._context.running.remove(request.id)
+                if self._context.traces is not None:
+                    self._context.traces.released(request.id)
                 queue.has_pending = True
                 self._unreleased += [r.id for r in requests[position:]]
                 self._release()
@@ -224,5 +226,5 @@ class Claimer:
             timeout_seconds=request.timeout_seconds,
             memory_bytes=request.memory_bytes or asked_bytes(request),
             expected_bytes=self._estimates.of(request),
-            traceparent=None if traces is None else traces.context_of_run(request),
+            traceparent=None if traces is None else traces.begin(request),
         )

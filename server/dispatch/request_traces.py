@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """`RequestTraces`: the spans of requests, from what the dispatcher knows anyway.
 
-    POST (api/traced_calls.py) ──CALL──▶ submitting ──▶ requests.traceparent
-    Claimer   ──claimed────▶ `queue`
+    POST (FastAPI's own span) ──▶ submitting ──▶ requests.traceparent
+    Claimer   ──begin──────▶ `process` begins; claimed ──▶ `queue`
     Submitter ──cancelled──▶ `queue` of what was never claimed
-    Recorder  ──started, progressed──▶ kept ──ended──▶ `process`, `dispatch`, `run`, its phases
+    Recorder  ──started, progressed──▶ kept ──ended──▶ `dispatch`, `run`, its phases; `process` ends
     recovery  ──lost───────▶ `process` of what a lost daemon left running
 
-A span is made whole when it has ended, so nothing is lost with a worker, and little is kept: of
-each running request, who has it and its phases. How contexts cross processes: `openenvd.tracing`.
+All but `process` are made whole when they have ended, so nothing is lost with a worker, and little
+is kept: of each running request, who has it and its phases. How contexts cross processes:
+`openenvd.tracing`.
 
 What runs is the dispatcher's thread's alone. `submitting` and `cancelled` are the API's loop's, and
 touch none of it, but that `cancelled` takes when its request was queued again, which is claimed by
@@ -18,23 +19,35 @@ nobody then; `lost` is called before either exists.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    TracerProvider,
+    get_current_span,
+    set_span_in_context,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from ... import __version__
 from ...executor.policy.admission import Shortage
 from ...processes.exits.exit_reason import ExitReason
 from ...requests_db.records import Event, Json, NewRequest, Request, RequestError
 from ...requests_db.states import RequestState
 from ...system.access_tokens import without_token
 from ...system.hidden_values import hide_credentials, hide_values, secret_values
-from ...tracing.context import TraceContext
-from ...tracing.tracer import Span, Tracer
+from ...tracing import HEADER
 
 MAX_PHASES = 64  # of one attempt; those after it are part of the last one
 _SYSTEM = "openenvd"
 _DAEMON_LOST = "daemon_lost"
+_W3C = TraceContextTextMapPropagator()
 
 
 class WaitReason(StrEnum):
@@ -45,20 +58,11 @@ class WaitReason(StrEnum):
     MEMORY = "memory"  # it was expected to need more than was free
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """The API call that is being handled; its span is None where the sampler does not want it."""
-
-    span: Span | None
-
-
-CALL: ContextVar[Call] = ContextVar("CALL")
-
-
 @dataclass(slots=True)
 class _Attempt:
     """One attempt at a request that runs."""
 
+    process: Span
     claimed_at: float
     started_at: float | None = None  # when a worker had it
     worker: str | None = None
@@ -70,36 +74,34 @@ class RequestTraces:
     """Makes the spans of requests.
 
     Args:
-        tracer: What they are begun with.
+        provider: What they are begun with.
     """
 
-    def __init__(self, tracer: Tracer) -> None:
-        self.tracer = tracer
+    def __init__(self, provider: TracerProvider) -> None:
+        self.provider = provider
+        self._tracer = provider.get_tracer("openenvd", __version__)
         self._attempts: dict[str, _Attempt] = {}
         self._requeued_at: dict[str, float] = {}
 
     @contextmanager
     def submitting(self, new: NewRequest) -> Iterator[NewRequest]:
         """Yield the request with the trace that it is to be part of: the call's, or a new one."""
-        call = CALL.get(None)
-        if call is None:  # the daemon itself submits, to scale an environment
-            name, sent = f"submit {new.operation}", {"messaging.operation.type": "send"}
-            call = own = Call(self.tracer.begin(name, kind="PRODUCER", attributes=sent))
-        else:
-            own = None
-        try:
-            traceparent = None if call.span is None else str(call.span.context)
-            yield replace(new, traceparent=traceparent)
-        finally:
-            if own is not None and own.span is not None:
-                own.span.end()
+        is_call = get_current_span().get_span_context().is_valid
+        # Else the daemon itself submits, to scale an environment.
+        own = self._tracer.start_as_current_span(
+            f"submit {new.operation}",
+            kind=SpanKind.PRODUCER,
+            attributes={"messaging.operation.type": "send"},
+            record_exception=False,  # its message may have secrets
+            set_status_on_exception=False,
+        )
+        with nullcontext() if is_call else own:
+            yield replace(new, traceparent=_traceparent(get_current_span()))
 
     @staticmethod
     def accepted(request: Request) -> None:
         """Say on the call's span which request came of it."""
-        call = CALL.get(None)
-        if call is not None and call.span is not None:
-            call.span.set(_attributes(request))
+        get_current_span().set_attributes(_attributes(request))
 
     def cancelled(self, events: Iterable[Event]) -> None:
         """End the wait of requests that were cancelled before they were claimed."""
@@ -107,26 +109,27 @@ class RequestTraces:
             request = event.request
             if request is not None and request.state is RequestState.CANCELLED:
                 next_one = replace(request, attempts=request.attempts + 1)
-                state = {"openenvd.state": request.state.value}
-                since = self._requeued_at.pop(request.id, request.created_at)
-                self._end_queue(next_one, since, event.at, state)
+                self._end_queue(next_one, event.at, {"openenvd.state": request.state.value})
 
-    def context_of_run(self, request: Request) -> str | None:
-        """The context that a claimed request's worker is given."""
-        process = _process_context(request)
-        return None if process is None else str(process.child("run"))
+    def begin(self, request: Request) -> str | None:
+        """Begin the span of a claimed request; returns the context that its worker is given."""
+        if request.traceparent is None or request.started_at is None:
+            return None
+        span = self._begin_process(request, request.started_at)
+        self._attempts[request.id] = _Attempt(span, request.started_at)
+        return _traceparent(span)
+
+    def released(self, request_id: str) -> None:
+        """Forget a request that found no room: it waits on."""
+        self._attempts.pop(request_id, None)
 
     def claimed(self, request: Request, reason: WaitReason, shortage: Shortage | None) -> None:
         """End the wait of a request, which has a worker now."""
-        since = self._requeued_at.pop(request.id, request.created_at)
-        if request.traceparent is None or request.started_at is None:
-            return
-        self._attempts[request.id] = _Attempt(request.started_at)
         why: Json = {"openenvd.queue.wait_reason": reason.value}
         if shortage is not None:
             why["openenvd.queue.needs_bytes"] = shortage.needs_bytes
             why["openenvd.queue.free_bytes"] = shortage.free_bytes
-        self._end_queue(request, since, request.started_at, why)
+        self._end_queue(request, request.started_at or request.created_at, why)
 
     def started(self, request_id: str, worker: str, pid: int, at: float) -> None:
         """Note which worker has a request."""
@@ -161,21 +164,23 @@ class RequestTraces:
             exit_reason: How its worker, or a replica that it was starting, exited.
             peak_bytes: The most memory that it used.
         """
-        attempt, context = self._attempts.pop(request.id, None), _process_context(request)
+        attempt = self._attempts.pop(request.id, None)
         if state is RequestState.PENDING and request.traceparent is not None:
             self._requeued_at[request.id] = at
-        if attempt is None or context is None:
+        if attempt is None:
             return
-        how = {
-            "openenvd.state": state.value,
-            "openenvd.memory.peak_bytes": peak_bytes,
-            **({} if exit_reason is None else _of_exit(exit_reason, request)),
-        }
-        self._end_process(request, context, attempt.claimed_at, at, how, error)
-        has_it = attempt.started_at or at
-        self._end_child("dispatch", request, context, attempt.claimed_at, has_it)
-        if attempt.started_at is not None:
-            self._end_run(request, context, attempt, at, how, error)
+        how = {"openenvd.state": state.value, "openenvd.memory.peak_bytes": peak_bytes}
+        how |= {} if exit_reason is None else _of_exit(exit_reason, request)
+        process, began = _within(attempt.process), attempt.started_at
+        self._whole("dispatch", process, request, attempt.claimed_at, began or at)
+        if began is not None:
+            who = {"openenvd.worker.name": attempt.worker, "process.pid": attempt.pid}
+            run = self._begin(f"run {request.operation}", process, request, began, who)
+            ends = [end for _, end in attempt.phases[1:]] + [at]
+            for (name, since), until in zip(attempt.phases, ends, strict=False):
+                self._whole(name, _within(run), request, since, until)
+            _end(run, request, max(began, at), how, error)
+        _end(attempt.process, request, max(attempt.claimed_at, at), how, error)
 
     def lost(self, request: Request, at: float, *, is_requeued: bool) -> None:
         """Make the span of an attempt that a lost daemon left running.
@@ -185,110 +190,93 @@ class RequestTraces:
             at: When this daemon found it.
             is_requeued: Whether it is to be run again.
         """
-        context = _process_context(request)
-        if context is None or request.started_at is None:
+        if request.traceparent is None or request.started_at is None:
             return
         if is_requeued:
             self._requeued_at[request.id] = at
+        span = self._begin_process(request, request.started_at)
         how = {"openenvd.worker.name": request.worker, "process.pid": request.worker_pid}
-        span = self._begin_process(request, context, request.started_at)
-        if span is not None:
-            span.set(how)
-            span.fail(_DAEMON_LOST, "the daemon was lost while this request ran")
-            span.end(max(at, request.started_at))
+        span.set_attributes(_given(how))
+        _fail(span, _DAEMON_LOST, "the daemon was lost while this request ran")
+        span.end(_nanoseconds(max(at, request.started_at)))
 
-    def _end_queue(self, request: Request, since: float, until: float, more: Json) -> None:
-        root = TraceContext.parse(request.traceparent)
-        if root is None:
-            return
-        span = self.tracer.begin(
-            f"queue {request.operation}",
-            parent=root,
-            context=root.child(f"{_number(request)}/queue"),
-            at=since,
-            attributes={**_attributes(request), **more},
-        )
-        if span is not None:
-            span.end(max(since, until))
+    def _end_queue(self, request: Request, until: float, more: Json) -> None:
+        since = self._requeued_at.pop(request.id, request.created_at)
+        if request.traceparent is not None:
+            name = f"queue {request.operation}"
+            self._whole(name, _context_of(request), request, since, until, more)
 
-    def _begin_process(self, request: Request, context: TraceContext, at: float) -> Span | None:
-        return self.tracer.begin(
-            f"process {request.operation}",
-            parent=TraceContext.parse(request.traceparent),
-            context=context,
-            kind="CONSUMER",
-            at=at,
-            attributes={**_attributes(request), "messaging.operation.type": "process"},
-        )
+    def _begin_process(self, request: Request, at: float) -> Span:
+        name, more = f"process {request.operation}", {"messaging.operation.type": "process"}
+        kind = SpanKind.CONSUMER
+        return self._begin(name, _context_of(request), request, at, more, kind)
 
-    def _end_process(
+    def _begin(
         self,
+        name: str,
+        context: Context,
         request: Request,
-        context: TraceContext,
+        at: float,
+        more: Json,
+        kind: SpanKind = SpanKind.INTERNAL,
+    ) -> Span:
+        attributes = _given({**_attributes(request), **more})
+        return self._tracer.start_span(
+            name, context, kind, attributes=attributes, start_time=_nanoseconds(at)
+        )
+
+    def _whole(
+        self,
+        name: str,
+        context: Context,
+        request: Request,
         since: float,
         until: float,
-        how: Json,
-        error: RequestError | None,
+        more: Json | None = None,
     ) -> None:
-        span = self._begin_process(request, context, since)
-        if span is not None:
-            _end(span, request, max(since, until), how, error)
-
-    def _end_child(
-        self, name: str, request: Request, parent: TraceContext, since: float, until: float
-    ) -> None:
-        span = self.tracer.begin(name, parent=parent, at=since, attributes=_attributes(request))
-        if span is not None:
-            span.end(max(since, until))
-
-    def _end_run(
-        self,
-        request: Request,
-        process: TraceContext,
-        attempt: _Attempt,
-        until: float,
-        how: Json,
-        error: RequestError | None,
-    ) -> None:
-        since, context = attempt.started_at or until, process.child("run")
-        span = self.tracer.begin(
-            f"run {request.operation}",
-            parent=process,
-            context=context,
-            at=since,
-            attributes={
-                **_attributes(request),
-                "openenvd.worker.name": attempt.worker,
-                "process.pid": attempt.pid,
-            },
-        )
-        ends = [at for _, at in attempt.phases[1:]] + [until]
-        for (name, began), ended in zip(attempt.phases, ends, strict=False):
-            self._end_child(name, request, context, began, ended)
-        if span is not None:
-            _end(span, request, max(since, until), how, error)
+        span = self._begin(name, context, request, since, more or {})
+        span.end(_nanoseconds(max(since, until)))
 
 
 def _end(span: Span, request: Request, at: float, how: Json, error: RequestError | None) -> None:
-    span.set(how)
+    span.set_attributes(_given(how))
     if error is not None:
-        span.fail(error.kind.value, _shown(error.message.partition("\n")[0], request))
-    span.end(at)
+        _fail(span, error.kind.value, _shown(error.message.partition("\n")[0], request))
+    span.end(_nanoseconds(at))
 
 
-def _process_context(request: Request) -> TraceContext | None:
-    root = TraceContext.parse(request.traceparent)
-    return None if root is None else root.child(f"{_number(request)}/process")
+def _fail(span: Span, kind: str, message: str) -> None:
+    span.set_attribute("error.type", kind)
+    span.set_status(Status(StatusCode.ERROR, message))
 
 
-def _number(request: Request) -> str:
-    """What tells an attempt from all others at the same request."""
-    return f"{request.id}/{request.attempts}.{request.lost_daemons}"
+def _traceparent(span: Span) -> str | None:
+    """The span's context as text; None of one that the sampler does not want, or that has ended."""
+    carrier: dict[str, str] = {}
+    if span.is_recording():
+        _W3C.inject(carrier, _within(span))
+    return carrier.get(HEADER)
+
+
+def _context_of(request: Request) -> Context:
+    return _W3C.extract({HEADER: str(request.traceparent)}, Context())
+
+
+def _within(span: Span) -> Context:
+    return set_span_in_context(span, Context())
+
+
+def _given(attributes: Json) -> Json:
+    return {name: value for name, value in attributes.items() if value is not None}
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)
 
 
 def _attributes(request: Request) -> Json:
     name = request.environment
-    return {
+    found = {
         "messaging.system": _SYSTEM,
         "messaging.destination.name": request.schedule.value,
         "messaging.message.id": request.id,
@@ -296,6 +284,7 @@ def _attributes(request: Request) -> Json:
         "openenvd.environment": None if name is None else _shown(without_token(name)[0], request),
         "openenvd.attempt": request.attempts or None,
     }
+    return _given(found)
 
 
 def _of_exit(reason: ExitReason, request: Request) -> Json:

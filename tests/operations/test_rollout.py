@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -74,9 +75,9 @@ def test_a_rollout_tells_its_result_before_the_rest_of_its_traces_is_sent(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     told: list[str] = []
-    tracer = KeptSpans().tracer
-    monkeypatch.setattr(tracer, "stop", lambda: told.append("".join(capfd.readouterr())))
-    monkeypatch.setattr("openenvd.tracing.tracer.start", lambda: tracer)
+    stop = lambda: told.append("".join(capfd.readouterr()))  # noqa: E731
+    sending = SimpleNamespace(provider=KeptSpans().provider, stop=stop)
+    monkeypatch.setattr("openenvd.operations.rollout.start", lambda environ: sending)
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
     (tmp_path / "acting.py").write_text(POLICY)
     more = {"policy": "acting:act", "cwd": str(tmp_path), "env": {VARIABLE: "go"}}

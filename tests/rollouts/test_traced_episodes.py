@@ -29,7 +29,7 @@ def fail(observation: dict[str, Any]) -> dict[str, Any]:
 
 async def play(kept: KeptSpans, address: str, policy: Any, episodes: int = 3) -> list[Episode]:
     collector = RolloutCollector(
-        address, policy, concurrency=2, seed=100, retries=1, tracer=kept.tracer.opentelemetry
+        address, policy, concurrency=2, seed=100, retries=1, tracer=kept.tracer
     )
     async with contextlib.aclosing(collector.batches(episodes, episodes=episodes)) as batches:
         async for batch in batches:
@@ -60,7 +60,7 @@ async def test_each_episode_is_a_trace_of_its_reset_and_steps(
         assert told["openenvd.episode.reward"] == 15
         assert told["openenvd.episode.status"] == "done"
         assert told["openenvd.episode.seed"] == 100 + int(told["openenvd.episode.id"])
-    kept.tracer.stop()
+    kept.provider.shutdown()
 
 
 async def test_an_episode_that_fails_says_what_of_it_did(serve: Serve) -> None:
@@ -74,7 +74,7 @@ async def test_an_episode_that_fails_says_what_of_it_did(serve: Serve) -> None:
         assert attributes_of(span)["error.type"] == "policy_error"
         assert span.status.description == "RuntimeError: no idea"
     assert not kept.named("step")
-    kept.tracer.stop()
+    kept.provider.shutdown()
 
 
 def leak(observation: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ async def test_what_a_failure_says_is_a_bounded_line_without_secrets(
         told = span.status.description or ""
         assert told.startswith("RuntimeError: https://***@host/ says no to ***!")
         assert len(told) == 500
-    kept.tracer.stop()
+    kept.provider.shutdown()
 
 
 async def test_episodes_that_the_sampler_does_not_want_are_plain(
@@ -109,4 +109,4 @@ async def test_episodes_that_the_sampler_does_not_want_are_plain(
     await play(kept, address_of(serve()), go)
     assert made == [Attempt] * 3
     assert kept.all == []
-    kept.tracer.stop()
+    kept.provider.shutdown()

@@ -16,6 +16,8 @@ from openenvd.requests_db.migrate import open_database
 from openenvd.server.events.bus import EventBus
 from openenvd.server.settings import Paths
 
+from ..tracing.conftest import kept as kept
+
 WAIT_SECONDS = 30.0
 
 Json = dict[str, Any]

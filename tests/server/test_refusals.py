@@ -12,7 +12,7 @@ import pytest
 from openenvd.server.api.app import create_app
 from openenvd.server.api.browser_sessions import BrowserSessions
 from openenvd.server.api.dependencies import Dependencies
-from openenvd.server.api.security import MAX_BODY_BYTES
+from openenvd.server.api.security import MAX_BODY_BYTES, Guard
 from openenvd.server.api.streams import Position
 from openenvd.system.loop_lag import EventLoopLagMonitor
 
@@ -25,7 +25,7 @@ async def answer(body: str | bytes, path: str = "/v1/requests") -> tuple[int, di
         Dependencies,
         SimpleNamespace(identity={"version": "1"}, lag=EventLoopLagMonitor(), traces=None),
     )
-    transport = httpx.ASGITransport(create_app(deps, TOKEN, BrowserSessions(TOKEN)))
+    transport = httpx.ASGITransport(Guard(create_app(deps), TOKEN, BrowserSessions(TOKEN)))
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
         if body:

@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from openenvd.executor.policy.admission import Shortage
 from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db.records import Event, NewRequest, Request, RequestError
 from openenvd.requests_db.states import ErrorKind, RequestState, Schedule
-from openenvd.server.dispatch.request_traces import CALL, Call, RequestTraces, WaitReason
-from openenvd.tracing.context import TraceContext
+from openenvd.server.dispatch.request_traces import RequestTraces, WaitReason
 
 from ..tracing.kept_spans import KeptSpans, attributes_of, ids_of
 
-ROOT = TraceContext("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331")
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 REQUEST = Request(
     "00f067aa0ba902b7",
     "launch",
@@ -28,7 +27,7 @@ REQUEST = Request(
     environment="trial",
     attempts=1,
     started_at=103.0,
-    traceparent=str(ROOT),
+    traceparent=f"00-{TRACE}-{SPAN}-01",
 )
 NEW = NewRequest("scale", Schedule.LONG, {})
 KILLED = ExitReason(
@@ -42,23 +41,28 @@ KILLED = ExitReason(
 
 
 @pytest.fixture
-def kept() -> Iterator[KeptSpans]:
-    spans = KeptSpans()
-    yield spans
-    spans.tracer.stop()
-
-
-@pytest.fixture
 def traces(kept: KeptSpans) -> RequestTraces:
-    return RequestTraces(kept.tracer)
+    return RequestTraces(kept.provider)
 
 
 def seconds(span: object) -> tuple[float, float]:
     return getattr(span, "start_time") / 1e9, getattr(span, "end_time") / 1e9  # noqa: B009
 
 
+def claim(
+    traces: RequestTraces,
+    request: Request = REQUEST,
+    reason: WaitReason = WaitReason.NOTHING,
+    shortage: Shortage | None = None,
+) -> str | None:
+    """What the worker is given."""
+    given = traces.begin(request)
+    traces.claimed(request, reason, shortage)
+    return given
+
+
 def test_the_parts_of_a_request_follow_each_other(traces: RequestTraces, kept: KeptSpans) -> None:
-    traces.claimed(REQUEST, WaitReason.MEMORY, Shortage(300, 200))
+    claim(traces, REQUEST, WaitReason.MEMORY, Shortage(300, 200))
     traces.started(REQUEST.id, "long-1", 4711, 104.0)
     for at, phase in ((104.5, "resolving"), (105.0, "starting"), (106.0, "starting")):
         traces.progressed(REQUEST.id, {"phase": phase}, at)
@@ -73,7 +77,7 @@ def test_the_parts_of_a_request_follow_each_other(traces: RequestTraces, kept: K
         "starting": (105.0, 110.0),
     }
     process, run = kept.one("process launch"), kept.one("run launch")
-    assert ids_of(kept.one("queue launch"))[2] == ids_of(process)[2] == ROOT.span_id
+    assert ids_of(kept.one("queue launch"))[2] == ids_of(process)[2] == SPAN
     assert ids_of(kept.one("dispatch"))[2] == ids_of(run)[2] == ids_of(process)[1]
     assert ids_of(kept.one("starting"))[2] == ids_of(run)[1]
     waited = attributes_of(kept.one("queue launch"))
@@ -84,23 +88,29 @@ def test_the_parts_of_a_request_follow_each_other(traces: RequestTraces, kept: K
     assert (told["openenvd.state"], told["openenvd.memory.peak_bytes"]) == ("SUCCEEDED", 42)
 
 
-def test_the_worker_is_given_the_context_of_its_span(
+def test_the_worker_is_given_the_context_of_its_attempt(
     traces: RequestTraces, kept: KeptSpans
 ) -> None:
-    given = TraceContext.parse(traces.context_of_run(REQUEST))
-    traces.claimed(REQUEST, WaitReason.NOTHING, None)
+    given = claim(traces)
     traces.started(REQUEST.id, "long-1", 4711, 104.0)
     traces.ended(REQUEST, 105.0, state=RequestState.SUCCEEDED)
+    trace_id, span_id, _ = ids_of(kept.one("process launch"))
     assert given is not None
-    assert ids_of(kept.one("run launch"))[:2] == (given.trace_id, given.span_id)
-    assert traces.context_of_run(replace(REQUEST, attempts=2)) != str(given)
-    assert traces.context_of_run(replace(REQUEST, traceparent=None)) is None
+    assert given.split("-")[1:3] == [trace_id, span_id]
+
+
+def test_what_found_no_room_waits_on(traces: RequestTraces, kept: KeptSpans) -> None:
+    traces.begin(REQUEST)
+    traces.released(REQUEST.id)
+    assert kept.all == []
+    claim(traces, replace(REQUEST, started_at=104.0))
+    assert seconds(kept.one("queue launch")) == (100.0, 104.0)
 
 
 def test_a_death_is_told_with_its_evidence_and_without_secrets(
     traces: RequestTraces, kept: KeptSpans
 ) -> None:
-    traces.claimed(REQUEST, WaitReason.NOTHING, None)
+    claim(traces)
     error = RequestError(ErrorKind.OOM_KILLED, "killed while hunter22 was used\nmore")
     reason = replace(KILLED, evidence="http://me:secret@host")
     traces.ended(REQUEST, 105.0, state=RequestState.FAILED, error=error, exit_reason=reason)
@@ -118,9 +128,9 @@ def test_a_death_is_told_with_its_evidence_and_without_secrets(
 def test_a_second_attempt_waits_from_the_end_of_the_first(
     traces: RequestTraces, kept: KeptSpans
 ) -> None:
-    traces.claimed(REQUEST, WaitReason.NOTHING, None)
+    claim(traces)
     traces.ended(REQUEST, 105.0, state=RequestState.PENDING, exit_reason=KILLED)
-    traces.claimed(replace(REQUEST, attempts=2, started_at=107.0), WaitReason.WORKER, None)
+    claim(traces, replace(REQUEST, attempts=2, started_at=107.0), WaitReason.WORKER)
     first, second = kept.named("queue launch")
     assert seconds(second) == (105.0, 107.0)
     assert ids_of(first)[1] != ids_of(second)[1]
@@ -129,27 +139,24 @@ def test_a_second_attempt_waits_from_the_end_of_the_first(
 def test_what_is_cancelled_before_its_second_attempt_has_waited_since_the_first(
     traces: RequestTraces, kept: KeptSpans
 ) -> None:
-    traces.claimed(REQUEST, WaitReason.NOTHING, None)
+    claim(traces)
     traces.ended(REQUEST, 105.0, state=RequestState.PENDING, exit_reason=KILLED)
     cancelled = replace(REQUEST, state=RequestState.CANCELLED, started_at=None)
     traces.cancelled([Event(1, 109.0, "request.state", REQUEST.id, request=cancelled)])
     assert seconds(kept.named("queue launch")[1]) == (105.0, 109.0)
 
 
-def test_what_a_lost_daemon_left_ends_under_the_id_that_its_worker_was_given(
+def test_what_a_lost_daemon_left_has_ended_and_waits_again(
     traces: RequestTraces, kept: KeptSpans
 ) -> None:
-    found = replace(REQUEST, worker="long-1", worker_pid=4711)
-    traces.lost(found, 120.0, is_requeued=True)
+    traces.lost(replace(REQUEST, worker="long-1", worker_pid=4711), 120.0, is_requeued=True)
     lost = kept.one("process launch")
     assert seconds(lost) == (103.0, 120.0)
-    assert attributes_of(lost)["error.type"] == "daemon_lost"
-    given = TraceContext.parse(traces.context_of_run(found))
-    assert given == TraceContext(*ids_of(lost)[:2]).child("run")
-    again = replace(REQUEST, lost_daemons=1, started_at=121.0)
-    traces.claimed(again, WaitReason.NOTHING, None)
+    assert ids_of(lost)[2] == SPAN
+    told = attributes_of(lost)
+    assert (told["error.type"], told["process.pid"]) == ("daemon_lost", 4711)
+    claim(traces, replace(REQUEST, lost_daemons=1, started_at=121.0))
     assert seconds(kept.one("queue launch")) == (120.0, 121.0)
-    assert traces.context_of_run(again) != str(given)
 
 
 def test_what_is_cancelled_before_it_runs_has_waited(
@@ -164,7 +171,7 @@ def test_what_is_cancelled_before_it_runs_has_waited(
 
 def test_requests_without_a_trace_make_no_spans(traces: RequestTraces, kept: KeptSpans) -> None:
     plain = replace(REQUEST, traceparent=None)
-    traces.claimed(plain, WaitReason.NOTHING, None)
+    claim(traces, plain)
     traces.started(plain.id, "long-1", 4711, 104.0)
     traces.progressed(plain.id, {"phase": "starting"}, 104.0)
     traces.ended(plain, 105.0, state=RequestState.SUCCEEDED)
@@ -173,23 +180,20 @@ def test_requests_without_a_trace_make_no_spans(traces: RequestTraces, kept: Kep
 
 
 def test_a_request_is_part_of_the_calls_trace(traces: RequestTraces, kept: KeptSpans) -> None:
-    span = kept.tracer.begin("POST", kind="SERVER")
-    assert span is not None
-    token = CALL.set(Call(span))
-    with traces.submitting(NEW) as new:
+    with kept.tracer.start_as_current_span("POST"), traces.submitting(NEW) as new:
         traces.accepted(REQUEST)
-    CALL.reset(token)
-    span.end()
-    assert new.traceparent == str(span.context)
+    trace_id, span_id, _ = ids_of(kept.one("POST"))
+    assert str(new.traceparent).split("-")[1:3] == [trace_id, span_id]
     assert attributes_of(kept.one("POST"))["messaging.message.id"] == REQUEST.id
 
 
-def test_a_call_that_the_sampler_does_not_want_makes_no_trace(traces: RequestTraces) -> None:
-    token = CALL.set(Call(None))
-    with traces.submitting(NEW) as new:
+def test_a_call_that_the_sampler_does_not_want_makes_no_trace(kept: KeptSpans) -> None:
+    unwanted = KeptSpans(ALWAYS_OFF)
+    traces = RequestTraces(kept.provider)
+    with unwanted.tracer.start_as_current_span("POST"), traces.submitting(NEW) as new:
         traces.accepted(REQUEST)
-    CALL.reset(token)
-    assert new.traceparent is None
+    assert (new.traceparent, kept.all) == (None, [])
+    unwanted.provider.shutdown()
 
 
 def test_what_the_daemon_submits_by_itself_has_a_trace(
@@ -198,5 +202,5 @@ def test_what_the_daemon_submits_by_itself_has_a_trace(
     with traces.submitting(NEW) as new:
         pass
     trace_id, span_id, parent = ids_of(kept.one("submit scale"))
-    assert new.traceparent == f"00-{trace_id}-{span_id}-01"
+    assert str(new.traceparent).split("-")[1:3] == [trace_id, span_id]
     assert parent is None

@@ -15,4 +15,4 @@ def kept() -> Iterator[KeptSpans]:
     """A tracer of the SDK's, and what it has ended."""
     spans = KeptSpans()
     yield spans
-    spans.tracer.stop()
+    spans.provider.shutdown()

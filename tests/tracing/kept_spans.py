@@ -10,21 +10,15 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler
 
-from openenvd.tracing.tracer import Ids, Tracer
-
 
 class KeptSpans:
-    """What `Tracer` begins, kept in memory."""
+    """What a real tracer begins, kept in memory."""
 
     def __init__(self, sampler: Sampler | None = None) -> None:
         self._exporter = InMemorySpanExporter()
-        ids = Ids()
-        generator: Any = ids
-        provider = TracerProvider(
-            sampler or ParentBased(ALWAYS_ON), id_generator=generator, shutdown_on_exit=False
-        )
-        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
-        self.tracer = Tracer(provider, ids, self._exporter)
+        self.provider = TracerProvider(sampler or ParentBased(ALWAYS_ON), shutdown_on_exit=False)
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = self.provider.get_tracer("openenvd")
 
     @property
     def all(self) -> list[ReadableSpan]:
