@@ -3,7 +3,7 @@
 
 /ws              ours, before it comes here: by `session_service` (`uvicorn_server.py`)
 /mcp             ours: as a WebSocket in the same way; by POST, sessions of this process's table,
-                 or of another's (`sessions/routing.py`); DELETE ends one
+                 or of another's (`sessions/routing.py`)
 /capacity        ours, where there is a scoreboard to read it from; /metrics too
 DRAIN_ROUTE      ours, where the replica has a secret for it
 everything else  the project's own app (`own_routes.py`); or `HttpRoutes` when there is none
@@ -32,7 +32,6 @@ from ..websocket.partial_messages import PartialMessages
 from . import metrics
 from .http_routes import EncodedReply, HttpRoutes, Reply
 from .mcp import Mcp
-from .mcp_http import SESSION_HEADER, McpHttp
 from .middleware import Headers, check_handshake
 from .own_routes import Home
 from .ws_session import SessionService
@@ -67,8 +66,7 @@ class HostApp:
         self._drain_secret = drain_secret
         self.max_message_bytes = max_message_bytes
         self._partial_messages_bytes = partial_messages_bytes
-        self._mcp = Mcp(table, siblings, version=str(manifest.get("version", "1.0.0")))
-        self._mcp_http = McpHttp(self._mcp)
+        self._mcp = Mcp(table, siblings)
         self._routes = HttpRoutes(definition, table, manifest)
 
     @property
@@ -111,7 +109,7 @@ class HostApp:
                 await _answer(send, self._gauges(self._scoreboard, path))
             case "http", path if path == DRAIN_ROUTE and self._drain_secret:
                 await _answer(send, _drain(self._drain_secret, scope))
-            case "http", "/mcp" if scope["method"] == "POST" or _ends_session(scope):
+            case "http", "/mcp" if scope["method"] == "POST":
                 if is_outside and self._is_asked and self._definition.middleware is not None:
                     scope = answered_by(self._answer_mcp, scope)
                     await self._definition.app(scope, receive, send)
@@ -121,10 +119,8 @@ class HostApp:
                 await self._serve_rest(scope, receive, send)
 
     async def _answer_mcp(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        headers, body = dict(scope["headers"]), await _read_body(receive)
-        mcp = self._mcp_http
-        is_post = scope["method"] == "POST"
-        await _answer(send, await (mcp.post(headers, body) if is_post else mcp.delete(headers)))
+        body = await _read_body(receive)
+        await _answer(send, EncodedReply(await self._mcp.answer_text(body)))
 
     def _gauges(self, scoreboard: Scoreboard, path: str) -> Reply:
         capacity = capacity_of(scoreboard, now_microseconds())
@@ -150,10 +146,6 @@ def _drain(secret: str, scope: dict[str, Any]) -> Reply:
         return Reply({"detail": f"this takes POST with the secret in {DRAIN_HEADER}"}, 403)
     os.kill(os.getppid(), signal.SIGUSR1)
     return Reply({"is_draining": True})
-
-
-def _ends_session(scope: dict[str, Any]) -> bool:
-    return scope["method"] == "DELETE" and SESSION_HEADER in dict(scope["headers"])
 
 
 MISDIRECTED = Reply(

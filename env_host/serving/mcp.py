@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MCP's `tools/list` and `tools/call` over JSON-RPC, in a `/ws` session, on `/mcp` or by POST.
 
-Also MCP's handshake (`mcp_lifecycle.py`), and OpenEnv's two own methods that begin and end a
-session over HTTP. Where there is no session, an environment is created for the one request.
+This is upstream's dialect, which knows no handshake, and has two methods of its own that begin and
+end a session over HTTP. Where there is no session, an environment is created for the one request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from ..environment.mcp_types import JsonRpcRequest, RpcCode, rpc_error, rpc_result
 from ..errors import SessionError, UnknownSession
-from . import mcp_lifecycle, messages
+from . import messages
 
 if TYPE_CHECKING:
     from ..sessions.routing import Give, Siblings
@@ -42,28 +42,29 @@ class RpcFailed(Exception):
 class Mcp:
     """Answers JSON-RPC requests for one environment."""
 
-    def __init__(
-        self, table: SessionTable, siblings: Siblings | None = None, *, version: str = "1.0.0"
-    ) -> None:
+    def __init__(self, table: SessionTable, siblings: Siblings | None = None) -> None:
         self._table = table
-        self._version = version  # the environment's
         self._siblings = siblings
 
-    async def answer(self, data: Any, session: Session | None = None) -> dict[str, Any] | None:
-        """Answer one request; never raises for what the request or a tool does.
+    async def answer_text(self, body: bytes) -> bytes:
+        """Answer the body of a POST."""
+        try:
+            data = messages.decode(body.decode())
+        except ValueError:
+            data = None
+        if not isinstance(data, dict):
+            return messages.encode(rpc_error(RpcCode.PARSE_ERROR, "Parse error"))
+        return encode_response(await self.answer(data))
 
-        Returns:
-            The response; None to a notification of MCP's, which gets none.
-        """
+    async def answer(self, data: Any, session: Session | None = None) -> dict[str, Any]:
+        """Answer one request; never raises for what the request or a tool does."""
         try:
             request = JsonRpcRequest(**data)
         except (ValidationError, TypeError) as exc:
             return rpc_error(RpcCode.INVALID_REQUEST, f"Invalid request: {exc}")
-        if request.id is None and request.method.startswith(mcp_lifecycle.NOTIFICATIONS):
-            return None
         try:
             if session is None and self._siblings is not None:
-                if _begins_session(request) and self._siblings.isolates:
+                if request.method == CREATE and self._siblings.isolates:
                     return await self._siblings.ask_new(data)
                 if (give := await self._sibling_for(request, self._siblings)) is not None:
                     return await self._siblings.ask(give, data)
@@ -85,10 +86,6 @@ class Mcp:
                 return await self._close_session(request.params.get("session_id"), session)
         if session is None and (wanted := request.params.get("session_id")):
             session = self._find(wanted)
-        if request.method == mcp_lifecycle.INITIALIZE:
-            return self._initialize(session or await self._table.open(), request.params)
-        if request.method == mcp_lifecycle.PING:
-            return {}
         if session is not None:
             asking = self._ask(session, request)
             return await self._table.within_limit(session, request.method, asking)
@@ -96,21 +93,10 @@ class Mcp:
 
     async def _sibling_for(self, request: JsonRpcRequest, siblings: Siblings) -> Give | None:
         """Find the other process that should answer; None: this one."""
-        if _begins_session(request):
+        if request.method == CREATE:
             return await siblings.roomier()
         session_id = request.params.get("session_id")
         return siblings.owner_of(session_id) if isinstance(session_id, str) else None
-
-    def _initialize(self, session: Session, params: dict[str, Any]) -> dict[str, Any]:
-        session.speaks_mcp = True
-        session.touch()
-        return mcp_lifecycle.initialize_result(
-            self._table.definition.name,
-            self._version,
-            session.id,
-            params.get("protocolVersion"),
-            has_tools=_mcp_of(session.env) != (None, None) or self._takes_tools_as_actions,
-        )
 
     async def _close_session(self, target_id: Any, session: Session | None) -> dict[str, Any]:
         if not target_id:
@@ -141,10 +127,7 @@ class Mcp:
         try:
             match request.method:
                 case "tools/list":
-                    form = mcp_lifecycle.tool_form if session.speaks_mcp else _upstreams_form
-                    return {"tools": [form(tool) for tool in await self._list_tools(session)]}
-                case "tools/call" if session.speaks_mcp:
-                    return await self._call_by_specification(session, request.params)
+                    return {"tools": [_dump(tool) for tool in await self._list_tools(session)]}
                 case "tools/call":
                     return plain(await self._call_tool(session, request.params))
             raise RpcFailed(RpcCode.METHOD_NOT_FOUND, f"Method not found: {request.method}")
@@ -176,21 +159,6 @@ class Mcp:
             raise RpcFailed(RpcCode.INVALID_PARAMS, f"Tool not found: {name}")
         result = tool.fn(**arguments)
         return await result if inspect.isawaitable(result) else result
-
-    async def _call_by_specification(self, session: Session, params: dict[str, Any]) -> Any:
-        """Call a tool; one that fails is a result, too."""
-        try:
-            result = await self._call_tool(session, params)
-        except RpcFailed:
-            raise
-        except Exception as exc:
-            return mcp_lifecycle.error_form(messages.text_of(exc))
-        types = self._table.definition.mcp
-        if types is not None and isinstance(result, types.call_observation):
-            if result.error is not None:
-                return mcp_lifecycle.error_form(result.error.message)
-            result = result.result
-        return mcp_lifecycle.result_form(result)
 
     async def _list_tools_by_step(self, session: Session) -> list[Any]:
         """List tools by a step, for environments that take tools as actions and have no server."""
@@ -234,12 +202,7 @@ def encode_response(response: dict[str, Any]) -> bytes:
         return messages.encode_error(response)
 
 
-def _begins_session(request: JsonRpcRequest) -> bool:
-    is_new = request.method == mcp_lifecycle.INITIALIZE and "session_id" not in request.params
-    return is_new or request.method == CREATE
-
-
-def _upstreams_form(tool: Any) -> dict[str, Any]:
+def _dump(tool: Any) -> dict[str, Any]:
     return tool.model_dump() if hasattr(tool, "model_dump") else dict(tool)
 
 

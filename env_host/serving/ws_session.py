@@ -43,7 +43,7 @@ MAX_WAITING = 256  # messages
 MAX_WAITING_BYTES = 4 * MB
 
 Settle = Callable[[Any, BaseException | None], None]
-AnswerMcp = Callable[[Any, Session | None], Coroutine[Any, Any, dict[str, Any] | None]]
+AnswerMcp = Callable[[Any, Session | None], Coroutine[Any, Any, dict[str, Any]]]
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -406,11 +406,7 @@ class SessionSocket(WebSocketProtocol):
         self._answer(state_message, state, error)
 
     def _mcp_answered(self, response: Any, error: BaseException | None) -> None:
-        if response is None and error is None:  # to a notification
-            self._forget_call()
-            self._go_on()
-        else:
-            self._answer(self._mcp_text, response, error)
+        self._answer(self._mcp_text, response, error)
 
     def _mcp_text(self, response: dict[str, Any]) -> bytes:
         return messages.mcp_message(response)

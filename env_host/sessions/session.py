@@ -91,7 +91,6 @@ class Session:
         "last_used",
         "may_step",
         "socket",
-        "speaks_mcp",
     )
 
     def __init__(
@@ -103,7 +102,6 @@ class Session:
         self.calls: Calls | None = None  # None until the environment is ready
         self.socket: Attached | None = None
         self.close_when_detached = False
-        self.speaks_mcp = False  # its client has sent MCP's `initialize`
         self.may_step: bool | None = None  # None: neither reset nor step was asked for yet
         self.busy = 0  # calls in progress; a busy session is never idle
         self.call_name = ""  # of the last one over its WebSocket, and when it began

@@ -2,7 +2,7 @@
 """The program that Envoy runs for each request and each answer, in Lua.
 
 It sends a request for a session that was begun over HTTP to the replica that has it. The session's
-id is in a header (MCP), in the query, or in the body of upstream's JSON-RPC.
+id is in the query, or in the body of upstream's JSON-RPC.
 
 It tells a client that the replica of its session is gone. Envoy reads no WebSocket frames, and
 closes the client's connection when the replica's has ended, which says nothing of the reason. Just
@@ -37,7 +37,7 @@ function envoy_on_request(handle)
                              string.match(path, "[?&]token=[^?&/%%]+/(%a+)$") or "")
     note(handle, "environment", string.match(path, "^/envs/([%w._-]+)") or "")
   end
-  local id = headers:get("mcp-session-id") or string.match(path, "[?&]session_id=([%x-]+)")
+  local id = string.match(path, "[?&]session_id=([%x-]+)")
   if not id and headers:get(":method") == "POST" and string.find(path, "/mcp", 1, true) then
     id = id_in_body(handle)
   end

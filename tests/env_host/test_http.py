@@ -13,6 +13,7 @@ import pytest
 
 from .conftest import ECHO, StartHost
 from .hosts import Host
+from .samples import TOOLS
 
 
 @pytest.fixture
@@ -161,6 +162,22 @@ def test_an_isolated_session_begun_over_http_ends_when_nothing_uses_it(start: St
     for _ in range(2):
         assert rpc(host, "openenv/session/create")["result"]["session_id"]
         host.emptied()
+
+
+def test_mcp_is_spoken_in_upstreams_dialect_alone(start: StartHost, tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    host = start("tools:Tools", shards=2)
+    host.ready()
+    session = rpc(host, "openenv/session/create")["result"]["session_id"]
+    for count in (1, 2):
+        arguments = {"session_id": session, "name": "count", "arguments": {}}
+        assert rpc(host, "tools/call", **arguments)["result"] == {"count": count}
+    [tool, *_] = rpc(host, "tools/list", session_id=session)["result"]["tools"]
+    assert tool == {"name": "count", "description": "", "inputSchema": {}}
+    assert rpc(host, "initialize")["error"]["code"] == -32601
+    assert rpc(host, "notifications/initialized", session_id=session)["error"]["code"] == -32601
+    assert host.http("DELETE", "/mcp")[0] == 405
+    assert rpc(host, "openenv/session/close", session_id=session)["result"]["closed"]
 
 
 def test_mcp_over_a_websocket_has_a_session_of_its_own(start: StartHost) -> None:
