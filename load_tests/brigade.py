@@ -3,9 +3,7 @@
 
 Each singer sends 600 ms of a voice as Opus every 600 ms over a WebSocket, and must have the mix
 back before the next packet is due; sought is the largest population of which nobody misses once.
-The first packets are not counted, latencies are from when a packet was due. Then the state process
-alone: at 1,000 singers in real time, and all it can, with real frames; and as the original measures
-itself, which is why it promised more.
+The first packets are not counted, latencies are from when a packet was due.
 
 The original (https://www.jefftk.com, "Sharding the Brigade", six cores, singers on other machines):
 216 singers in one process, 1,090 with shards. Here singers and server share the cores, and the
@@ -17,13 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from load_tests.peers import brigade_state
 from load_tests.peers.brigade_servers import Trial, serve, sing
-from load_tests.peers.brigade_singers import PACKET_SAMPLES
 from load_tests.shared.report import Measure, Report, parse_arguments, share
 
 ARRANGEMENTS = (("one process", None), ("2 shards", 2), ("4 shards", 4))
-TARGET = 1000  # singers, of the state process alone
 MOST = 4000
 
 
@@ -39,7 +34,6 @@ def main() -> None:
     )
     report = Report("Bucket brigade")
     singing(report, options)
-    state_alone(report, 1 if options.short else options.repetitions, 1.0 if options.short else 4.0)
     report.finish(options.json)
 
 
@@ -109,24 +103,6 @@ def _best(trials: list[Trial]) -> Trial:
 def _first_that_missed(trials: list[Trial], best: Trial) -> Trial | None:
     missed = [t for t in trials if not t.is_clean and t.singers > best.singers]
     return min(missed, key=lambda trial: trial.singers, default=None)
-
-
-def state_alone(report: Report, repetitions: int, seconds: float) -> None:
-    """How many the state process carries, by three ways of asking."""
-    unit, real, through, asked = list[float](), list[float](), list[float](), []
-    for _ in range(repetitions):
-        compressed = brigade_state.COMPRESSED_SAMPLES
-        unit.append(brigade_state.unit_singers(compressed, seconds / 4))
-        real.append(brigade_state.unit_singers(PACKET_SAMPLES, seconds / 4))
-        through.append(brigade_state.socket_singers(seconds))
-        asked.append(brigade_state.at_population(TARGET, seconds))
-    report.add("state alone: as the original counts, in process", "", unit)
-    report.add("  the same with whole packets", "", real)
-    over = report.add("  whole packets through the socket, all it can", "", through)
-    report.ratio("  the original's way promises", report.measures[-3], over)
-    report.add(f"  at {TARGET} singers: p99", "ms", [a.p99_seconds * 1000 for a in asked])
-    report.add(f"  at {TARGET} singers: missed", "", [a.misses for a in asked])
-    report.add(f"  at {TARGET} singers: of a core", "%", [a.cpu_share * 100 for a in asked])
 
 
 if __name__ == "__main__":

@@ -26,10 +26,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from load_tests.peers.cluster_servers import unevenness
 from load_tests.peers.scaling_servers import openenv
 from load_tests.shared.report import Report, daemon, parse_arguments, percentile
 from openenvd.bench.plan import Plan
-from openenvd.bench.results import Summary
 from openenvd.bench.sweep import Sweep
 from openenvd.bench.target import Target
 
@@ -58,14 +58,6 @@ def targets_of(environ: dict[str, str], replicas: int, sessions: int) -> list[Ta
     return [direct, Target(through.name, through.url, (envoy,), through.modes)]
 
 
-def unevenness(summary: Summary, replicas: int) -> float:
-    """The largest deviation of a replica's sessions from even, in percent."""
-    counts = [int(part.rpartition(":")[2]) for part in summary.shard_split.split()]
-    counts += [0] * (replicas - len(counts))
-    even = sum(counts) / replicas
-    return 100 * max(abs(count - even) for count in counts) / even
-
-
 def crowds(report: Report, targets: list[Target], replicas: int, options: Any) -> bool:
     """Measure all crowds; whether the aims are met."""
     plan = Plan(tuple(options.crowds), repetitions=options.repetitions, modes=("ws",))
@@ -85,7 +77,7 @@ def crowds(report: Report, targets: list[Target], replicas: int, options: Any) -
         what = f"{crowd:,} sessions, {replicas} replicas"
         for name, ours in found.items():
             report.add(f"{what}, {name}: succeeded", "%", [100 * (1 - s.error_rate) for s in ours])
-            uneven = [unevenness(s, replicas) for s in ours]
+            uneven = [unevenness(s.shard_split, replicas) for s in ours]
             report.add(f"{what}, {name}: split, off even by", "%", uneven)
             report.add(f"{what}, {name}: connected, P99", "ms", [MS * s.connect_p99 for s in ours])
             report.add(f"{what}, {name}: total, P99", "ms", [MS * s.total_p99 for s in ours])
@@ -95,7 +87,9 @@ def crowds(report: Report, targets: list[Target], replicas: int, options: Any) -
         cpu = [s.server_cpu_ms_per_session for s in through]
         report.add(f"{what}: Envoy's CPU a session", "ms", cpu)
         met &= all(s.failed == 0 for s in through)
-        met &= statistics.median(unevenness(s, replicas) for s in through) <= MOST_UNEVEN
+        met &= (
+            statistics.median(unevenness(s.shard_split, replicas) for s in through) <= MOST_UNEVEN
+        )
     for weight in sweep.report.weights:
         report.add(f"{replicas} replicas: Envoy, idle", "MB", [weight.idle_pss_bytes / 2**20])
         if (each := weight.bytes_per_session) is not None:

@@ -1,52 +1,122 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`launch echo` with the daemon up: from request to ready, and how soon `--async` returns.
+"""How soon an environment is ready, what each further shard adds, and how soon a dead one is back.
 
-Aims: request to ready under 1 s; `--async` back within 50 ms of the command line being loaded
-(`openenv launch --help` is what loading costs).
+    python -m load_tests.launch                     `echo` by the command line; `benchmark`
+    python -m load_tests.launch --project           an upstream project too (installs it once)
+
+The project is the benchmark with its own virtual environment, upstream's base classes and
+`create_app`. Aims: `echo` from request to ready under 1 s, `--async` back within 50 ms of the
+command line being loaded (`openenv launch --help` is what loading costs); first ready under 2 s for
+the project, each further shard under 100 ms, 4 idle shards under 150 MB PSS together. A shard is
+killed with SIGKILL; it is back when a session is served by a pid that was not there before.
 """
 
 from __future__ import annotations
 
-import json
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+from load_tests.peers.scaling_servers import openenv, seconds_to_ready, write_project
 from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments, run
+from openenvd.bench.crew import HEAD_START_SECONDS, Crew
+from openenvd.bench.generator import Batch
+from openenvd.bench.target import Target, pss_bytes
+from openenvd.system.units import MB
+
+SHARDS = 4
+SESSIONS = 16  # enough to meet every shard
+BACK_SECONDS = 30.0
+BATCH_SECONDS = 5.0
 
 
 def main() -> None:
     """Measure, in turn."""
-    options = parse_arguments("Launching echo.", repetitions=10)
-    waited: list[float] = []
-    to_ready: list[float] = []
-    loading: list[float] = []
-    returned: list[float] = []
-    with daemon() as environ:
-        for number in range(options.repetitions + 1):
-            launch = [OPENENV, "launch", "echo", "--json", "--name"]
-            finished = run([*launch, f"waited-{number}"], environ)
-            waited.append(finished.seconds)
-            request_id = json.loads(finished.output)["request_id"]
-            shown = json.loads(run([OPENENV, "wait", request_id, "--json"], environ).output)
-            to_ready.append(_seconds_to_ready(shown))
-            run([OPENENV, "down", f"waited-{number}"], environ)
-            loading.append(run([OPENENV, "launch", "--help"], environ).seconds)
-            submitted = run([*launch, f"async-{number}", "--async"], environ)
-            returned.append(submitted.seconds)
-            run([OPENENV, "wait", json.loads(submitted.output)["request_id"]], environ)
-            run([OPENENV, "down", f"async-{number}"], environ)
-    report = Report("Launching echo")
-    report.add("openenv launch echo, the whole command", "s", waited[1:])
-    report.add("  request to ready (aim: 1)", "s", to_ready[1:])
-    report.add("openenv launch --help: what loading costs", "s", loading[1:])
-    report.add("openenv launch --async echo, the whole command", "s", returned[1:])
-    beyond = [a - b for a, b in zip(returned[1:], loading[1:], strict=True)]
-    report.add("  beyond loading (aim: 0.05)", "s", beyond)
+    options = parse_arguments(
+        "Launching.", 5, project={"action": "store_true", "help": "an upstream project too"}
+    )
+    report = Report("Launching")
+    with daemon() as environ, tempfile.TemporaryDirectory() as folder, Crew(1) as crew:
+        _commands(environ, -1, Report("the first launch of a daemon starts more than a replica"))
+        for number in range(options.repetitions):
+            _commands(environ, number, report)
+        sources = ["benchmark"]
+        if options.project:
+            sources.append(str(write_project(Path(folder) / "waits")))
+        for source in sources:
+            with _launched(environ, source, 1):
+                pass  # its virtual environment is made now
+            for _ in range(options.repetitions):
+                _shards(report, environ, crew, source)
+    report.note(f"the last line includes {HEAD_START_SECONDS * 1000:.0f} ms of the generator's own")
     report.finish(options.json)
 
 
-def _seconds_to_ready(answer: dict[str, object]) -> float:
-    request = answer.get("request", answer)
-    assert isinstance(request, dict)
-    return float(request["finished_at"]) - float(request["created_at"])
+def _commands(environ: dict[str, str], number: int, report: Report) -> None:
+    """`launch echo`, and `--async`."""
+    launch = [OPENENV, "launch", "echo", "--json", "--name"]
+    waited = run([*launch, f"waited-{number}"], environ).seconds
+    report.append("openenv launch echo, the whole command", "s", waited)
+    loading = run([OPENENV, "launch", "--help"], environ).seconds
+    report.append("openenv launch --help: what loading costs", "s", loading)
+    returned = run([*launch, f"async-{number}", "--async"], environ).seconds
+    report.append("openenv launch --async echo, the whole command", "s", returned)
+    report.append("  beyond loading (aim: 0.05)", "s", returned - loading)
+    for name in (f"waited-{number}", f"async-{number}"):
+        openenv(environ, "down", name)
+
+
+def _shards(report: Report, environ: dict[str, str], crew: Crew, source: str) -> None:
+    name = Path(source).name
+    with _launched(environ, source, 1) as (one, _target):
+        report.append(f"{name}: request to ready, 1 shard (aim: 2)", "s", one)
+    with _launched(environ, source, SHARDS) as (several, target):
+        report.append(f"{name}: request to ready, {SHARDS} shards", "s", several)
+        further = (several - one) / (SHARDS - 1)
+        report.append(f"{name}: each further shard (aim: 0.1)", "s", further)
+        idle = sum(pss_bytes(target).values()) / MB
+        report.append(f"{name}: host and {SHARDS} idle shards, PSS (aim: 150)", "MB", idle)
+        back = _seconds_until_back(crew, target)
+        report.append(f"{name}: kill -9 of a shard to its successor's session", "s", back)
+
+
+@contextmanager
+def _launched(environ: dict[str, str], source: str, shards: int) -> Iterator[tuple[float, Target]]:
+    """From request to ready, and who is there then."""
+    answer = openenv(environ, "launch", source, "--shards", str(shards), "--max-sessions", "400")
+    name = answer["environment"]["name"]
+    try:
+        shown = openenv(environ, "status", name)["environments"][0]
+        pids = tuple(replica["pid"] for replica in shown["replicas"])
+        target = Target(name, answer["environment"]["address"], pids)
+        yield seconds_to_ready(environ, answer), target
+    finally:
+        openenv(environ, "down", name)
+
+
+def _seconds_until_back(crew: Crew, target: Target) -> float:
+    """Kill one of those that serve; when one serves that did not before."""
+    before = _serving(crew, target)
+    victim = min(before)
+    os.kill(victim, signal.SIGKILL)
+    killed_at = time.monotonic()
+    while time.monotonic() - killed_at < BACK_SECONDS:
+        if _serving(crew, target) - before:
+            return time.monotonic() - killed_at
+    raise SystemExit(f"{target.name}: no successor of shard {victim} within {BACK_SECONDS} s")
+
+
+def _serving(crew: Crew, target: Target) -> set[int]:
+    """The pids that answered a handful of sessions."""
+    action: dict[str, Any] = {"wait_seconds": 0.0}
+    batch = Batch("ws", target.host, target.port, "", SESSIONS, action, BATCH_SECONDS, SESSIONS)
+    outcomes = crew.run(batch).outcomes
+    return {outcome["observation"]["pid"] for outcome in outcomes if outcome["observation"]}
 
 
 if __name__ == "__main__":

@@ -3,13 +3,11 @@ r"""How many sessions at once, and how long they take: the seed's protocol, besi
 
     python -m load_tests.scaling --short
     python -m load_tests.scaling --compare-limit           the aims below; a quarter of an hour
-    python -m load_tests.scaling --compare-limit --clients picows
     python -m load_tests.scaling --compare-limit --clients upstream --requests-grid 16384 \
         --generators 8 --peer upstream --handshake-timeout 60
     python -m load_tests.scaling --requests-grid 32,128,512,2048,4096,8192,16384 \
-        --wait-grid 1,5,10 --reps 3 --mode ws --peer upstream --limit
+        --wait-grid 1,5,10 --reps 3 --peer upstream --limit
     python -m load_tests.scaling --window 1024 --limit     not more handshakes under way than these
-    python -m load_tests.scaling --compare                 WebSocket beside HTTP
     python -m load_tests.scaling --requests-grid 256 --max-sessions 400 --peer upstream
     python -m load_tests.scaling --url http://host:8000    a server that runs already
     python -m load_tests.scaling --provider slurm --nodes 2 --requests-grid 16384 --reps 3
@@ -18,11 +16,11 @@ r"""How many sessions at once, and how long they take: the seed's protocol, besi
 Every session connects, resets, takes one step that waits, and closes. All of a batch connect in
 one instant, as training code does that opens its sessions in one `gather`; a handshake may take
 10 s, as upstream's client gives it. The load comes from `openenvd.bench`: several processes that
-report their own CPU, and count latencies from the start of the batch; with `--clients`, from others
-in one `gather` a process (`gather_clients.py`): those of upstream's package, which cost much more
-than a server does, or bare `picows` clients. Servers take turns within the same run. Drops are the
-kernel's, of the whole system: run nothing else beside it. Written: `raw.jsonl` and `summary.csv`
-with the seed's fields, `summary.json`, five figures.
+report their own CPU, and count latencies from the start of the batch; with `--clients upstream`,
+from clients of upstream's package in one `gather` a process (`gather_clients.py`), which cost much
+more than a server does. Servers take turns within the same run. Drops are the kernel's, of the
+whole system: run nothing else beside it. Written: `raw.jsonl` and `summary.csv` with the seed's
+fields, `summary.json`, five figures.
 
 Aims, for one, two and four shards, the bundled environment and a project: 2,048, 8,192 and 16,384
 sessions at 100 %, none dropped by the kernel, total P99 within 1.3 times the limit's of the same
@@ -34,10 +32,9 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,15 +42,14 @@ from typing import Any
 from load_tests.peers import scaling_servers as servers
 from load_tests.peers.cluster_servers import KINDS as CLUSTERS
 from load_tests.peers.cluster_servers import on_cluster, report_lines
-from load_tests.peers.gather_clients import KINDS
 from load_tests.peers.scaling_servers import REPOSITORY, Arrangement, Started
-from load_tests.shared.report import OPENENV, machine
-from load_tests.shared.scaling_arguments import parse_counts, parse_grid, target_of_url
+from load_tests.shared.report import machine
 from openenvd.bench import figures, table
 from openenvd.bench.errors import BenchError
 from openenvd.bench.plan import HANDSHAKE_SECONDS, Plan
 from openenvd.bench.results import Report, Summary
 from openenvd.bench.sweep import Sweep
+from openenvd.bench.target import Target
 from openenvd.system.extras import install_command
 
 DEFAULT_FOLDER = Path(__file__).with_name("results") / "scaling"
@@ -87,13 +83,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line; what `--short` and the like stand for comes before what was said."""
     parser = argparse.ArgumentParser(description="How many sessions at once.")
     add = parser.add_argument
-    add("--requests-grid", "--batch-size-grid", default="32,128,512,2048", metavar="N,N,…")
-    add("--wait-grid", default="1", metavar="SECONDS,…")
+    add("--requests-grid", type=parse_grid, default="32,128,512,2048", metavar="N,N,…")
+    add("--wait-grid", type=parse_grid, default="1", metavar="SECONDS,…")
     add("--reps", "--repetitions", type=int, default=3)
-    add("--mode", choices=("ws", "http"), default="ws")
-    add("--compare", action="store_true", help="both modes")
     add("--peer", choices=("upstream",), action="append", default=[])
-    add("--peer-python", metavar="PATH", help="a Python with upstream's package; made if left out")
     add(
         "--limit",
         action="store_true",
@@ -104,15 +97,14 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add(
         "--shards",
         metavar="N,N,…|auto",
-        help="of ours, 1,2,4: one server of each; by default as `openenv launch` decides",
+        default="auto",
+        help="of ours, 1,2,4: one server of each",
     )
-    add("--workers", type=int, help="of upstream; by default one for each core")
     add("--max-sessions", type=int, help="slots, all processes together; by default enough")
     add("--provider", choices=("local", *CLUSTERS), default="local", help="what runs ours")
     add("--nodes", type=int, default=2, help="with --provider: how many, with a replica each")
-    add("--envoys", type=int, help="with --provider; by default as descriptors require")
     add("--url", help="measure a server that runs already, instead of ours")
-    add("--clients", choices=("light", *KINDS), default="light", help="who makes the load")
+    add("--clients", choices=("light", "upstream"), default="light", help="who makes the load")
     add(
         "--window",
         type=int,
@@ -133,6 +125,18 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args([*said, *arguments])
 
 
+def parse_grid(text: str) -> tuple[float, ...]:
+    """`32,128,512` as numbers.
+
+    Raises:
+        argparse.ArgumentTypeError: something in it is none, or there is nothing in it.
+    """
+    with suppress(ValueError):
+        if values := tuple(float(part) for part in text.split(",") if part.strip()):
+            return values
+    raise argparse.ArgumentTypeError(f"write numbers, as 32,128,512, instead of {text!r}")
+
+
 def plan_of(options: argparse.Namespace) -> Plan:
     """What is to be measured.
 
@@ -140,10 +144,10 @@ def plan_of(options: argparse.Namespace) -> Plan:
         InvalidPlan
     """
     return Plan(
-        requests_grid=parse_counts("requests", options.requests_grid),
-        wait_grid=parse_grid("wait", options.wait_grid),
+        requests_grid=tuple(map(int, options.requests_grid)),
+        wait_grid=options.wait_grid,
         repetitions=options.reps,
-        modes=("http", "ws") if options.compare else (options.mode,),
+        modes=("ws",),
         timeout_seconds=options.timeout,
         generators=options.generators,
         window=options.window,
@@ -156,10 +160,8 @@ def program_of(options: argparse.Namespace) -> list[str]:
     """What makes the load; nothing stands for the generator of `openenvd.bench`."""
     if options.clients == "light":
         return []
-    python: str | Path = sys.executable
-    if options.clients == "upstream":
-        python = servers.peer_python(options.peer_python)
-    return [str(python), str(REPOSITORY / "load_tests/peers/gather_clients.py"), options.clients]
+    program = REPOSITORY / "load_tests/peers/gather_clients.py"
+    return [str(servers.peer_python()), str(program)]
 
 
 def _measure(options: argparse.Namespace, plan: Plan, started: list[Started]) -> int:
@@ -193,18 +195,17 @@ def _started(options: argparse.Namespace, plan: Plan) -> Iterator[list[Started]]
     with ExitStack() as stack:
         started: list[Started] = []
         if options.url is not None:
-            started.append(Started(target_of_url("server", options.url)))
+            started.append(Started(Target("server", options.url)))
         elif options.provider != "local":
-            arrangement = replace(arrangement, shards=options.shards)
-            started += stack.enter_context(
-                on_cluster(options.provider, options.nodes, arrangement, options.envoys)
-            )
+            shards = "1" if options.shards == "auto" else options.shards
+            arrangement = replace(arrangement, shards=shards)
+            started += stack.enter_context(on_cluster(options.provider, options.nodes, arrangement))
         else:
             ours = [replace(arrangement, shards=shards) for shards in shards_of(options)]
             both = servers.openenvd_all(ours, with_projects=options.project)
             started += stack.enter_context(both)
         if "upstream" in options.peer:
-            python = servers.peer_python(options.peer_python)
+            python = servers.peer_python()
             peers = peer_arrangement(arrangement, is_bounded=options.max_sessions is not None)
             started.append(stack.enter_context(servers.upstream(peers, python)))
         if options.limit:
@@ -227,17 +228,14 @@ def arrangement_of(options: argparse.Namespace, plan: Plan) -> Arrangement:
     """Ours: as many slots as sessions, unless slots are what is under test."""
     return Arrangement(
         max_sessions=options.max_sessions or plan.largest,
-        processes=options.workers or int(machine()["cores"]),
+        processes=int(machine()["cores"]),
         is_synchronous=options.sync,
     )
 
 
-def shards_of(options: argparse.Namespace) -> list[str | None]:
+def shards_of(options: argparse.Namespace) -> list[str]:
     """What each of ours is given as `--shards`."""
-    if options.shards:
-        told: str = options.shards
-        return [*told.split(",")]
-    return ["auto" if _knows_shards() else None]
+    return str(options.shards).split(",")
 
 
 def peer_arrangement(ours: Arrangement, *, is_bounded: bool) -> Arrangement:
@@ -329,11 +327,6 @@ def _spread(ratios: list[float]) -> str:
         return "not known"
     middle = sorted(ratios)[len(ratios) // 2]
     return f"{middle:.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
-
-
-def _knows_shards() -> bool:
-    told = subprocess.run([OPENENV, "launch", "--help"], capture_output=True, text=True, check=True)
-    return "--shards" in told.stdout
 
 
 def _tell(summary: Summary) -> None:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps per second and what one takes: by environment, by sessions, by the weight of a message.
 
-    python -m load_tests.steps [--short] [--apart] [--json FILE] [--upstream PYTHON]
-                               [--shapes NAME ...]
+    python -m load_tests.steps [--short] [--apart] [--json FILE] [--shapes NAME ...]
 
 Every session has one step in flight; each step carries so many bytes to the environment, and as
 many back. Three shapes of environment:
@@ -167,14 +166,14 @@ def _targets(stack: ExitStack, shape: str, options: Any) -> list[Target]:
     )
     peer_app: tuple[Any, ...] = ()
     if shape == "template":
-        python = scaling_servers.peer_python(options.upstream)
+        python = scaling_servers.peer_python()
         project = stack.enter_context(scaling_servers.template_project(arrangement, python))
         servers = [scaling_servers.openenvd_of(arrangement, str(project))]
         peer_app = (scaling_servers.TEMPLATE_APP, project.parent)
     else:
         servers = [scaling_servers.openenvd(arrangement)]
     if not options.alone:
-        python = scaling_servers.peer_python(options.upstream)
+        python = scaling_servers.peer_python()
         servers.append(scaling_servers.upstream(arrangement, python, *peer_app))
     if not scaling_servers.why_no_limit():
         servers.append(scaling_servers.limit(options.processes))
@@ -234,7 +233,6 @@ def main() -> int:
         short={"action": "store_true", "help": "less of everything"},
         seconds={"type": float, "help": "of each measurement (default 5; short: 0.5)"},
         processes={"type": int, "default": 2, "help": "of each server"},
-        upstream={"metavar": "PYTHON", "help": "one that has upstream's package"},
         apart={"action": "store_true", "help": "one core for the servers, the others for clients"},
         alone={"action": "store_true", "help": "do without upstream's server"},
         shapes={"nargs": "+", "choices": SHAPES, "help": "of the environment (all; short: two)"},

@@ -1,23 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `scaling.py --provider slurm` or `ray` measures: replicas on a cluster's nodes, one on each.
 
-    gateway    through the gateway, and through as many further Envoys as its descriptors require
+    gateway    through the gateway
     direct     the same replicas at their own addresses, which the generators take in turn
 
-A session through Envoy takes two descriptors of its process. Where the hard limit is 20,000 and
-cannot be raised (that takes CAP_SYS_RESOURCE), one Envoy carries fewer than 10,000 sessions: then
-further ones run beside it with copies of its files.
+A session through Envoy takes two descriptors of its process: where the hard limit is 20,000 and
+cannot be raised (that takes CAP_SYS_RESOURCE), it carries fewer than 10,000 sessions.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import resource
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -26,22 +20,14 @@ from typing import Any
 
 from load_tests.peers.scaling_servers import Arrangement, Started, openenv
 from load_tests.shared.report import daemon
-from openenvd.bench.target import Target, check_answers
-from openenvd.environments.gateway.config_files import write_start_files
-from openenvd.environments.gateway.configuration import GatewayOptions
-from openenvd.environments.gateway.process import NAME as GATEWAY
-from openenvd.environments.gateway.process import config_folder, find_envoy
+from openenvd.bench.target import Target
 from openenvd.environments.layout import Layout
 from openenvd.shim.client import read_status_file
 from smoke_tests import ray_engine, slurm_engine
-from smoke_tests.conftest import eventually
 from smoke_tests.ray_engine import RayCluster
 from smoke_tests.slurm_engine import SlurmCluster
 
 NAME, DIRECT = "gateway", "direct"
-DESCRIPTORS_OF_A_SESSION = 2  # of Envoy: one towards the client, one towards the replica
-OTHER_DESCRIPTORS = 1000
-STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +53,8 @@ KINDS = {
 }
 
 
-def envoys_for(sessions: int) -> int:
-    """How many Envoys it takes for so many sessions, as far as descriptors decide."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return math.ceil(sessions * DESCRIPTORS_OF_A_SESSION / (hard - OTHER_DESCRIPTORS))
-
-
 @contextmanager
-def on_cluster(
-    provider: str, nodes: int, arrangement: Arrangement, envoys: int | None
-) -> Iterator[list[Started]]:
+def on_cluster(provider: str, nodes: int, arrangement: Arrangement) -> Iterator[list[Started]]:
     """A cluster of so many nodes, and the benchmark with a replica on each."""
     kind = KINDS[provider]
     with ExitStack() as stack:
@@ -89,13 +67,10 @@ def on_cluster(
         openenv(environ, *words)
         address = openenv(environ, "status", NAME)["environments"][0]["address"]
         own = openenv(environ, "gateway", "status")["gateway"]["pid"]
-        count = envoys or envoys_for(arrangement.max_sessions)
-        others = [stack.enter_context(envoy(environ, number)) for number in range(1, count)]
-        pids = (own, *(pid for pid, _ in others))
-        through = Target(NAME, address, pids, ("ws",), others=tuple(each for _, each in others))
+        through = Target(NAME, address, (own,), ("ws",))
         first, *rest = replica_addresses(environ)
         direct = Target(DIRECT, f"http://{first}", (), ("ws",), others=tuple(rest))
-        yield [Started(through, {"envoys": count}), Started(direct)]
+        yield [Started(through), Started(direct)]
 
 
 def replica_addresses(environ: dict[str, str]) -> list[str]:
@@ -104,39 +79,6 @@ def replica_addresses(environ: dict[str, str]) -> list[str]:
     replicas = openenv(environ, "status", NAME)["environments"][0]["replicas"]
     statuses = [read_status_file(layout.run_dir(replica["id"])) for replica in replicas]
     return [f"{status['host']}:{status['port']}" for status in statuses if status is not None]
-
-
-@contextmanager
-def envoy(environ: dict[str, str], number: int) -> Iterator[tuple[int, str]]:
-    """A further Envoy, with the replicas that there are now; its pid, and its address."""
-    own = config_folder(Layout(Path(environ["OPENENV_HOME"])).run_dir(GATEWAY))
-    port = slurm_engine.free_port()
-    with tempfile.TemporaryDirectory(prefix="openenvd-envoy-") as name:
-        folder = Path(name)
-        shutil.copytree(own, folder, dirs_exist_ok=True)
-        clusters = folder / "clusters.json"  # which names the files of endpoints
-        clusters.write_text(clusters.read_text().replace(str(own), name))
-        options = GatewayOptions("127.0.0.1", port)
-        path = write_start_files(folder, options, folder / "admin.sock")
-        command = [str(find_envoy()), "-c", str(path), "--use-dynamic-base-id", "-l", "warn"]
-        process = subprocess.Popen(command, start_new_session=True)
-        target = Target(f"envoy {number}", f"http://127.0.0.1:{port}/{NAME}")
-        try:
-            eventually(lambda: _answers(target))
-            yield process.pid, f"127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(STOP_SECONDS)
-            process.kill()
-
-
-def _answers(target: Target) -> bool:
-    try:
-        check_answers(target)
-    except Exception:
-        return False
-    return True
 
 
 def unevenness(shard_split: str, replicas: int) -> float:

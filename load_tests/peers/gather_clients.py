@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients as training code has them: all of a process's sessions in one `asyncio.gather`.
 
-    python load_tests/peers/gather_clients.py upstream    `GenericEnvClient` of OpenEnv's package
-    python load_tests/peers/gather_clients.py picows      bare `picows` clients, on uvloop
+    python load_tests/peers/gather_clients.py     `GenericEnvClient` of OpenEnv's package
 
 Speaks with a crew as `openenvd.bench.generator` does (lines of JSON, see there), so that a batch is
-measured alike whoever makes the load. On the standard library beside what it is called after: the
-Python that has upstream's package has nothing of ours.
+measured X
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -24,9 +22,6 @@ Json = dict[str, Any]
 
 UPSTREAM = "openenv"
 TICK_SECONDS = 0.25
-
-# Of a batch; told of each phase as it ends; returns the observation of the step.
-Session = Callable[[str, Json, Callable[[str], None]], Awaitable[Json]]
 
 
 async def upstream_session(url: str, batch: Json, ends: Callable[[str], None]) -> Json:
@@ -47,51 +42,10 @@ async def upstream_session(url: str, batch: Json, ends: Callable[[str], None]) -
     return observation
 
 
-async def picows_session(url: str, batch: Json, ends: Callable[[str], None]) -> Json:
-    """One session with as little between it and the socket as there is."""
-    from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport, ws_connect
-
-    answers: asyncio.Queue[bytes | None] = asyncio.Queue()
-
-    class Listener(WSListener):
-        def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
-            if frame.msg_type == WSMsgType.TEXT:
-                answers.put_nowait(bytes(frame.get_payload_as_memoryview()))
-
-        def on_ws_disconnected(self, transport: WSTransport) -> None:
-            answers.put_nowait(None)
-
-    async def call(transport: WSTransport, message: Json) -> Json:
-        transport.send(WSMsgType.TEXT, json.dumps(message).encode())
-        if (answer := await answers.get()) is None:
-            raise ConnectionError("the server closed the connection")
-        told: Json = json.loads(answer)
-        if told["type"] == "error":
-            raise ConnectionError(str(told))
-        return told
-
-    connecting = ws_connect(Listener, f"{url.replace('http', 'ws', 1)}/ws")
-    transport, _ = await asyncio.wait_for(connecting, batch["handshake_seconds"])
-    ends("connect")
-    await call(transport, {"type": "reset", "data": {}})
-    ends("reset")
-    told = await call(transport, {"type": "step", "data": batch["action"]})
-    ends("step")
-    transport.send_close(WSCloseCode.OK)
-    while await answers.get() is not None:
-        pass
-    observation: Json = told["data"]["observation"]
-    return observation
-
-
-KINDS: dict[str, Session] = {"upstream": upstream_session, "picows": picows_session}
-
-
 class Gather:
     """One batch."""
 
-    def __init__(self, kind: str, batch: Json) -> None:
-        self._session = KINDS[kind]
+    def __init__(self, batch: Json) -> None:
         self._batch = batch
         self._url = f"http://{batch['host']}:{batch['port']}{batch['path']}"
         self._ended = 0
@@ -132,7 +86,7 @@ class Gather:
 
         try:
             async with asyncio.timeout(self._batch["timeout_seconds"]):
-                outcome["observation"] = await self._session(self._url, self._batch, ends)
+                outcome["observation"] = await upstream_session(self._url, self._batch, ends)
         except Exception as exc:  # each of them is a result
             cause = exc.__cause__ or exc
             late = isinstance(cause, TimeoutError) and outcome["connect_seconds"] is None
@@ -157,29 +111,18 @@ def say(message: Json) -> None:
 
 def main() -> None:
     """Batch after batch, until the crew closes stdin."""
-    kind = sys.argv[1]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    if kind == "upstream":
-        import_module(UPSTREAM).GenericEnvClient  # noqa: B018  # seconds, before anything is timed
-    with asyncio.Runner(loop_factory=_loop_factory(kind)) as runner:
+    import_module(UPSTREAM).GenericEnvClient  # noqa: B018  # seconds, before anything is timed
+    with asyncio.Runner() as runner:
         gather: Gather | None = None
         for line in sys.stdin:
             message = json.loads(line)
             if "batch" in message:
-                gather = Gather(kind, message["batch"])
+                gather = Gather(message["batch"])
                 say({"prepared": True})
             elif gather is not None and "go" in message:
                 say({"done": runner.run(gather.run(message["go"]))})
-
-
-def _loop_factory(kind: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """What `asyncio.run` makes, as most training code has it; uvloop for `picows`."""
-    if kind != "picows":
-        return None
-    import uvloop
-
-    return uvloop.new_event_loop
 
 
 if __name__ == "__main__":

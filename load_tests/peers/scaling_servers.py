@@ -128,16 +128,21 @@ def _launch(environ: dict[str, str], source: str, name: str, arrangement: Arrang
     started = time.monotonic()
     answer = openenv(environ, *_launch_words(source, arrangement), "--name", name)
     seconds = time.monotonic() - started
-    told = openenv(environ, "wait", answer["request_id"])
-    request = told.get("request", told)
     environment = answer["environment"]
     shown = openenv(environ, "status", environment["name"])["environments"][0]
     pids = tuple(replica["pid"] for replica in shown["replicas"])
     facts = {
         "launch_command_seconds": seconds,
-        "request_to_ready_seconds": request["finished_at"] - request["created_at"],
+        "request_to_ready_seconds": seconds_to_ready(environ, answer),
     }
     return Started(Target(name, environment["address"], pids), facts)
+
+
+def seconds_to_ready(environ: dict[str, str], answer: Any) -> float:
+    """How long the request of a launch took, by what it answered."""
+    told = openenv(environ, "wait", answer["request_id"])
+    request = told.get("request", told)
+    return float(request["finished_at"] - request["created_at"])
 
 
 def write_project(folder: Path) -> Path:
@@ -221,12 +226,8 @@ def upstream(
             yield Started(Target("upstream", url, (process.pid,)), facts)
 
 
-def peer_python(given: str | None) -> Path:
-    """A Python that has upstream's package: the one that was named, or one made for it now."""
-    if given is not None:
-        if not os.access(given, os.X_OK):
-            raise SystemExit(f"error: there is no Python at {given}")
-        return Path(given).absolute()
+def peer_python() -> Path:
+    """A Python that has upstream's package: the one that is kept, or one made for it now."""
     folder = Path(os.environ.get(PEER_VENV_VARIABLE) or tempfile.mkdtemp(prefix="openenvd-peer-"))
     python = folder / "bin" / "python"
     if not python.exists():
