@@ -311,15 +311,6 @@ def stepping(base_url: str, sessions: int) -> Iterator[Callable[[], Any]]:
             clients.kill()
 
 
-def add(report: Report, name: str, unit: str, value: float) -> None:
-    """Add what one repetition has found to its line."""
-    for measure in report.measures:
-        if measure.name == name:
-            measure.values.append(value)
-            return
-    report.add(name, unit, [value])
-
-
 @dataclass
 class Loss:
     """What was seen when something was killed.
@@ -374,28 +365,28 @@ def try_victim(report: Report, home: Home, victim: str, sessions: int) -> list[s
     before, died, killed_at, found = loss.before, loss.died, loss.killed_at, loss.found
     wrong = loss.wrong
     if victim in NODES:
-        add(report, f"{victim}: newcomers", "", len(loss.waited))
+        report.append(f"{victim}: newcomers", "", len(loss.waited))
         longest = max(loss.waited, default=READY_SECONDS)
-        add(report, f"{victim}: longest that one waited", "s", longest)
+        report.append(f"{victim}: longest that one waited", "s", longest)
         wrong += [f"{victim}: a new session took {longest:.1f} s"] * (longest > NEW_SECONDS)
     lost = found["lost"]
     elsewhere = [each for each in lost if died not in (each["replica"], EVERY)]
-    add(report, f"{victim}: sessions lost", "", len(lost))
+    report.append(f"{victim}: sessions lost", "", len(lost))
     if died is not None:
         had = sessions if died == EVERY else before["sessions"]
-        add(report, f"{victim}: sessions that it had", "", had)
-    add(report, f"{victim}: sessions lost elsewhere", "", len(elsewhere))
+        report.append(f"{victim}: sessions that it had", "", had)
+    report.append(f"{victim}: sessions lost elsewhere", "", len(elsewhere))
     told = Counter(each["told"] for each in lost)
     for how, count in told.most_common():
-        add(report, f"  {victim}: told by {how!r}", "", count)
+        report.append(f"  {victim}: told by {how!r}", "", count)
     back = [each.get("back_after_seconds") for each in lost]
     if back:
-        add(report, f"{victim}: still without a session", "", back.count(None))
+        report.append(f"{victim}: still without a session", "", back.count(None))
         seconds = [each["at"] - killed_at + each["back_after_seconds"] for each in lost
                    if "back_after_seconds" in each]  # fmt: skip
-        add(report, f"{victim}: last session back after the kill", "s", max(seconds, default=0.0))
-    add(report, f"{victim}: all ready again after", "s", loss.ready_seconds)
-    add(report, f"{victim}: steps answered", "", found["steps"])
+        report.append(f"{victim}: last session back after the kill", "s", max(seconds, default=0.0))
+    report.append(f"{victim}: all ready again after", "s", loss.ready_seconds)
+    report.append(f"{victim}: steps answered", "", found["steps"])
     if elsewhere:
         wrong.append(f"{victim}: {len(elsewhere)} sessions were lost elsewhere")
     wrong += late(victim, lost, killed_at)

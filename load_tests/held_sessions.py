@@ -175,30 +175,22 @@ def measure(report: Report, target: Target, options: Any, clients: int) -> None:
         paced = all_of_them.step(options.share, options.paced_seconds)
         after = sum(targets.pss_bytes(target).values())
     more = max(1, all_of_them.opened - warm_sessions)
-    _add(report, f"{name}: sessions held", "", all_of_them.opened)
-    _add(report, f"{name}: failed to open, or to step", "", all_of_them.failed)
-    _add(report, f"{name}: to open them all", "s", all_of_them.seconds)
-    _add(report, f"{name}: server's processes", "", len(pss))
-    _add(report, f"{name}: PSS of the server with all of them", "MB", sum(pss.values()) / KB**2)
-    _add(report, f"{name}: PSS each (aim: 4)", "kB", (sum(pss.values()) - warm) / more / KB)
-    _add(report, f"{name}: PSS each, after the steps", "kB", (after - warm) / more / KB)
+    report.append(f"{name}: sessions held", "", all_of_them.opened)
+    report.append(f"{name}: failed to open, or to step", "", all_of_them.failed)
+    report.append(f"{name}: to open them all", "s", all_of_them.seconds)
+    report.append(f"{name}: server's processes", "", len(pss))
+    report.append(f"{name}: PSS of the server with all of them", "MB", sum(pss.values()) / KB**2)
+    report.append(f"{name}: PSS each (aim: 4)", "kB", (sum(pss.values()) - warm) / more / KB)
+    report.append(f"{name}: PSS each, after the steps", "kB", (after - warm) / more / KB)
     for what, held_bytes in kernel.items():
         each = (held_bytes - warm_kernel[what]) / more / KB
-        _add(report, f"{name}: kernel's {what}, both ends, each", "kB", each)
-    _add(report, f"{name}: CPU while idle, of one core", "%", 100 * cpu / IDLE_SECONDS)
+        report.append(f"{name}: kernel's {what}, both ends, each", "kB", each)
+    report.append(f"{name}: CPU while idle, of one core", "%", 100 * cpu / IDLE_SECONDS)
     for what, latencies in (("at once", at_once), ("paced", paced)):
-        _add(report, f"{name}: steps {what}", "", len(latencies))
+        report.append(f"{name}: steps {what}", "", len(latencies))
         for share in (0.5, 0.99):
             value = percentile(latencies, share) * 1e3 if latencies else float("nan")
-            _add(report, f"{name}: a step {what}, P{100 * share:.0f}", "ms", value)
-
-
-def _add(report: Report, name: str, unit: str, value: float) -> None:
-    known = next((measure for measure in report.measures if measure.name == name), None)
-    if known is None:
-        report.add(name, unit, [value])
-    else:
-        known.values.append(value)
+            report.append(f"{name}: a step {what}, P{100 * share:.0f}", "ms", value)
 
 
 def client_processes(sessions: int) -> int:

@@ -26,10 +26,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from load_tests.peers.scaling_servers import openenv
-from load_tests.shared.held_clients import HeldSession, open_session
+from load_tests.shared.light_session import LightSession, open_session
 from load_tests.shared.report import Report, daemon, parse_arguments, percentile
 from openenvd.bench.target import Target
-from openenvd.bench.ws_session import WsScript
 
 SESSIONS, SHORT_SESSIONS = 1_000, 100
 REPLICAS = (1, 2)
@@ -60,13 +59,11 @@ class Crowd:
     async def _client(self, number: int) -> None:
         chance = random.Random(number)
         await asyncio.sleep(chance.random())
-        script = WsScript(
-            f"{self.target.host}:{self.target.port}", self.target.path, {"wait_seconds": 0.0}
-        )
+        address = (self.target.host, self.target.port, self.target.path)
         while not self.is_ending:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    session = await open_session(script, (self.target.host, self.target.port))
+                    session = await open_session(*address)
                 self.begun += 1
                 await self._steps(session, chance.randint(1, self.most_steps))
                 session.close()
@@ -74,7 +71,7 @@ class Crowd:
                 self.failures.append(repr(exc))
                 await asyncio.sleep(1.0)
 
-    async def _steps(self, session: HeldSession, count: int) -> None:
+    async def _steps(self, session: LightSession, count: int) -> None:
         due = time.monotonic()
         for _ in range(count):
             due += 1.0
@@ -88,18 +85,7 @@ class Crowd:
         return found
 
 
-@dataclass
-class Figures:
-    """What one run found, by name and unit."""
-
-    values: dict[tuple[str, str], list[float]] = field(default_factory=dict)
-
-    def add(self, name: str, unit: str, value: float) -> None:
-        """Another repetition's."""
-        self.values.setdefault((name, unit), []).append(value)
-
-
-async def measure(environ: dict[str, str], replicas: int, options: Any, figures: Figures) -> int:
+async def measure(environ: dict[str, str], replicas: int, options: Any, report: Report) -> int:
     """Two updates; how many sessions were dropped or refused."""
     words = ["launch", "benchmark", "--name", NAME, "--replicas", str(replicas)]
     words += ["--max-sessions", str(4 * options.sessions)]
@@ -111,8 +97,8 @@ async def measure(environ: dict[str, str], replicas: int, options: Any, figures:
 
     def note_steps(when: str) -> None:
         steps = crowd.taken()
-        figures.add(f"{what}: step P99, {when}", "ms", MS * percentile(steps, 0.99))
-        figures.add(f"{what}: longest step, {when}", "ms", MS * max(steps))
+        report.append(f"{what}: step P99, {when}", "ms", MS * percentile(steps, 0.99))
+        report.append(f"{what}: longest step, {when}", "ms", MS * max(steps))
 
     note_steps("before")
     for number, kind in enumerate(("first update", "second update")):
@@ -120,16 +106,16 @@ async def measure(environ: dict[str, str], replicas: int, options: Any, figures:
         await asyncio.to_thread(openenv, environ, *words)
         await _until(environ, number + 2, "SERVING")
         switched = time.monotonic()
-        figures.add(f"{what}: {kind} takes over", "s", switched - began)
+        report.append(f"{what}: {kind} takes over", "s", switched - began)
         await _until(environ, number + 1, "RETIRED")
-        figures.add(f"{what}: {kind}, drained", "s", time.monotonic() - switched)
+        report.append(f"{what}: {kind}, drained", "s", time.monotonic() - switched)
         note_steps(kind)
         await asyncio.sleep(STEADY_SECONDS)
     note_steps("after")
     crowd.is_ending = True
     await running
-    figures.add(f"{what}: begun", "", crowd.begun)
-    figures.add(f"{what}: dropped or refused (aim 0)", "", len(crowd.failures))
+    report.append(f"{what}: begun", "", crowd.begun)
+    report.append(f"{what}: dropped or refused (aim 0)", "", len(crowd.failures))
     for why in sorted(set(crowd.failures))[:3]:
         print(f"failed: {why}", flush=True)
     await asyncio.to_thread(openenv, environ, "down", NAME)
@@ -156,14 +142,11 @@ def main() -> int:
     )
     options.sessions = options.sessions or (SHORT_SESSIONS if options.short else SESSIONS)
     options.most = SHORT_MOST_STEPS if options.short else MOST_STEPS
-    figures, dropped = Figures(), 0
+    report, dropped = Report("Rolling updates under stepping sessions"), 0
     for replicas in REPLICAS[:1] if options.short else REPLICAS:
         for _ in range(options.repetitions):
             with daemon() as environ:
-                dropped += asyncio.run(measure(environ, replicas, options, figures))
-    report = Report("Rolling updates under stepping sessions")
-    for (name, unit), values in figures.values.items():
-        report.add(name, unit, values)
+                dropped += asyncio.run(measure(environ, replicas, options, report))
     report.finish(options.json)
     return 1 if dropped else 0
 
