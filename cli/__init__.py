@@ -7,7 +7,7 @@
     up.py           up, stop, info
     check.py        check
     config.py       config
-    launch.py       launch; variables.py: `-e` and `--env-file`
+    launch.py       launch
     scale.py        scale, restart
     rollout.py      rollout
     bench.py        bench
@@ -27,6 +27,7 @@
     drawing.py      tables and lines, colour
     phrases.py      durations and sizes for people
     options.py      what several commands share: options, the connection, NAME|REQUEST_ID
+    option_groups.py  flags in groups, and `--set` for all other options
     completion.py   what shells complete
     examples.py     examples of every command
     passthrough.py  upstream's commands

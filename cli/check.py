@@ -28,6 +28,7 @@ from ..system.terminal_text import plain
 from . import completion, exit_codes, phrases
 from .failures import error_lines
 from .following import run
+from .option_groups import set_option
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, bad, faint, good
 
@@ -36,7 +37,7 @@ Json = dict[str, Any]
 LOOK_SECONDS = 0.2  # between two looks at a launch
 SESSION_SECONDS = 30.0
 MEMORY_MB = 512  # of the replica: without a limit, a Slurm job may be given a whole node
-OPTIONS = ("memory_mb", "gpus", "engine_options", "ready_timeout_seconds")
+OPTIONS = ("memory_mb", "gpus", "engine_options")
 
 
 @click.command()
@@ -48,6 +49,7 @@ OPTIONS = ("memory_mb", "gpus", "engine_options", "ready_timeout_seconds")
     shell_complete=completion.providers,
 )
 @declared_options(LaunchOptions, OPTIONS)
+@set_option(LaunchOptions, only=("ready_timeout_seconds",))
 @json_option
 def check(source: str | None, provider: str | None, as_json: bool, **options: Any) -> int:
     """Check this machine: what keeps it from its best, and which providers and gateway work.

@@ -22,37 +22,28 @@ import click
 
 from ..client import following
 from ..client.api import DaemonClient
+from ..operations.options import RequestOptions
 from ..requests_db.states import RequestState
 from ..system.terminal_text import coloured, plain
 from . import exit_codes, phrases
 from .drawing import is_coloured, new_console
 from .failures import request_failure
-from .options import Command, Duration, reconnect
+from .options import Command, declared_options, given_options, reconnect
 from .output import Output
 
 Json = dict[str, Any]
 # Of a final request: what `--json` prints beside id and error, and the lines for people.
 Conclusion = Callable[[Json], tuple[Json, list[str]]]
 
+RARE = ("timeout_seconds", "priority", "idempotency_key")  # of `RequestOptions`: by `--set`
 SECOND_CHANCE_SECONDS = 2.0
 BAR_WIDTH = 24  # characters
 _REMEMBERED_LINES = 200  # to know whether a log tail has been seen already
 
 
 def submit_options(command: Command) -> Command:
-    """Give a command the options of a request, whatever its operation is."""
-    for decorate in (
-        click.option("--idempotency-key", metavar="KEY",
-                     help="The same request again with the same key returns the first one."),
-        click.option("--priority", type=click.IntRange(-100, 100),
-                     help="Higher priorities run earlier."),
-        click.option("--retry-oom", is_flag=True,
-                     help="Run again with more memory if it was killed for memory."),
-        click.option("--timeout", type=Duration(min=0, min_open=True), metavar="DURATION",
-                     help="Time limit of the whole request, from its start."),
-    ):  # fmt: skip
-        command = decorate(command)
-    return async_option(command)
+    """Give a command the flags of a request: `--async` and `--retry-oom`."""
+    return async_option(declared_options(RequestOptions, only=("retry_oom",))(command))
 
 
 def async_option(command: Command) -> Command:
@@ -62,15 +53,8 @@ def async_option(command: Command) -> Command:
 
 
 def submit(client: DaemonClient, operation: str, payload: Json, options: Json) -> Json:
-    """Queue a request with the values of `submit_options`; returns the request."""
-    return client.submit(
-        operation,
-        payload,
-        idempotency_key=options["idempotency_key"],
-        priority=options["priority"],
-        timeout_seconds=options["timeout"],
-        retry_oom=options["retry_oom"] or None,
-    )
+    """Queue a request with what the command line says of `RequestOptions`; returns the request."""
+    return client.submit(operation, payload, **given_options(RequestOptions, options))
 
 
 def leave(request: Json, output: Output) -> int:

@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from ..client.sources import read_source, working_folder
-from ..operations.options import ImageOptions
+from ..operations.options import ImageOptions, RequestOptions
 from . import completion
-from .following import follow, leave, submit, submit_options
+from .following import RARE, follow, leave, submit, submit_options
+from .option_groups import set_option
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, good
 
@@ -23,6 +24,7 @@ def image() -> None:
 @image.command()
 @click.argument("source", shell_complete=completion.sources)
 @declared_options(ImageOptions)
+@set_option(RequestOptions, only=RARE)
 @submit_options
 @json_option
 def build(source: str, as_json: bool, is_async: bool, **options: Any) -> int:

@@ -11,10 +11,11 @@ import click
 from ..client.sources import read_source, working_folder
 from ..environments.names import suggest_name, why_not
 from ..environments.spec import LaunchOptions
-from ..operations.options import DrainOptions
+from ..operations.options import DrainOptions, RequestOptions
 from ..requests_db.states import RequestState
-from . import completion, passthrough
+from . import completion, following, passthrough
 from .following import follow, leave, submit, submit_options
+from .option_groups import grouped, set_option
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, good
 
@@ -22,28 +23,35 @@ if TYPE_CHECKING:
     from ..client.api import DaemonClient
 
 
-@click.command()
-@click.argument("source", shell_complete=completion.sources)
-@click.option(
-    "--name", metavar="NAME", help="Name of the environment; by default made from its source."
+GROUPS = {
+    "Environment": "--name --update --env --env-file --with",
+    "Sessions": "--max-sessions --shards --isolate --session-memory --step-timeout",
+    "Replicas": "--replicas --min --max --idle-timeout --gateway --memory --cpus --gpus --provider "
+    "--engine-option --sandbox",
+    "Access": "--host --port --token --allow-origin",
+    "Command": "--async --retry-oom --set --json --help",
+}
+RARE = (
+    *("admission_timeout_seconds", "reset_first", "http_session_idle_seconds", "max_message_mb"),
+    *("serve_as_is", "scale_down_seconds", "base", "ready_timeout_seconds"),
+    *("drain_timeout_seconds", *following.RARE),
 )
+
+
+@click.command(cls=grouped(GROUPS))
+@click.argument("source", shell_complete=completion.sources)
+@click.option("--name", metavar="NAME", help="Name, by default made from the source.")
 @click.option(
     "--update/--no-update",
     default=None,
-    help="Update an environment of this name that runs; by default if its source is the same.",
+    help="Update what runs by this name. By default if its source is the same.",
 )
-@declared_options(LaunchOptions)
-@declared_options(DrainOptions)
+@declared_options(LaunchOptions, without=RARE)
+@set_option(LaunchOptions, DrainOptions, RequestOptions, only=RARE)
 @submit_options
 @json_option
 def launch(source: str, as_json: bool, is_async: bool, **options: Any) -> int:
-    """Run an environment: a name, a folder with openenv.yaml, module:Class or docker://IMAGE.
-
-    Waits until it is ready, and prints its address. Ctrl-C detaches, a second one cancels.
-
-    An environment of the name that runs is updated: the new replicas take over when all are ready,
-    and the old ones end with their sessions. If they do not get ready, nothing changes.
-    """
+    """Run a bundled name, a folder, module:Class or docker://IMAGE at an address."""
     output = Output(as_json=as_json)
     payload, note = _payload(source, options)
     if note is not None:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -16,7 +17,6 @@ from ..client.errors import ApiRefused
 from ..server.settings import Paths
 from . import completion
 from .output import Output
-from .variables import read_env_files, read_variables
 
 if TYPE_CHECKING:
     from ..client.api import DaemonClient
@@ -109,14 +109,14 @@ def count_or_auto(text: str) -> int | None:
 
 
 def declared_options(
-    declaration: type, only: Collection[str] | None = None
+    declaration: type, only: Collection[str] | None = None, *, without: Collection[str] = ()
 ) -> Callable[[Command], Command]:
-    """Give a command a Click option for each option that a dataclass declares, or those named."""
+    """Give a command a Click option for each option that a dataclass declares, or some."""
     from ..system.options import options_of
 
     def decorate(command: Command) -> Command:
         for item in reversed(options_of(declaration)):
-            if only is not None and item.name not in only:
+            if item.name in without or (only is not None and item.name not in only):
                 continue
             if item.kind is dict and item.flag != "":
                 command = _file_option(item)(command)
@@ -147,7 +147,7 @@ def given_options(declaration: type, values: Mapping[str, Any]) -> dict[str, Any
 
 
 def _click_option(item: Option) -> Callable[[Command], Command]:
-    word = item.name.removesuffix("_seconds").removesuffix("_mb").replace("_", "-")
+    word = word_of(item)
     flags = [item.flag or f"--{word}"]
     more: dict[str, Any] = {"default": None}
     if item.kind is bool:
@@ -159,22 +159,27 @@ def _click_option(item: Option) -> Callable[[Command], Command]:
     elif item.kind is list:
         more = {"multiple": True, "metavar": item.metavar}
     else:
-        kind, metavar = _type_of(item)
+        kind, metavar = type_of(item)
         more |= {"type": kind, "metavar": item.metavar or metavar}
         if item.name == "provider" and not item.choices:
             more["shell_complete"] = completion.providers
-    return click.option(*flags, item.name, help=_help_of(item), **more)
+    return click.option(*flags, item.name, help=help_of(item), **more)
 
 
 def _file_option(item: Option) -> Callable[[Command], Command]:
     """Return the option that reads variables from a file, where no other user sees them."""
-    text = "Read variables from a file of KEY=VALUE lines, as Docker does. Repeatable."
+    text = "Read variables from a file of KEY=VALUE lines. Format as Docker's. Repeatable."
     return click.option(
         f"--{item.name}-file", f"{item.name}_file", multiple=True, metavar="FILE", help=text
     )
 
 
-def _help_of(item: Option) -> str:
+def word_of(item: Option) -> str:
+    """Return what names an option on the command line: its field's name without the unit."""
+    return item.name.removesuffix("_seconds").removesuffix("_mb").replace("_", "-")
+
+
+def help_of(item: Option) -> str:
     """Return the help of an option, with its default, if that is a number or a word."""
     if not item.default or item.kind not in (int, float, str):
         return item.help
@@ -183,7 +188,7 @@ def _help_of(item: Option) -> str:
     return f"{item.help.rstrip('.')} [{default}{unit}]."
 
 
-def _type_of(item: Option) -> tuple[Any, str | None]:
+def type_of(item: Option) -> tuple[Any, str | None]:
     """Return Click's type of an option, and what its help page shows for the value."""
     if item.auto:
         return count_or_auto, "N|auto"
@@ -200,6 +205,50 @@ def _type_of(item: Option) -> tuple[Any, str | None]:
         bounds: dict[str, Any] = {"min": item.least, "max": item.most}
         return click.IntRange(**bounds) if set(bounds.values()) != {None} else int, "N"
     return str, None
+
+
+def read_variables(given: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """`-e KEY=VALUE`, and `-e KEY` with the value it has here.
+
+    Raises:
+        click.BadParameter: an empty key, or one that is not set here.
+    """
+    variables = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not key or (not equals and key not in environ):
+            reason = "has no name before the `=`" if not key else f"{key} is not set here"
+            raise click.BadParameter(f"{text!r}: {reason}; write KEY=VALUE", param_hint="-e")
+        variables[key] = value if equals else environ[key]
+    return variables
+
+
+def read_env_files(paths: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables in files of Docker's format: `KEY=VALUE`, `KEY`, or a comment in each line.
+
+    As there, a value is all behind the `=`, quotes included, and a key alone has the value that it
+    has here, or is left out. Later files win.
+
+    Raises:
+        click.BadParameter: A file cannot be read, or a line is none of these.
+    """
+    variables: dict[str, str] = {}
+    for path in paths:
+        try:
+            text = Path(path).expanduser().read_text(encoding="utf-8-sig")
+        except (OSError, ValueError) as exc:
+            raise click.BadParameter(f"{path}: {exc}", param_hint="--env-file") from None
+        for number, line in enumerate(text.split("\n"), 1):
+            line = line.lstrip().removesuffix("\r")
+            if not line or line.startswith("#"):
+                continue
+            key, equals, value = line.partition("=")
+            if not key or any(character.isspace() for character in key):
+                reason = "no name before the `=`" if not key else f"a space in the name {key!r}"
+                raise click.BadParameter(f"{path}:{number}: {reason}", param_hint="--env-file")
+            if equals or key in environ:
+                variables[key] = value if equals else environ[key]
+    return variables
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,13 @@ import click
 from ..client.errors import ApiRefused
 from ..client.policies import variables_of
 from ..client.sources import MANIFEST, bundled_names, read_source, working_folder
-from ..operations.options import RolloutOptions
+from ..operations.options import RequestOptions, RolloutOptions
 from ..requests_db.states import EnvironmentState, RequestState
 from ..system.terminal_text import plain
-from . import completion, exit_codes
+from . import completion, exit_codes, following
 from .following import Detached, follow, follow_request, leave, submit, submit_options
 from .launch import launch_by_default
+from .option_groups import grouped, set_option
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, bad, good
 
@@ -30,7 +31,19 @@ _BEING_LAUNCHED = (EnvironmentState.PENDING, EnvironmentState.STARTING)
 SHOWN_CHARACTERS = 200  # of what a failed episode says
 
 
-@click.command()
+GROUPS = {
+    "Episodes": "--out --episodes --concurrency --max-steps --seed --policy --env --env-file",
+    "Groups of episodes": "--group --advantages --filter",
+    "Limits": "--step-timeout --retries --keep-failed --memory",
+    "Command": "--launch --async --retry-oom --set --json --help",
+}
+RARE = (
+    *("policy_timeout_seconds", "episode_timeout_seconds", "keep_cached", "buffer_mb"),
+    *("max_loop_lag_seconds", "format", *following.RARE),
+)
+
+
+@click.command(cls=grouped(GROUPS))
 @click.argument(
     "names",
     nargs=-1,
@@ -40,7 +53,8 @@ SHOWN_CHARACTERS = 200  # of what a failed episode says
 )
 @click.option("--out", required=True, metavar="DIR", help="Folder to write the episodes to.")
 @click.option("--launch", "launches", is_flag=True, help="Launch what does not run yet first.")
-@declared_options(RolloutOptions)
+@declared_options(RolloutOptions, without=RARE)
+@set_option(RolloutOptions, RequestOptions, only=RARE)
 @submit_options
 @json_option
 def rollout(

@@ -26,6 +26,7 @@ from . import completion, exit_codes
 from .bench import read_action
 from .check import ended_by_signals
 from .following import follow_request, run
+from .option_groups import set_option
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, bad, faint, good
 
@@ -37,9 +38,8 @@ OF_LAUNCH = (
     "memory_mb",
     "gpus",
     "isolate",
-    "serve_as_is",
-    "ready_timeout_seconds",
 )
+RARE = ("serve_as_is", "ready_timeout_seconds")  # as `openenv launch` has them
 _MARKS = {"passed": good("✓"), "failed": bad("✗"), "warned": "!", "skipped": faint("-")}
 
 
@@ -51,6 +51,7 @@ _MARKS = {"passed": good("✓"), "failed": bad("✗"), "warned": "!", "skipped":
 )  # fmt: skip
 @declared_options(EnvironmentTestOptions)
 @declared_options(LaunchOptions, OF_LAUNCH)
+@set_option(LaunchOptions, only=RARE)
 @click.option("--keep", is_flag=True, help="Leave the environment running, to look at its log.")
 @json_option
 def test(source: str, actions: tuple[str, ...], keep: bool, as_json: bool, **options: Any) -> int:

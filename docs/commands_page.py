@@ -19,6 +19,7 @@ import click
 from openenvd import __version__
 from openenvd.cli import exit_codes
 from openenvd.cli.main import COMMANDS, cli
+from openenvd.cli.option_groups import SetOption
 from openenvd.server.settings import SETTINGS
 
 if TYPE_CHECKING:
@@ -51,6 +52,11 @@ def _pages(command: click.Command, parent: click.Context, name: str, mark: str) 
     """Yield the help pages of a command, and of those below it."""
     inner = click.Context(command, parent=parent, info_name=name, terminal_width=96)
     yield f"{mark} {inner.command_path}\n\n```text\n{command.get_help(inner)}\n```\n"
+    for option in command.params:
+        if isinstance(option, SetOption):
+            found = ((name, kind.replace("|", "\\|"), told) for name, kind, told in option.rows())
+            rows = [f"| `{name}={kind}` | {told} |" for name, kind, told in found]
+            yield "\n".join(["| `--set` | meaning |", "|---|---|", *rows, ""])
     if isinstance(command, click.Group):
         for each, below in command.commands.items():
             yield from _pages(below, inner, each, f"{mark}#")

@@ -78,7 +78,7 @@ class NotReset(HostError):
         super().__init__(
             "This session is a new one, and was not reset: the session before it may be lost, as "
             "others of this environment were. Call reset. Where steps need no reset, launch with "
-            "--no-reset-first, or set RESET_FIRST = False in the class."
+            "--set reset-first=no, or set RESET_FIRST = False in the class."
         )
 
 

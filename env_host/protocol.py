@@ -94,28 +94,28 @@ class ServeOptions:
     """How sessions are served. Each option is declared here and nowhere else."""
 
     max_sessions: int | None = option(
-        None, "Maximum number of sessions, all replicas together.", least=1, most=1_000_000
+        None, "Maximum number of sessions, of all replicas.", least=1, most=1_000_000
     )
     shards: int | None = option(
         None,
-        "Processes that serve each replica's sessions; `auto`, the default: one per core.",
+        "Processes of each replica that serve sessions. `auto`, the default: one per core.",
         least=1,
         most=256,
         auto=True,
     )
     isolate: bool | None = option(
-        None, "A process for each session; by default where the class needs it."
+        None, "A process for each session. By default where the class needs it."
     )
     session_memory_mb: int | None = option(
         None,
-        "Memory limit of each session, which has a process of its own: 64M.",
+        "Memory limit of each session. It has a process of its own: 64M.",
         least=LEAST_SESSION_MEMORY_MB,
     )
     admission_timeout_seconds: float = option(
         5.0, "How long a client waits for a session when all are taken.", least=0
     )
     step_timeout_seconds: float | None = option(
-        None, "Time limit of a reset, step or tool; past it the client gets an error.", above=0
+        None, "Time limit of a reset, step or tool. Past it the client gets an error.", above=0
     )
     reset_first: bool | None = option(
         None, "Refuse steps before a session's reset; by default only after sessions were lost."
@@ -130,22 +130,23 @@ class ServeOptions:
         most=2048,
     )
     gpus: int | None = option(
-        None, "GPUs of each replica; its shards take them in turn.", least=0, most=64
+        None, "GPUs of each replica. Its shards take them in turn.", least=0, most=64
     )
     serve_as_is: bool = option(False, "Run the project's own app, untouched.")
     host: str = option(
         LOOPBACK,
-        "Address to listen on; one that others can reach needs a token.",
+        "Address to listen on. One that others can reach needs a token.",
         metavar="ADDRESS",
     )
     allow_origin: list[str] = option(  # noqa: RUF009  a field with a factory
         list,
-        "Let web pages of this origin connect, and clients by its name: https://host. Repeatable.",
+        "Origin whose web pages may connect: https://host. Clients may call it by that name, too. "
+        "Repeatable.",
         metavar="ORIGIN",
     )
     token: str | None = option(
         None,
-        "What clients must send; `auto` makes one, @FILE reads it. By default where others can "
+        "What clients must send. `auto` makes one, @FILE reads it. By default where others can "
         "reach the environment.",
         metavar="auto|TOKEN|@FILE",
     )

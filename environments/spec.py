@@ -50,14 +50,14 @@ class LaunchOptions(ServeOptions):
     )
     min_replicas: int | None = option(
         None,
-        "Fewest replicas when it scales itself [1]; 0: it sleeps when nobody uses it.",
+        "Fewest replicas when it scales itself [1]. 0: it sleeps when nobody uses it.",
         least=0,
         most=MOST_REPLICAS,
         flag="--min",
     )
     max_replicas: int | None = option(
         None,
-        "Let it scale itself up to so many replicas, by the sessions that it has.",
+        "Most replicas; it scales itself by its sessions.",
         least=1,
         most=MOST_REPLICAS,
         flag="--max",
@@ -67,38 +67,38 @@ class LaunchOptions(ServeOptions):
     )
     idle_timeout_seconds: float | None = option(
         None,
-        "End its server when nobody has used it for so long; a client that connects starts it.",
+        "End its server when unused for so long. A client that connects starts it.",
         above=0,
     )
     env: dict[str, str] = option(  # noqa: RUF009  a field with a factory
-        dict, "A variable for the environment; without a value, the one it has here. Repeatable."
+        dict, "A variable for the environment. Without a value, the one it has here. Repeatable."
     )
     with_packages: list[str] = option(  # noqa: RUF009  a field with a factory
         list,
-        "Install this package as well, apart from the project's own environment. Repeatable.",
+        "Install this package, too. It stays apart from the project's own environment. Repeatable.",
         flag="--with",
         metavar="PACKAGE",
     )
     port: int | None = option(
-        None, "Port to listen on; by default a free one.", least=1, most=65535
+        None, "Port to listen on, by default a free one.", least=1, most=65535
     )
     gateway: bool = option(
         False,
-        "Give it its address at the gateway (Envoy), which balances sessions over its replicas.",
+        "Balance sessions over its replicas by Envoy. Its address is the gateway's.",
     )
     memory_mb: int | None = option(
         None,
-        "Memory limit of the launch, which installs dependencies, and of each replica: 512M, 2G.",
+        "Memory limit of the launch and each replica: 2G. The launch installs dependencies.",
         least=32,  # the launch itself holds about 25
     )
     cpus: float | None = option(
-        None, "CPU limit of each replica on an engine: 0.5, 4.", above=0, most=4096, metavar="CPUS"
+        None, "CPU limit of each replica, on an engine: 0.5, 4.", above=0, most=4096, metavar="CPUS"
     )
     base: str = option(
         DEFAULT_BASE, "Image that those built for engines are based on.", metavar="IMAGE"
     )
     sandbox: bool = option(
-        False, "On an engine: a read-only root, no capabilities, no new privileges."
+        False, "On an engine: read-only root, no capabilities. No new privileges either."
     )
     engine_options: list[str] = option(  # noqa: RUF009  a field with a factory
         list,

@@ -6,7 +6,7 @@
 
 Behind the gateway. So many sessions are wanted, for so long; each steps all
 the time. A step's sessions come one after another, in a few seconds. One that finds no slot waits
-for it, as long as the environment lets it (`--admission-timeout`); then it is refused, and its
+for it, as long as the environment lets it (`admission-timeout`); then it is refused, and its
 client tries again after a while. When fewer are wanted, some of them, chosen at random, end. Twice
 a second the daemon is asked how many replicas there are.
 
@@ -193,8 +193,8 @@ def main() -> int:
     most = SHORT_REPLICAS if options.short else REPLICAS
     down = SHORT_DOWN_SECONDS if options.short else DOWN_SECONDS
     words = ["launch", "echo", "--gateway", "--shards", "1", "--max", str(most)]
-    words += ["--max-sessions", str(SLOTS * most), "--scale-down", str(down)]
-    words += ["--admission-timeout", str(ADMISSION_SECONDS)]
+    words += ["--max-sessions", str(SLOTS * most), "--set", f"scale-down={down}"]
+    words += ["--set", f"admission-timeout={ADMISSION_SECONDS}"]
     report = Report("An environment that scales itself under a stepped load")
     runs = []
     for _ in range(options.repetitions):

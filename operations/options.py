@@ -27,21 +27,22 @@ class RolloutOptions:
     episode_timeout_seconds: float | None = option(None, "Time limit of an episode.", above=0)
     retries: int = option(2, "Further attempts at an episode that fails.", least=0, most=1000)
     seed: int | None = option(
-        None, "Seed of the first episode; each further episode, or group, adds 1."
+        None, "Seed of the first episode. Each further episode, or group, adds 1."
     )
     reset: dict[str, Any] = option(dict, "Further arguments of each reset.", flag="")  # noqa: RUF009
     group: int | None = option(
-        None, "N episodes each begin alike, and are compared with each other.", least=2, most=10_000
+        None, "N episodes each begin alike, to be compared.", least=2, most=10_000
     )
     advantages: str | None = option(
         None,
-        "group-normalised (the default with --group), leave-one-out, centred, module:function.",
+        "How a group's advantages are computed. group-normalised (the default with --group), "
+        "leave-one-out, centred, module:function.",
         metavar="HOW",
     )
     filters: list[str] = option(  # noqa: RUF009
         list,
-        "Keep min-steps=N, max-steps=N, min-reward=R, max-reward=R; drop failed, zero-advantage, "
-        "or what module:function says. Repeatable.",
+        "Which episodes to keep: min-steps=N, max-reward=R. Also max-steps=N, min-reward=R; or "
+        "which to drop: failed, zero-advantage, what module:function says. Repeatable.",
         flag="--filter",
         metavar="FILTER",
     )
@@ -55,7 +56,7 @@ class RolloutOptions:
         None, "Fail when the event loop was blocked for longer.", above=0
     )
     env: dict[str, str] = option(  # noqa: RUF009
-        dict, "A variable for the policy; without a value, the one it has here. Repeatable."
+        dict, "A variable for the policy. Without a value, the one it has here. Repeatable."
     )
     memory_mb: int | None = option(None, "Memory limit of the rollout.", least=32)
 
@@ -82,6 +83,22 @@ class EnvironmentTestOptions:
         f"Leave out a check: {', '.join(CHECK_NAMES)}. Repeatable.",
         metavar="CHECK",
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestOptions:
+    """How a request is queued and run. Each option is declared here and nowhere else."""
+
+    priority: int = option(
+        0, "From -100 to 100; higher priorities run earlier.", least=-100, most=100
+    )
+    timeout_seconds: float | None = option(
+        None, "Time limit of the whole request, from its start.", above=0
+    )
+    idempotency_key: str | None = option(
+        None, "The same request again with the same key returns the first one.", metavar="KEY"
+    )
+    retry_oom: bool = option(False, "Run again with more memory if killed for memory.")
 
 
 @dataclass(frozen=True, kw_only=True)

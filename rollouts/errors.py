@@ -52,7 +52,7 @@ class NoEnvironment(RolloutError):
 
 
 class LoopLagged(RolloutError):
-    """The loop was held for longer than `--max-loop-lag` allows."""
+    """The loop was held for longer than `--set max-loop-lag=…` allows."""
 
     default_hint = "the request's log has the stack of the blocking code"
 

@@ -13,16 +13,16 @@ class RequestOptions(TypedDict, total=False):
     """How a request is queued and run."""
 
     priority: int
-    """From -100 to 100; higher priorities run earlier [0]."""
+    """From -100 to 100; higher priorities run earlier."""
 
-    timeout_seconds: float
-    """Time limit of the whole request, from its start, in seconds."""
+    timeout_seconds: float | None
+    """Time limit of the whole request, from its start. In seconds."""
 
-    idempotency_key: str
+    idempotency_key: str | None
     """The same request again with the same key returns the first one."""
 
     retry_oom: bool
-    """Run again with more memory if it was killed for memory."""
+    """Run again with more memory if killed for memory."""
 
 
 class DrainOptions(RequestOptions, total=False):
@@ -37,22 +37,22 @@ class LaunchOptions(DrainOptions, total=False):
     """How an environment is started."""
 
     max_sessions: int | None
-    """Maximum number of sessions, all replicas together."""
+    """Maximum number of sessions, of all replicas."""
 
     shards: int | None
-    """Processes that serve each replica's sessions; `auto`, the default: one per core."""
+    """Processes of each replica that serve sessions. `auto`, the default: one per core."""
 
     isolate: bool | None
-    """A process for each session; by default where the class needs it."""
+    """A process for each session. By default where the class needs it."""
 
     session_memory_mb: int | None
-    """Memory limit of each session, which has a process of its own. In MB (2**20 bytes)."""
+    """Memory limit of each session. It has a process of its own. In MB (2**20 bytes)."""
 
     admission_timeout_seconds: float
     """How long a client waits for a session when all are taken. In seconds [5.0]."""
 
     step_timeout_seconds: float | None
-    """Time limit of a reset, step or tool; past it the client gets an error. In seconds."""
+    """Time limit of a reset, step or tool. Past it the client gets an error. In seconds."""
 
     reset_first: bool | None
     """Refuse steps before a session's reset; by default only after sessions were lost."""
@@ -64,19 +64,19 @@ class LaunchOptions(DrainOptions, total=False):
     """Size limit of a message or body that a client sends. In MB (2**20 bytes) [100]."""
 
     gpus: int | None
-    """GPUs of each replica; its shards take them in turn."""
+    """GPUs of each replica. Its shards take them in turn."""
 
     serve_as_is: bool
     """Run the project's own app, untouched."""
 
     host: str
-    """Address to listen on; one that others can reach needs a token [127.0.0.1]."""
+    """Address to listen on. One that others can reach needs a token [127.0.0.1]."""
 
     allow_origin: list[str]
-    """Let web pages of this origin connect, and clients by its name: https://host."""
+    """Origin whose web pages may connect: https://host. Clients may call it by that name, too."""
 
     token: str | None
-    """What clients must send; `auto` makes one. By default where others can reach the
+    """What clients must send. `auto` makes one. By default where others can reach the
     environment."""
 
     provider: str
@@ -86,42 +86,41 @@ class LaunchOptions(DrainOptions, total=False):
     """Number of env servers behind one address [1]."""
 
     min_replicas: int | None
-    """Fewest replicas when it scales itself [1]; 0: it sleeps when nobody uses it."""
+    """Fewest replicas when it scales itself [1]. 0: it sleeps when nobody uses it."""
 
     max_replicas: int | None
-    """Let it scale itself up to so many replicas, by the sessions that it has."""
+    """Most replicas; it scales itself by its sessions."""
 
     scale_down_seconds: float
     """Fewer replicas must have been enough for so long. In seconds [60.0]."""
 
     idle_timeout_seconds: float | None
-    """End its server when nobody has used it for so long; a client that connects starts it. In
-    seconds."""
+    """End its server when unused for so long. A client that connects starts it. In seconds."""
 
     env: dict[str, str]
     """A variable for the environment."""
 
     with_packages: list[str]
-    """Install this package as well, apart from the project's own environment."""
+    """Install this package, too. It stays apart from the project's own environment."""
 
     port: int | None
-    """Port to listen on; by default a free one."""
+    """Port to listen on, by default a free one."""
 
     gateway: bool
-    """Give it its address at the gateway (Envoy), which balances sessions over its replicas."""
+    """Balance sessions over its replicas by Envoy. Its address is the gateway's."""
 
     memory_mb: int | None
-    """Memory limit of the launch, which installs dependencies, and of each replica. In MB (2**20
+    """Memory limit of the launch and each replica. The launch installs dependencies. In MB (2**20
     bytes)."""
 
     cpus: float | None
-    """CPU limit of each replica on an engine."""
+    """CPU limit of each replica, on an engine."""
 
     base: str
     """Image that those built for engines are based on [python:3.11-slim]."""
 
     sandbox: bool
-    """On an engine: a read-only root, no capabilities, no new privileges."""
+    """On an engine: read-only root, no capabilities. No new privileges either."""
 
     engine_options: list[str]
     """An option of the engine's own: shm-size=1g."""
@@ -158,20 +157,21 @@ class RolloutOptions(RequestOptions, total=False):
     """Further attempts at an episode that fails [2]."""
 
     seed: int | None
-    """Seed of the first episode; each further episode, or group, adds 1."""
+    """Seed of the first episode. Each further episode, or group, adds 1."""
 
     reset: dict[str, Any]
     """Further arguments of each reset."""
 
     group: int | None
-    """N episodes each begin alike, and are compared with each other."""
+    """N episodes each begin alike, to be compared."""
 
     advantages: str | None
-    """group-normalised (the default with --group), leave-one-out, centred, module:function."""
+    """How a group's advantages are computed. group-normalised (the default with --group), leave-
+    one-out, centred, module:function."""
 
     filters: list[str]
-    """Keep min-steps=N, max-steps=N, min-reward=R, max-reward=R; drop failed, zero-advantage, or
-    what module:function says."""
+    """Which episodes to keep: min-steps=N, max-reward=R. Also max-steps=N, min-reward=R; or which
+    to drop: failed, zero-advantage, what module:function says."""
 
     format: str
     """Format of the files: jsonl, parquet, arrow [jsonl]."""

@@ -224,7 +224,7 @@ def test_a_hanging_policy_is_reported_and_fails_only_its_own_episodes(machine: M
     write_policies(machine.home.parent)
     machine.ok("launch", "echo")
     arguments = ["--episodes", "12", "--max-steps", "5", "--out", "out", "--retries", "0"]
-    policy = ["--policy", "policies:hang_at_times", "--policy-timeout", "0.5"]
+    policy = ["--policy", "policies:hang_at_times", "--set", "policy-timeout=0.5"]
     answer = machine.ok("rollout", "echo", *arguments, *policy)
     assert "10 of 12 episodes are in" in answer.out
     assert "2 failed: 2 policy timed out" in answer.out
@@ -297,7 +297,7 @@ def test_a_rollout_stays_with_the_generation_that_it_began_with(
     begun = machine.ok("rollout", "trial", *more, "--policy", "policies:slowly", "--async")
     eventually(lambda: recorded_ids(machine))
     source = write_environment(VERSIONED.replace("VERSION", "new"))
-    limit = ["--drain-timeout", "0.5" if ends else "60"]
+    limit = ["--set", "drain-timeout=0.5" if ends else "drain-timeout=60"]
     machine.ok("launch", source, "--name", "trial", "--update", *limit)
     request_id = begun.out.strip()
     ended = machine.run("wait", request_id)

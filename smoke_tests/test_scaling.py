@@ -132,7 +132,7 @@ def test_what_cannot_be_scaled_is_refused_with_the_reason(machine: Machine) -> N
 def test_an_environment_scales_itself_with_its_sessions_and_says_why(
     machine: Machine, upstream: Path
 ) -> None:
-    options = ["--max", "3", "--max-sessions", "12", "--scale-down", "1", "--json"]
+    options = ["--max", "3", "--max-sessions", "12", "--set", "scale-down=1", "--json"]
     address = machine.ok("launch", "echo", *options).json["environment"]["address"]
     with clients(upstream, address, kept=4, short=0) as figures:
         eventually(lambda: replicas(machine) == ["READY"] * 2)

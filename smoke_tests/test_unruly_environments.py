@@ -90,7 +90,9 @@ def test_an_environment_that_is_never_ready_fails_with_the_end_of_its_log(
     machine: Machine, write_environment: Callable[[str], str]
 ) -> None:
     source = write_environment(NEVER_READY)
-    answer = machine.run("launch", source, "--name", "sample", "--ready-timeout", "3", timeout=60)
+    answer = machine.run(
+        "launch", source, "--name", "sample", "--set", "ready-timeout=3", timeout=60
+    )
     assert answer.code == 1, answer.text
     assert "not ready" in answer.err
     assert "loading weights" in answer.err
@@ -131,7 +133,7 @@ def test_a_class_that_allows_one_session_serves_many_each_in_a_process(
 def test_a_class_that_allows_one_session_refuses_the_second_when_not_isolated(
     machine: Machine, write_environment: Callable[[str], str]
 ) -> None:
-    options = ("--no-isolate", "--admission-timeout", "0")
+    options = ("--no-isolate", "--set", "admission-timeout=0")
     machine.ok("launch", write_environment(ONE_AT_A_TIME), "--name", "sample", *options)
     address = machine.environment("sample")["address"].replace("http", "ws", 1) + "/ws"
     with connect(address) as first, connect(address) as second:

@@ -166,7 +166,7 @@ def test_sessions_that_go_on_for_too_long_end_with_what_was_replaced(
 ) -> None:
     address = machine.ok(*versioned("1", "--json")).json["environment"]["address"]
     with session(address) as socket:
-        machine.ok(*versioned("2", "--drain-timeout", "0.5"))
+        machine.ok(*versioned("2", "--set", "drain-timeout=0.5"))
         eventually(lambda: generations(machine)[1] == "RETIRED")
         assert json.loads(socket.recv())["type"] == "error"  # why it is closed
         with pytest.raises(ConnectionClosed):
@@ -213,7 +213,7 @@ def test_another_source_under_the_name_is_an_update_only_if_that_is_said(
     ("version", "more", "why"),
     [
         ("crash", [], "exited with code 7"),
-        ("late", ["--ready-timeout", "1"], "was not ready after 1 s"),
+        ("late", ["--set", "ready-timeout=1"], "was not ready after 1 s"),
         ("broken", ["-e", "WAIT="], "sessions of this update would fail: OSError: no licence"),
     ],
 )

@@ -160,7 +160,7 @@ class Examination:
         """What the launch said when it failed."""
         variables = [word for k, v in self._variables.items() for word in ("-e", f"{k}={v}")]
         more = [word for package in self._conversation.packages for word in ("--with", package)]
-        seconds = ["--timeout", str(LAUNCH_SECONDS)]
+        seconds = ["--set", f"timeout={LAUNCH_SECONDS}"]
         words = [str(self._folder), "--name", self._name, *seconds, *variables, *more]
         answer = self._machine.run("launch", *words, timeout=LAUNCH_SECONDS + STOP_SECONDS)
         self._log.parent.mkdir(parents=True, exist_ok=True)

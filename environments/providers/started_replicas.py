@@ -216,9 +216,9 @@ def _not_ready(
     message = f"{_name_of(run_file)} was not ready after {timeout_seconds:g} s"
     if why is not None:
         message += f": {why}"
-    hint = "allow more time with --ready-timeout"
+    hint = "allow more time with --set ready-timeout=DURATION"
     if _is_added(run_file):
-        hint = "its launch says how long that may take: openenv launch with --ready-timeout"
+        hint = "its launch says how long that may take: --set ready-timeout=DURATION"
     elif ready and why is not None:  # its engine has no place for more, perhaps
         hint += f", or ask for {ready}: as many were ready"
     return NotReady(_with_heading(message, lines), hint)

@@ -132,7 +132,7 @@ def _class_config(
     if spec.serve_as_is:
         raise InvalidSpec(
             f"{reference} is a class: it has no app that could be served as it is",
-            "leave out --serve-as-is",
+            "leave out --set serve-as-is=yes",
         )
     return HostConfig(
         name=manifest.name if manifest is not None else spec.name,

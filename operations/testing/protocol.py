@@ -5,7 +5,7 @@
 
 The frames themselves are our server's, and are right; what can be wrong is what the environment
 puts into them, or that it does not live through an episode. Of a project's own server
-(`--serve-as-is`) the frames are tested as well.
+(`--set serve-as-is=yes`) the frames are tested as well.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _KIND_OF_EXIT = {ExitKind.OOM_KILLED: ErrorKind.OOM_KILLED, ExitKind.TIMED_OUT: 
 _HINT_OF_KIND = {
     ErrorKind.OOM_KILLED: "give it more with --memory, or run fewer at once: "
     "openenv up --max-long-workers N",
-    ErrorKind.TIMED_OUT: "allow more time with --timeout",
+    ErrorKind.TIMED_OUT: "allow more time with --set timeout=DURATION",
     ErrorKind.WORKER_LOST: "the log ends with its last output; no other request was affected",
 }
 

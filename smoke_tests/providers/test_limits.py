@@ -43,7 +43,7 @@ def test_sandbox(harness: Harness) -> None:
 
 def test_max_sessions(harness: Harness) -> None:
     """A session more than there may be is refused as such, and there is room when one ends."""
-    harness.launched("--max-sessions", "2", "--admission-timeout", "0.2")
+    harness.launched("--max-sessions", "2", "--set", "admission-timeout=0.2")
     with harness.session():
         with harness.session():
             assert "CAPACITY_REACHED" in (harness.refused() or "")

@@ -51,7 +51,7 @@ def test_restarted(harness: Harness) -> None:
 
 def test_scaled_by_its_sessions(harness: Harness) -> None:
     """With `--max` there are more replicas when the slots are taken, and fewer afterwards."""
-    harness.launched("--max", "2", "--max-sessions", "4", "--scale-down", "1")
+    harness.launched("--max", "2", "--max-sessions", "4", "--set", "scale-down=1")
     with ExitStack() as sessions:
         begun = [sessions.enter_context(harness.session()) for _ in range(2)]
         harness.until_all_ready(2)

@@ -67,7 +67,7 @@ def test_out_of_memory_at_start(harness: Harness) -> None:
 
 def test_never_ready(harness: Harness) -> None:
     """A launch that is not ready in time fails with the last lines, and leaves nothing."""
-    answer = harness.launch("--ready-timeout", "15", start="print:still busy;sleep:600")
+    answer = harness.launch("--set", "ready-timeout=15", start="print:still busy;sleep:600")
     assert answer.code == 1, answer.text
     assert "not ready after 15 s" in answer.err
     assert "still busy" in answer.err

@@ -162,8 +162,8 @@ def test_launch_sends_the_given_options_and_no_others(
     accepts(READY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TOKEN", "x")
-    arguments = "launch --async ./my_env --replicas 2 -e A=1 -e TOKEN --memory 2G --timeout 9"
-    arguments += " --shards 3 --no-isolate --admission-timeout 0 --gpus 1 --session-memory 64M"
+    arguments = "launch --async ./my_env --replicas 2 -e A=1 -e TOKEN --memory 2G --set timeout=9"
+    arguments += " --shards 3 --no-isolate --set admission-timeout=0 --gpus 1 --session-memory 64M"
     command(*arguments.split())
     assert fake.calls[0][2] == {
         "operation": "launch",
@@ -271,7 +271,7 @@ def test_log_pieces_become_whole_lines(command: Command, accepts: Callable[..., 
         (["launch", "echo", "--idle-timeout", "soon"], "write 90, 60s, 5m or 2h"),
         (["launch", "echo", "--idle-timeout", "5d"], "write 90, 60s, 5m or 2h"),
         (["launch", "echo", "--idle-timeout", "0m"], "0.0 is not in the range x>0"),
-        (["launch", "echo", "--timeout", "nan"], "write 90, 60s, 5m or 2h"),
+        (["launch", "echo", "--set", "timeout=nan"], "write 90, 60s, 5m or 2h"),
         (["up", "--cancel-grace-seconds", "5 minutes"], "write 90, 60s, 5m or 2h"),
         (["launch", "echo", "--shards", "0"], "auto"),
         (["launch", "echo", "-e", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
@@ -316,7 +316,7 @@ def test_a_duration_is_in_seconds_or_has_its_unit(
     seconds: float,
 ) -> None:
     accepts(READY)
-    command("launch", "echo", "--async", "--idle-timeout", text, "--drain-timeout", text)
+    command("launch", "echo", "--async", "--idle-timeout", text, "--set", f"drain-timeout={text}")
     body = fake.calls[0][2]
     assert body is not None
     payload = body["payload"]
@@ -1051,7 +1051,7 @@ def test_launch_sends_between_how_many_replicas_it_scales_itself(
     command: Command, accepts: Callable[..., None], fake: FakeDaemon
 ) -> None:
     accepts(READY)
-    command("launch", "--async", "echo", "--min", "2", "--max", "8", "--scale-down", "30")
+    command("launch", "--async", "echo", "--min", "2", "--max", "8", "--set", "scale-down=30")
     body = fake.calls[0][2]
     assert body is not None
     wanted = {"min_replicas": 2, "max_replicas": 8, "scale_down_seconds": 30.0}

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from openenvd.cli.variables import read_env_files, read_variables
+from openenvd.cli.options import read_env_files, read_variables
 
 
 def test_variables_are_given_or_taken_from_here() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from openenvd.environments.spec import LaunchOptions
-from openenvd.operations.options import DrainOptions, RolloutOptions
+from openenvd.operations.options import DrainOptions, RequestOptions, RolloutOptions
 from openenvd.system.options import Option, options_of
 
 MODULE = Path(__file__).resolve().parents[2] / "sdk" / "options.py"
@@ -21,8 +21,8 @@ LINE = 100
 INDENT = "    "
 ONLY_ON_THE_COMMAND_LINE = (
     (r" Repeatable\.$", ""),
-    (r": \d[\w.]*(, \d[\w.]*)*\.$", "."),  # examples with units
-    (r"; without a value, the one it has here", ""),
+    (r": \d[\w.]*(, \d[\w.]*)*\.", "."),  # examples with units
+    (r" Without a value, the one it has here\.", ""),
     (r", @FILE reads it", ""),
     (r"`--([a-z-]+)`", r"`\1`"),
 )
@@ -37,24 +37,9 @@ Generated from where they are declared: `python tests/repository/sdk_options.py`
 from __future__ import annotations
 
 from typing import Any, TypedDict
-
-
-class RequestOptions(TypedDict, total=False):
-    """How a request is queued and run."""
-
-    priority: int
-    """From -100 to 100; higher priorities run earlier [0]."""
-
-    timeout_seconds: float
-    """Time limit of the whole request, from its start, in seconds."""
-
-    idempotency_key: str
-    """The same request again with the same key returns the first one."""
-
-    retry_oom: bool
-    """Run again with more memory if it was killed for memory."""
 '''
 CLASSES = (
+    ("RequestOptions", "TypedDict", RequestOptions, "How a request is queued and run."),
     ("DrainOptions", "RequestOptions", DrainOptions, "How replicas that are taken away end."),
     ("LaunchOptions", "DrainOptions", LaunchOptions, "How an environment is started."),
     ("RolloutOptions", "RequestOptions", RolloutOptions, "How episodes are played and written."),

@@ -206,9 +206,8 @@ def hinted_commands() -> list[str]:
     for room in (ROOT / ".types" / "openenvd").iterdir():
         for path in (ROOT / room.name).rglob("*.py"):
             text = re.sub(r'"\n\s*f?"', "", path.read_text())  # a text that is written in pieces
-            found |= set(
-                re.findall(r"openenv(?: (?:[a-z]+|--?[a-z][a-z-]*|[A-Z|_]+|\{[^}]*\}))+", text)
-            )
+            text = re.sub(r"\{[^{}\n]*\}", "X", text)
+            found |= set(re.findall(r"openenv(?: (?:[a-z]+|--?[a-z][a-z-]*|[A-Z|_]+))+", text))
     return sorted(found)
 
 

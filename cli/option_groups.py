@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Help pages that fit a screen: flags in groups, a line each, and `--set` for all other options.
+
+An option that is rarely set is no flag. It keeps its name, type and help where it is declared, and
+is given as `--set NAME=VALUE`; `--set help` prints the table of those that a command has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import click
+
+from ..system.options import Option, options_of
+from .options import Command, help_of, type_of, word_of
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+Groups = Mapping[str, str]  # titles, each with its flags
+
+SCREEN_LINES = 40
+_YES_OR_NO = "yes|no"
+
+
+class GroupedCommand(click.Command):
+    """A command whose help page has its flags in groups, and the first sentence about each."""
+
+    groups: ClassVar[Groups] = {}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the groups below each other, without blank lines."""
+        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
+        rows = {option.opts[-1]: _row(option, ctx) for option in options}
+        width = max(len(flags) for flags, _ in rows.values())
+        formatter.write_paragraph()
+        for title, words in self.groups.items():
+            formatter.write_heading(title)
+            with formatter.indentation():
+                group = [rows[flag] for flag in words.split()]
+                formatter.write_dl([(f"{flags:{width}}", text) for flags, text in group])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write as many examples as the screen has lines for, and one at least."""
+        from .examples import EXAMPLES
+
+        room = SCREEN_LINES - formatter.getvalue().count("\n")
+        for line, told in EXAMPLES[ctx.command_path][: max(1, room)]:
+            formatter.write(f"Example: {line}  # {told}\n")
+
+
+def grouped(groups: Groups) -> type[GroupedCommand]:
+    """Return the class of a command that has these groups."""
+    return type("Grouped", (GroupedCommand,), {"groups": groups})
+
+
+def _row(option: click.Option, ctx: click.Context) -> tuple[str, str]:
+    flags, _ = option.get_help_record(ctx) or ("", "")
+    first, _, more = (option.help or "").rstrip(".").partition(". ")
+    default = re.search(r" \[[^]]+\]$", more)  # at the end of all sentences
+    return flags.replace(" / ", "/"), first + (default[0] if default else "")
+
+
+class SetOption(click.Option):
+    """`--set`, and the table of what it sets: options by the word that names them."""
+
+    def __init__(self, names: list[str], table: Mapping[str, Option]) -> None:
+        super().__init__(
+            names,
+            multiple=True,
+            metavar="NAME=VALUE",
+            expose_value=False,
+            callback=self._set,
+            shell_complete=self._complete,
+            help="Any other option; --set help lists them. Repeatable.",
+        )
+        self.table = table
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return name, type and help of each option."""
+        return [(word, _value_of(item), help_of(item)) for word, item in self.table.items()]
+
+    def _set(self, ctx: click.Context, _: click.Parameter, texts: tuple[str, ...]) -> None:
+        """Add what was given to the parameters of the command, by the names of fields."""
+        if "help" in texts:
+            formatter = ctx.make_formatter()
+            formatter.write_dl([(f"{name}={kind}", told) for name, kind, told in self.rows()])
+            click.echo(formatter.getvalue(), nl=False)
+            ctx.exit()
+        for text in texts:
+            name, equals, value = text.partition("=")
+            item = self.table.get(name.replace("_", "-"))
+            if item is None:
+                from difflib import get_close_matches
+
+                near = get_close_matches(name, self.table)
+                hint = f"did you mean {' or '.join(near)}?" if near else "--set help lists them"
+                raise click.BadParameter(f"no option is called {name!r}; {hint}", ctx, self)
+            if not equals:
+                raise click.BadParameter(f"write {name}={_value_of(item)}", ctx, self)
+            ctx.params[item.name] = self._read(item, value, ctx)
+
+    def _read(self, item: Option, value: str, ctx: click.Context) -> Any:
+        kind = click.BOOL if item.kind is bool else click.types.convert_type(type_of(item)[0])
+        try:
+            return kind.convert(value, self, ctx)
+        except click.BadParameter as exc:
+            told = f"{word_of(item)}={_value_of(item)}: {exc.message}"
+            raise click.BadParameter(told, ctx, self) from None
+
+    def _complete(
+        self, _ctx: click.Context, _parameter: click.Parameter, begun: str
+    ) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        rows = self.rows()
+        return [
+            CompletionItem(f"{name}=", help=told)
+            for name, _, told in rows
+            if name.startswith(begun)
+        ]
+
+
+def set_option(*declarations: type, only: Collection[str]) -> Callable[[Command], Command]:
+    """Give a command `--set`, for these options of what the dataclasses declare."""
+    declared = [item for declaration in declarations for item in options_of(declaration)]
+    table = {word_of(item): item for item in declared if item.name in only}
+
+    return click.option("--set", cls=SetOption, table=table)
+
+
+def _value_of(item: Option) -> str:
+    """Return what a help page shows for the value."""
+    return (
+        _YES_OR_NO if item.kind is bool else item.metavar or type_of(item)[1] or item.kind.__name__
+    )

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The help pages of `launch` and `rollout`, and `--set`, which has what they do not show."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import click
+import pytest
+from click.shell_completion import ShellComplete
+
+from openenvd.cli import exit_codes, launch, rollout
+from openenvd.cli.main import cli
+from openenvd.cli.option_groups import SCREEN_LINES, GroupedCommand, SetOption
+from openenvd.environments.spec import LaunchOptions
+from openenvd.operations.options import DrainOptions, RequestOptions, RolloutOptions
+from openenvd.system.options import options_of
+
+from ..client.fake_daemon import FakeDaemon, new_request
+from .conftest import PROGRAM, Command
+
+COMMANDS = (
+    (launch.launch, (LaunchOptions, DrainOptions, RequestOptions)),
+    (rollout.rollout, (RolloutOptions, RequestOptions)),
+)
+
+
+def set_option_of(command: click.Command) -> SetOption:
+    [found] = [each for each in command.params if isinstance(each, SetOption)]
+    return found
+
+
+@pytest.fixture
+def payload(command: Command, fake: FakeDaemon) -> Any:
+    """Launch with these words; what was sent."""
+
+    def sent(*words: str) -> dict[str, Any]:
+        request = new_request(state="PENDING")
+        fake.post("/v1/requests", (202, {"request_id": request["id"], "request": request}))
+        assert command("launch", "--async", "echo", *words).code == exit_codes.OK
+        [body] = [body for method, _, body in fake.calls if method == "POST" and body]
+        return body
+
+    return sent
+
+
+@pytest.mark.parametrize("name", ["launch", "rollout"])
+def test_the_help_page_fits_one_screen(name: str) -> None:
+    words = [*PROGRAM, name, "--help"]
+    lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(lines) <= SCREEN_LINES
+    assert [line for line in lines if len(line) > 80 and not line.startswith("Example")] == []
+
+
+@pytest.mark.parametrize(("found", "declarations"), COMMANDS)
+def test_every_option_is_a_flag_in_a_group_or_is_set(
+    found: GroupedCommand, declarations: tuple[type, ...]
+) -> None:
+    flags = [each for each in found.params if isinstance(each, click.Option)]
+    grouped = " ".join(found.groups.values()).split()
+    assert sorted(grouped) == sorted([*(each.opts[-1] for each in flags), "--help"])
+    declared = {i.name for each in declarations for i in options_of(each) if i.flag != ""}
+    rare = {item.name for item in set_option_of(found).table.values()}
+    assert declared == rare | (declared & {each.name for each in flags})
+    assert not rare & {each.name for each in flags}
+
+
+def test_values_are_read_as_those_of_flags_are(payload: Any) -> None:
+    words = ("admission-timeout=2m", "reset-first=no", "max_message=1G", "serve-as-is=yes")
+    body = payload(*(word for each in words for word in ("--set", each)))
+    assert body["payload"].items() >= {
+        ("admission_timeout_seconds", 120.0),
+        ("reset_first", False),
+        ("max_message_mb", 1024),
+        ("serve_as_is", True),
+    }
+
+
+def test_what_a_request_has_is_set_too(payload: Any) -> None:
+    body = payload("--set", "idempotency-key=one", "--set", "priority=5", "--set", "timeout=1h")
+    assert (body["idempotency_key"], body["priority"], body["timeout_seconds"]) == ("one", 5, 3600)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("redy-timeout=5", "did you mean ready-timeout or"),
+        ("zzz=1", "--set help lists them"),
+        ("ready-timeout", "write ready-timeout=DURATION"),
+        ("ready-timeout=soon", "ready-timeout=DURATION: 'soon' is not a duration"),
+        ("ready-timeout=0", "ready-timeout=DURATION: 0.0 is not in the range x>0"),
+        ("max-message=big", "max-message=SIZE: 'big' is not a size"),
+        ("reset-first=maybe", "reset-first=yes|no: 'maybe' is not a valid boolean"),
+        ("priority=1.5", "priority=N: '1.5' is not a valid int"),
+    ],
+)
+def test_a_wrong_one_says_what_is_right(
+    command: Command, fake: FakeDaemon, text: str, told: str
+) -> None:
+    answer = command("launch", "echo", "--set", text)
+    assert answer.code == exit_codes.USAGE
+    assert told in " ".join(answer.err.split())
+    assert fake.calls == []
+
+
+def test_set_help_lists_all_of_them(command: Command) -> None:
+    out = command("launch", "--set", "help").out
+    for word in set_option_of(launch.launch).table:
+        assert f"{word}=" in out
+
+
+def test_shells_complete_the_names() -> None:
+    made = ShellComplete(cli, {}, "openenv", "_OPENENV_COMPLETE")
+    found = made.get_completions(["launch", "echo", "--set"], "re")
+    assert [each.value for each in found] == ["reset-first=", "ready-timeout="]
+
+
+def test_the_page_of_commands_has_them() -> None:
+    page = subprocess.run(
+        [sys.executable, "docs/commands_page.py"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "| `serve-as-is=yes\\|no` | Run the project's own app, untouched. |" in page
