@@ -329,8 +329,7 @@ async def _run_child(
     from .shared_state.connection import connect_state
     from .shared_state.proxy import ProxyFactory
 
-    name = f"shard {own.index}.{own.generation}"
-    link = await connect_state(own.state_address, name)
+    link = await connect_state(own.state_address)
     shared = replace(definition, factory=ProxyFactory(definition.factory, link))
     process = kind(config, shared, own, scoreboard, make_server)
     link.on_lost = process.on_state_lost

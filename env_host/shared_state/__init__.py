@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared worlds: the sessions of all shards act on one state, which one process holds.
 
-A class that declares `SHARED_STATE = True` has a `create_state()` (see `methods.py` for
+A class that declares `SHARED_STATE = True` has a `create_state()` (see `server.py` for
 what its methods may be). The supervisor forks the *state process* before the shards; the
 environment of each session, in its shard, calls the state as `await self.world.method(...)`.
 
@@ -9,7 +9,7 @@ environment of each session, in its shard, calls the state as `await self.world.
       │            one StateServer                           one StateLink each
       └ holds the listening socket: it outlives every state process
 
-    session: world.mix ──▶ Pending ──(room?)──▶ CALL ───────────▶ state.mix(...)
+    session: world.mix ──(room?)──▶ CALL ───────────────────────▶ state.mix(...)
              result    ◀── by request id ◀──── REPLY / FAILURE ◀── result / exception
 
 What fails, and how it shows:
@@ -29,7 +29,7 @@ What fails, and how it shows:
       garbage
     the supervisor exits         the state process notices within a second and exits.
 
-    frames.py      frames, encoded and decoded      methods.py       what may be called
+    frames.py      frames, encoded and decoded
     process.py     the state process               proxy.py         `self.world`
     server.py      connections, in that process    connection.py    a shard's link to it
     errors.py      what can go wrong

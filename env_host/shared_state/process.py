@@ -24,8 +24,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from typing import Any, Never
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Never
 
 from ...system import forking
 from ...system.backoff import backoff_seconds
@@ -34,11 +34,9 @@ from ...system.proc import exit_sentence
 from ..startup.event_loop import run_loop
 from .connection import socket_name
 from .errors import StateFailed
-from .frames import DEFAULT_LIMITS, Limits
 from .server import StateServer
 
 BACKLOG = 128  # shards that connect at the same time
-READY_SECONDS = 60.0  # for `create_state`
 STOP_SECONDS = 3.0  # between SIGTERM and SIGKILL
 WATCH_SECONDS = 1.0  # how often it checks that its supervisor is alive
 LONG_LIFE_SECONDS = 10.0  # after such a life the next is started at once
@@ -46,22 +44,20 @@ FIRST_DELAY_SECONDS = 0.1
 MAX_DELAY_SECONDS = 5.0
 
 EXIT_STATE_FAILED = 4  # `create_state` raised
-STATE_CONFIG = "shared_state"  # the key of a `StateOrders` in what a started process is values
+STATE_CONFIG = "shared_state"  # the key of a `StateConfig` in what a started process is values
 
 Spawn = Callable[[dict[str, Any], tuple[int, ...]], int]  # what it is values, descriptors: its pid
 
 log = logging.getLogger("openenvd.env_host")
 
 
-@dataclass(frozen=True, slots=True)
-class StateConfig:
+class StateConfig(NamedTuple):
     """The configuration of a state process."""
 
     epoch: int
     supervisor_pid: int
     listen_fd: int
     ready_fd: int
-    greeting_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +68,7 @@ class StateExit:
     epoch: int
     wait_status: int
     seconds: float
-    restart_in_seconds: float
-    peak_bytes: int | None = None
+    peak_bytes: int
 
     @property
     def sentence(self) -> str:
@@ -98,12 +93,14 @@ class StateProcess:
         env_class: Any,
         fds_to_close: Callable[[], Iterable[int]] = tuple,
         spawn: Spawn | None = None,
-        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
+        """Listen; the process comes with `start`, and must not keep `fds_to_close()`.
+
+        `spawn` starts it as a program, where a fork is not safe.
+        """
         self._env_class = env_class
         self._fds_to_close = fds_to_close
         self._spawn = spawn
-        self._limits = limits
         with suppress(ImportError):
             importlib.import_module("uvloop")  # before a fork: to load a library is not for after
         self._folder: str | None = None
@@ -115,16 +112,12 @@ class StateProcess:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(socket_name(self.address))
         self._listener.listen(BACKLOG)
+        self.listen_fd = self._listener.fileno()  # which children must not keep
         self._started_at = 0.0
         self._early_exits = 0
         self.epoch = 0
         self.pid: int | None = None
         self.due: float | None = None  # when the next one is to be started
-
-    @property
-    def listen_fd(self) -> int:
-        """The listening socket, which children must not keep."""
-        return self._listener.fileno()
 
     def start(self, *, wait: bool = True) -> None:
         """Start the next one; with `wait`, return when it is ready or raise `StateFailed`."""
@@ -133,29 +126,31 @@ class StateProcess:
         self.due = None
         self._started_at = time.monotonic()
         reading, writing = os.pipe()
-        config = StateConfig(
-            self.epoch, os.getpid(), self._listener.fileno(), writing, self._limits.greeting_seconds
-        )
+        config = StateConfig(self.epoch, os.getpid(), self.listen_fd, writing)
         if self._spawn is not None:
-            self.pid = self._spawn({STATE_CONFIG: asdict(config)}, (config.listen_fd, writing))
+            self.pid = self._spawn({STATE_CONFIG: config._asdict()}, (config.listen_fd, writing))
         elif (pid := forking.fork()) == 0:
             os.close(reading)
             _become(self._env_class, config, {*self._fds_to_close()} - {config.listen_fd})
         else:
             self.pid = pid
         os.close(writing)
-        try:
+        with open(reading, "rb") as pipe:
             if wait:
-                self._wait_until_ready(reading)
-        finally:
-            os.close(reading)
+                self._wait_until_ready(pipe.readline())
 
     def reap(self) -> StateExit | None:
         """Return how the process exited, if it has; `due` says when the next is to be started."""
         if self.pid is None:
             return None
         ended, status, usage = os.wait4(self.pid, os.WNOHANG)
-        return self.record_exit(status, usage.ru_maxrss * 1024) if ended else None
+        if not ended:
+            return None
+        lived = time.monotonic() - self._started_at
+        self._early_exits = 0 if lived >= LONG_LIFE_SECONDS else self._early_exits + 1
+        self.due = time.monotonic() + restart_delay_seconds(lived, self._early_exits)
+        self.pid = None
+        return StateExit(ended, self.epoch, status, round(lived, 3), usage.ru_maxrss * 1024)
 
     def start_if_due(self) -> None:
         """Start the next process, if one is due, without waiting until it is ready."""
@@ -166,37 +161,29 @@ class StateProcess:
                 self.due = time.monotonic() + MAX_DELAY_SECONDS
                 log.warning("the shared state has no process yet: %s", exc)
 
-    def record_exit(self, status: int, peak_bytes: int | None = None) -> StateExit:
-        """Record the exit that `waitpid` reported, and when the next start is due."""
-        assert self.pid is not None
-        lived = time.monotonic() - self._started_at
-        self._early_exits = 0 if lived >= LONG_LIFE_SECONDS else self._early_exits + 1
-        found = StateExit(
-            pid=self.pid,
-            epoch=self.epoch,
-            wait_status=status,
-            seconds=round(lived, 3),
-            restart_in_seconds=restart_delay_seconds(lived, self._early_exits),
-            peak_bytes=peak_bytes,
-        )
-        self.pid = None
-        self.due = time.monotonic() + found.restart_in_seconds
-        return found
-
     def stop(self) -> None:
         """Stop the process, and remove the socket; returns when it has exited. Idempotent."""
         self.due = None
-        if self.pid is not None:
-            _stop(self.pid)
-            self.pid = None
+        self._stop_process()
         self._listener.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _wait_until_ready(self, reading: int) -> None:
-        with open(reading, "rb", closefd=False) as pipe:
-            said = pipe.readline()
-        answer = decode_line(said) if said else {"failed": "it ended before it was ready"}
+    def _stop_process(self) -> None:
+        """Send SIGTERM, and SIGKILL after `STOP_SECONDS`."""
+        if (pid := self.pid) is None:
+            return
+        self.pid = None
+        deadline = time.monotonic() + STOP_SECONDS
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGTERM)
+            while not os.waitpid(pid, os.WNOHANG)[0]:
+                if time.monotonic() > deadline:
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(0.005)
+
+    def _wait_until_ready(self, line: bytes) -> None:
+        answer = decode_line(line) if line else {"failed": "it ended before it was ready"}
         if "failed" in answer:
             self.stop()
             raise StateFailed(f"the shared state could not be created: {answer['failed']}")
@@ -205,21 +192,6 @@ class StateProcess:
 def shares_state(env_class: Any) -> bool:
     """Return whether the sessions of a class share a state."""
     return bool(getattr(env_class, "SHARED_STATE", False))
-
-
-def start_state_process(
-    env_class: Any,
-    fds_to_close: Callable[[], Iterable[int]] = tuple,
-    spawn: Spawn | None = None,
-    limits: Limits = DEFAULT_LIMITS,
-) -> StateProcess:
-    """Start the state process before the shards; raises `StateFailed` if it does not get ready.
-
-    It must not keep `fds_to_close()`. `spawn` starts it as a program, where a fork is not safe.
-    """
-    process = StateProcess(env_class, fds_to_close, spawn, limits)
-    process.start()
-    return process
 
 
 def serve_as_program(env_class: Any, values: dict[str, Any]) -> Never:
@@ -238,7 +210,9 @@ def _become(env_class: Any, config: StateConfig, to_close: Iterable[int]) -> Nev
         # Ctrl-C reaches the supervisor, which then stops this process.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            state = create_state(env_class)
+            if (create := getattr(env_class, "create_state", None)) is None:
+                raise StateFailed("a class with SHARED_STATE = True needs a create_state()")
+            state = create()
         except BaseException as exc:
             _report(config.ready_fd, {"failed": f"{type(exc).__name__}: {exc}"})
             raise
@@ -252,8 +226,7 @@ async def _serve(state: Any, config: StateConfig) -> None:
     """Serve until SIGTERM, or until the supervisor is gone."""
     asked = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
-    listener = socket.socket(fileno=config.listen_fd)
-    StateServer(state, config.epoch, config.greeting_seconds).listen(listener)
+    await StateServer(state, config.epoch).listen(socket.socket(fileno=config.listen_fd))
     _report(config.ready_fd, {"ready": True})
     os.close(config.ready_fd)
     while os.getppid() == config.supervisor_pid and not asked.is_set():
@@ -261,15 +234,6 @@ async def _serve(state: Any, config: StateConfig) -> None:
             await asyncio.wait_for(asked.wait(), WATCH_SECONDS)
     if close := getattr(state, "close", None):
         close()
-
-
-def create_state(env_class: Any) -> Any:
-    """Return what `create_state()` returns; raises `StateFailed` if the class has none."""
-    create = getattr(env_class, "create_state", None)
-    if create is None:
-        name = getattr(env_class, "__name__", str(env_class))
-        raise StateFailed(f"{name} declares SHARED_STATE = True but has no create_state()")
-    return create()
 
 
 def _exit(code: int) -> Never:
@@ -281,16 +245,3 @@ def _exit(code: int) -> Never:
 def _report(fd: int, line: dict[str, Any]) -> None:
     with suppress(OSError):
         os.write(fd, encode_line(line))
-
-
-def _stop(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + STOP_SECONDS
-    with suppress(ChildProcessError):
-        while os.waitpid(pid, os.WNOHANG)[0] == 0:
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                return
-            time.sleep(0.005)

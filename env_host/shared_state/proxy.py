@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from .connection import Connection, StateLink
-from .frames import Buffer, encode_value
+from .frames import Buffer
 
 CALL_SECONDS = 10.0  # of one call, its wait included, unless the caller says otherwise
 
@@ -33,11 +33,6 @@ class StateProxy:
         self._connection: Connection | None = None
         self._session = 0
         self._left = False
-
-    @property
-    def epoch(self) -> int | None:
-        """The number of the state process, counted from 1; None before the first call."""
-        return self._connection.epoch if self._connection else None
 
     @property
     def blocking(self) -> Methods:
@@ -70,8 +65,7 @@ class StateProxy:
         """
         deadline = time.monotonic() + within_seconds
         connection = self._connection or await self._bind(deadline)
-        value = encode_value(arguments) if arguments else b""
-        return await connection.call(self._session, method, value, body, deadline)
+        return await connection.call(self._session, method, arguments, body, deadline)
 
     def wait_for(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Return the result of a coroutine of this proxy; from a thread, never on the loop."""

@@ -65,7 +65,7 @@ from ..ipc.fd_messages import IS_USED, carried_bytes
 from ..ipc.replica_doors import ReplicaDoors
 from ..ipc.scoreboard import Counters, Field, Scoreboard, now_microseconds
 from ..protocol import LOST_SESSIONS_VARIABLE, HostConfig, Serving
-from ..shared_state.process import start_state_process
+from ..shared_state.process import StateProcess
 from ..startup.fd_limit import SPARE_FDS
 from .children import Child, Children
 from .close_notices import SocketCopies, refuse
@@ -84,7 +84,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..ipc.notify import Notifier
-    from ..shared_state.process import StateProcess
 
 STOP_SECONDS = 4.5  # for children to exit; below the shim's grace
 QUICK_START_SECONDS = 0.5  # of a shard; one that takes longer is not given back as the last
@@ -177,7 +176,8 @@ class Supervisor:
         try:
             if self._shared_class is not None:
                 start = self._spawner.start_state
-                self._state = start_state_process(self._shared_class, self._own_fds, start)
+                self._state = StateProcess(self._shared_class, self._own_fds, start)
+                self._state.start()
                 self._spawner.state_address = self._state.address
             self._supervise()
         finally:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from openenvd.env_host.shared_state.methods import methods_of
 from openenvd.env_host.shared_state.proxy import StateProxy
+from openenvd.env_host.shared_state.server import methods_of
 from openenvd.envs.brigade.environment import BrigadeEnvironment
 from openenvd.envs.brigade.mixing import Brigade
 

@@ -113,8 +113,8 @@ from openenvd.env_host.shared_state.proxy import StateProxy
 def say(**facts):
     print(json.dumps(facts), flush=True)
 
-async def main(address, name):
-    link = await connect_state(address, name, lambda lost: say(lost=str(lost)))
+async def main(address):
+    link = await connect_state(address, lambda lost: say(lost=str(lost)))
     world = StateProxy(link)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
@@ -131,9 +131,9 @@ asyncio.run(main(*sys.argv[1:]))
 class ShardProcess:
     """A shard in a process of its own that makes calls on command."""
 
-    def __init__(self, address: str, name: str = "shard 0") -> None:
+    def __init__(self, address: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _SHARD, address, name],
+            [sys.executable, "-c", _SHARD, address],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

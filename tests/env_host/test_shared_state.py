@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -27,12 +28,11 @@ from openenvd.env_host.shared_state.errors import (
     WorldLost,
     WorldTimeout,
 )
-from openenvd.env_host.shared_state.frames import READ_BYTES, Limits
 from openenvd.env_host.shared_state.process import (
+    StateExit,
     StateProcess,
     restart_delay_seconds,
     shares_state,
-    start_state_process,
 )
 from openenvd.env_host.shared_state.proxy import ProxyFactory, StateProxy
 
@@ -45,7 +45,8 @@ Connect = Callable[..., Any]
 @pytest.fixture
 def state() -> Iterator[StateProcess]:
     """A state process of a `Ledger`."""
-    process = start_state_process(LedgerWorld)
+    process = StateProcess(LedgerWorld)
+    process.start()
     yield process
     process.stop()
     assert process.pid is None
@@ -56,23 +57,9 @@ def state() -> Iterator[StateProcess]:
 @pytest.fixture
 async def link(state: StateProcess) -> AsyncIterator[StateLink]:
     """This process as a shard."""
-    link = await connect_state(state.address, "shard 0", lambda lost: None)
+    link = await connect_state(state.address)
     yield link
     await link.close()
-
-
-@pytest.fixture
-async def limited(state: StateProcess) -> AsyncIterator[Connect]:
-    """Connects shards with limits of their own."""
-    links: list[StateLink] = []
-
-    async def connect(**limits: int) -> StateLink:
-        links.append(await connect_state(state.address, "shard 1", limits=Limits(**limits)))
-        return links[-1]
-
-    yield connect
-    for link in links:
-        await link.close()
 
 
 @pytest.fixture
@@ -96,10 +83,12 @@ def shard(state: StateProcess) -> Iterator[Callable[[], ShardProcess]]:
             process.kill()
 
 
-def kill(state: StateProcess) -> int:
+def kill(state: StateProcess) -> StateExit:
     assert state.pid is not None
     os.kill(state.pid, signal.SIGKILL)
-    return os.waitpid(state.pid, 0)[1]
+    while (exited := state.reap()) is None:
+        time.sleep(0.001)
+    return exited
 
 
 # What a call carries
@@ -116,7 +105,7 @@ async def test_a_call_returns_the_methods_result(world: StateProxy) -> None:
     assert await world.echo(memoryview(b"view")) == b"view"
 
 
-@pytest.mark.parametrize("size", [0, 1, READ_BYTES - 1, READ_BYTES, READ_BYTES + 1, 10 * MEGABYTE])
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 10 * MEGABYTE])
 async def test_a_body_of_any_size_comes_back_unchanged(world: StateProxy, size: int) -> None:
     body = os.urandom(size)
     assert await world.echo(body) == body
@@ -177,13 +166,14 @@ async def test_a_synchronous_environment_calls_from_its_thread(world: StateProxy
 async def test_every_reply_reaches_the_call_that_asked(link: StateLink) -> None:
     worlds = [StateProxy(link) for _ in range(10)]
     calls = [
-        worlds[n % 10].after(turns=(n * 7919) % 50, token=f"{n % 10}/{n}") for n in range(2000)
+        worlds[n % 10].within(60).after(turns=(n * 7919) % 50, token=f"{n % 10}/{n}")
+        for n in range(2000)
     ]
     assert await asyncio.gather(*calls) == [f"{n % 10}/{n}" for n in range(2000)]
 
 
 async def test_no_two_sessions_have_the_same_number(state: StateProcess) -> None:
-    links = [await connect_state(state.address, "shard", lambda lost: None) for _ in range(3)]
+    links = [await connect_state(state.address) for _ in range(3)]
     numbers = [await StateProxy(link).who() for link in links for _ in range(3)]
     assert len(set(numbers)) == 9
     for link in links:
@@ -289,17 +279,16 @@ async def test_all_calls_in_flight_fail_at_once_when_the_state_process_exits(
 
 async def test_the_next_epoch_serves_new_sessions_and_none_of_the_old(state: StateProcess) -> None:
     lost = asyncio.Event()
-    link = await connect_state(state.address, "shard 0", lambda _: lost.set())
+    link = await connect_state(state.address, lambda _: lost.set())
     old = StateProxy(link)
     assert await old.note(entry="of the first epoch") == 1
-    state.record_exit(kill(state))
+    kill(state)
     await lost.wait()
     waiting = asyncio.ensure_future(StateProxy(link).entries())  # waits for the next epoch
     state.start(wait=False)
     assert await waiting == []
     new = StateProxy(link)
     assert await new.note(entry="of the second") == 1
-    assert (old.epoch, new.epoch) == (1, 2)
     with pytest.raises(WorldLost):
         await old.entries()
     await link.close()
@@ -307,7 +296,7 @@ async def test_the_next_epoch_serves_new_sessions_and_none_of_the_old(state: Sta
 
 def test_the_exit_of_the_state_process_is_described(state: StateProcess) -> None:
     pid = state.pid
-    found = state.record_exit(kill(state))
+    found = kill(state)
     assert (found.pid, found.epoch, found.wait_status) == (pid, 1, signal.SIGKILL)
     assert f"(pid {pid}, epoch 1)" in found.sentence
     assert "SIGKILL" in found.sentence
@@ -326,7 +315,7 @@ def test_early_exits_of_the_state_process_delay_its_restart(
 async def test_a_call_without_a_state_process_fails_with_a_reason(
     state: StateProcess, link: StateLink
 ) -> None:
-    state.record_exit(kill(state))
+    kill(state)
     while link.connection is not None:
         await asyncio.sleep(0)
     with pytest.raises(WorldError, match="cannot be reached"):
@@ -342,21 +331,23 @@ def test_a_failed_create_state_is_reported_with_its_reason() -> None:
             raise LookupError("no such song")
 
     with pytest.raises(StateFailed, match="LookupError: no such song"):
-        start_state_process(Broken)
+        StateProcess(Broken).start()
 
 
 def test_a_class_without_create_state_is_refused() -> None:
-    with pytest.raises(StateFailed, match="has no create_state"):
-        start_state_process(State)
+    with pytest.raises(StateFailed, match="needs a create_state"):
+        StateProcess(State).start()
     assert not shares_state(State)
     assert shares_state(LedgerWorld)
 
 
 _HOST = """
 import os, sys
-from openenvd.env_host.shared_state.process import start_state_process
+from openenvd.env_host.shared_state.process import StateProcess
 from tests.env_host.ledger import LedgerWorld
-print(start_state_process(LedgerWorld).pid, flush=True)
+process = StateProcess(LedgerWorld)
+process.start()
+print(process.pid, flush=True)
 sys.stdin.read()
 """
 
@@ -423,73 +414,55 @@ async def test_an_asynchronous_method_is_ended_with_its_time(world: StateProxy) 
     assert await world.most_held() == 1
 
 
+@pytest.fixture
+def few_calls(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many calls of one shard may be in flight, from now on."""
+    monkeypatch.setattr("openenvd.env_host.shared_state.connection.MAX_CALLS", 3)
+    return 3
+
+
 async def test_more_calls_than_may_be_in_flight_wait_until_others_are_answered(
-    world: StateProxy, limited: Connect
+    state: StateProcess, world: StateProxy, few_calls: int
 ) -> None:
-    link = await limited(max_calls=4)
+    link = await connect_state(state.address)
     held = [asyncio.ensure_future(StateProxy(link).hold(token=n)) for n in range(10)]
-    while link.connection is None or len(link.connection._queue) < 6:
-        await asyncio.sleep(0)
-    assert len(link.connection._sent) == 4
+    await world.held(at_least=few_calls)
     found: list[Any] = []
     while len(found) < 10:
         await world.release()
         found = [call.result() for call in held if call.done()]
     assert found == list(range(10))
-    assert await world.most_held() == 4
+    assert await world.most_held() == few_calls
+    await link.close()
 
 
-async def test_more_bytes_than_may_be_in_flight_wait_until_others_are_answered(
-    world: StateProxy, limited: Connect
+async def test_bytes_that_the_state_process_does_not_read_wait_in_their_calls(
+    state: StateProcess, link: StateLink
 ) -> None:
-    link = await limited(max_bytes=250_000)
-    held = [asyncio.ensure_future(StateProxy(link).hold(bytes(100_000), token=n)) for n in range(5)]
-    while link.connection is None or len(link.connection._queue) < 3:
-        await asyncio.sleep(0)
-    assert len(link.connection._sent) == 2
-    while not all(call.done() for call in held):
-        await world.release()
-    assert [call.result() for call in held] == list(range(5))
+    await StateProxy(link).nothing()
+    assert state.pid is not None
+    assert link.connection is not None
+    os.kill(state.pid, signal.SIGSTOP)
+    body = bytes(MEGABYTE)
+    calls = [asyncio.ensure_future(StateProxy(link).length(body)) for _ in range(20)]
+    await asyncio.sleep(0.2)
+    assert len(link.connection._sent) <= 3
+    os.kill(state.pid, signal.SIGCONT)
+    assert await asyncio.gather(*calls) == [MEGABYTE] * 20
 
 
-async def test_a_call_that_waits_too_long_is_not_sent(world: StateProxy, limited: Connect) -> None:
-    busy = StateProxy(await limited(max_calls=1))
-    held = asyncio.ensure_future(busy.hold())
-    await world.held(at_least=1)
-    with pytest.raises(WorldBusy, match="was not sent in time: 1 calls"):
-        await busy.within(0.05).note(entry="never")
-    assert await world.entries() == []
-    await world.release()
-    await held
-
-
-async def test_abandoned_calls_count_until_they_are_answered(
-    state: StateProcess, limited: Connect
+async def test_calls_that_are_not_answered_in_time_keep_others_from_being_sent(
+    state: StateProcess, world: StateProxy, few_calls: int
 ) -> None:
-    link = await limited(max_calls=3)
-    world = StateProxy(link)
     await world.nothing()
     assert state.pid is not None
     os.kill(state.pid, signal.SIGSTOP)
-    calls = [world.within(0.05).nothing() for _ in range(5)]
+    calls = [world.within(0.05).note(entry=n) for n in range(few_calls + 2)]
     found = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(error) for error in found] == [WorldTimeout] * 3 + [WorldBusy] * 2
-    assert link.connection is not None
-    assert len(link.connection._sent) == 3
+    assert [type(error) for error in found] == [WorldTimeout] * few_calls + [WorldBusy] * 2
+    assert "was not sent in time: 3 calls" in str(found[-1])
     os.kill(state.pid, signal.SIGCONT)
     assert await world.echo(a=1) == {"a": 1}
-
-
-async def test_too_many_waiting_calls_are_refused_at_once(
-    world: StateProxy, limited: Connect
-) -> None:
-    busy = StateProxy(await limited(max_calls=1, max_waiting=1))
-    calls = [asyncio.ensure_future(busy.hold()) for _ in range(2)]
-    await world.held(at_least=1)
-    with pytest.raises(WorldBusy, match="1 calls wait to be sent already"):
-        await busy.nothing()
-    for call in calls:
-        call.cancel()
 
 
 async def test_closing_the_link_fails_waiting_calls(link: StateLink) -> None:
@@ -503,6 +476,8 @@ async def test_closing_the_link_fails_waiting_calls(link: StateLink) -> None:
 
 def test_no_thread_and_no_child_is_left() -> None:
     before = threading.active_count()
-    start_state_process(LedgerWorld).stop()
+    process = StateProcess(LedgerWorld)
+    process.start()
+    process.stop()
     assert threading.active_count() == before
     assert not [c for c in psutil.Process().children() if "openenvd: state" in c.name()]

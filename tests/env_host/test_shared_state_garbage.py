@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -14,19 +15,20 @@ import pytest
 from openenvd.env_host.shared_state import frames as wire
 from openenvd.env_host.shared_state.connection import StateLink, connect_state, socket_name
 from openenvd.env_host.shared_state.errors import WorldError, WorldLost
-from openenvd.env_host.shared_state.frames import Kind, Limits
-from openenvd.env_host.shared_state.process import StateProcess, start_state_process
+from openenvd.env_host.shared_state.frames import Kind
+from openenvd.env_host.shared_state.process import StateProcess
 from openenvd.env_host.shared_state.proxy import StateProxy
 
 from .ledger import LedgerWorld
 
-HELLO = wire.encode(Kind.HELLO, name=b"shard 9")
+CALL = wire.encode_value(["note", time.monotonic() + 3600, {"entry": 1}])
 
 
 @pytest.fixture
 def state() -> Iterator[StateProcess]:
     """A state process of a `Ledger`."""
-    process = start_state_process(LedgerWorld)
+    process = StateProcess(LedgerWorld)
+    process.start()
     yield process
     process.stop()
 
@@ -34,7 +36,7 @@ def state() -> Iterator[StateProcess]:
 @pytest.fixture
 async def world(state: StateProcess) -> AsyncIterator[StateProxy]:
     """A session of a shard that behaves."""
-    link = await connect_state(state.address, "shard 0", lambda lost: None)
+    link = await connect_state(state.address)
     yield StateProxy(link)
     await link.close()
 
@@ -60,14 +62,14 @@ def talk(address: str, *pieces: bytes) -> bytes:
     [
         (b"GET / HTTP/1.1\r\nHost: a.example\r\nAccept: */*\r\n\r\n",),
         (os.urandom(100_000),),
-        (wire.encode(Kind.HELLO),),  # without a name
-        (wire.encode(Kind.CALL, epoch=1, name=b"note"),),  # before HELLO
-        (HELLO, HELLO),
-        (HELLO, wire.encode(Kind.CALL, epoch=2, name=b"note", value=b'{"entry":1}')),
-        (HELLO, wire.encode(Kind.CALL, epoch=0, name=b"note", value=b'{"entry":1}')),
-        (HELLO, wire.encode(Kind.CALL, epoch=1, name=b"note", value=b"[1]")),
-        (HELLO, wire.encode(Kind.REPLY, epoch=1)),
-        (HELLO, b"\0" * 40),
+        (wire.encode(Kind.CALL, 2, value=CALL),),
+        (wire.encode(Kind.CALL, 0, value=CALL),),
+        (wire.encode(Kind.CALL, 1, value=b"[1]"),),
+        (wire.encode(Kind.CALL, 1, value=b'["note", 9e9, [1]]'),),
+        (wire.encode(Kind.CALL, 1),),
+        (wire.encode(Kind.REPLY, 1),),
+        (wire.encode(Kind.WELCOME, 1),),
+        (wire.encode(Kind.LEAVE, 1), b"\0" * 40),
     ],
 )
 async def test_a_shard_that_sends_garbage_loses_its_own_connection(
@@ -80,17 +82,11 @@ async def test_a_shard_that_sends_garbage_loses_its_own_connection(
 async def test_a_shard_killed_in_the_middle_of_a_frame_harms_no_other(
     state: StateProcess, world: StateProxy
 ) -> None:
-    call = wire.encode(Kind.CALL, epoch=1, name=b"note", value=b'{"entry":1}', body=bytes(1000))
+    call = wire.encode(Kind.CALL, 1, value=CALL, body=bytes(1000))
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(socket_name(state.address))
-        peer.sendall(HELLO + call[:-1])
+        peer.sendall(call[:-1])
     assert await world.entries() == []
-
-
-async def test_a_peer_that_sends_no_hello_is_disconnected() -> None:
-    process = start_state_process(LedgerWorld, limits=Limits(greeting_seconds=0.05))
-    assert await asyncio.to_thread(talk, process.address) == b""
-    process.stop()
 
 
 class Impostor:
@@ -110,8 +106,7 @@ class Impostor:
         self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(len(wire.encode(Kind.HELLO, name=b"shard 0")))
-        writer.write(wire.encode(Kind.WELCOME, epoch=5, value=b'{"pid":1}'))
+        writer.write(wire.encode(Kind.WELCOME, 5, value=b"1"))
         if await reader.read(1):
             writer.write(self._answer)
             await reader.read()
@@ -134,8 +129,7 @@ async def test_a_reply_that_is_not_the_callers_is_never_delivered(
     tmp_path: Path, answer: bytes
 ) -> None:
     async with Impostor(tmp_path, answer) as impostor:
-        link = StateLink(impostor.address, "shard 0")
-        await link.connect()
+        link = StateLink(impostor.address)
         with pytest.raises(WorldLost):
             await StateProxy(link).anything()
         await link.close()
@@ -144,8 +138,7 @@ async def test_a_reply_that_is_not_the_callers_is_never_delivered(
 async def test_a_reply_that_comes_twice_is_delivered_once(tmp_path: Path) -> None:
     reply = wire.encode(Kind.REPLY, epoch=5, session=1, request_id=1, body=b"mine")
     async with Impostor(tmp_path, reply, reply) as impostor:
-        link = StateLink(impostor.address, "shard 0")
-        await link.connect()
+        link = StateLink(impostor.address)
         world = StateProxy(link)
         assert await world.first() == b"mine"
         with pytest.raises(WorldLost):
@@ -153,7 +146,11 @@ async def test_a_reply_that_comes_twice_is_delivered_once(tmp_path: Path) -> Non
         await link.close()
 
 
-async def test_a_socket_without_welcome_is_no_state_process(tmp_path: Path) -> None:
-    limits = Limits(connect_seconds=0.1)
-    with pytest.raises(WorldError, match="cannot be reached"):
-        await StateLink(str(tmp_path / "nobody"), "shard 0", limits=limits).connect()
+async def test_a_socket_that_does_not_greet_is_no_state_process(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "silent"))
+        silent.listen()
+        link = StateLink(str(tmp_path / "silent"))
+        with pytest.raises(WorldError, match="cannot be reached"):
+            await link.current(time.monotonic() + 0.1)
+        await link.close()

@@ -15,7 +15,7 @@ import pytest
 
 from openenvd.env_host.shared_state.connection import StateLink, connect_state
 from openenvd.env_host.shared_state.errors import WorldCallFailed
-from openenvd.env_host.shared_state.process import StateProcess, start_state_process
+from openenvd.env_host.shared_state.process import StateProcess
 from openenvd.env_host.shared_state.proxy import ProxyFactory
 from openenvd.envs.brigade.environment import (
     BrigadeAction,
@@ -174,7 +174,8 @@ def test_positions_outside_of_the_buffer_are_refused(position: int) -> None:
 @pytest.fixture
 def state() -> Iterator[StateProcess]:
     """A brigade in a process of its own."""
-    process = start_state_process(BrigadeEnvironment)
+    process = StateProcess(BrigadeEnvironment)
+    process.start()
     yield process
     process.stop()
 
@@ -182,7 +183,7 @@ def state() -> Iterator[StateProcess]:
 @pytest.fixture
 async def links(state: StateProcess) -> AsyncIterator[list[StateLink]]:
     """Two shards."""
-    links = [await connect_state(state.address, f"shard {n}", lambda lost: None) for n in (0, 1)]
+    links = [await connect_state(state.address) for n in (0, 1)]
     yield links
     for link in links:
         await link.close()
