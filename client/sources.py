@@ -18,7 +18,7 @@ from .errors import ApiRefused
 
 MANIFEST = "openenv.yaml"
 _GLANCE_CHARACTERS = 64 * 1024
-_BUNDLED = Path(__file__).resolve().parent.parent / "envs"
+_BUNDLED = Path(__file__).resolve().parent.parent / "env_host" / "bundled"
 _NAME_LINE = re.compile(r"""name:\s*(?:"([^"]*)"|'([^']*)'|([^#]*))""")
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bundled environments, and what an environment class of your own is made of.
+"""What an environment class of your own is made of.
 
-`from openenvd.envs import Action, Environment, Observation, State` are the base classes; each
-folder with an `openenv.yaml` is an environment that `openenv launch NAME` finds.
+`from openenvd.envs import Action, Environment, Observation, State` are the base classes. The
+bundled environments are in `env_host/bundled/`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Action", "Environment", "EnvironmentMetadata", "Observation", "State"]
 
 
-def __getattr__(name: str) -> Any:  # on first use: listing the catalogue needs no pydantic
+def __getattr__(name: str) -> Any:  # on first use: pydantic takes a while
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module("..env_host.environment.interfaces", __name__), name)

@@ -18,7 +18,14 @@ from contextlib import ExitStack
 import numpy as np
 
 from openenvd import Client
-from openenvd.envs.brigade.opus import FRAME_SAMPLES, SAMPLE_RATE, Decoder, Encoder, pack, unpack
+from openenvd.env_host.bundled.brigade.opus import (
+    FRAME_SAMPLES,
+    SAMPLE_RATE,
+    Decoder,
+    Encoder,
+    pack,
+    unpack,
+)
 
 CHORD = (220.0, 277.2, 329.6, 440.0)  # A major, in Hz
 PACKETS = 5

@@ -18,7 +18,7 @@ from .test_updates import session
 # A replica that starts, or is to end, waits for a file to go.
 WAITING = """
 import os, time
-from openenvd.envs.echo.environment import EchoEnvironment
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 
 def wait():
     while os.path.exists(os.environ["WAIT"]):

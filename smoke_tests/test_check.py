@@ -15,7 +15,7 @@ from .conftest import Machine, eventually
 
 NEVER_READY = "import threading\nprint('loading', flush=True)\nthreading.Event().wait()\n"
 NO_SESSION = """
-from openenvd.envs.echo.environment import EchoEnvironment
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 class Sample(EchoEnvironment):
     def reset(self, **more): raise OSError("no licence")
 """

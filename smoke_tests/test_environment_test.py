@@ -14,7 +14,7 @@ from .conftest import Machine, new_machine
 FEW = ("--sessions", "100", "--steps", "2")
 BEGIN = """\
 import asyncio, os, random, threading, time
-from openenvd.envs.echo.environment import EchoAction, EchoEnvironment, EchoObservation
+from openenvd.env_host.bundled.echo.environment import EchoAction, EchoEnvironment, EchoObservation
 from openenvd.env_host.environment.interfaces import Environment, Observation, State
 
 KEPT = []

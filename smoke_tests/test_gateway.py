@@ -35,7 +35,7 @@ from .upstream_python import UpstreamPython
 TOKEN = "a-token-of-letters"
 SLOW_TO_START = """
 import os, time
-from openenvd.envs.echo.environment import EchoEnvironment
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 
 while os.path.exists(os.environ["WAIT"]):
     time.sleep(0.02)

@@ -17,7 +17,7 @@ from .conftest import OPENENV, Machine, eventually, free_port
 SAY_HELLO = Path(__file__).with_name("say_hello.py")
 SLOW_TO_START = """
 import time
-from openenvd.envs.echo.environment import EchoEnvironment
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 
 class Sample(EchoEnvironment):
     pass

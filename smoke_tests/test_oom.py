@@ -26,7 +26,7 @@ HELD_MB = 400  # held by the build of the project's dependencies, in a child of 
 
 HELD_BY_SERVER_MB = 250
 ENVIRONMENT = """\
-from openenvd.envs.echo.environment import EchoEnvironment
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 
 held = bytearray(%d << 20)
 held[::4096] = b"1" * len(held[::4096])
@@ -35,7 +35,7 @@ class FatEnvironment(EchoEnvironment):
     pass
 """
 HUNGRY_STEPS = """\
-from openenvd.envs.echo.environment import EchoEnvironment
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 
 kept = []
 

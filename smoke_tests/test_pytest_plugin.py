@@ -10,7 +10,7 @@ from pathlib import Path
 from .conftest import Machine
 
 ENVIRONMENT = """\
-from openenvd.envs.echo.environment import EchoAction, EchoEnvironment, EchoObservation
+from openenvd.env_host.bundled.echo.environment import EchoAction, EchoEnvironment, EchoObservation
 
 
 class Loud(EchoEnvironment):

@@ -46,7 +46,7 @@ for each in ray.util.placement_group_table().values():
 
 
 HUNGRY = """
-from openenvd.envs.echo.environment import EchoEnvironment as Sample
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment as Sample
 held = []
 while True:
     held.append(bytearray(2**20))

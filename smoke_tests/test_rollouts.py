@@ -274,7 +274,7 @@ def test_a_rollout_never_plays_in_another_environment_at_its_address(machine: Ma
 
 
 VERSIONED = """
-from openenvd.envs.echo.environment import EchoEnvironment
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 
 class Sample(EchoEnvironment):
     def step(self, action, **kwargs):

@@ -30,7 +30,7 @@ from .test_upstream import GENERIC_CLIENT
 from .upstream_python import UpstreamPython
 
 HUNGRY = """
-from openenvd.envs.echo.environment import EchoEnvironment as Sample
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment as Sample
 held = []
 while True: held.append(bytearray(2**20))
 """
@@ -185,7 +185,8 @@ def test_status_says_why_a_job_waits_and_a_down_cancels_it(
 def test_what_a_job_prints_is_in_the_replicas_log(slurm_machine: Machine) -> None:
     folder = slurm_machine.home.parent
     (folder / "loud.py").write_text(
-        "from openenvd.envs.echo.environment import EchoEnvironment as Sample\nprint('so loud')\n"
+        "from openenvd.env_host.bundled.echo.environment import EchoEnvironment as Sample\n"
+        "print('so loud')\n"
     )
     slurm_machine.ok("launch", "loud:Sample", *SLURM, "--name", "loud", cwd=folder)
     eventually(lambda: "so loud" in slurm_machine.ok("logs", "loud").out)

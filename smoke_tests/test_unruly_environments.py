@@ -15,7 +15,7 @@ from .conftest import Machine, eventually
 
 HEAD = """
 import os, sys, time
-from openenvd.envs.echo.environment import EchoEnvironment
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 
 """
 RESET_RAISES = (

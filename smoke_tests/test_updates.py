@@ -26,7 +26,7 @@ from .conftest import Machine, eventually
 # Its observations say which version it is; a version may wait for a file, or crash.
 VERSIONED = """
 import os, sys, time
-from openenvd.envs.echo.environment import EchoEnvironment
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 
 VERSION = os.environ["VERSION"]
 print("version", VERSION, flush=True)

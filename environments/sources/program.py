@@ -23,8 +23,8 @@ HOST_PROGRAM = Path(__file__).resolve().parents[2] / "env_host" / "__main__.py"
 HOST_ENTRY = "openenvd.env_host.main:main"
 HOST_PRELOAD = (
     "openenvd.env_host.startup.preload",
-    "openenvd.envs.echo.environment",
-    "openenvd.envs.benchmark.environment",
+    "openenvd.env_host.bundled.echo.environment",
+    "openenvd.env_host.bundled.benchmark.environment",
 )
 
 

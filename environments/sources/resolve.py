@@ -19,7 +19,7 @@ from ..image_names import image_of
 from ..spec import ResourceRequest
 from .manifest import MANIFEST_NAME, Manifest, is_reference, read_manifest
 
-BUNDLED_FOLDER = Path(__file__).resolve().parents[2] / "envs"
+BUNDLED_FOLDER = Path(__file__).resolve().parents[2] / "env_host" / "bundled"
 MAX_NEAR = 3  # bundled names that look like an unknown one
 WHAT_CAN_BE_LAUNCHED = (
     f"a bundled name ({{bundled}}), a folder with {MANIFEST_NAME}, module:Class, or docker://IMAGE"

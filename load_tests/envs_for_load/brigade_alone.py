@@ -6,10 +6,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from openenvd.env_host.bundled.brigade.environment import BrigadeEnvironment
+from openenvd.env_host.bundled.brigade.mixing import Brigade
 from openenvd.env_host.shared_state.proxy import StateProxy
 from openenvd.env_host.shared_state.server import methods_of
-from openenvd.envs.brigade.environment import BrigadeEnvironment
-from openenvd.envs.brigade.mixing import Brigade
 
 _methods = methods_of(Brigade())
 _numbers = itertools.count(1)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from openenvd.envs.benchmark.environment import BenchmarkEnvironment
+from openenvd.env_host.bundled.benchmark.environment import BenchmarkEnvironment
 
 LEAK_BYTES = int(os.environ["LEAK_BYTES"])  # a step
 

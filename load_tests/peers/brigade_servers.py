@@ -32,7 +32,7 @@ from openenvd.env_host.protocol import (
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "env_host" / "__main__.py"
-SHARED = "openenvd.envs.brigade.environment:BrigadeEnvironment"
+SHARED = "openenvd.env_host.bundled.brigade.environment:BrigadeEnvironment"
 ALONE = "load_tests.envs_for_load.brigade_alone:BrigadeAlone"
 MAX_SESSIONS = 8192
 READY_SECONDS = 60.0

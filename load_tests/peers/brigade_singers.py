@@ -21,7 +21,7 @@ import numpy as np
 import uvloop
 
 from openenvd.bench.ws_session import take_frame
-from openenvd.envs.brigade.opus import FRAME_SAMPLES, SAMPLE_RATE, Encoder, pack
+from openenvd.env_host.bundled.brigade.opus import FRAME_SAMPLES, SAMPLE_RATE, Encoder, pack
 from openenvd.system.websocket import (
     CLOSE,
     NORMAL_CLOSE,

@@ -34,7 +34,7 @@ import psutil
 
 from load_tests.shared.report import OPENENV, daemon
 from openenvd.bench.target import Target
-from openenvd.envs.benchmark.behaviour import SYNC_VARIABLE
+from openenvd.env_host.bundled.benchmark.behaviour import SYNC_VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEMPLATE_NAME = "echo_back"
@@ -153,7 +153,7 @@ def write_project(folder: Path) -> Path:
     (folder / "pyproject.toml").write_text(PACKAGING)
     (folder / "__init__.py").touch()
     (server / "__init__.py").touch()
-    bundled = REPOSITORY / "envs" / "benchmark"
+    bundled = REPOSITORY / "env_host" / "bundled" / "benchmark"
     shutil.copyfile(bundled / "behaviour.py", server / "behaviour.py")
     shutil.copyfile(bundled / "upstream_app.py", server / "app.py")
     return folder
@@ -198,7 +198,7 @@ def upstream(
     arrangement: Arrangement,
     python: Path,
     app: str = "benchmark.upstream_app:app",
-    app_folder: Path = REPOSITORY / "envs",
+    app_folder: Path = REPOSITORY / "env_host" / "bundled",
 ) -> Iterator[Started]:
     """The peer: each worker may hold as many sessions as its share, or as all of them.
 

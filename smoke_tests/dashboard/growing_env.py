@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from openenvd.envs.echo.environment import EchoAction, EchoEnvironment, EchoObservation
+from openenvd.env_host.bundled.echo.environment import EchoAction, EchoEnvironment, EchoObservation
 
 kept: list[bytes] = []
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from openenvd.envs.echo.environment import EchoEnvironment
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 
 HELD = b"1" * (400 << 20)
 

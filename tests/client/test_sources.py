@@ -94,5 +94,5 @@ def test_names_of_upstreams_projects_are_kept(tmp_path: Path, name: str) -> None
 
 def test_echo_is_bundled_when_it_has_a_manifest() -> None:
     root = Path(sources.__file__).resolve().parent.parent
-    expected = {p.parent.name for p in root.glob("envs/*/openenv.yaml")}
+    expected = {p.parent.name for p in root.glob("env_host/bundled/*/openenv.yaml")}
     assert sources.bundled_names() == expected

@@ -15,7 +15,7 @@ from openenvd.env_host.protocol import HostConfig
 from .hosts import Host, wait_until_exited
 from .samples import PLAIN, SAMPLES, THREADED
 
-ECHO = "openenvd.envs.echo.environment:EchoEnvironment"
+ECHO = "openenvd.env_host.bundled.echo.environment:EchoEnvironment"
 
 StartHost = Callable[..., Host]
 

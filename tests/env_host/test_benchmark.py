@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from openenvd.envs.benchmark.environment import BenchmarkAction
+from openenvd.env_host.bundled.benchmark.environment import BenchmarkAction
 
 from .conftest import StartHost
 
-SERVED = "openenvd.envs.benchmark.environment:ServedEnvironment"
+SERVED = "openenvd.env_host.bundled.benchmark.environment:ServedEnvironment"
 
 both_variants = pytest.mark.parametrize("env", [{}, {"BENCHMARK_SYNC": "1"}], ids=["loop", "sync"])
 
@@ -62,7 +62,7 @@ def test_an_impossible_wait_is_refused(action: dict[str, Any]) -> None:
 
 def test_the_variant_is_decided_when_a_host_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not at import, which may have been in a process that hosts are forked from."""
-    from openenvd.envs.benchmark import environment
+    from openenvd.env_host.bundled.benchmark import environment
 
     assert environment.ServedEnvironment.__name__ == "BenchmarkEnvironment"
     monkeypatch.setenv("BENCHMARK_SYNC", "1")

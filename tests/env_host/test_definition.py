@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from openenvd.env_host.bundled.echo.environment import EchoAction, EchoEnvironment, EchoObservation
 from openenvd.env_host.environment import gradio_stub, upstream_project
 from openenvd.env_host.environment.definition import AnyAction, Definition, definition_of_class
 from openenvd.env_host.environment.factory_trial import try_factory
@@ -23,7 +24,6 @@ from openenvd.env_host.environment.notes import CONCURRENCY, Notes
 from openenvd.env_host.environment.plan import supports_concurrency
 from openenvd.env_host.protocol import HostConfig
 from openenvd.env_host.serving import messages
-from openenvd.envs.echo.environment import EchoAction, EchoEnvironment, EchoObservation
 from openenvd.system.proc import children_of
 
 

@@ -50,7 +50,7 @@ def test_a_client_that_has_connected_gets_its_session(
 # Whose processes start as programs, and import it for themselves, the second time only when told.
 SLOW_SHARDS = """
 import os, threading, time
-from openenvd.envs.echo.environment import EchoEnvironment
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 threading.Thread(target=time.sleep, args=(3600.0,), daemon=True).start()
 if os.path.exists("imported"):
     while not os.path.exists("go"):

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from openenvd.env_host.bundled.benchmark.environment import (
+    BenchmarkEnvironment,
+    SyncBenchmarkEnvironment,
+)
 from openenvd.env_host.environment.instances import MAX_STALLS, Creation, Factory, Place, next_place
-from openenvd.envs.benchmark.environment import BenchmarkEnvironment, SyncBenchmarkEnvironment
 
 QUICK, SLOW = 0.001, 1.0
 

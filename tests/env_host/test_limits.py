@@ -25,7 +25,7 @@ from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host
 from .raw import Raw, frame, opened
 
-ECHO = "openenvd.envs.echo.environment:EchoEnvironment"
+ECHO = "openenvd.env_host.bundled.echo.environment:EchoEnvironment"
 FEW_FDS, SOME_FDS = 300, 600
 PROJECT = """
 from fastapi import FastAPI, Request

@@ -92,6 +92,7 @@ SLOW_TO_COUNT = (
     )
     .replace("class Handler", "asked = []\nclass Handler")
 )
+ECHO = "openenvd.env_host.bundled.echo.environment:EchoEnvironment"
 ENV_HOST = "from openenvd.env_host.main import main; main()"
 
 
@@ -211,7 +212,9 @@ def test_each_replica_has_a_port_of_its_own(
 def test_an_env_host_tells_its_capacity_and_sessions(home: Path, engine: ProcessEngine) -> None:
     image = home / "host.py"
     image.write_text(ENV_HOST)
-    config = HostConfig("sample", env_class="openenvd.envs.echo.environment:EchoEnvironment")
+    config = HostConfig(
+        "sample", env_class="openenvd.env_host.bundled.echo.environment:EchoEnvironment"
+    )
     environ = {HOST_CONFIG_VARIABLE: json.dumps(config.to_json())}  # as an image has it
     run_file = ready(home, image, env=environ, max_sessions=7)
     status = wait_for(run_file, lambda status: bool(status["capacity"]))
@@ -478,7 +481,9 @@ def echo(home: Path) -> RunFile:
     """Launch an env host of ours, which knows its sessions."""
     image = home / "host.py"
     image.write_text(ENV_HOST)
-    config = HostConfig("sample", env_class="openenvd.envs.echo.environment:EchoEnvironment")
+    config = HostConfig(
+        "sample", env_class="openenvd.env_host.bundled.echo.environment:EchoEnvironment"
+    )
     environ = {HOST_CONFIG_VARIABLE: json.dumps(config.to_json())}  # as an image has it
     return ready(home, image, env=environ)
 

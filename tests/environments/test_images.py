@@ -75,7 +75,7 @@ def test_the_env_host_and_all_it_stands_on_are_in_the_archive(tmp_path: Path) ->
         "openenvd/__init__.py",
         "openenvd/env_host/__main__.py",
         "openenvd/system/units.py",
-        "openenvd/envs/echo/environment.py",
+        "openenvd/env_host/bundled/echo/environment.py",
     } <= found
     assert not any(name.startswith("openenvd/server") for name in found)
 

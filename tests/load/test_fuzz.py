@@ -13,7 +13,7 @@ from openenvd.system.websocket import apply_mask
 
 from ..env_host.hosts import Host
 
-BENCHMARK = "openenvd.envs.benchmark.environment:BenchmarkEnvironment"
+BENCHMARK = "openenvd.env_host.bundled.benchmark.environment:BenchmarkEnvironment"
 EXAMPLES = 12
 
 

@@ -70,9 +70,8 @@ def test_a_launched_environment_answers_until_it_is_taken_down(run: Run, layout:
 
 
 def test_a_session_that_fails_names_the_log_that_says_why(run: Run, tmp_path: Path) -> None:
-    code = (
-        "from openenvd.envs.echo.environment import EchoEnvironment as Echo\nclass Sample(Echo):\n"
-    )
+    code = "from openenvd.env_host.bundled.echo.environment import EchoEnvironment as Echo\n"
+    code += "class Sample(Echo):\n"
     code += "    def reset(self, **_):\n        raise OSError('no licence')\n"
     run("launch", source=write_class(tmp_path, code), cwd=str(tmp_path), name="trial")
     with pytest.raises(NotAnswering, match="no licence") as caught:

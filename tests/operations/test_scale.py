@@ -36,7 +36,7 @@ WAIT_SECONDS = 60.0
 # A class that cannot be imported any more when its switch is there.
 SAMPLE = """
 import pathlib
-from openenvd.envs.echo.environment import EchoEnvironment
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 if pathlib.Path({switch!r}).exists():
     raise ImportError("its data is gone")
 class Sample(EchoEnvironment):

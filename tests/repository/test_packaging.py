@@ -62,8 +62,8 @@ def test_the_source_distribution_has_what_the_pages_say_is_there(tmp_path: Path)
 
 def test_every_data_file_of_a_bundled_environment_is_built() -> None:
     data = PROJECT["tool"]["setuptools"]["package-data"]
-    for manifest in (ROOT / "envs").glob("*/openenv.yaml"):
-        assert "openenv.yaml" in data[f"openenvd.envs.{manifest.parent.name}"]
+    for manifest in (ROOT / "env_host" / "bundled").glob("*/openenv.yaml"):
+        assert "openenv.yaml" in data[f"openenvd.env_host.bundled.{manifest.parent.name}"]
 
 
 def test_every_room_is_linked_for_the_type_checkers() -> None:

@@ -83,7 +83,7 @@ def test_the_same_generator_draws_the_same() -> None:
 
 
 async def test_a_random_policy_plays_the_same_valid_actions_again_for_a_seed(serve: Serve) -> None:
-    address = address_of(serve("openenvd.envs.echo.environment:EchoEnvironment"))
+    address = address_of(serve("openenvd.env_host.bundled.echo.environment:EchoEnvironment"))
     policy = await policy_named("random", address)
     collector = RolloutCollector(address, policy, max_steps=4, seed=3)
     first, second = [
@@ -222,7 +222,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
 
 
 async def play(serve: Serve, endpoint: Endpoint, **options: Any) -> list[Episode]:
-    address = address_of(serve("openenvd.envs.echo.environment:EchoEnvironment"))
+    address = address_of(serve("openenvd.env_host.bundled.echo.environment:EchoEnvironment"))
     policy = await policy_named(f"openai:{endpoint.url}", address)
     collector = RolloutCollector(address, policy, max_steps=2, retries=0, **options)
     return [e async for batch in collector.batches(8, episodes=3) for e in batch]

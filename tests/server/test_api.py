@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ONE_WORKER = {"port": 0, "max_long_workers": 1, "cancel_grace_seconds": 1.0}
 NEVER_READY = "import time\nprint('never', flush=True)\ntime.sleep(3600)\n"
 TALKING = """
-from openenvd.envs.echo.environment import EchoEnvironment
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 print("imported", flush=True)
 class Talking(EchoEnvironment):
     pass

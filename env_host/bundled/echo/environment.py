@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from ...env_host.environment.interfaces import (
+from ...environment.interfaces import (
     Action,
     Environment,
     EnvironmentMetadata,

@@ -16,14 +16,14 @@ from uuid import uuid4
 
 from pydantic import ConfigDict, Field
 
-from ...env_host.environment.interfaces import (
+from ...environment.interfaces import (
     Action,
     Environment,
     EnvironmentMetadata,
     Observation,
     State,
 )
-from ...env_host.shared_state.proxy import StateProxy
+from ...shared_state.proxy import StateProxy
 from .mixing import Brigade
 from .opus import FRAME_SAMPLES, Decoder, Encoder, NotOpus, pack, unpack
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...env_host.environment.interfaces import Action, Environment, Observation, State
+from ...environment.interfaces import Action, Environment, Observation, State
 from .behaviour import SeenFields, WaitFields, Waits, WaitsOnLoop, is_synchronous
 
 

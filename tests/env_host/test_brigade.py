@@ -13,16 +13,12 @@ from collections.abc import AsyncIterator, Iterator
 import numpy as np
 import pytest
 
-from openenvd.env_host.shared_state.connection import StateLink, connect_state
-from openenvd.env_host.shared_state.errors import WorldCallFailed
-from openenvd.env_host.shared_state.process import StateProcess
-from openenvd.env_host.shared_state.proxy import ProxyFactory
-from openenvd.envs.brigade.environment import (
+from openenvd.env_host.bundled.brigade.environment import (
     BrigadeAction,
     BrigadeEnvironment,
     BrigadeObservation,
 )
-from openenvd.envs.brigade.mixing import (
+from openenvd.env_host.bundled.brigade.mixing import (
     BUFFER_SAMPLES,
     DELAY_SAMPLES,
     FUTURE_SAMPLES,
@@ -32,7 +28,7 @@ from openenvd.envs.brigade.mixing import (
     Pcm,
     WrongTime,
 )
-from openenvd.envs.brigade.opus import (
+from openenvd.env_host.bundled.brigade.opus import (
     FRAME_BYTES,
     FRAME_SAMPLES,
     SAMPLE_RATE,
@@ -42,6 +38,10 @@ from openenvd.envs.brigade.opus import (
     pack,
     unpack,
 )
+from openenvd.env_host.shared_state.connection import StateLink, connect_state
+from openenvd.env_host.shared_state.errors import WorldCallFailed
+from openenvd.env_host.shared_state.process import StateProcess
+from openenvd.env_host.shared_state.proxy import ProxyFactory
 from openenvd.system.extras import install_command
 
 LOOKAHEAD_SAMPLES = 312  # by which libopus delays what it encodes
@@ -302,6 +302,7 @@ def test_a_brigade_without_shared_state_is_refused_with_a_reason() -> None:
 
 @pytest.mark.parametrize("missing", ["numpy", "av"])
 def test_a_missing_extra_is_named_with_its_install_command(missing: str) -> None:
-    code = f"import sys; sys.modules[{missing!r}] = None; import openenvd.envs.brigade.environment"
+    module = "openenvd.env_host.bundled.brigade.environment"
+    code = f"import sys; sys.modules[{missing!r}] = None; import {module}"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert install_command("brigade") in ran.stderr.splitlines()[-1]
