@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,6 +30,10 @@ from .drawing import is_coloured, new_console
 from .failures import request_failure
 from .options import Command, declared_options, given_options, reconnect
 from .output import Output
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.status import Status
 
 Json = dict[str, Any]
 # Of a final request: what `--json` prints beside id and error, and the lines for people.
@@ -89,58 +93,28 @@ def follow(
     return exit_codes.of_request(final)
 
 
-def bar(progress: Json) -> str:
-    """Draw `━━━━━╌╌╌╌╌ 50 % `, with a space after it; nothing where no total is known."""
-    done, total = progress.get("done"), progress.get("total")
-    if not isinstance(done, int | float) or not isinstance(total, int | float) or total <= 0:
-        return ""
-    share = min(1.0, max(0.0, done / total))
-    filled = round(BAR_WIDTH * share)
-    return f"{'━' * filled}{'╌' * (BAR_WIDTH - filled)} {100 * share:.0f} % "
-
-
 class Detached(Exception):
     """The user detached; the request continues, unless it was cancelled."""
 
 
-class Screen(Protocol):
-    """Where the log goes while a request runs."""
+@dataclass
+class Screen:
+    """stderr while a request runs: log lines, and on a terminal a line that moves below them."""
+
+    output: Output
+    status: Status | None = None  # None: no terminal, and the log names the phases, too
 
     def line(self, text: str) -> None:
         """Show a log line."""
+        if self.status is None:
+            self.output.note(text)
+        else:
+            self.status.console.print(text, soft_wrap=True)
 
-    def phase(self, text: str) -> None:
+    def phase(self, request: Json, progress: Json) -> None:
         """Show what is being done now."""
-
-
-@dataclass
-class PlainScreen:
-    """stderr without a terminal: log lines, and each phase on a line of its own."""
-
-    output: Output
-
-    def line(self, text: str) -> None:
-        """A log line."""
-        self.output.note(text)
-
-    def phase(self, text: str) -> None:
-        """Show nothing: the log names the phases too."""
-
-
-@dataclass
-class Spinner:
-    """stderr on a terminal: log lines above a line that moves."""
-
-    console: Any
-    status: Any
-
-    def line(self, text: str) -> None:
-        """A log line."""
-        self.console.print(text, soft_wrap=True)
-
-    def phase(self, text: str) -> None:
-        """What is being done now."""
-        self.status.update(text)
+        if self.status is not None:
+            self.status.update(drawn_phase(request, progress))
 
 
 @dataclass
@@ -195,10 +169,10 @@ def follow_request(
                     case "log":
                         log.add(event.data["text"])
                     case "progress" if event.data.get("message"):
-                        screen.phase(phase_line(final, event.data))
+                        screen.phase(final, event.data)
                     case "state":
                         final = event.data
-                        screen.phase(phase_line(final, {}))
+                        screen.phase(final, {})
             log.end()
     except KeyboardInterrupt:
         if not detaches:
@@ -222,9 +196,25 @@ def run(client: DaemonClient, operation: str, payload: dict[str, Any]) -> dict[s
 
 
 def phase_line(request: dict[str, Any], progress: dict[str, Any]) -> str:
-    """Show what a request does now, how far it is, and how long it takes yet."""
+    """Return what a request does now, and how long it takes yet."""
     told = progress.get("message") or request.get("pending_reason") or request["state"].lower()
-    return plain(f"{bar(progress)}{request['label']}: {told}{_estimate(progress)}")
+    return plain(f"{request['label']}: {told}{_estimate(progress)}")
+
+
+def drawn_phase(request: Json, progress: Json) -> RenderableType:
+    """Return what rich draws of it: the line, with a bar before it where a total is known."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    text = Text(phase_line(request, progress))
+    done, total = progress.get("done"), progress.get("total")
+    if not isinstance(done, int | float) or not isinstance(total, int | float) or total <= 0:
+        return text
+    share = min(1.0, max(0.0, done / total))
+    line = Table.grid(padding=(0, 1))
+    line.add_row(ProgressBar(1.0, share, width=BAR_WIDTH), f"{100 * share:.0f} %", text)
+    return line
 
 
 def _estimate(progress: dict[str, Any]) -> str:
@@ -241,12 +231,12 @@ def _estimate(progress: dict[str, Any]) -> str:
 @contextmanager
 def _screen(output: Output, label: str) -> Iterator[Screen]:
     if not sys.stderr.isatty():
-        yield PlainScreen(output)
+        yield Screen(output)
         return
     console = new_console(sys.stderr)
     style = "cyan" if is_coloured(sys.stderr) else ""
     with console.status(label, spinner_style=style) as status:
-        yield Spinner(console, status)
+        yield Screen(output, status)
 
 
 def _detach(client: DaemonClient, request: dict[str, Any], output: Output) -> None:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from openenvd.cli.following import BAR_WIDTH, bar, phase_line
+from openenvd.cli.following import BAR_WIDTH, drawn_phase, phase_line
 
 from .conftest import Command
 
@@ -32,6 +34,14 @@ def test_nonsense_is_refused_without_a_daemon(
     assert words in answer.err
 
 
+def drawn(progress: dict[str, Any]) -> str:
+    """What a terminal without colours shows of a launch that is so far."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=100, no_color=True, force_terminal=False)
+    console.print(drawn_phase({"label": "launch [red]trial", "state": "RUNNING"}, progress))
+    return stream.getvalue()
+
+
 @pytest.mark.parametrize(
     ("progress", "filled", "words"),
     [
@@ -43,8 +53,8 @@ def test_nonsense_is_refused_without_a_daemon(
 def test_the_bar_is_as_long_as_the_work_is_done(
     progress: dict[str, float], filled: int, words: str
 ) -> None:
-    assert bar(progress).count("━") == filled
-    assert words in bar(progress)
+    assert drawn(progress).count("━") == filled
+    assert f" {words} launch [red]trial: running" in drawn(progress)
 
 
 @pytest.mark.parametrize(
@@ -61,4 +71,4 @@ def test_an_estimate_is_shown_where_there_is_one(progress: dict[str, Any], shown
 
 @pytest.mark.parametrize("progress", [{}, {"done": 1}, {"done": 0, "total": 0}, {"done": "x"}])
 def test_there_is_no_bar_without_a_total(progress: dict[str, float]) -> None:
-    assert bar(progress) == ""
+    assert drawn(progress) == "launch [red]trial: running\n"
