@@ -17,7 +17,7 @@
     dashboard.py    dashboard
     gateway.py      gateway status
     watch.py        status --watch
-    requests.py     requests, wait, cancel
+    requests.py     requests, wait, retry, cancel
     logs.py         logs
     image.py        image build
     down.py         down, prune

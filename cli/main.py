@@ -35,7 +35,7 @@ COMMANDS = {
     "logs": ("logs", "Print the log of an environment or a request."),
     "requests": ("requests", "Show the queue and its history."),
     "wait": ("requests", "Wait for requests; the outcome is the exit code."),
-    "retry": ("retry", "Submit an ended request again, with other memory if need be."),
+    "retry": ("requests", "Submit an ended request again, with other memory if need be."),
     "cancel": ("requests", "Cancel requests at once."),
     "bench": ("bench", "Measure how many sessions an environment holds."),
     "test": ("test", "Find an environment's faults on a real server."),

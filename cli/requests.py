@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv requests`, `wait` and `cancel`: the queue, its history, and single requests of it."""
+"""`openenv requests`, `wait`, `cancel`, `retry`: the queue, its history, and requests of it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Any
 
 import click
 
+from ..environments.spec import LaunchOptions
 from ..requests_db.states import FINAL_STATES, RequestState
 from . import completion, exit_codes, phrases
 from .drawing import requests_table
 from .failures import request_failure
-from .following import wait_quietly
-from .options import connect, json_option
+from .following import async_option, follow, leave, wait_quietly
+from .options import connect, declared_options, json_option
 from .output import Output, good
 
 DEFAULT_LIMIT = 50
+MEMORY_LIMITS = ("memory_mb", "session_memory_mb")  # that `retry` may change
 _STATES = click.Choice([state.value for state in RequestState], case_sensitive=False)
 
 
@@ -96,6 +98,36 @@ def cancel(request_ids: tuple[str, ...], as_json: bool) -> int:
         output.result(phrases.cancellation(answer))
     output.json(answers[0] if len(answers) == 1 else {"requests": answers})
     return exit_codes.OK
+
+
+@click.command()
+@click.argument("request_id", shell_complete=completion.environments_and_requests)
+@declared_options(LaunchOptions, only=MEMORY_LIMITS)
+@async_option
+@json_option
+def retry(request_id: str, as_json: bool, is_async: bool, **limits: int | None) -> int:
+    """Submit a request that has ended again: all of it as it was, but the memory that is given.
+
+    A launch of what runs meanwhile is an update of that. Waits until it has ended; Ctrl-C
+    detaches, a second one cancels.
+    """
+    from .launch import follow_launch
+    from .rollout import follow_rollout
+
+    output = Output(as_json=as_json)
+    client = connect(output)
+    request = client.retry(request_id, **limits)
+    if is_async:
+        return leave(request, output)
+    if request["operation"] == "launch":
+        return follow_launch(client, request, output)
+    if request["operation"] == "rollout":
+        return follow_rollout(client, request, output)
+    return follow(client, request, output, _result)
+
+
+def _result(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    return {"result": final.get("result")}, []
 
 
 def _tell(request: dict[str, Any], output: Output) -> None:

@@ -5,7 +5,8 @@ Each `/reset`, `/step` and `/state` has an environment of its own for that one r
 upstream's have; episodes need `/ws`. An upstream project keeps its own routes. POST to `/mcp` is
 answered before it comes here.
 
-Why not Starlette's: see `docs/decisions/0008-own-http-routes.md`.
+Not Starlette's router, which would save 45 lines: importing it costs 2 MB of PSS for an idle
+environment, and 41 ms for each start in another project's Python.
 """
 
 from __future__ import annotations
