@@ -12,7 +12,7 @@ from pydantic import Field
 from ..environments.errors import NotAnswering
 from ..environments.http_get import ask, base_url_by_name
 from ..environments.layout import Layout
-from ..system.access_tokens import bearer_header, without_token
+from ..system.access_tokens import without_token
 from . import base
 
 
@@ -61,26 +61,24 @@ def _begin_session(base_url: str, timeout_seconds: float, hint: str) -> float:
     Raises:
         NotAnswering
     """
-    from websockets.exceptions import WebSocketException  # of few workers
-    from websockets.sync.client import connect
+    from ..rollouts.loop_thread import run_on_thread  # of few workers
+    from ..rollouts.session.session import Session, SessionFailed
 
-    from ..rollouts.sessions.session import session_url
+    async def reset() -> bytes:
+        session = await Session.open(
+            base_url, connect_seconds=timeout_seconds, close_seconds=timeout_seconds
+        )
+        try:
+            return await session.ask('{"type":"reset","data":{}}', timeout_seconds, "reset")
+        finally:
+            await session.close()
 
-    address, token = without_token(base_url)
     started = time.monotonic()
+    address, _ = without_token(base_url)
     try:
-        with connect(
-            session_url(address),
-            additional_headers=bearer_header(token),
-            open_timeout=timeout_seconds,
-            close_timeout=timeout_seconds,
-            proxy=None,
-        ) as session:
-            session.send(json.dumps({"type": "reset", "data": {}}))
-            answer = json.loads(session.recv(timeout_seconds))
-    except (OSError, WebSocketException, ValueError) as exc:  # a `TimeoutError` is an `OSError`
-        why = str(exc) or type(exc).__name__
-        raise NotAnswering(f"no session at {address}: {why}", hint) from exc
+        answer = json.loads(run_on_thread(reset()))
+    except (SessionFailed, ValueError) as exc:
+        raise NotAnswering(f"no session at {address}: {exc}", hint) from exc
     if answer.get("type") != "observation":
         why = (answer.get("data") or {}).get("message") or answer
         raise NotAnswering(f"a reset at {address} is answered by an error: {why}", hint)

@@ -14,10 +14,10 @@ slow the disk is. A finished episode exists exactly once; an unfinished one is n
     batches.py             whole episodes in memory, for Python callers
     episodes.py            step, episode, sink
     buffers.py             the budget; concurrency_limit.py: how many episodes run within it
-    loop_budget.py         what one iteration of the event loop does
-    interpreter.py         settings of Python meanwhile; loop_thread.py: the loop's thread
+    loop_thread.py         the loop's thread
     progress_stats.py      counts for the progress line and the result
-    sessions/              hundreds of WebSockets on one loop
+    session_pool.py        open sessions, and who waits for one; answers.py: what they answer
+    session/               one session at a server, for every client of one
     policies/              what decides on actions
     stages/                advantages, filters, training samples
     json_values.py         values as JSON

@@ -34,17 +34,15 @@ from .concurrency_limit import ConcurrencyLimit, EpisodeRoom
 from .episode_runner import Attempt, MakeTracedAttempt, Rules, RunContext
 from .episodes import Episode, StepSink
 from .errors import LoopLagged, RolloutError
-from .interpreter import while_episodes_run
-from .loop_budget import StepBudget
-from .policies.policy import CallablePolicy, CpuThreads, Policy
+from .policies.cpu_threads import CpuThreads
+from .policies.policy import CallablePolicy, Policy
 from .progress_stats import ProgressStats
-from .sessions.message_memory import MessageMemory
-from .sessions.session import session_url
-from .sessions.session_pool import (
+from .session_pool import (
     DEFAULT_TIMING,
     Followed,
     SessionPool,
     SessionTiming,
+    environment_url,
     reserve_descriptors,
 )
 
@@ -111,7 +109,7 @@ class RolloutCollector:
         if group < 1:
             raise ValueError(f"a group has at least one episode, not {group}")
         for address in addresses:
-            session_url(address)
+            environment_url(address)
         self._addresses = addresses
         self._policy = policy if isinstance(policy, Policy) else CallablePolicy(policy)
         self._rules = Rules(
@@ -170,11 +168,8 @@ class RolloutCollector:
             RolloutError: The sink's; `LoopLagged`.
         """
         threads = CpuThreads(on_hung=self.stats.hang)
-        # What runs, and what waits to be written.
-        memory = MessageMemory(2 * self._buffer_bytes)
         pool = SessionPool(
             self._concurrency,
-            memory,
             reuse=self._reuse_sessions,
             timing=self._timing,
             followed=self._followed,
@@ -186,11 +181,10 @@ class RolloutCollector:
             pool,
             sink,
             self.stats,
-            StepBudget(),
             None if self._tracer is None else _traced(self._tracer),
         )
         limit = ConcurrencyLimit(self._buffer_bytes, keeps_episodes=keeps_episodes)
-        with self.lag, while_episodes_run():
+        with self.lag:
             try:
                 await asyncio.to_thread(reserve_descriptors, self._concurrency)
                 await self._play_all(iter(numbers), context, limit)
@@ -198,9 +192,7 @@ class RolloutCollector:
                 try:
                     await pool.close()
                 finally:
-                    threads.close()
                     await self._policy.close()
-                    await memory.release_all()
         self._check_lag()
 
     async def _collect_all(self, numbers: Iterator[int], sink: BatchSink) -> None:

@@ -20,16 +20,14 @@ from typing import Any, Protocol
 import msgspec
 
 from ..system.access_tokens import without_token
+from .answers import Answer
 from .concurrency_limit import EpisodeRoom
 from .episodes import Episode, EpisodeStatus, Failure, FailureReason, Step, StepSink, episode_id
 from .errors import EpisodeFailed, PolicyHangs
-from .loop_budget import StepBudget
-from .policies.call_clock import at_most, pause
-from .policies.policy import CpuThreads, Encoded, Player, Policy, Turn, policy_failed
+from .policies.cpu_threads import CpuThreads, at_most, pause
+from .policies.policy import Encoded, Player, Policy, Turn, policy_failed
 from .progress_stats import ProgressStats
-from .sessions.answers import Answer, answer_of
-from .sessions.session import Session
-from .sessions.session_pool import SessionPool, is_no_capacity
+from .session_pool import EpisodeSession, SessionPool, is_no_capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,6 @@ class RunContext:
     pool: SessionPool
     sink: StepSink
     stats: ProgressStats
-    step_budget: StepBudget
     traced: MakeTracedAttempt | None = None  # where episodes are traced
 
 
@@ -117,7 +114,7 @@ class Attempt:
             raise policy_failed(exc) from exc
 
     @asynccontextmanager
-    async def _begun(self) -> AsyncIterator[Session]:
+    async def _begun(self) -> AsyncIterator[EpisodeSession]:
         """A session in which the episode has begun."""
         session = await self._reset_somewhere()
         try:
@@ -127,10 +124,9 @@ class Attempt:
             raise
         self._pool.give_back(self._address, session)
 
-    async def _reset_somewhere(self) -> Session:
+    async def _reset_somewhere(self) -> EpisodeSession:
         fresh = False
         while True:
-            await self._context.step_budget.acquire()  # a connection costs more than a step
             try:
                 session, was_used = await self._pool.take(self._address, fresh=fresh)
             except EpisodeFailed as exc:
@@ -159,15 +155,13 @@ class Attempt:
         is_gone = exc.reason is FailureReason.NOT_CONNECTED
         return is_gone and await self._pool.wait_for_reconnection(self._address)
 
-    async def _reset(self, session: Session) -> None:
-        await self._context.step_budget.acquire()
+    async def _reset(self, session: EpisodeSession) -> None:
         seed = {} if self._seed is None else {"seed": self._seed}
         arguments = {"episode_id": self._id, **seed, **self._rules.reset}
         seconds = self._rules.step_timeout_seconds
-        self._answer = answer_of(await session.reset(arguments, seconds=seconds))
+        self._answer = await session.reset(arguments, seconds=seconds)
 
-    async def _step(self, session: Session, player: Player) -> None:
-        await self._context.step_budget.acquire()
+    async def _step(self, session: EpisodeSession, player: Player) -> None:
         before = self._answer
         turn = Turn(self._id, self._steps, self._seed, before.reward)
         decided = await self._decided(player, before, turn)
@@ -182,9 +176,9 @@ class Attempt:
         )
         await self._put(step)
 
-    async def _answered(self, session: Session, decided: Encoded) -> Answer:
+    async def _answered(self, session: EpisodeSession, decided: Encoded) -> Answer:
         seconds = self._rules.step_timeout_seconds
-        return answer_of(await session.step(decided.action_json, seconds=seconds))
+        return await session.step(decided.action_json, seconds=seconds)
 
     async def _decided(self, player: Player, seen: Answer, turn: Turn) -> Encoded:
         seconds = self._rules.policy_timeout_seconds

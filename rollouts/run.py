@@ -36,7 +36,7 @@ from .folder.layout import JSONL
 from .folder.writer import RolloutWriter
 from .policies.named_policy import hint_of, policy_named
 from .progress_stats import EpisodeCounts, ProgressStats
-from .sessions.session_pool import Followed
+from .session_pool import Followed
 from .stages.grouping import GroupSink
 from .stages.named_stages import Stages, check_group
 

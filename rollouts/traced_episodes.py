@@ -34,13 +34,13 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from ..system.access_tokens import without_token
 from ..system.hidden_values import hide_secrets, secret_values
 from ..tracing import HEADER, traceparent
+from .answers import Answer
 from .concurrency_limit import EpisodeRoom
 from .episode_runner import Attempt, RunContext
 from .episodes import Episode, episode_id
 from .errors import EpisodeFailed
 from .policies.policy import Encoded, Player, Turn
-from .sessions.answers import Answer
-from .sessions.session import Session
+from .session_pool import EpisodeSession
 
 _CANCELLED = "cancelled"
 _MESSAGE_CHARACTERS = 500  # of what a span says of its failure
@@ -122,7 +122,7 @@ class _TracedAttempt(Attempt):
         finally:
             self._span.end()
 
-    async def _reset(self, session: Session) -> None:
+    async def _reset(self, session: EpisodeSession) -> None:
         with self._part("reset", SpanKind.CLIENT):
             await super()._reset(session)
 
@@ -130,7 +130,7 @@ class _TracedAttempt(Attempt):
         with self._part("policy", SpanKind.INTERNAL, turn.number):
             return await super()._decided(player, seen, turn)
 
-    async def _answered(self, session: Session, decided: Encoded) -> Answer:
+    async def _answered(self, session: EpisodeSession, decided: Encoded) -> Answer:
         with self._part("step", SpanKind.CLIENT, self._steps) as span:
             answer = await super()._answered(session, decided)
             span.set_attribute("openenvd.step.done", answer.done)

@@ -10,34 +10,32 @@ is not, they are these: the same methods and the same results, and nothing beyon
     any of them                        {"type": "error", "data": {message, code}}: `SessionError`
 
 A session is opened by `with`. Proxies are passed by, as OpenEnv's client does. A session that has
-ended says why with every further call: in the same words, with the same code and hint.
+ended says why with every further call: in the same words, with the same code and hint. One call is
+under way at a time, and others wait; a call that is cancelled or out of time ends the session.
+
+`AsyncSession` is written upon `rollouts.session`; `Session` is the same, run on one thread.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol, Self
-
-import websockets.asyncio.client
-import websockets.sync.client
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from typing import Any, Protocol, Self
 
 from ..client.errors import SessionError
 from ..env_host.errors import WSErrorCode
-from ..env_host.protocol import MAX_MESSAGE_BYTES
-from ..rollouts.errors import NoEnvironment
-from ..rollouts.sessions.answers import error_text
-from ..rollouts.sessions.session import session_url
-from ..system.access_tokens import without_token
+from ..rollouts.session import session as sessions
+from ..rollouts.session.loop_thread import LoopThread, loop_thread
+from ..rollouts.session.session import CONNECT_SECONDS, SessionEnd, SessionFailed, error_text
 
 Json = dict[str, Any]
 
-CONNECT_SECONDS = 30.0
 ANSWER_SECONDS = 60.0  # as OpenEnv's client waits
+PING_SECONDS = 20.0  # a session may be idle for long behind a proxy
 
 # Errors after which the server closes the session.
 _ENDS = frozenset(
@@ -108,10 +106,15 @@ class AnyAsyncSession(Protocol):
         """End the session."""
 
 
-class _Common:
-    """What both kinds of sessions are made with, and how they fail."""
+class AsyncSession:
+    """A session for asyncio, open inside of `async with`.
 
-    _end: SessionError | None = None  # why the session has ended
+    Args:
+        base_url: The environment's address, with its token if it wants one.
+        connect_timeout: Seconds until it must be open.
+        answer_timeout: Seconds until each answer must be there.
+        lost_hint: What to do when the session is lost.
+    """
 
     def __init__(
         self,
@@ -124,116 +127,17 @@ class _Common:
         self._connect_timeout = connect_timeout
         self._answer_timeout = answer_timeout
         self._lost_hint = lost_hint
-
-    def _answer(self, text: str | bytes) -> Json:
-        """Return what an answer carries; raise what it says of an error."""
-        answer = json.loads(text)
-        data: Json = answer.get("data") or {}
-        if answer.get("type") == "error":
-            told, code = error_text(data.get("message"), data.get("errors")), data.get("code")
-            if code not in _ENDS:
-                raise SessionError(told, code)
-            # The close frame that follows has at most the beginning of these words.
-            hint = self._lost_hint if code == WSErrorCode.SESSION_ERROR else None
-            raise self._ended(SessionError(told, code, hint))
-        return data
-
-    def _silent(self, kind: str) -> SessionError:
-        """Return the error of an answer that did not come, after which the session is closed."""
-        told = f"the {kind} was not answered within {self._answer_timeout:g} s"
-        return self._ended(SessionError(f"{told}; the session was closed"))
-
-    def _lost(self, exc: ConnectionClosed) -> SessionError:
-        """Return the error of a connection that has ended, and that we had not closed."""
-        why = exc.rcvd.reason if exc.rcvd is not None else "the connection was lost"
-        told = f"the session has ended: {why or 'closed by the server'}"
-        return self._ended(SessionError(told, hint=self._lost_hint))
-
-    def _ended(self, end: SessionError) -> SessionError:
-        """Keep why the session has ended, unless that is known; return a new error that says it."""
-        self._end = self._end or end
-        return SessionError(self._end.message, self._end.code, self._end.hint)
-
-
-class Session(_Common):
-    """A session for synchronous code, open inside of `with`.
-
-    Args:
-        base_url: The environment's address, with its token if it wants one.
-        connect_timeout: Seconds until it must be open.
-        answer_timeout: Seconds until each answer must be there.
-        lost_hint: What to do when the session is lost.
-    """
-
-    _socket: websockets.sync.client.ClientConnection | None = None
-
-    def __enter__(self) -> Self:
-        self._end = None
-        try:
-            self._socket = websockets.sync.client.connect(
-                session_url(self._base_url),
-                open_timeout=self._connect_timeout,
-                max_size=MAX_MESSAGE_BYTES,
-                proxy=None,
-            ).__enter__()
-        except (OSError, WebSocketException, NoEnvironment) as exc:
-            _refuse(self._base_url, exc)
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
-
-    def reset(self, **kwargs: Any) -> StepResult:
-        """Begin an episode; `seed`, and what else the environment takes."""
-        return _result(self._ask("reset", kwargs))
-
-    def step(self, action: Mapping[str, Any]) -> StepResult:
-        """Take a step."""
-        return _result(self._ask("step", action))
-
-    def state(self) -> Json:
-        """Return the environment's state."""
-        return self._ask("state", None)
-
-    def close(self) -> None:
-        """End the session."""
-        if self._socket is not None:
-            self._ended(SessionError("the session was closed"))
-            self._socket.close()
-
-    def _ask(self, kind: str, data: Mapping[str, Any] | None) -> Json:
-        if self._socket is None:
-            raise _not_open()
-        if self._end is not None:
-            raise self._ended(self._end)
-        try:
-            with suppress(ConnectionClosed):  # why may have been said before
-                self._socket.send(_message(kind, data))
-            return self._answer(self._socket.recv(self._answer_timeout))
-        except TimeoutError as exc:
-            silent = self._silent(kind)
-            self.close()  # a late answer would be taken for the next one's
-            raise silent from exc
-        except ConnectionClosed as exc:
-            raise self._lost(exc) from exc
-
-
-class AsyncSession(_Common):
-    """A session for asyncio, open inside of `async with`; the arguments are those of `Session`."""
-
-    _socket: websockets.asyncio.client.ClientConnection | None = None
+        self._session: sessions.Session | None = None
+        self._end: SessionError | None = None  # why the session has ended
 
     async def __aenter__(self) -> Self:
-        self._end = None
         try:
-            self._socket = await websockets.asyncio.client.connect(
-                session_url(self._base_url),
-                open_timeout=self._connect_timeout,
-                max_size=MAX_MESSAGE_BYTES,
-                proxy=None,
+            self._session = await sessions.Session.open(
+                self._base_url, connect_seconds=self._connect_timeout, ping_seconds=PING_SECONDS
             )
-        except (OSError, WebSocketException, NoEnvironment) as exc:
-            _refuse(self._base_url, exc)
+        except (SessionFailed, ValueError) as exc:
+            raise SessionError(f"no session could be opened: {exc}") from exc
+        self._end = None
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
@@ -253,28 +157,89 @@ class AsyncSession(_Common):
 
     async def close(self) -> None:
         """End the session."""
-        if self._socket is not None:
-            self._ended(SessionError("the session was closed"))
-            await self._socket.close()
+        if self._session is not None:
+            await self._session.close()
 
     async def _ask(self, kind: str, data: Mapping[str, Any] | None) -> Json:
-        import asyncio  # 30 ms that synchronous code does without
-
-        if self._socket is None:
-            raise _not_open()
+        if self._session is None:
+            raise SessionError("the session is not open: with env.connect() as session: …")
         if self._end is not None:
-            raise self._ended(self._end)
+            raise _again(self._end)
+        message = json.dumps({"type": kind} if data is None else {"type": kind, "data": data})
         try:
-            with suppress(ConnectionClosed):  # why may have been said before
-                await self._socket.send(_message(kind, data))
-            async with asyncio.timeout(self._answer_timeout):
-                return self._answer(await self._socket.recv())
-        except TimeoutError as exc:
-            silent = self._silent(kind)
-            await self.close()  # a late answer would be taken for the next one's
-            raise silent from exc
-        except ConnectionClosed as exc:
-            raise self._lost(exc) from exc
+            text = await self._session.ask(message, self._answer_timeout, kind)
+        except SessionFailed as exc:
+            raise self._of_failure(exc) from exc
+        answer = json.loads(text)
+        found: Json = answer.get("data") or {}
+        if answer.get("type") == "error":
+            raise self._of_error(found)
+        return found
+
+    def _of_failure(self, exc: SessionFailed) -> SessionError:
+        if exc.reason is SessionEnd.CONNECTION_LOST:
+            said = "the connection was lost" if exc.close_code is None else "closed by the server"
+            told = f"the session has ended: {exc.close_reason or said}"
+            return SessionError(told, hint=self._lost_hint)
+        return SessionError(str(exc))
+
+    def _of_error(self, data: Json) -> SessionError:
+        told, code = error_text(data.get("message"), data.get("errors")), data.get("code")
+        if code not in _ENDS:
+            return SessionError(told, code)
+        # The close frame that follows has at most the beginning of these words.
+        hint = self._lost_hint if code == WSErrorCode.SESSION_ERROR else None
+        self._end = SessionError(told, code, hint)
+        return _again(self._end)
+
+
+class Session:
+    """A session for synchronous code, open inside of `with`; the arguments of `AsyncSession`."""
+
+    _thread: LoopThread | None = None  # of an open session
+
+    def __init__(
+        self,
+        base_url: str,
+        connect_timeout: float = CONNECT_SECONDS,
+        answer_timeout: float = ANSWER_SECONDS,
+        lost_hint: str | None = None,
+    ) -> None:
+        self._session = AsyncSession(base_url, connect_timeout, answer_timeout, lost_hint)
+
+    def __enter__(self) -> Self:
+        thread = loop_thread()
+        thread.call(self._session.__aenter__())
+        self._thread = thread
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def reset(self, **kwargs: Any) -> StepResult:
+        """Begin an episode; `seed`, and what else the environment takes."""
+        return self._thread_here().call(self._session.reset(**kwargs))
+
+    def step(self, action: Mapping[str, Any]) -> StepResult:
+        """Take a step."""
+        return self._thread_here().call(self._session.step(action))
+
+    def state(self) -> Json:
+        """Return the environment's state."""
+        return self._thread_here().call(self._session.state())
+
+    def close(self) -> None:
+        """End the session."""
+        if self._thread is not None and self._thread.pid == os.getpid():
+            self._thread.call(self._session.close())
+
+    def _thread_here(self) -> LoopThread:
+        """Return the session's thread, or any where there is no session: the call says so."""
+        thread = self._thread or loop_thread()
+        if thread.pid != os.getpid():
+            told = f"the session was opened by process {thread.pid}; open one in this process"
+            raise SessionError(told)
+        return thread
 
 
 def synchronous_session(base_url: str, lost_hint: str) -> AbstractContextManager[AnySession]:
@@ -306,21 +271,10 @@ def _upstream() -> Any:
         return None
 
 
-def _message(kind: str, data: Mapping[str, Any] | None) -> str:
-    return json.dumps({"type": kind} if data is None else {"type": kind, "data": data})
-
-
 def _result(data: Json) -> StepResult:
     return StepResult(data.get("observation") or {}, data.get("reward"), bool(data.get("done")))
 
 
-def _refuse(base_url: str, exc: Exception) -> NoReturn:
-    address, _ = without_token(base_url)
-    why = str(exc) or type(exc).__name__
-    if isinstance(exc, InvalidStatus) and exc.response.body:
-        why += f": {exc.response.body.decode(errors='replace').strip()}"
-    raise SessionError(f"no session could be opened at {address}: {why}") from exc
-
-
-def _not_open() -> SessionError:
-    return SessionError("the session is not open: with env.connect() as session: …")
+def _again(error: SessionError) -> SessionError:
+    """Return a new error that says the same: each call raises its own."""
+    return SessionError(error.message, error.code, error.hint)

@@ -11,19 +11,14 @@ The sessions of `rollouts` and of `sdk` turn answers into results; a test has to
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-import websockets.asyncio.client
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
-
-from ...env_host.protocol import MAX_MESSAGE_BYTES
-from ...rollouts.sessions.session import session_url
-from ...system.access_tokens import bearer_header, without_token
+from ...rollouts.session import session as sessions
+from ...rollouts.session.session import SessionEnd
 
 Json = dict[str, Any]
 
@@ -59,32 +54,22 @@ class TrialSession:
     """
 
     def __init__(self, base_url: str, answer_seconds: float) -> None:
-        self._address, self._token = without_token(base_url)
+        self._base_url = base_url
         self._seconds = answer_seconds
-        self._socket: websockets.asyncio.client.ClientConnection | None = None
+        self._session: sessions.Session | None = None
 
     async def __aenter__(self) -> Self:
         try:
-            self._socket = await websockets.asyncio.client.connect(
-                session_url(self._address),
-                additional_headers=bearer_header(self._token),
-                open_timeout=CONNECT_SECONDS,
-                close_timeout=self._seconds,
-                max_size=MAX_MESSAGE_BYTES,
-                compression=None,
-                ping_interval=None,
-                proxy=None,
+            self._session = await sessions.Session.open(
+                self._base_url, connect_seconds=CONNECT_SECONDS, close_seconds=self._seconds
             )
-        except (OSError, WebSocketException) as exc:
-            why = str(exc) or type(exc).__name__
-            if isinstance(exc, InvalidStatus) and exc.response.body:
-                why += f": {exc.response.body.decode(errors='replace').strip()}"
-            raise SessionFailed(f"no session could be opened: {why}") from exc
+        except (sessions.SessionFailed, ValueError) as exc:
+            raise SessionFailed(f"no session could be opened: {exc}") from exc
         return self
 
     async def __aexit__(self, *_exception: object) -> None:
-        if self._socket is not None:
-            await self._socket.close()
+        if self._session is not None:
+            await self._session.close()
 
     async def reset(self, **arguments: Any) -> Frame:
         """Begin an episode."""
@@ -104,17 +89,16 @@ class TrialSession:
         Raises:
             SessionFailed
         """
-        assert self._socket is not None
+        assert self._session is not None
         what = message["type"] if isinstance(message, dict) else "text"
         started = time.monotonic()
+        data = message if isinstance(message, str) else json.dumps(message)
         try:
-            await self._socket.send(message if isinstance(message, str) else json.dumps(message))
-            async with asyncio.timeout(self._seconds):
-                text = await self._socket.recv()
-        except TimeoutError as exc:
-            raise SessionFailed(f"a {what} was not answered within {self._seconds:g} s") from exc
-        except ConnectionClosed as exc:
-            raise SessionFailed(f"a {what} ended the session: {_reason(exc)}") from exc
+            text = await self._session.ask(data, self._seconds, what)
+        except sessions.SessionFailed as exc:
+            if exc.reason is SessionEnd.CONNECTION_LOST:
+                raise SessionFailed(f"a {what} ended the session: {_reason(exc)}") from exc
+            raise SessionFailed(str(exc)) from exc
         seconds = time.monotonic() - started
         try:
             frame = json.loads(text)
@@ -124,19 +108,11 @@ class TrialSession:
 
     async def end(self) -> bool:
         """Send the close message; whether the server closes the connection."""
-        assert self._socket is not None
-        try:
-            await self._socket.send('{"type":"close"}')
-            async with asyncio.timeout(self._seconds):
-                await self._socket.wait_closed()
-        except TimeoutError:
-            return False
-        except ConnectionClosed:
-            pass
-        return True
+        assert self._session is not None
+        return await self._session.end(self._seconds)
 
 
-def _reason(exc: ConnectionClosed) -> str:
-    if exc.rcvd is None:
+def _reason(exc: sessions.SessionFailed) -> str:
+    if exc.close_code is None:
         return "the connection was lost"
-    return f"closed with {exc.rcvd.code} {exc.rcvd.reason}".rstrip()
+    return f"closed with {exc.close_code} {exc.close_reason}".rstrip()

@@ -20,10 +20,11 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 import orjson
 
 from ...system.extras import install_command
+from ..answers import Answer
 from ..episodes import FailureReason
 from ..errors import EpisodeFailed, PolicyNotFound
-from ..sessions.answers import Answer
-from .policy import CpuThreads, Decision, Encoded, Player, Turn, encoded
+from .cpu_threads import CpuThreads
+from .policy import Decision, Encoded, Player, Turn, encoded
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 MODEL_VARIABLE = "OPENAI_MODEL"

@@ -21,10 +21,10 @@ from typing import Any, Protocol, runtime_checkable
 
 import orjson
 
+from ..answers import PARSED_APART_BYTES, Answer
 from ..episodes import Array, BytesLike, FailureReason
 from ..errors import EpisodeFailed, PolicyHangs
-from ..sessions.answers import PARSED_APART_BYTES, Answer
-from .cpu_threads import CpuThreads as CpuThreads
+from .cpu_threads import CpuThreads
 
 
 @dataclass(frozen=True, slots=True)

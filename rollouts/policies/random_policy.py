@@ -17,10 +17,11 @@ from urllib.parse import urlsplit, urlunsplit
 import orjson
 
 from ...system.access_tokens import bearer_header, without_token
+from ..answers import Answer
 from ..errors import NoEnvironment
-from ..sessions.answers import Answer
-from ..sessions.session import session_url
-from .policy import CpuThreads, Encoded, Player, Turn
+from ..session_pool import environment_url
+from .cpu_threads import CpuThreads
+from .policy import Encoded, Player, Turn
 
 SCHEMA_SECONDS = 30.0
 DEEPEST = 8  # a schema may refer to itself
@@ -62,7 +63,7 @@ class _RandomPlayer:
 def action_schema(address: str) -> Json:
     """The JSON schema of an action. Blocks."""
     address, token = without_token(address)
-    parts = urlsplit(session_url(address))
+    parts = urlsplit(environment_url(address))
     scheme, path = parts.scheme.replace("ws", "http"), parts.path.removesuffix("/ws")
     url = urlunsplit((scheme, parts.netloc, f"{path}/schema", "", ""))
     try:

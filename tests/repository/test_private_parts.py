@@ -29,10 +29,8 @@ USED = {  # what: who uses it
     "uvicorn.server:Server.main_loop": "env_host/serving",
     "uvicorn.server:Server.startup": "env_host/serving",
     "uvicorn.server:Server.shutdown": "env_host/serving",
-    "websockets.speedups:apply_mask": "env_host/websocket, rollouts/sessions",
-    "websockets.client:ClientProtocol": "rollouts/sessions",
+    "websockets.speedups:apply_mask": "env_host/websocket",
     "threading:_shutdown": "system/forking.py",
-    "sys:getrefcount": "rollouts/sessions/message_memory.py",
 }
 
 
@@ -93,18 +91,6 @@ def test_a_connection_shows_the_drivers_connection() -> None:
         driver = connection.connection.driver_connection
         assert driver is not None
         assert driver.execute("select 1").fetchone() == (1,)
-
-
-@pytest.mark.skipif(
-    sys.implementation.name != "cpython", reason="counts of references are CPython's"
-)
-def test_a_list_and_the_call_hold_the_references_that_message_memory_counts() -> None:
-    blocks = [bytearray(1)]
-    alone = sys.getrefcount(blocks[-1])
-    view = blocks[-1]
-    shared = sys.getrefcount(blocks[-1])  # not in the assertion, which holds references of its own
-    assert (alone, shared) == (2, 3)
-    assert view is blocks[0]
 
 
 def test_python_waits_for_its_threads_by_the_function_that_a_forked_child_calls() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from openenvd.rollouts.answers import answer_of
 from openenvd.rollouts.episodes import FailureReason
-from openenvd.rollouts.errors import EpisodeFailed, NoEnvironment
-from openenvd.rollouts.sessions.answers import answer_of
-from openenvd.rollouts.sessions.session import session_url
+from openenvd.rollouts.errors import EpisodeFailed
+from openenvd.rollouts.session.session import session_url
 
 
 def frame(kind: str, **data: Any) -> bytes:
@@ -119,5 +119,5 @@ def test_an_address_has_one_session_url(address: str, url: str) -> None:
     ],
 )
 def test_an_invalid_address_has_no_session_url(address: str) -> None:
-    with pytest.raises(NoEnvironment):
+    with pytest.raises(ValueError, match="not the address of an environment"):
         session_url(address)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.rollouts.sessions.session_pool import reserve_descriptors
+from openenvd.rollouts.session_pool import reserve_descriptors
 
 
 @pytest.fixture(autouse=True)

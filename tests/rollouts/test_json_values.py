@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
+from openenvd.rollouts.answers import Answer
 from openenvd.rollouts.episodes import Step
 from openenvd.rollouts.json_values import parse
-from openenvd.rollouts.sessions.answers import Answer
 
 TEXT = '{"board": [1, -2.5, true, null], "said": "h\\u00e9 \\"w\\" 中"}'
 VALUE = {"board": [1, -2.5, True, None], "said": 'hé "w" 中'}

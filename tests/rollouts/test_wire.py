@@ -7,6 +7,7 @@ import asyncio
 import gc
 import ssl
 import subprocess
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,13 +15,10 @@ import pytest
 from websockets.frames import Frame, Opcode
 
 from openenvd.env_host.protocol import MAX_MESSAGE_BYTES
-from openenvd.rollouts import collector
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import EpisodeFailed
-from openenvd.rollouts.sessions.message_memory import MessageMemory
-from openenvd.rollouts.sessions.session import Receiving, Session
-from openenvd.rollouts.sessions.session_pool import SessionPool, SessionTiming
+from openenvd.rollouts.session_pool import SessionPool, SessionTiming
 
 from .peers import Peer, framed, observed, refused, serving
 
@@ -28,11 +26,13 @@ SECONDS = 60.0  # what never takes as long
 
 
 async def ask_once(address: str) -> None:
-    session = await Session.open(address, Receiving(MessageMemory(1 << 20)), SECONDS)
+    pool = SessionPool(1, reuse=True, timing=SessionTiming(close_seconds=0.1))
+    session, _ = await pool.take(address)
     try:
         await session.reset({}, seconds=SECONDS)
     finally:
-        session.abort()
+        pool.drop(address, session)
+        await pool.close()
 
 
 async def failure_at(address: str) -> EpisodeFailed:
@@ -144,49 +144,42 @@ async def test_no_socket_stays_open_to_a_server_that_never_closes(
         await asyncio.Event().wait()
 
     async with serving(play, certified) as address:
-        pool = SessionPool(1, MessageMemory(1 << 20), reuse=True, timing=timing)
+        pool = SessionPool(1, reuse=True, timing=timing)
         session, _ = await pool.take(address)
         await session.reset({}, seconds=SECONDS)
         pool.give_back(address, session)
         await pool.close()
         async with asyncio.timeout(SECONDS):
-            await session.ended
+            await session.wait_closed()
 
 
 @pytest.fixture
 def no_collection() -> Iterator[None]:
     """Of garbage."""
     gc.disable()
+    tracemalloc.start()
     yield
+    tracemalloc.stop()
     gc.enable()
 
 
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize("last", [b"", framed(b"?" * 500_000)], ids=["cut off", "no JSON"])
-async def test_episodes_that_fail_hold_no_message(
-    last: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_episodes_that_fail_hold_no_message(last: bytes) -> None:
     async def play(peer: Peer) -> None:
         await peer.answer(observed(500_000, done=False))
         await peer.question()
         peer.writer.write(last)
         await peer.writer.drain()
 
-    made: list[MessageMemory] = []
-
-    def memory(limit_bytes: int) -> MessageMemory:
-        made.append(MessageMemory(limit_bytes))
-        return made[-1]
-
-    monkeypatch.setattr(collector, "MessageMemory", memory)
     async with serving(play) as address:
         playing = RolloutCollector(address, lambda _: {}, concurrency=1, retries=0)
         async for (episode,) in playing.batches(1, episodes=20):
             assert episode.failure is not None
-            assert made[0].size_bytes < 3_000_000
+            assert tracemalloc.get_traced_memory()[0] < 5_000_000
 
 
-async def test_an_idle_session_that_became_useless_is_closed() -> None:
+async def test_an_idle_session_that_the_server_has_ended_says_so_and_is_replaced() -> None:
     told, tell = asyncio.Event(), asyncio.Event()
 
     async def play(peer: Peer) -> None:
@@ -197,16 +190,19 @@ async def test_an_idle_session_that_became_useless_is_closed() -> None:
         told.set()
 
     async with serving(play) as address:
-        pool = SessionPool(2, MessageMemory(1 << 20), reuse=True)
+        pool = SessionPool(2, reuse=True)
         session, _ = await pool.take(address)
         await session.reset({}, seconds=SECONDS)
         pool.give_back(address, session)
         tell.set()
+        same, was_used = await pool.take(address)
+        assert (same, was_used) == (session, True)
+        with pytest.raises(EpisodeFailed, match="idle for too long") as caught:
+            await session.reset({}, seconds=SECONDS)
+        assert caught.value.reason is FailureReason.CONNECTION_LOST
+        pool.drop(address, session)
         async with asyncio.timeout(SECONDS):
-            while session.is_open:
-                await asyncio.sleep(0)
-            other, was_used = await pool.take(address)
             await told.wait()
+        _, was_used = await pool.take(address)
         assert not was_used
-        pool.drop(address, other)
         await pool.close()

@@ -3,18 +3,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from threading import Thread
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from openenvd.client.errors import SessionError
-from openenvd.rollouts.sessions.session import session_url
+from openenvd.rollouts.session.session import session_url
 from openenvd.sdk.session import AsyncSession, Session
 from openenvd.system.websocket import INTERNAL_ERROR_CLOSE, close_payload
 
@@ -165,10 +172,16 @@ async def test_the_same_for_asyncio() -> None:
                 await session.reset()
 
 
+async def closed(session: AsyncSession) -> None:
+    """Wait until the server's close has arrived."""
+    assert session._session is not None
+    await session._session.wait_closed()
+
+
 def test_a_session_that_ended_before_the_call_says_why() -> None:
     with refusing_server() as address, Session(address) as session:
-        assert session._socket is not None
-        session._socket.recv_events_thread.join()  # the close has arrived
+        assert session._thread is not None
+        session._thread.call(closed(session._session))
         for _ in range(3):  # each call says it
             with pytest.raises(SessionError, match="no licence") as caught:
                 session.reset()
@@ -178,8 +191,7 @@ def test_a_session_that_ended_before_the_call_says_why() -> None:
 async def test_the_same_of_a_session_for_asyncio() -> None:
     with refusing_server() as address:
         async with AsyncSession(address) as session:
-            assert session._socket is not None
-            await session._socket.wait_closed()
+            await closed(session)
             for _ in range(3):
                 with pytest.raises(SessionError, match="no licence") as caught:
                     await session.reset()
@@ -207,7 +219,7 @@ def test_a_session_that_is_not_open_says_how_it_is_opened() -> None:
 
 def test_a_session_that_cannot_be_opened_names_the_address_without_its_token() -> None:
     session = Session("http://127.0.0.1:1?token=abcdefghijklmnop")
-    with pytest.raises(SessionError, match=r"127\.0\.0\.1:1: .*refused") as caught, session:
+    with pytest.raises(SessionError, match=r"127\.0\.0\.1:1 .*refused") as caught, session:
         pass
     assert "abcdef" not in str(caught.value)
 
@@ -232,6 +244,139 @@ def test_an_answer_that_does_not_come_closes_the_session() -> None:
             session.reset()
         with pytest.raises(SessionError, match=r"not answered within 0\.2 s"):
             session.reset()
+
+
+@contextmanager
+def slow_server(seconds: float = 0.2) -> Iterator[str]:
+    """Answer each message after a while, with what it was."""
+
+    def handle(socket: ServerConnection) -> None:
+        for message in socket:
+            time.sleep(seconds)
+            data = json.loads(message).get("data")
+            with suppress(ConnectionClosed):
+                socket.send(observation(observation=data))
+
+    with serve(handle, "127.0.0.1", 0) as running:
+        thread = Thread(target=running.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{running.socket.getsockname()[1]}"
+        running.shutdown()
+        thread.join()
+
+
+async def by_a_limit(session: AsyncSession) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(session.step({"n": 1}), 0.05)
+
+
+async def by_cancellation(session: AsyncSession) -> None:
+    step = asyncio.create_task(session.step({"n": 1}))
+    await asyncio.sleep(0.05)
+    step.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+
+
+async def by_a_failed_neighbour(session: AsyncSession) -> None:
+    async def both() -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(session.step({"n": 1}))
+            await asyncio.sleep(0.05)
+            raise RuntimeError
+
+    with pytest.raises(ExceptionGroup):
+        await both()
+
+
+async def by_garbage_collection(session: AsyncSession) -> None:
+    step = session.step({"n": 1})
+    step.send(None)  # as far as its wait for the answer
+    step.close()
+
+
+@pytest.mark.parametrize(
+    "abandon", [by_a_limit, by_cancellation, by_a_failed_neighbour, by_garbage_collection]
+)
+async def test_an_abandoned_call_ends_the_session_which_says_so(
+    abandon: Callable[[AsyncSession], Awaitable[None]],
+) -> None:
+    """The late answer would be taken for the next call's."""
+    with slow_server() as address:
+        async with AsyncSession(address) as session:
+            await abandon(session)
+            for _ in range(2):
+                with pytest.raises(SessionError, match="a step was abandoned before its answer"):
+                    await session.step({"n": 2})
+
+
+def test_an_interrupted_call_ends_the_session_which_says_so() -> None:
+    """Ctrl-C in a notebook."""
+    with slow_server() as address, Session(address) as session:
+        here = threading.get_ident()
+        threading.Timer(0.05, lambda: signal.pthread_kill(here, signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            session.step({"n": 1})
+        for _ in range(2):
+            with pytest.raises(SessionError, match="a step was abandoned before its answer"):
+                session.step({"n": 2})
+
+
+async def test_calls_at_once_have_each_its_own_answer() -> None:
+    with slow_server(0.01) as address:
+        async with AsyncSession(address) as session:
+            results = await asyncio.gather(*(session.step({"n": n}) for n in range(5)))
+        with Session(address) as same, ThreadPoolExecutor(5) as threads:
+            results += threads.map(lambda n: same.step({"n": n}), range(5))
+    assert [result.observation for result in results] == [{"n": n} for n in range(5)] * 2
+
+
+async def test_a_call_that_is_cancelled_in_its_turn_ends_nothing() -> None:
+    with slow_server() as address:
+        async with AsyncSession(address) as session:
+            first = asyncio.create_task(session.step({"n": 1}))
+            second = asyncio.create_task(session.step({"n": 2}))
+            await asyncio.sleep(0.05)
+            second.cancel()
+            assert (await first).observation == {"n": 1}
+            assert (await session.step({"n": 3})).observation == {"n": 3}
+
+
+def in_a_forked_child(function: Callable[[], object]) -> str:
+    """What the function raises there."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        with suppress(BaseException):
+            try:
+                function()
+            except Exception as exc:
+                os.write(writing, str(exc).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+def test_a_session_is_refused_to_another_process_and_goes_on_in_its_own() -> None:
+    with slow_server(0) as address, Session(address) as session:
+        assert session.step({"n": 1}).observation == {"n": 1}
+        said = in_a_forked_child(lambda: session.step({"n": 2}))
+        assert said == f"the session was opened by process {os.getpid()}; open one in this process"
+        assert in_a_forked_child(session.close) == ""
+        assert session.step({"n": 3}).observation == {"n": 3}
+
+
+def test_a_forked_process_may_open_a_session_of_its_own() -> None:
+    with slow_server(0) as address:
+
+        def play() -> None:
+            with Session(address) as session:
+                raise RuntimeError(session.step({"n": 2}).observation)
+
+        with Session(address):
+            assert in_a_forked_child(play) == "{'n': 2}"
 
 
 def test_proxies_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Splits a server's answer without parsing it: the observation stays a piece of text.
 
-One pass over the frame finds where the observation begins and ends; of a large frame it is a view
-(`message_memory.py`). Text that is JSON to Python alone (`NaN`) is parsed after all, and written
-again with `null` in its place.
+One pass over the message finds where the observation begins and ends; a large one stays a view of
+the message. Text that is JSON to Python alone (`NaN`) is parsed after all, and written again with
+`null` in its place.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 import msgspec
 import orjson
 
-from ...env_host.errors import WSErrorCode
-from ..episodes import EMPTY_OBJECT, BytesLike, FailureReason
-from ..errors import EpisodeFailed
-from ..json_values import parse
+from ..env_host.errors import WSErrorCode
+from .episodes import EMPTY_OBJECT, BytesLike, FailureReason
+from .errors import EpisodeFailed
+from .json_values import parse
+from .session.session import error_text
 
 LARGE_BYTES = 65_536  # from here on, an observation stays a view of what it was received into
 PARSED_APART_BYTES = 262_144  # and from here on, it is parsed in a thread
@@ -70,35 +71,26 @@ class _Frame(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Frame)
 
 
-def answer_of(text: BytesLike) -> Answer:
+def answer_of(text: bytes) -> Answer:
     """Splits the text of an answer."""
     try:
         return _taken_apart(text)
     except _NOT_READABLE as exc:
         try:
-            return _taken_apart(orjson.dumps(json.loads(bytes(text))))
+            return _taken_apart(orjson.dumps(json.loads(text)))
         except _NOT_READABLE:
-            start = bytes(text[:200]).decode("utf-8", "replace")
+            start = text[:200].decode("utf-8", "replace")
             told = f"the answer is not OpenEnv's ({exc}): {start}"
             raise EpisodeFailed(FailureReason.PROTOCOL_ERROR, told) from exc
 
 
-def failure_of(text: BytesLike) -> EpisodeFailed:
-    """The failure of an error frame, or of a frame that answers no question."""
-    try:
-        answer_of(text)
-    except EpisodeFailed as exc:
-        return exc
-    return EpisodeFailed(FailureReason.PROTOCOL_ERROR, "the server answered without being asked")
-
-
-def _taken_apart(text: BytesLike) -> Answer:
+def _taken_apart(text: bytes) -> Answer:
     frame = _decoder.decode(text)
     data = frame.data
     if frame.type == "observation":
         done = bool(data.done)
         seen = memoryview(data.observation)
-        whole = seen if isinstance(text, memoryview) and len(seen) >= LARGE_BYTES else bytes(seen)
+        whole = seen if len(seen) >= LARGE_BYTES else bytes(seen)
         return Answer(whole, data.reward, done, bytes(data.metadata))
     if frame.type == "error":
         raise _failure(
@@ -107,12 +99,6 @@ def _taken_apart(text: BytesLike) -> Answer:
     raise EpisodeFailed(
         FailureReason.PROTOCOL_ERROR, f"the server answered with a {frame.type!r} frame"
     )
-
-
-def error_text(message: Any, errors: Any) -> str:
-    """What an error frame says: its message, and the fields that are wrong."""
-    told = str(message or "the server gave no reason")
-    return f"{told}: {orjson.dumps(errors).decode()}" if errors else told
 
 
 def _failure(code: Any, message: Any, errors: Any) -> EpisodeFailed:

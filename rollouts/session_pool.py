@@ -21,18 +21,21 @@ import fcntl
 import itertools
 import os
 import resource
+import ssl
 import time
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from ...system.access_tokens import without_token
-from ..episodes import FailureReason
-from ..errors import EpisodeFailed
-from .message_memory import MessageMemory
-from .session import CONNECT_SECONDS, Receiving, Server, Session
+import orjson
+
+from ..system.access_tokens import without_token
+from .answers import Answer, answer_of
+from .episodes import FailureReason
+from .errors import EpisodeFailed, NoEnvironment
+from .session.session import CONNECT_SECONDS, Server, Session, SessionFailed, session_url
 
 CLOSED_AT_ONCE = 8
 SPARE_DESCRIPTORS = 64  # beside the sockets: files, pipes, what a policy opens
@@ -64,13 +67,61 @@ class Followed(Protocol):
         """
 
 
+class EpisodeSession:
+    """A session as episodes use it: what it is asked, and why an episode fails with it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def server(self) -> Server:
+        """Who answers."""
+        return self._session.server
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it can be asked anything."""
+        return self._session.is_open
+
+    async def reset(self, arguments: Mapping[str, Any], *, seconds: float | None) -> Answer:
+        """Begin an episode.
+
+        Raises:
+            EpisodeFailed: The environment answered with an error, or the session has ended.
+        """
+        text = orjson.dumps({"type": "reset", "data": arguments})
+        return await self._ask(text, seconds, "reset")
+
+    async def step(self, action_json: bytes, *, seconds: float | None) -> Answer:
+        """Take a step; it fails as a reset does."""
+        return await self._ask(b'{"type":"step","data":%b}' % action_json, seconds, "step")
+
+    async def close(self) -> None:
+        """End it, and wait until the server knows."""
+        await self._session.close()
+
+    async def wait_closed(self) -> None:
+        """Wait until its socket is closed."""
+        await self._session.wait_closed()
+
+    def abort(self) -> None:
+        """Close its socket now."""
+        self._session.abort()
+
+    async def _ask(self, text: bytes, seconds: float | None, what: str) -> Answer:
+        try:
+            answer = await self._session.ask(text, seconds, what)
+        except SessionFailed as exc:
+            raise _failure(exc) from exc
+        return answer_of(answer)
+
+
 class SessionPool:
     """At most `most` sessions, by address."""
 
     def __init__(
         self,
         most: int,
-        memory: MessageMemory,
         *,
         reuse: bool,
         timing: SessionTiming = DEFAULT_TIMING,
@@ -81,15 +132,15 @@ class SessionPool:
         self._most = most
         self._reuse = reuse
         self._timing = timing
-        self._receiving = Receiving(memory)
+        self._tls: asyncio.Future[ssl.SSLContext] | None = None
         self._answered: set[str] = set()
         self._lost_since: dict[str, float] = {}
-        self._idle: dict[str, list[Session]] = defaultdict(list)
-        self._in_use: dict[str, set[Session]] = defaultdict(set)
-        self._closing: set[Session] = set()
+        self._idle: dict[str, list[EpisodeSession]] = defaultdict(list)
+        self._in_use: dict[str, set[EpisodeSession]] = defaultdict(set)
+        self._closing: dict[asyncio.Task[None], EpisodeSession] = {}
         self._waiting: dict[str, deque[asyncio.Future[None]]] = defaultdict(deque)
 
-    async def take(self, address: str, *, fresh: bool = False) -> tuple[Session, bool]:
+    async def take(self, address: str, *, fresh: bool = False) -> tuple[EpisodeSession, bool]:
         """Returns a session, and whether it has served an episode before."""
         idle = self._idle[address]
         while idle and not fresh:
@@ -99,14 +150,14 @@ class SessionPool:
                 return session, True
             session.abort()
         self._make_room()
-        session = await Session.open(address, self._receiving, self._timing.connect_seconds)
+        session = await self._open(address)
         self._check_server(address, session)
         self._answered.add(address)
         self._lost_since.pop(address, None)
         self._in_use[address].add(session)
         return session, False
 
-    def give_back(self, address: str, session: Session) -> None:
+    def give_back(self, address: str, session: EpisodeSession) -> None:
         """Takes a session back after an episode that did not fail."""
         self._in_use[address].discard(session)
         if self._reuse and session.is_open:
@@ -115,7 +166,7 @@ class SessionPool:
             self._close(session)
         self._wake(address)
 
-    def drop(self, address: str, session: Session) -> None:
+    def drop(self, address: str, session: EpisodeSession) -> None:
         """Closes a session in which an episode failed."""
         self._in_use[address].discard(session)
         session.abort()
@@ -157,14 +208,15 @@ class SessionPool:
 
     async def close(self) -> None:
         """Closes all sessions, also when this is cancelled."""
-        _abort(self._in_use.values())
+        _abort(itertools.chain(*self._in_use.values()))
         try:
             await self._close_idle()
             if self._closing:
-                closing = [session.ended for session in self._closing]
-                await asyncio.wait(closing, timeout=self._timing.close_seconds)
+                await asyncio.wait(self._closing, timeout=self._timing.close_seconds)
         finally:
-            _abort([*self._idle.values(), self._closing])
+            _abort(itertools.chain(*self._idle.values(), self._closing.values()))
+            if self._closing:
+                await asyncio.wait(self._closing)
 
     async def _close_idle(self) -> None:
         """Closes a few in each iteration of the loop: all of 256 took 13 ms."""
@@ -175,7 +227,29 @@ class SessionPool:
             if number % CLOSED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    def _check_server(self, address: str, session: Session) -> None:
+    async def _open(self, address: str) -> EpisodeSession:
+        secure = environment_url(address).startswith("wss:")
+        try:
+            session = await Session.open(
+                address,
+                connect_seconds=self._timing.connect_seconds,
+                close_seconds=self._timing.close_seconds,
+                tls=await self._certificates() if secure else None,
+            )
+        except ValueError as exc:  # found by the library
+            raise NoEnvironment(str(exc)) from exc
+        except SessionFailed as exc:
+            raise _failure(exc) from exc
+        return EpisodeSession(session)
+
+    async def _certificates(self) -> ssl.SSLContext:
+        """The machine's, read once, on a thread: it takes 23 ms, in which the loop is held."""
+        if self._tls is None:
+            reading = asyncio.to_thread(ssl.create_default_context)
+            self._tls = asyncio.ensure_future(reading)
+        return await asyncio.shield(self._tls)
+
+    def _check_server(self, address: str, session: EpisodeSession) -> None:
         """Fail where another environment answers than has before, or than was asked for."""
         expected = self._servers.setdefault(address, session.server)
         if session.server != expected:
@@ -191,11 +265,11 @@ class SessionPool:
         if idle and idle + sum(map(len, self._in_use.values())) >= self._most:
             self._close(max(self._idle.values(), key=len).pop())
 
-    def _close(self, session: Session) -> None:
-        """Closes a session, which is kept until its close message has been sent."""
-        session.close()
-        self._closing.add(session)
-        session.ended.add_done_callback(lambda _: self._closing.discard(session))
+    def _close(self, session: EpisodeSession) -> None:
+        """Begins to close a session."""
+        closing = asyncio.create_task(session.close(), name="closing a session")
+        self._closing[closing] = session
+        closing.add_done_callback(self._closing.pop)
 
     def _wake(self, address: str) -> None:
         waiting = self._waiting[address]
@@ -211,8 +285,8 @@ def _named(server: Server) -> str:
     return "a server without a name" if environment is None else f"{environment} ({launch})"
 
 
-def _abort(sessions: Iterable[Collection[Session]]) -> None:
-    for session in itertools.chain.from_iterable(sessions):
+def _abort(sessions: Iterable[EpisodeSession]) -> None:
+    for session in list(sessions):
         session.abort()
 
 
@@ -231,6 +305,26 @@ def reserve_descriptors(sockets: int) -> None:
         os.close(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, wanted))
 
 
+def environment_url(address: str) -> str:
+    """The address of a WebSocket session there.
+
+    Raises:
+        NoEnvironment: It cannot be the address of a server.
+    """
+    try:
+        return session_url(address)
+    except ValueError as exc:
+        raise NoEnvironment(str(exc)) from exc
+
+
 def is_no_capacity(exc: EpisodeFailed) -> bool:
     """Whether the server refused because it is full."""
     return exc.reason is FailureReason.NO_CAPACITY
+
+
+def _failure(exc: SessionFailed) -> EpisodeFailed:
+    try:
+        reason = FailureReason(exc.reason.value)
+    except ValueError:  # we have ended it
+        reason = FailureReason.CONNECTION_LOST
+    return EpisodeFailed(reason, str(exc))

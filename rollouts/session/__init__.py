@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One session at an OpenEnv server, for whoever is its client: SDK, rollouts, tests, probe.
+
+session.py      `Session`: a WebSocket on which one call is under way at a time
+loop_thread.py  the event loop on which synchronous code has its sessions
+
+Nothing here imports another part of `rollouts`.
+"""

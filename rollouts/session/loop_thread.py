@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The event loop on which synchronous code has its sessions: one thread, of all sessions.
+
+    a caller's thread ──coroutine──▶ loop thread
+           ▲                             │
+           └────────── result ───────────┘       Ctrl-C in the wait cancels the coroutine
+
+The thread is started with the first session, and ends with the process. A process that was forked
+has no such thread: it gets one of its own with its first session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import uvloop
+
+_T = TypeVar("_T")
+
+
+class LoopThread:
+    """An event loop on a daemon thread."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="openenvd sessions", daemon=True
+        )
+        self._thread.start()
+
+    def call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine on the loop and return its result.
+
+        What interrupts the wait cancels the coroutine.
+        """
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+_lock = threading.Lock()  # guards `_threads`
+_threads: list[LoopThread] = []  # this process's, or its parent's
+
+
+def loop_thread() -> LoopThread:
+    """The thread of this process."""
+    with _lock:
+        if not _threads or _threads[-1].pid != os.getpid():
+            _threads[:] = [LoopThread()]
+        return _threads[-1]

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A WebSocket session at an OpenEnv server, on `websockets`: one call is under way at a time.
+
+    ask ─▶ turn ─▶ send ─▶ receive ─▶ the answer's text, not parsed
+                     └─ cancelled, out of time, lost ─▶ the session has ended: `SessionFailed`
+
+An answer names no question. After a call that nobody waits for any more, its late answer would be
+taken for the next call's: so the session ends with it, and each later call says why. Calls at once
+wait for their turn. A process that was forked has the socket as well, and is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import ssl
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.frames import CloseCode
+from websockets.protocol import State
+
+from ...env_host.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER, MAX_MESSAGE_BYTES
+from ...system.access_tokens import without_token
+
+Server = tuple[str | None, str | None]  # an environment's name and launch, as its handshakes say
+
+CONNECT_SECONDS = 30.0  # also the time to wait in the queue of a server that is full
+CLOSE_SECONDS = 10.0
+_CLOSE = '{"type":"close"}'
+_FULL = (429, 503)
+_SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
+_OUR_COMPLAINTS = (CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG)
+
+
+class SessionEnd(StrEnum):
+    """Why a session cannot be used."""
+
+    NOT_CONNECTED = "not_connected"  # nobody answers at the address, or refuses
+    NO_CAPACITY = "no_capacity"  # the server has no room for another session
+    CONNECTION_LOST = "connection_lost"  # closed by the server, or by the network
+    STEP_TIMED_OUT = "step_timed_out"  # a call was not answered in time
+    PROTOCOL_ERROR = "protocol_error"  # the server sent what is no WebSocket frame
+    ABANDONED = "abandoned"  # a call was cancelled before its answer came
+    CLOSED = "closed"  # by its own client
+    OTHER_PROCESS = "other_process"  # it was opened before a fork
+
+
+class SessionFailed(Exception):
+    """A session could not be opened, or has ended.
+
+    Attributes:
+        reason: Why.
+        close_code: The code of the server's close frame; None where there was none.
+        close_reason: What the close frame says.
+    """
+
+    def __init__(
+        self,
+        reason: SessionEnd,
+        message: str,
+        close_code: int | None = None,
+        close_reason: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.close_code = close_code
+        self.close_reason = close_reason
+
+    def again(self) -> SessionFailed:
+        """A new exception that says the same, for another call."""
+        return SessionFailed(self.reason, str(self), self.close_code, self.close_reason)
+
+
+def session_url(address: str) -> str:
+    """`http://host:8000` as `ws://host:8000/ws`.
+
+    Raises:
+        ValueError: It is not the address of an environment.
+    """
+    try:
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        named = (parts.hostname or "").encode("idna")  # as it will be when it is looked up
+        scheme = _SCHEMES[parts.scheme] if named and parts.port != 0 else None
+    except (KeyError, ValueError):  # a scheme, a host or a port that there is not
+        scheme = None
+    if scheme is None:
+        raise ValueError(f"{without_token(address)[0]!r} is not the address of an environment")
+    path = parts.path.rstrip("/")
+    path = path if path.endswith("/ws") else f"{path}/ws"
+    return urlunsplit((scheme, parts.netloc, path, parts.query, ""))
+
+
+def error_text(message: Any, errors: Any) -> str:
+    """What an error message says: its text, and the fields that are wrong."""
+    told = str(message or "the server gave no reason")
+    return f"{told}: {json.dumps(errors, separators=(',', ':'))}" if errors else told
+
+
+class _Connection(ClientConnection):
+    """Closes the socket of a session that has ended, and then holds no message any more."""
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.protocol.state is State.CLOSING:
+            self.transport.close()  # once all is written
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if (end := self.protocol.parser_exc) is not None:
+            end.__traceback__ = None  # its frames hold the last message, in a cycle of references
+
+
+class Session:
+    """A session that is open; `open` makes one."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        headers: Mapping[str, str] = socket.response.headers if socket.response else {}
+        self.server: Server = headers.get(ENVIRONMENT_HEADER), headers.get(GENERATION_HEADER)
+        self._socket = socket
+        self._turn = asyncio.Lock()
+        self._pid = os.getpid()
+        self._end: SessionFailed | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        address: str,
+        *,
+        connect_seconds: float = CONNECT_SECONDS,
+        close_seconds: float = CLOSE_SECONDS,
+        ping_seconds: float | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> Session:
+        """Connect to a server.
+
+        Args:
+            address: The server's, with its token if it wants one.
+            connect_seconds: Until it must be open, also in the queue of a server that is full.
+            close_seconds: Until the server must have answered a close.
+            ping_seconds: How often the connection is tested while it is open; None: never.
+            tls: For a secure address; None: Python's default, read anew.
+
+        Raises:
+            SessionFailed: Nobody answers, or the server refuses.
+            ValueError: It is not the address of an environment.
+        """
+        shown, _ = without_token(address)
+        more: dict[str, Any] = {} if tls is None else {"ssl": tls}
+        try:
+            socket = await connect(
+                session_url(address),
+                open_timeout=connect_seconds,
+                close_timeout=close_seconds,
+                ping_interval=ping_seconds,
+                max_size=MAX_MESSAGE_BYTES,
+                compression=None,
+                proxy=None,
+                create_connection=_Connection,
+                **more,
+            )
+        except TimeoutError as exc:
+            told = f"{shown} does not answer: no answer within {connect_seconds:g} s"
+            raise SessionFailed(SessionEnd.NOT_CONNECTED, told) from exc
+        except InvalidStatus as exc:
+            status, body = exc.response.status_code, exc.response.body or b""
+            reason = SessionEnd.NO_CAPACITY if status in _FULL else SessionEnd.NOT_CONNECTED
+            said = f": {body.decode(errors='replace').strip()}" if body else ""
+            raise SessionFailed(reason, f"{shown} refuses: {exc}{said}") from exc
+        except (OSError, WebSocketException) as exc:
+            told = f"{shown} does not answer: {_said(exc)}"
+            raise SessionFailed(SessionEnd.NOT_CONNECTED, told) from exc
+        return cls(socket)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a call may be made."""
+        return self._end is None and self._socket.state is State.OPEN
+
+    async def ask(self, message: str | bytes, seconds: float | None, what: str) -> bytes:
+        """Send a message and return the text of the answer.
+
+        Args:
+            message: JSON.
+            seconds: Until the answer must be there; None: for ever.
+            what: What is asked, for errors: `step`.
+
+        Raises:
+            SessionFailed: The session has ended, now or before.
+        """
+        self._check()
+        async with self._turn:
+            self._check()  # the call before may have ended it
+            limit = None
+            if seconds is not None:  # a fraction of what `asyncio.timeout` costs
+                limit = self._socket.loop.call_later(seconds, self._expire, seconds, what)
+            try:
+                return await self._exchange(message)
+            except ConnectionClosed as exc:
+                self._end = self._end or _lost(exc)
+                raise self._end.again() from exc
+            except BaseException:
+                told = f"a {what} was abandoned before its answer came; open another session"
+                self.abort(SessionFailed(SessionEnd.ABANDONED, told))
+                raise
+            finally:
+                if limit is not None:
+                    limit.cancel()
+
+    async def close(self) -> None:
+        """End the session, and say so to the server; wait for its answer, but not for ever."""
+        if self._pid != os.getpid():
+            return  # it is the other process's to close
+        is_open, self._end = self.is_open, self._end or _closed()
+        with contextlib.suppress(ConnectionClosed, TimeoutError):
+            async with asyncio.timeout(self._socket.close_timeout):
+                if is_open:
+                    await self._socket.send(_CLOSE)
+                await self._socket.close()
+        self._socket.transport.abort()
+
+    async def end(self, seconds: float) -> bool:
+        """Send OpenEnv's close message alone; whether the server closes the connection in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                with contextlib.suppress(ConnectionClosed):
+                    await self._socket.send(_CLOSE)
+                await self._socket.wait_closed()
+        except TimeoutError:
+            return False
+        return True
+
+    async def wait_closed(self) -> None:
+        """Wait until the socket is closed, by whomever."""
+        await self._socket.wait_closed()
+
+    def abort(self, end: SessionFailed | None = None) -> None:
+        """Close the socket now; `end` is what later calls say."""
+        self._end = self._end or end or _closed()
+        self._socket.transport.abort()
+
+    async def _exchange(self, message: str | bytes) -> bytes:
+        with contextlib.suppress(ConnectionClosed):  # why may have been said before
+            await self._socket.send(message, text=True)
+        return await self._socket.recv(decode=False)
+
+    def _expire(self, seconds: float, what: str) -> None:
+        told = f"the {what} was not answered within {seconds:g} s; the session was closed"
+        self.abort(SessionFailed(SessionEnd.STEP_TIMED_OUT, told))
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            told = f"the session was opened by process {self._pid}; open one in this process"
+            raise SessionFailed(SessionEnd.OTHER_PROCESS, told)
+        if self._end is not None:
+            raise self._end.again()
+
+
+def _said(exc: Exception) -> str:
+    """What an error says; one of the system's that the event loop has worded says its own."""
+    errno = exc.errno if isinstance(exc, OSError) else None
+    return os.strerror(errno) if errno and errno > 0 else str(exc) or type(exc).__name__
+
+
+def _closed() -> SessionFailed:
+    return SessionFailed(SessionEnd.CLOSED, "the session was closed")
+
+
+def _lost(exc: ConnectionClosed) -> SessionFailed:
+    sent, received = exc.sent, exc.rcvd
+    if sent is not None and sent.code in _OUR_COMPLAINTS and not exc.rcvd_then_sent:
+        told = f"the connection was closed after a protocol error: {sent.reason or sent}"
+        return SessionFailed(SessionEnd.PROTOCOL_ERROR, told)
+    if received is None:
+        told = f"the connection was lost: {exc.__cause__ or exc}"
+        return SessionFailed(SessionEnd.CONNECTION_LOST, told)
+    told = f"the connection was lost: {received}"
+    return SessionFailed(SessionEnd.CONNECTION_LOST, told, received.code, received.reason)
