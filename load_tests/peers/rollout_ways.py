@@ -9,10 +9,10 @@ payloads joined into one piece, as a trainer gets routed experts. Prints one lin
     ours    collector ─▶ advantages per group ─▶ writer, a step at a time, in a bounded buffer; each
             finished episode is read back and joined once, in one thread
     naive   everything in memory until the last episode has ended; then 512 threads, each joining
-            anew at every step, and one `json.dump` of it all, in a thread as the original has it
+            anew at every step, and one `orjson.dumps` of it all, in threads like the original
 
 The naive way is prime-rl's orchestrator as it was before its pull request 2609, and kinder: uvloop,
-a better client library, no base64. It ends itself when it would exceed `most_bytes`.
+orjson, a better client library, no base64. It ends itself when it would exceed `most_bytes`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import uvloop
 from websockets.asyncio.client import connect
 
@@ -176,8 +177,8 @@ async def _episode(address: str, task: Task, limit: asyncio.Semaphore) -> dict[s
         await socket.send(json.dumps({"type": "reset", "data": {}}))
         await socket.recv()
         for _ in range(task.steps):
-            await socket.send(json.dumps(action))
-            answer = json.loads(await socket.recv())["data"]
+            await socket.send(orjson.dumps(action), text=True)
+            answer = orjson.loads(await socket.recv(decode=False))["data"]
             steps.append({"action": action["data"], **answer})
     return {"steps": steps, "reward": sum(step["reward"] or 0.0 for step in steps)}
 
@@ -199,8 +200,7 @@ def _weigh(rollouts: Sequence[dict[str, Any]]) -> None:
 
 
 def _save(path: Path, rollouts: Sequence[dict[str, Any]]) -> None:
-    with path.open("w") as file:
-        json.dump(rollouts, file)
+    path.write_bytes(orjson.dumps(rollouts))
 
 
 def _end_beyond(most_bytes: int, told: Told) -> None:
