@@ -72,11 +72,10 @@ class FollowedEnvironment:
 
 
 def _server_of(run_file: RunFile) -> tuple[str | None, str | None]:
-    """What its handshakes say; nothing where an earlier version started it."""
+    """What its handshakes say."""
     environ = run_file.data["env"]
     config = json.loads(environ.get(HOST_OPTIONS_VARIABLE) or environ[HOST_CONFIG_VARIABLE])
-    headers = config.get("headers", {})
-    return headers.get(ENVIRONMENT_HEADER), headers.get(GENERATION_HEADER)
+    return config["headers"][ENVIRONMENT_HEADER], config["headers"][GENERATION_HEADER]
 
 
 def _is_ready(run_file: RunFile) -> bool:

@@ -47,9 +47,8 @@ OnSessions = Callable[[str, int], None]  # a replica's id, and its sessions
 OnStatus = Callable[[str, Json], bool]  # a replica's id, and its status: whether that was awaited
 LOCAL = "local"  # the provider of replicas below a shim
 
-# What a server needs to be started again, its program and configuration, is of this version. Those
-# of earlier ones are adopted while they run, and stopped, but not started again.
-RUN_FILE_VERSION = 3
+# A run file of another version is set aside: what it describes is neither adopted nor stopped.
+RUN_FILE_VERSION = 1
 ENGINE_VARIABLES = "engine_variables"  # in a run file: which engine has the replica
 IS_ELSEWHERE = "is_elsewhere"  # in a run file: at no port of this machine
 ADDED_BY = "added_by"  # in a run file: the request that starts it and has not kept it yet
@@ -96,7 +95,7 @@ class RunFile:
     @property
     def number(self) -> int:
         """What the ids of its sessions name it by: generations share the ordinals."""
-        return int(self.data.get("number", self.ordinal))
+        return int(self.data["number"])
 
     @property
     def token(self) -> str | None:
@@ -128,17 +127,12 @@ class RunFile:
     @property
     def created_at(self) -> float:
         """When it was written: another attempt of the same launch writes another."""
-        return float(self.data.get("created_at", 0.0))
+        return float(self.data["created_at"])
 
     @property
     def is_held(self) -> bool:
         """Whether it accepts no connection yet: an earlier generation serves."""
         return bool(self.data.get("held"))
-
-    @property
-    def is_restartable(self) -> bool:
-        """Whether this version of openenvd can start its server again."""
-        return bool(self.data.get("version") == RUN_FILE_VERSION)
 
     @classmethod
     def of(cls, run_dir: Path, data: Json) -> RunFile:
@@ -165,9 +159,16 @@ def options_variable(data: Json) -> str:
 def read(run_dir: Path) -> RunFile | None:
     """The replica of a folder; None when there is none, or none that can be read."""
     data = read_run_file(run_dir)
-    if data is None or data.get("version") not in range(1, RUN_FILE_VERSION + 1):
+    if data is None or data.get("version") != RUN_FILE_VERSION:
         return None
     return RunFile.of(Path(run_dir), data)
+
+
+def set_aside(runs: Path) -> list[str]:
+    """The names of the folders whose run files are of another version."""
+    found = {path.parent.name: read_run_file(path.parent) for path in runs.glob("*/replica.json")}
+    versions = {name: (data or {}).get("version") for name, data in found.items()}
+    return sorted(n for n, v in versions.items() if isinstance(v, int) and v != RUN_FILE_VERSION)
 
 
 def all_of(runs: Path) -> list[RunFile]:

@@ -257,7 +257,7 @@ def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 
         _unlink_sockets(run)
         return []  # an engine's: no process of it is ours to end
     ended: list[int] = []
-    shim = status.get("shim") or run.get("shim") or status.get("keeper")  # of run files' version 1
+    shim = status.get("shim") or run.get("shim")
     if shim:
         identity = ProcessIdentity(shim["pid"], shim["started_at"])
         if status.get("state") == "stopped" and wait_until_dead([identity], _LINGER_SECONDS):

@@ -157,15 +157,13 @@ class ReplicaPlan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ReplicaPlan:
-        """Read what `to_json` wrote; of another version, too: what is unknown is left out.
+        """Read what `to_json` wrote.
 
         Raises:
-            KeyError, TypeError: Something is missing.
+            KeyError, TypeError: It is something else.
         """
-        known = {key: data[key] for key in cls.__dataclass_fields__ if key in data}
-        known["labels"] = Labels(**known["labels"])
-        known["command"] = tuple(known.get("command", ()))
-        return cls(**known)
+        known = {"labels": Labels(**data["labels"]), "command": tuple(data["command"])}
+        return cls(**{**data, **known})
 
 
 class InstanceState(StrEnum):

@@ -256,7 +256,7 @@ def secret_of(plan: ReplicaPlan, pod: Json) -> Json | None:
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
-            "name": own["annotations"].get(SECRET_ANNOTATION, own["name"]),  # of an earlier version
+            "name": own["annotations"][SECRET_ANNOTATION],
             "namespace": own["namespace"],
             "labels": label_values(plan.labels),
             "ownerReferences": [owner_of(pod)],

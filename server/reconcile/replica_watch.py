@@ -38,8 +38,6 @@ log = logging.getLogger(__name__)
 MAX_LINE_BYTES = MB
 WAITING = "waiting"  # in the exit of a replica: what its restart waits for
 _GIVEN_UP_HINT = "fix what its log shows, then launch it again"
-_OF_ANOTHER_VERSION = GiveUp("another version of openenvd had started it")
-_ANOTHER_VERSION_HINT = "launch it again"
 
 _STATE_OF_STATUS = {
     "starting": ReplicaState.STARTING,
@@ -299,9 +297,7 @@ class ReplicaWatch:
             return
         now = time.monotonic()
         self._exits.append(now)
-        decision: RestartAfter | GiveUp = _OF_ANOTHER_VERSION
-        if self.run_file.is_restartable:
-            decision = restart_decision(self._exits, ready_since=self._ready_since, now=now)
+        decision = restart_decision(self._exits, ready_since=self._ready_since, now=now)
         self._ready_since = None
         match decision:
             case RestartAfter(seconds=seconds, forgiven=forgiven):
@@ -317,8 +313,7 @@ class ReplicaWatch:
                 )
                 error = error_of_exit(f"replica {self.replica.id} (pid {reason.pid})", reason, tail)
                 message = f"{error.message}; {why}"
-                hint = _GIVEN_UP_HINT if self.run_file.is_restartable else _ANOTHER_VERSION_HINT
-                error = replace(error, message=message, hint=hint)
+                error = replace(error, message=message, hint=_GIVEN_UP_HINT)
                 await self.on_give_up(self.replica, error)
 
     async def _unless_it_is_to_end(self, wait: Coroutine[Any, Any, None]) -> None:

@@ -145,6 +145,11 @@ class ReplicaManager:
 
         The tables may have been lost: what was launched goes on all the same.
         """
+        for name in await asyncio.to_thread(run_files.set_aside, self.runs):
+            text = (
+                "%s was written by another version of openenvd: it is left alone, as is what runs"
+            )
+            log.warning(text, self.runs / name)
         found = await asyncio.to_thread(run_files.all_of, self.runs)
         launches = {(run_file.environment, run_file.request_id): run_file for run_file in found}
         # Of an update that was under way, what serves; of one that was through, the newer.

@@ -27,11 +27,6 @@ def test_a_plan_is_read_as_it_was_written() -> None:
     assert ReplicaPlan.from_json(plan.to_json()) == plan
 
 
-def test_a_plan_of_a_later_version_is_read_without_what_is_unknown() -> None:
-    plan = ReplicaPlan(labels=LABELS, image="echo:1", host="127.0.0.1", port=21000)
-    assert ReplicaPlan.from_json({**plan.to_json(), "later": 1}) == plan
-
-
 def test_labels_are_read_from_an_engines_labels_among_others() -> None:
     assert Labels.of({**LABELS.to_labels(), "maintainer": "x"}) == LABELS
 

@@ -23,6 +23,7 @@ from openenvd.environments.providers.ports import (
     open_listeners,
     reserved_for,
 )
+from openenvd.environments.run_files import RUN_FILE_VERSION
 
 LOOPBACK = "127.0.0.1"
 LAUNCHES = 500
@@ -41,11 +42,16 @@ def reserve(tmp_path: Path, reservations: Path) -> Callable[[int], PortOwner]:
     """Reserves a port for an environment that has it."""
 
     def reserve_port(port: int) -> PortOwner:
-        replica = {"version": 2, "replica_id": "echo-0-1", "environment": "echo", "port": port}
+        replica = {
+            "version": RUN_FILE_VERSION,
+            "replica_id": "echo-0-1",
+            "environment": "echo",
+            "port": port,
+        }
         owner = PortOwner("echo", tmp_path / "run")
         (owner.runs / "echo-0-1").mkdir(parents=True)
         run_file = owner.runs / "echo-0-1" / "replica.json"
-        run_file.write_text(json.dumps({**replica, "ordinal": 0}))
+        run_file.write_text(json.dumps({**replica, "ordinal": 0, "port": port}))
         reservations.mkdir(mode=0o700)
         told = {"environment": "echo", "runs": str(owner.runs)}
         (reservations / str(port)).write_text(json.dumps(told))

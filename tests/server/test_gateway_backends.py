@@ -26,7 +26,12 @@ async def nothing(*_: Any) -> None:
 
 def watch(ordinal: int, state: ReplicaState, **more: Any) -> ReplicaWatch:
     replica_id = f"sample-{ordinal}-1"
-    data = {"replica_id": replica_id, "environment": "sample", "ordinal": ordinal}
+    data = {
+        "replica_id": replica_id,
+        "environment": "sample",
+        "ordinal": ordinal,
+        "number": ordinal,
+    }
     data |= {"host": "127.0.0.1", "port": 21000 + ordinal, "request_id": "1", **more}
     replica = Replica(replica_id, "sample", ordinal, "local", state, "/nowhere", started_at=0.0)
     run_file = RunFile.of(Path("/nowhere"), data)

@@ -167,6 +167,7 @@ class World:
         run = {"version": run_files.RUN_FILE_VERSION, "replica_id": run_dir.name}
         run |= {"environment": "trial", "request_id": launch.id, "provider": "nowhere"}
         run |= {"run_dir": str(run_dir), "socket_path": str(run_dir / "socket"), "port": 0}
+        run |= {"number": ordinal, "created_at": time.time()}
         (run_dir / RUN_FILE_NAME).write_text(json.dumps(run | {"ordinal": ordinal}))
         return run_dir
 
@@ -436,27 +437,19 @@ async def test_a_replica_whose_port_was_taken_waits_for_it(world: World) -> None
         pass
 
 
-async def test_a_replica_of_another_version_is_adopted_but_not_started_again(world: World) -> None:
-    """Its program and its configuration are of that version, and may not exist any more."""
+async def test_a_run_file_of_another_version_is_set_aside(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What it describes is told, and neither adopted nor removed."""
+    run_dir = world.paths.runs / "trial-0-1"
+    run_dir.mkdir(parents=True)
+    later = {"version": run_files.RUN_FILE_VERSION + 1, "environment": "trial"}
+    (run_dir / RUN_FILE_NAME).write_text(json.dumps(later))
     await world.reconcile()
-    launch = await world.launch()
-    server = await world.started(launch, version=1)
-    await world.succeeds(launch)
-    await world.becomes(S.READY)
-    os.kill(shim_pid(server), signal.SIGKILL)
-
-    async def explained() -> bool:
-        return (await world.environment()).error is not None
-
-    await until(world.bus, explained)
-    environment = await world.environment()
-    assert environment.state is S.FAILED
-    assert environment.error is not None
-    assert "another version of openenvd had started it" in environment.error.message
-    assert environment.error.hint == "launch it again"
-    async with asyncio.timeout(WAIT_SECONDS):  # it is written before the replica is stopped
-        while is_running(server):
-            await asyncio.sleep(0.02)
+    assert run_files.all_of(world.paths.runs) == []
+    assert f"{run_dir} was written by another version" in caplog.text
+    assert await world.store.read(queries.environments()) == []
+    assert run_dir.exists()
 
 
 async def test_a_shim_killed_during_its_launch_is_not_polled(

@@ -61,7 +61,7 @@ def run_file(tmp_path: Path) -> RunFile:
     (tmp_path / "status.json").write_text(json.dumps(status))
     identity = {"replica_id": "trial-0-1", "environment": "trial", "ordinal": 0}
     identity["request_id"] = LAUNCH
-    data = {"version": RUN_FILE_VERSION, **identity}
+    data = {"version": RUN_FILE_VERSION, "number": 0, "created_at": 0.0, **identity}
     return RunFile.of(tmp_path, {**data, "socket_path": str(tmp_path / "shim.sock")})
 
 

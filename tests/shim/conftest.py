@@ -136,6 +136,7 @@ class Replica:
             "replica_id": f"echo-0-{uuid.uuid4().hex[:8]}",
             "environment": "echo",
             "ordinal": 0,
+            "number": 0,
             "request_id": "0" * 16,
             "argv": [sys.executable, "-I", "-S", "-c", SERVER, str(self.commands), *words],
             "env": {"PATH": os.environ["PATH"], "SECRET": "xyz"},
