@@ -27,15 +27,12 @@ One JSON object a line, one answer a question. Failure cases:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..shim.files import CONTROL_FD_VARIABLE, open_control_socket, write_json
 from ..shim.fork_server_client import spawn_detached
@@ -43,6 +40,9 @@ from ..system.json_lines import Json, decode_line, encode_line
 from .engine_address import ADDRESS_FILE_NAME, EngineAddress
 from .errors import EngineFailed
 from .layout import Layout, make_private
+
+if TYPE_CHECKING:
+    from filelock import FileLock
 
 LOCK_FILE_NAME = "start.lock"
 ANSWER_SECONDS = 60.0  # for an engine to be asked; also for an agent to import its library
@@ -123,20 +123,11 @@ def ensure_agent(layout: Layout, at: EngineAddress) -> AgentClient:
     return _connect(path, at.engine)
 
 
-@contextmanager
-def start_lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
-    """Lock out others that start an agent, or end theirs.
+def start_lock(folder: Path) -> FileLock:
+    """Return the lock of those that start an agent, or end theirs."""
+    from filelock import FileLock  # not for those that never ask an engine
 
-    Raises:
-        BlockingIOError: Somebody has the lock, and `wait` is False.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    descriptor = os.open(folder / LOCK_FILE_NAME, flags, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield
-    finally:
-        os.close(descriptor)
+    return FileLock(folder / LOCK_FILE_NAME, mode=0o600)
 
 
 def _connect(path: Path, engine: str) -> AgentClient:

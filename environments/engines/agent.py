@@ -256,7 +256,7 @@ class Agent:
     def _end_idle(self) -> bool:
         """Give the socket up, unless somebody has just connected, or is starting an agent."""
         try:
-            with start_lock(self._folder, wait=False):
+            with start_lock(self._folder).acquire(blocking=False):
                 if select.select([self._control], [], [], 0)[0]:
                     return False
                 self._layout.agent_socket(self._at.key).unlink(missing_ok=True)

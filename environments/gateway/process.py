@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import ipaddress
 import os
 import socket
@@ -31,7 +30,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...processes.exits.exit_reason import ExitReason
 from ...processes.resources.limits import read_limits
@@ -62,6 +61,9 @@ from ..run_files import RunFile
 from .admin import endpoint_statuses
 from .config_files import write_start_files
 from .configuration import GatewayOptions
+
+if TYPE_CHECKING:
+    from filelock import AsyncFileLock, FileLock
 
 Json = dict[str, Any]
 
@@ -148,10 +150,7 @@ def read_gateway(layout: Layout) -> Gateway | None:
     data = read_run_file(layout.run_dir(NAME))
     if data is None or data.get("version") != _RUN_FILE_VERSION:
         return None
-    # As `run_files` has it: with this version it may be started again.
-    known = {**data, "version": run_files.RUN_FILE_VERSION}
-    run_file = RunFile.of(layout.run_dir(NAME), known)
-    return Gateway(GatewayOptions(**data["options"]), run_file)
+    return Gateway(GatewayOptions(**data["options"]), RunFile.of(layout.run_dir(NAME), data))
 
 
 def ensure_running(layout: Layout, wanted: GatewayOptions) -> Gateway:
@@ -230,31 +229,22 @@ def _version_of(envoy: Path) -> str:
     return told.split("/")[1] if "/" in told else "unknown"
 
 
-@contextmanager
-def locked(layout: Layout) -> Iterator[None]:
-    """Keep everybody else from starting or stopping this home's gateway."""
-    with opened_lock(layout) as fd:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
+def locked(layout: Layout) -> FileLock:
+    """Return what keeps everybody else from starting or stopping this home's gateway."""
+    from filelock import FileLock  # not for those that have no gateway
+
+    return FileLock(_lock_path(layout), mode=0o600)
 
 
-@contextmanager
-def opened_lock(layout: Layout) -> Iterator[int]:
-    """A descriptor of the file that is locked; what is locked is released at its end."""
-    fd = os.open(layout.home / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+def locked_async(layout: Layout) -> AsyncFileLock:
+    """Return `locked` for an event loop: no thread waits for it, as one cannot be cancelled."""
+    from filelock import AsyncFileLock
+
+    return AsyncFileLock(_lock_path(layout), mode=0o600, run_in_executor=False)
 
 
-def try_to_lock(fd: int) -> bool:
-    """`locked`, for those who must not block: whether it is locked now."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _lock_path(layout: Layout) -> Path:
+    return layout.home / "gateway.lock"
 
 
 def wait_until_serving(
@@ -377,9 +367,8 @@ def _start(gateway: Gateway, reservation: socket.socket) -> None:
         make_private(folder)
     make_private(gateway.config_folder)
     write_start_files(gateway.config_folder, gateway.options, gateway.admin_socket)
-    data = {**run_file.data, "version": _RUN_FILE_VERSION}
     reserve(gateway.options.port, PortOwner(NAME, run_file.run_dir.parent))  # also while it is away
-    start_shim(run_file.run_dir, data, listen_fds=[reservation.fileno()])
+    start_shim(run_file.run_dir, run_file.data, listen_fds=[reservation.fileno()])
 
 
 def _wait_until_ready(gateway: Gateway) -> None:

@@ -18,8 +18,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -349,7 +348,7 @@ class GatewayManager:
             return True
         if await self._is_wanted():
             return False
-        async with _locked(self.layout):
+        async with process.locked_async(self.layout):
             # A launch that began meanwhile had its row before it asked for the lock.
             if await self._is_wanted():
                 return False
@@ -461,12 +460,3 @@ def _replica_of(gateway: Gateway) -> Replica:
 
 async def _log_state(replica: Replica) -> None:
     log.info("the gateway is %s", replica.state.value, extra={"pid": replica.pid})
-
-
-@asynccontextmanager
-async def _locked(layout: Layout) -> AsyncIterator[None]:
-    """`process.locked`, for which no thread waits: one cannot be cancelled."""
-    with process.opened_lock(layout) as lock:
-        while not process.try_to_lock(lock):  # noqa: ASYNC110 - other processes have it
-            await asyncio.sleep(LOOK_SECONDS)
-        yield
