@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Cluster`: the API server of one cluster, asked in JSON, through the `kubernetes` library.
+"""`Cluster`: the API server of one cluster, asked by the `kubernetes` library's dynamic client.
 
-Of the library this uses what finds a cluster and authenticates there (kubeconfig with its plug-ins,
-a pod's own account), its pool of TLS connections, and its WebSockets, which run a command in a pod.
-Requests are made and read here: as JSON, they look the same with every version of library and
-cluster, and a list of a thousand pods is not made into a thousand objects of a hundred fields.
+The dynamic client sends and returns JSON as it is. The typed one (`CoreV1Api`) takes 80 MB more,
+and leaves out the fields of a pod that its version does not know, which a `patch` may have.
 """
 
 from __future__ import annotations
@@ -14,20 +12,18 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlencode
 
 import urllib3
 import yaml
 from kubernetes import client, config
-from kubernetes.client.rest import RESTClientObject
 from kubernetes.config.config_exception import ConfigException
-from kubernetes.stream import stream as websocket_stream
+from kubernetes.dynamic import DynamicClient
+from kubernetes.stream.ws_client import websocket_call
 from urllib3.response import BaseHTTPResponse
 from websocket import WebSocketBadStatusException, WebSocketException
 
@@ -69,23 +65,12 @@ class ApiRefused(EngineRefused):
         self.reason = reason
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What the API server is asked; `kind` is the media type of `body`."""
-
-    method: str
-    path: str
-    query: Mapping[str, str] = field(default_factory=dict)
-    body: Json | None = None
-    kind: str = "application/json"
-
-
 class Cluster:
     """One cluster; connected by the first request. Used by many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: tuple[Any, urllib3.PoolManager] | None = None
+        self._known: DynamicClient | None = None
         self._streams: set[BaseHTTPResponse] = set()
         self._ahead = timedelta()  # of the API server's clock, as its last answer has it
 
@@ -110,20 +95,20 @@ class Cluster:
 
     def get(self, path: str, **query: str) -> Json:
         """Return what is at a path; raises `EngineGone`, and `ApiRefused` when it answers no."""
-        return self._json(_Request("GET", path, query))
+        return self._json("get", path, query_params=list(query.items()))
 
     def post(self, path: str, body: Json) -> Json:
         """Create something; raises as `get`. What is there already is refused with 409."""
-        return self._write(_Request("POST", path, body=body))
+        return self._write("post", path, body=body)
 
     def merge(self, path: str, body: Json) -> Json:
         """Merge something into what is there; raises as `get`."""
-        return self._write(_Request("PATCH", path, body=body, kind=MERGE))
+        return self._write("patch", path, body=body, content_type=MERGE)
 
     def delete(self, path: str, body: Json) -> None:
         """Delete something; what is not there, or is another by now, is no error."""
         try:
-            self._json(_Request("DELETE", path, body=body))
+            self._json("delete", path, body=body)
         except ApiRefused as exc:
             if exc.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT):
                 raise
@@ -137,7 +122,7 @@ class Cluster:
         Raises:
             EngineGone, ApiRefused: Also while it is read.
         """
-        response = self._answer_to(_Request("GET", path, query), silent_seconds)
+        response = self._ask("get", path, silent_seconds, query_params=list(query.items()))
         with self._lock:
             self._streams.add(response)
         try:
@@ -154,33 +139,28 @@ class Cluster:
             EngineGone: The API server or the pod's node does not answer, or a connection is lost.
             EngineRefused: It cannot be run there.
         """
-        configuration, _ = self._connected()
-        with client.ApiClient(configuration) as connection:  # one of its own: it is changed
-            api = client.CoreV1Api(connection)
+        configuration = self._connected().configuration
+        url = f"{configuration.host}/api/v1/namespaces/{namespace}/pods/{pod}/exec"
+        query = [("command", command), ("container", container), ("stderr", "true")]
+        try:
+            running = websocket_call(
+                configuration,
+                "GET",
+                url,
+                query_params=[*query, ("stdin", "false"), ("stdout", "true"), ("tty", "false")],
+                headers=_credentials(configuration),
+                _preload_content=False,
+            )
             try:
-                running = websocket_stream(
-                    api.connect_get_namespaced_pod_exec,
-                    pod,
-                    namespace,
-                    container=container,
-                    command=command,
-                    stdin=False,
-                    stdout=True,
-                    stderr=True,
-                    tty=False,
-                    _preload_content=False,
-                    _request_timeout=COMMAND_SECONDS,
-                )
-                try:
-                    running.run_forever(timeout=COMMAND_SECONDS)
-                    is_over = not running.is_open()
-                    told = running.read_channel(_ERROR_CHANNEL)
-                finally:
-                    running.sock.shutdown()  # `close` leaves a socket open that the server ended
-            except client.ApiException as exc:
-                raise self._no_command(pod, exc) from exc
-            except (OSError, ValueError, urllib3.exceptions.HTTPError, WebSocketException) as exc:
-                raise EngineGone(f"no command can be run in pod {pod}: {_short(str(exc))}") from exc
+                running.run_forever(timeout=COMMAND_SECONDS)
+                is_over = not running.is_open()
+                told = running.read_channel(_ERROR_CHANNEL)
+            finally:
+                running.sock.shutdown()  # `close` leaves a socket open that the server ended
+        except client.ApiException as exc:
+            raise self._no_command(pod, exc) from exc
+        except (OSError, ValueError, urllib3.exceptions.HTTPError, WebSocketException) as exc:
+            raise EngineGone(f"no command can be run in pod {pod}: {_short(str(exc))}") from exc
         if not is_over:
             raise EngineRefused(f"a command in pod {pod} did not end in {COMMAND_SECONDS:g} s")
         return _exit_code(pod, told)
@@ -194,16 +174,20 @@ class Cluster:
             with contextlib.suppress(OSError, AttributeError, RuntimeError):
                 response.shutdown()  # its reader does the rest
         if known is not None:
-            known[1].clear()
+            known.client.rest_client.pool_manager.clear()
 
     # Inside
 
-    def _connected(self) -> tuple[Any, urllib3.PoolManager]:
+    def _connected(self) -> DynamicClient:
         with self._lock:
             if self._known is None:
                 configuration = _configuration()
                 configuration.connection_pool_maxsize = CONNECTIONS
-                self._known = configuration, RESTClientObject(configuration).pool_manager
+                configuration.retries = False  # the agent asks again
+                connection = client.ApiClient(configuration)
+                connection.user_agent = "openenvd"
+                # Without the discovery of all resources: their paths are known.
+                self._known = DynamicClient(connection, discoverer=lambda *_: None)
             return self._known
 
     def _no_command(self, pod: str, exc: client.ApiException) -> EngineGone | EngineRefused:
@@ -213,52 +197,44 @@ class Cluster:
             return self._refusal(cause.status_code, cause.resp_body or b"")
         return EngineGone(f"no command can be run in pod {pod}: {_short(str(exc.reason))}")
 
-    def _write(self, request: _Request) -> Json:
+    def _write(self, method: str, path: str, **asked: Any) -> Json:
         try:
-            return self._json(request)
+            return self._json(method, path, **asked)
         except ApiRefused as exc:
             # Others wrote at the same time: a quota, say.
             if exc.status == HTTPStatus.CONFLICT and exc.reason != ALREADY_EXISTS:
                 raise EngineGone(exc.message) from exc
             raise
 
-    def _json(self, request: _Request) -> Json:
-        response = self._answer_to(request, REQUEST_SECONDS)
+    def _json(self, method: str, path: str, **asked: Any) -> Json:
+        response = self._ask(method, path, REQUEST_SECONDS, **asked)
         try:
             found: Json = json.loads(_explained(lambda: response.read()))
         except ValueError as exc:
-            raise EngineGone(f"what answers at {request.path} is not Kubernetes: {exc}") from exc
+            raise EngineGone(f"what answers at {path} is not Kubernetes: {exc}") from exc
         finally:
             response.release_conn()
         return found
 
-    def _answer_to(self, request: _Request, read_seconds: float | None) -> BaseHTTPResponse:
-        configuration, pool = self._connected()
-        query = f"?{urlencode(request.query)}" if request.query else ""
-        headers = {"Accept": "application/json", "User-Agent": "openenvd"}
-        if request.body is not None:
-            headers["Content-Type"] = request.kind
-        response = _explained(
-            lambda: pool.request(
-                request.method,
-                f"{configuration.host}{request.path}{query}",
-                headers=headers | _credentials(configuration),
-                body=None if request.body is None else json.dumps(request.body),
-                timeout=urllib3.Timeout(connect=REQUEST_SECONDS, read=read_seconds),
-                preload_content=False,
-                retries=False,
+    def _ask(
+        self, method: str, path: str, read_seconds: float | None, **asked: Any
+    ) -> BaseHTTPResponse:
+        ask = self._connected().request
+        timeout = (REQUEST_SECONDS, read_seconds)
+        try:
+            response: BaseHTTPResponse = _explained(
+                lambda: ask(method, path, serialize=False, _request_timeout=timeout, **asked)
             )
-        )
+        except client.ApiException as exc:
+            if not exc.status:  # of TLS
+                raise _gone(str(exc.reason)) from exc
+            raise self._refusal(exc.status, exc.body or "") from exc
         with contextlib.suppress(TypeError, ValueError):  # it has no time, or one that is none
             told = parsedate_to_datetime(response.headers.get("Date", ""))
             self._ahead = told.astimezone(UTC) - datetime.now(UTC)
-        if response.status >= HTTPStatus.BAD_REQUEST:
-            text = _explained(lambda: response.read(decode_content=True))
-            response.release_conn()
-            raise self._refusal(response.status, text)
         return response
 
-    def _refusal(self, status: int, body: bytes) -> EngineGone | EngineRefused:
+    def _refusal(self, status: int, body: str | bytes) -> EngineGone | EngineRefused:
         text, reason = _said(status, body)
         if status == HTTPStatus.UNAUTHORIZED:
             with self._lock:
@@ -272,13 +248,13 @@ class Cluster:
         )
 
 
-def _said(status: int, body: bytes) -> tuple[str, str]:
+def _said(status: int, body: str | bytes) -> tuple[str, str]:
     """Return what an answer says is wrong, and Kubernetes' word for it; empty: it has none."""
     try:
         found = json.loads(body)
         return _short(str(found["message"])), str(found.get("reason") or "")
     except (ValueError, LookupError, TypeError):
-        text = _short(body.decode(errors="replace"))
+        text = _short(body if isinstance(body, str) else body.decode(errors="replace"))
     try:
         return text or HTTPStatus(status).phrase, ""
     except ValueError:
@@ -363,6 +339,9 @@ def _explained(ask: Callable[[], T]) -> T:
     try:
         return ask()
     except (urllib3.exceptions.HTTPError, OSError) as exc:
-        text = str(exc)
-        hint = "look at the address in it: kubectl cluster-info"
-        raise EngineGone(f"Kubernetes does not answer: {text}", hint) from exc
+        raise _gone(str(exc)) from exc
+
+
+def _gone(why: str) -> EngineGone:
+    hint = "look at the address in it: kubectl cluster-info"
+    return EngineGone(f"Kubernetes does not answer: {why}", hint)
