@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """An environment that scales itself under a stepped load, from 1 and back: what its clients notice.
 
-    python -m load_tests.autoscaling [--json FILE] [--plot FILE]      1 to 8 replicas of 8 slots
-    python -m load_tests.autoscaling --short                          1 to 2 replicas
+    python -m load_tests.autoscaling                1 to 8 replicas of 8 slots
+    python -m load_tests.autoscaling --short        1 to 2 replicas
 
-Behind the gateway. So many sessions are wanted, for so long; each steps all
-the time. A step's sessions come one after another, in a few seconds. One that finds no slot waits
-for it, as long as the environment lets it (`admission-timeout`); then it is refused, and its
+Behind the gateway. So many sessions are wanted, for so long; each steps all the time. A step's
+sessions come one after another, in a few seconds. One that finds no slot waits for it, as long as
+the environment lets it (`admission-timeout`); then it is refused, and its
 client tries again after a while. When fewer are wanted, some of them, chosen at random, end. Twice
 a second the daemon is asked how many replicas there are.
 
@@ -23,8 +23,7 @@ import random
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 from websockets.asyncio.client import connect
@@ -51,14 +50,11 @@ SEED = 14
 
 @dataclass
 class Figures:
-    """What was seen at each sample, and counted in between."""
+    """What was seen of the environment."""
 
-    seconds: list[float] = field(default_factory=list)
-    wanted: list[int] = field(default_factory=list)
-    sessions: list[int] = field(default_factory=list)
-    replicas: list[int] = field(default_factory=list)  # that run
-    draining: list[int] = field(default_factory=list)
-    refused: list[int] = field(default_factory=list)  # by then
+    most: int = 0  # replicas that were ready at once
+    replicas: int = 0  # that are there now, also those that drain
+    refused: int = 0
     lost: list[str] = field(default_factory=list)  # how sessions ended that were not to end
     filled: list[float] = field(default_factory=list)  # of each step: until all were there
 
@@ -73,7 +69,6 @@ class Crowd:
         self._random = random.Random(SEED)
         self.wanted = 0
         self.open = 0
-        self.refused = 0
 
     def want(self, count: int) -> None:
         """Begin more sessions, or let some end."""
@@ -96,7 +91,7 @@ class Crowd:
                         return
             except (OSError, InvalidHandshake, ConnectionClosed):
                 pass  # as the refusal that was read: tried again
-            self.refused += 1
+            self._figures.refused += 1
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _hold(self, connection: Any, is_over: asyncio.Event) -> None:
@@ -115,17 +110,13 @@ class Crowd:
             self.open -= 1
 
 
-async def sample(crowd: Crowd, api: ApiClient, figures: Figures, started: float) -> None:
-    """Write down how everything is, until cancelled."""
+async def sample(api: ApiClient, figures: Figures) -> None:
+    """Look how many replicas there are, until cancelled."""
     while True:
         environment = (await api.call("GET", "/v1/environments/echo"))["environment"]
         states = Counter(replica["state"] for replica in environment["replicas"])
-        figures.seconds.append(time.monotonic() - started)
-        figures.wanted.append(crowd.wanted)
-        figures.sessions.append(crowd.open)
-        figures.replicas.append(states["READY"])
-        figures.draining.append(states["DRAINING"])
-        figures.refused.append(crowd.refused)
+        figures.most = max(figures.most, states["READY"])
+        figures.replicas = states["READY"] + states["DRAINING"]
         await asyncio.sleep(SAMPLE_SECONDS)
 
 
@@ -133,7 +124,7 @@ async def play(address: str, home: str, loads: tuple[int, ...], seconds: float) 
     """All steps of the load, one after the other; then until one replica is left."""
     figures = Figures()
     crowd, api = Crowd(address, figures), ApiClient(home)
-    sampling = asyncio.create_task(sample(crowd, api, figures, time.monotonic()))
+    sampling = asyncio.create_task(sample(api, figures))
     for count in loads:
         began = time.monotonic()
         crowd.want(count)
@@ -142,7 +133,7 @@ async def play(address: str, home: str, loads: tuple[int, ...], seconds: float) 
         figures.filled.append(time.monotonic() - began)
         await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
     deadline = time.monotonic() + SETTLE_SECONDS
-    while figures.replicas[-1] + figures.draining[-1] > 1 and time.monotonic() < deadline:
+    while figures.replicas > 1 and time.monotonic() < deadline:
         await asyncio.sleep(SAMPLE_SECONDS)
     sampling.cancel()
     await asyncio.wait({sampling})
@@ -150,46 +141,10 @@ async def play(address: str, home: str, loads: tuple[int, ...], seconds: float) 
     return figures
 
 
-def draw(figures: Figures, path: str) -> None:
-    """Sessions, slots, replicas and refusals over time."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")  # a file, no window
-    from matplotlib import pyplot as plt
-
-    figure, (upper, lower) = plt.subplots(
-        2, 1, sharex=True, figsize=(9, 6), height_ratios=(3, 2), layout="constrained"
-    )
-    figure.suptitle("openenv launch echo --gateway --max 8", family="monospace")
-    slots = [SLOTS * count for count in figures.replicas]
-    upper.fill_between(
-        figures.seconds, slots, step="post", color="0.9", label="slots of the replicas that run"
-    )
-    upper.step(figures.seconds, figures.wanted, where="post", color="0.5", label="sessions wanted")
-    upper.plot(figures.seconds, figures.sessions, color="C0", label="sessions open")
-    upper.plot(
-        figures.seconds, figures.refused, color="C3", linestyle="--", label="refused, so far"
-    )
-    upper.set_ylabel("sessions")
-    upper.legend(loc="upper left")
-    everything = [a + b for a, b in zip(figures.replicas, figures.draining, strict=True)]
-    lower.fill_between(
-        figures.seconds, everything, step="post", color="C1", alpha=0.35, label="draining"
-    )
-    lower.fill_between(figures.seconds, figures.replicas, step="post", color="C0", label="ready")
-    lower.set_ylabel("replicas")
-    lower.set_yticks(range(0, max(everything) + 2, 2))
-    lower.set_xlabel("seconds")
-    lower.legend(loc="upper left")
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
-
-
 def main() -> int:
     """Play the load; 1 when a session was lost or refused, or replicas were missing or left."""
     flag = {"action": "store_true", "help": "seconds instead of minutes"}
-    plot = {"metavar": "FILE", "help": "draw sessions, replicas and refusals there (PNG)"}
-    options = parse_arguments(__doc__ or "", 1, short=flag, plot=plot)
+    options = parse_arguments(__doc__ or "", 1, short=flag)
     most = SHORT_REPLICAS if options.short else REPLICAS
     down = SHORT_DOWN_SECONDS if options.short else DOWN_SECONDS
     words = ["launch", "echo", "--gateway", "--shards", "1", "--max", str(most)]
@@ -203,25 +158,17 @@ def main() -> int:
             loads = SHORT_LOADS if options.short else LOADS
             hold = SHORT_HOLD_SECONDS if options.short else HOLD_SECONDS
             runs.append(asyncio.run(play(address, environ["OPENENV_HOME"], loads, hold)))
-    report.add("replicas at the most", "", [max(run.replicas) for run in runs])
-    report.add("replicas at the end", "", [run.replicas[-1] + run.draining[-1] for run in runs])
+    report.add("replicas at the most", "", [run.most for run in runs])
+    report.add("replicas at the end", "", [run.replicas for run in runs])
     report.add("sessions lost (aim 0)", "", [len(run.lost) for run in runs])
-    report.add("clients refused (aim 0)", "", [run.refused[-1] for run in runs])
+    report.add("clients refused (aim 0)", "", [run.refused for run in runs])
     report.add("until all sessions of a step were there", "s", [max(run.filled) for run in runs])
     for text in {text for run in runs for text in run.lost}:
         report.note(f"lost: {text}")
     report.finish(options.json)
-    if options.json:
-        content = json.loads(Path(options.json).read_text())
-        content["runs"] = [asdict(run) for run in runs]
-        Path(options.json).write_text(json.dumps(content, indent=2) + "\n")
-    if options.plot:
-        draw(runs[0], options.plot)
-    is_met = all(
-        not run.lost and max(run.replicas) == most and run.replicas[-1] == 1 for run in runs
-    )
+    is_met = all(not run.lost and run.most == most and run.replicas == 1 for run in runs)
     # Whether a client is refused in a run of seconds is a matter of what else the machine does.
-    is_met &= options.short or not any(run.refused[-1] for run in runs)
+    is_met &= options.short or not any(run.refused for run in runs)
     return 0 if is_met else 1
 
 

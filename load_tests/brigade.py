@@ -17,9 +17,11 @@ from typing import Any
 
 from load_tests.peers.brigade_servers import Trial, serve, sing
 from load_tests.shared.report import Measure, Report, parse_arguments, share
+from openenvd.bench.target import Target
 
 ARRANGEMENTS = (("one process", None), ("2 shards", 2), ("4 shards", 4))
 MOST = 4000
+WARMING = 16  # singers
 
 
 def main() -> None:
@@ -42,8 +44,9 @@ def singing(report: Report, options: Any) -> None:
     found: dict[str, list[list[Trial]]] = {name: [] for name, _ in ARRANGEMENTS}
     for _ in range(1 if options.short else options.repetitions):
         for name, shards in ARRANGEMENTS:
-            with serve(shards) as (port, pid):
-                trial = _trier(name, port, pid, 1.2 if options.short else options.seconds)
+            with serve(shards) as target:
+                sing(target, WARMING, 2.0)  # further shards come with the load
+                trial = _trier(name, target, 1.2 if options.short else options.seconds)
                 if options.short:
                     found[name].append([trial(30)])
                 else:
@@ -72,9 +75,9 @@ def search(trial: Callable[[int], Trial], first: int, exactness: float) -> list[
     return trials
 
 
-def _trier(name: str, port: int, pid: int, seconds: float) -> Callable[[int], Trial]:
+def _trier(name: str, target: Target, seconds: float) -> Callable[[int], Trial]:
     def trial(count: int) -> Trial:
-        found = sing(port, pid, count, seconds)
+        found = sing(target, count, seconds)
         print(found.sentence(name), flush=True)
         return found
 

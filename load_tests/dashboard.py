@@ -4,8 +4,6 @@
     first screen    a page with nothing cached, in an empty tab: from the start of the navigation
                     until memory, environments and queue are painted; all bytes
     again           the same once more, by a browser that has kept the files
-    at once         as the first, in a tab of that instant, while its process still starts
-    an icon         a page with nothing but an icon: what the browser itself takes here
     quiet           the page is open, and nothing happens but time
     busy            SHORT requests are submitted and run all the while
     a death         a replica is killed for memory: until the page shows it
@@ -35,12 +33,19 @@ import psutil
 from playwright.sync_api import sync_playwright
 
 from load_tests.shared.api_client import ApiClient
-from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments, percentile
+from load_tests.shared.report import (
+    MEGABYTE,
+    OPENENV,
+    Report,
+    daemon,
+    daemon_pid,
+    parse_arguments,
+    percentile,
+)
 from openenvd.client import daemon as daemons
 from openenvd.server.settings import Paths
 from smoke_tests.chromium import find_chromium
 
-MEGABYTE = 1e6
 CLIENTS = 16
 EACH = 20  # replicas of an environment
 MEMORY_MB = 120
@@ -83,10 +88,6 @@ FIRST_SCREEN = """
   look();
 })
 """
-PAINTED = """
-() => new Promise(resolve =>
-  requestAnimationFrame(() => setTimeout(() => resolve(performance.now()))))
-"""
 WATCH = """
 () => {
   const isWatched = Boolean(window.updates);
@@ -112,8 +113,6 @@ DEATH_SHOWN = """
 })
 """
 
-Found = dict[tuple[str, str], list[float]]
-
 
 def main() -> int:
     """A daemon, its rows and replicas, and a page, for each repetition."""
@@ -131,13 +130,9 @@ def main() -> int:
     if (program := find_chromium()) is None:
         print("Dashboard: skipped, there is no Chromium")
         return 0
-    found: Found = {}
-    for _ in range(options.repetitions):
-        for key, values in _Repetition(program, options).run().items():
-            found.setdefault(key, []).extend(values)
     report = Report("Dashboard")
-    for (name, unit), values in found.items():
-        report.add(name, unit, values)
+    for _ in range(options.repetitions):
+        _Repetition(program, options, report).run()
     report.note(f"{options.requests:,} requests, {options.replicas} replicas of `echo`.")
     report.note("An update: all of the page's main thread, divided by the number of updates.")
     report.finish(options.json)
@@ -147,15 +142,15 @@ def main() -> int:
 class _Repetition:
     """One daemon, and what is found with it."""
 
-    def __init__(self, program: str, options: argparse.Namespace) -> None:
+    def __init__(self, program: str, options: argparse.Namespace, report: Report) -> None:
         self._program = program
+        self._note = report.append
         self._requests: int = options.requests
         self._replicas: int = options.replicas
         self._seconds: float = options.seconds
         self._loads: int = options.loads
-        self._found: Found = {}
 
-    def run(self) -> Found:
+    def run(self) -> None:
         with tempfile.TemporaryDirectory(prefix="openenvd-load-") as sources, daemon() as environ:
             self._environ = {**environ, "OPENENV_MAX_LONG_WORKERS": "1"}
             self._home = environ["OPENENV_HOME"]
@@ -176,14 +171,10 @@ class _Repetition:
                 )
                 self._look(chromium, idle, full)
                 chromium.close()
-        return self._found
-
-    def _note(self, name: str, unit: str, value: float) -> None:
-        self._found.setdefault((name, unit), []).append(value)
 
     def _memory(self) -> float:
-        pid = json.loads((Path(self._home) / "daemon.json").read_text())["pid"]
-        return float(psutil.Process(pid).memory_full_info().pss / MEGABYTE)
+        daemon_process = psutil.Process(daemon_pid(self._environ))
+        return float(daemon_process.memory_full_info().pss / MEGABYTE)
 
     def _openenv(self, *words: str) -> str:
         command = [OPENENV, *words]
@@ -230,12 +221,8 @@ class _Repetition:
         address = link.partition("#")[0]
         for _ in range(self._loads):
             context = chromium.new_context(storage_state=kept)
-            self._first_screen(context, address, "", TAB_SECONDS)
-            self._first_screen(context, address, ", again", TAB_SECONDS)
-            self._icon(context, address)
-            context.close()
-            context = chromium.new_context(storage_state=kept)
-            self._first_screen(context, address, ", at once", 0)
+            self._first_screen(context, address, "")
+            self._first_screen(context, address, ", again")
             context.close()
         context = chromium.new_context(storage_state=kept)
         context.set_default_timeout(WAIT_MILLISECONDS)
@@ -254,12 +241,12 @@ class _Repetition:
         self._death(page)
         context.close()
 
-    def _first_screen(self, context: Any, address: str, when: str, pause: float) -> None:
+    def _first_screen(self, context: Any, address: str, when: str) -> None:
         context.set_default_timeout(WAIT_MILLISECONDS)
         page = context.new_page()
         received: dict[str, float] = {}  # bytes, as they were sent, by the call
         _count_bytes(context.new_cdp_session(page), received)
-        time.sleep(pause)
+        time.sleep(TAB_SECONDS)
         page.goto(address, wait_until="commit")
         milliseconds = page.evaluate(FIRST_SCREEN)
         self._note(f"first useful screen{when} (aim: 300)", "ms", milliseconds)
@@ -267,14 +254,6 @@ class _Repetition:
         self._note(f"  files and calls{when}", "", sum(size > 0 for size in received.values()))
         page.close()
         time.sleep(NOBODY_SECONDS)
-
-    def _icon(self, context: Any, address: str) -> None:
-        """What the browser itself takes for a page, on this machine."""
-        page = context.new_page()
-        time.sleep(TAB_SECONDS)
-        page.goto(f"{address}dashboard/icon.svg", wait_until="commit")
-        self._note("a page with nothing but an icon", "ms", page.evaluate(PAINTED))
-        page.close()
 
     def _watch(self, page: Any, session: Any, name: str) -> None:
         page.evaluate(WATCH)

@@ -6,9 +6,8 @@
 
 Ours: requests in SQLite, one dispatcher thread, `BurstableExecutor`; every claim also writes the
 request's event. Beside it, in the same run, the five arrangements of the seed
-(`seed_arrangements.py`) and what the machine can do at all: bare commits, bare claims, bare round
-trips through a pipe. "Idle" is one request at a time: from before it is written until its
-operation runs.
+(`seed_arrangements.py`) and the limit: bare claims in batches. "Idle" is one request at a time:
+from before it is written until its operation runs.
 
 Aims on four cores: dispatch alone over 12,000 a second and three times the best of the five;
 through workers over 3,000 a second; enqueue to start under 5 ms at p99 when idle. Measured
@@ -18,7 +17,6 @@ elsewhere: SkyPilot 0.9 810/s (502/s on its author's laptop), 0.14.1 5,647/s.
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import sqlite3
 import tempfile
@@ -32,7 +30,7 @@ from typing import Any
 
 import psutil
 
-from load_tests.peers.seed_arrangements import ARRANGEMENTS, CLAIM, Arrangement, Running, connect
+from load_tests.peers.seed_arrangements import ARRANGEMENTS, Arrangement, Running, connect
 from load_tests.shared.operations import worker_path
 from load_tests.shared.report import Report, parse_arguments, percentile
 from openenvd.executor import BurstableExecutor, Plan
@@ -55,7 +53,7 @@ OURS = {"ours": False, "ours, --durability power": True}  # whether commits are 
 WORKERS = max(1, len(os.sched_getaffinity(0)))
 OPERATION = "check"
 PATIENCE_SECONDS = 120.0
-FLOOR_ROWS = 5_000
+LIMIT_ROWS = 5_000
 CLAIM_BATCH = 64
 
 
@@ -71,18 +69,17 @@ def main() -> None:
     run = options.executor == "workers"
     names = [*OURS, *(a.name for a in ARRANGEMENTS)]
     results = {name: Results() for name in names}
-    floors: dict[str, list[float]] = {}
+    limits = []
     for _ in range(options.repetitions):
-        for name, measure in FLOORS.items():
-            floors.setdefault(name, []).append(measure())
+        limits.append(_bare_batches())
         for name, syncs in OURS.items():
             results[name].add(_ours(options.requests, run=run, syncs=syncs))
         for arrangement in ARRANGEMENTS:
             results[arrangement.name].add(_theirs(arrangement, options.requests, run=run))
-    _print(Report(f"Queue dispatcher, --executor {options.executor}"), results, floors, options)
+    _print(Report(f"Queue dispatcher, --executor {options.executor}"), results, limits, options)
 
 
-def _print(report: Report, results: dict[str, Results], floors: Any, options: Any) -> None:
+def _print(report: Report, results: dict[str, Results], limits: list[float], options: Any) -> None:
     for name, found in results.items():
         report.add(name, "req/s", found.rates)
     for name, found in results.items():
@@ -96,8 +93,7 @@ def _print(report: Report, results: dict[str, Results], floors: Any, options: An
             if found.idle_ms:
                 report.add(f"idle, enqueue to start p50, {name}", "ms", found.p(0.50))
                 report.add(f"idle, enqueue to start p99, {name}", "ms", found.p(0.99))
-    for name, values in floors.items():
-        report.add(f"floor: {name}", "/s", values)
+    report.add(f"limit: bare claims, batches of {CLAIM_BATCH}", "/s", limits)
     report.note(f"{options.requests} requests a round; CPU is that of all processes, per request.")
     aim = "3,000" if options.executor == "workers" else "12,000, and 3x the best of the five"
     report.note(f"Aim: {aim}. Idle, enqueue to start p99: 5 ms.")
@@ -272,30 +268,7 @@ def _theirs(arrangement: Arrangement, count: int, *, run: bool) -> Round:
             running.start()
             running.finish()
         assert _count(path, "SUCCEEDED" if run else "RUNNING") == count
-        found = measured()
-    if run:
-        found.idle_ms = _theirs_idle(arrangement, max(100, count // 20))
-    return found
-
-
-def _theirs_idle(arrangement: Arrangement, count: int) -> list[float]:
-    waits = []
-    with _database(count) as (path, ids):
-        running = Running(arrangement, path, run=True, workers=WORKERS, tell=True)
-        running.start()
-        time.sleep(0.5)  # its pools start
-        connection = connect(path)
-        for request_id in ids:
-            asked = time.time()
-            # The row is there; touching it costs the commit that inserting it would.
-            connection.execute(
-                "UPDATE requests SET created_at = ? WHERE id = ?", (asked, request_id)
-            )
-            running.enqueue([request_id])
-            waits.append((running.starts.get(timeout=PATIENCE_SECONDS) - asked) * 1000)
-        connection.close()
-        running.finish()
-    return waits
+        return measured()
 
 
 # Both.
@@ -355,33 +328,6 @@ def _cpu_seconds() -> float:
     return total
 
 
-# What the machine can do at all.
-
-
-def _bare_commits() -> float:
-    with tempfile.TemporaryDirectory(prefix="openenvd-load-") as folder:
-        connection = connect(Path(folder) / "bare.db")
-        connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, body TEXT)")
-        began = time.perf_counter()
-        for _ in range(FLOOR_ROWS):
-            connection.execute("INSERT INTO t (body) VALUES ('{}')")
-        rate = FLOOR_ROWS / (time.perf_counter() - began)
-        connection.close()
-        return rate
-
-
-def _bare_claims() -> float:
-    """One at a time by id, on our table: what an arrangement's dispatcher writes."""
-    with _database(FLOOR_ROWS) as (path, ids):
-        connection = connect(path)
-        began = time.perf_counter()
-        for request_id in ids:
-            connection.execute(CLAIM, (time.time(), request_id)).fetchall()
-        rate = FLOOR_ROWS / (time.perf_counter() - began)
-        connection.close()
-        return rate
-
-
 def _bare_batches() -> float:
     """`UPDATE … RETURNING` in batches, on our table: the claim alone, without Python around it."""
     statement = (
@@ -389,43 +335,14 @@ def _bare_batches() -> float:
         " WHERE seq IN (SELECT seq FROM requests WHERE state = 'PENDING' AND schedule = 'SHORT'"
         f" ORDER BY priority DESC, seq LIMIT {CLAIM_BATCH}) AND state = 'PENDING' RETURNING *"
     )
-    with _database(FLOOR_ROWS) as (path, _):
+    with _database(LIMIT_ROWS) as (path, _):
         connection: sqlite3.Connection = connect(path)
         began = time.perf_counter()
         while connection.execute(statement).fetchall():
             pass
-        rate = FLOOR_ROWS / (time.perf_counter() - began)
+        rate = LIMIT_ROWS / (time.perf_counter() - began)
         connection.close()
         return rate
-
-
-def _bare_round_trips() -> float:
-    """One process asks, another answers, a frame of our size each way, one after the other."""
-    ours, theirs = multiprocessing.Pipe()
-    answering = multiprocessing.get_context("fork").Process(target=_answer, args=(theirs,))
-    answering.start()
-    frame = b"x" * 200
-    began = time.perf_counter()
-    for _ in range(FLOOR_ROWS):
-        ours.send_bytes(frame)
-        ours.recv_bytes()
-    rate = FLOOR_ROWS / (time.perf_counter() - began)
-    ours.send_bytes(b"")
-    answering.join()
-    return rate
-
-
-def _answer(pipe: Any) -> None:
-    while frame := pipe.recv_bytes():
-        pipe.send_bytes(frame)
-
-
-FLOORS: dict[str, Callable[[], float]] = {
-    "bare single-row commits": _bare_commits,
-    "bare claims, one row each": _bare_claims,
-    f"bare claims, batches of {CLAIM_BATCH}": _bare_batches,
-    "bare pipe round trips, one worker": _bare_round_trips,
-}
 
 
 if __name__ == "__main__":

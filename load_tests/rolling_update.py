@@ -32,8 +32,8 @@ from openenvd.bench.target import Target
 
 SESSIONS, SHORT_SESSIONS = 1_000, 100
 REPLICAS = (1, 2)
-MOST_STEPS, SHORT_MOST_STEPS = 15, 5  # of a session, a second apart
-STEADY_SECONDS = 5.0  # before, between and after
+MOST_STEPS, SHORT_MOST_STEPS = 15, 3  # of a session, a second apart
+STEADY_SECONDS, SHORT_STEADY_SECONDS = 5.0, 1.5  # before, between and after
 LOOK_SECONDS = 0.1
 ANSWER_SECONDS = 30.0
 NAME = "rolling"
@@ -92,7 +92,7 @@ async def measure(environ: dict[str, str], replicas: int, options: Any, report: 
     launched = await asyncio.to_thread(openenv, environ, *words)
     crowd = Crowd(Target(NAME, launched["environment"]["address"]), options.sessions, options.most)
     running = asyncio.create_task(crowd.run())
-    await asyncio.sleep(STEADY_SECONDS)
+    await asyncio.sleep(options.steady)
     what = f"{options.sessions:,} sessions, {replicas} replica{'s' * (replicas > 1)}"
 
     def note_steps(when: str) -> None:
@@ -110,7 +110,7 @@ async def measure(environ: dict[str, str], replicas: int, options: Any, report: 
         await _until(environ, number + 1, "RETIRED")
         report.append(f"{what}: {kind}, drained", "s", time.monotonic() - switched)
         note_steps(kind)
-        await asyncio.sleep(STEADY_SECONDS)
+        await asyncio.sleep(options.steady)
     note_steps("after")
     crowd.is_ending = True
     await running
@@ -142,6 +142,7 @@ def main() -> int:
     )
     options.sessions = options.sessions or (SHORT_SESSIONS if options.short else SESSIONS)
     options.most = SHORT_MOST_STEPS if options.short else MOST_STEPS
+    options.steady = SHORT_STEADY_SECONDS if options.short else STEADY_SECONDS
     report, dropped = Report("Rolling updates under stepping sessions"), 0
     for replicas in REPLICAS[:1] if options.short else REPLICAS:
         for _ in range(options.repetitions):

@@ -68,7 +68,7 @@ ARRANGEMENTS = (
 
 
 class Running:
-    """An arrangement at work on a database. With `tell`, `starts` has when each request began."""
+    """An arrangement at work on a database."""
 
     def __init__(
         self,
@@ -77,17 +77,15 @@ class Running:
         *,
         run: bool,
         workers: int,
-        tell: bool = False,
     ) -> None:
         self.arrangement = arrangement
         self._ids: Any = _spawn.Queue() if arrangement.process_queue else queue.Queue()
         processes = arrangement.dispatch_in_processes
-        self.starts: Any = (_spawn.Queue() if processes else queue.Queue()) if tell else None
         each = max(1, workers // arrangement.dispatchers) if processes else workers
         # Threads share one pool; every dispatching process has its own, as in the original.
         self._pool = _pool(each) if run and not processes else None
         make: Any = _spawn.Process if processes else threading.Thread
-        arguments = (self._ids, self.starts, database, run, each, self._pool)
+        arguments = (self._ids, database, run, each, self._pool)
         self._dispatchers = [
             make(target=_dispatch, args=arguments) for _ in range(arrangement.dispatchers)
         ]
@@ -121,10 +119,10 @@ def connect(database: Path) -> sqlite3.Connection:
     return connection
 
 
-def _dispatch(ids: Any, starts: Any, database: Path, run: bool, workers: int, shared: Any) -> None:
+def _dispatch(ids: Any, database: Path, run: bool, workers: int, shared: Any) -> None:
     connection = connect(database)
     pool = shared or (_pool(workers) if run else None)
-    outcomes = _Outcomes(database, starts)
+    outcomes = _Outcomes(database)
     under_way: list[Future[float]] = []
     while (request_id := ids.get()) is not None:
         _claim(connection, request_id)
@@ -171,17 +169,14 @@ def _note(
 class _Outcomes:
     """Writes outcomes on whichever thread hears of them first."""
 
-    def __init__(self, database: Path, starts: Any) -> None:
+    def __init__(self, database: Path) -> None:
         self._connection = connect(database)
         self._lock = threading.Lock()
-        self._starts = starts
 
     def write(self, request_id: str, done: Future[float]) -> None:
         started_at = done.result()
         with self._lock:
             _finish(self._connection, request_id, started_at)
-        if self._starts is not None:
-            self._starts.put(started_at)
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
