@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +17,6 @@ from .pages import name_of, pages_that_need, run_blocks
 from .ray_engine import RayCluster
 from .test_docker import launched, say_hello
 from .test_examples import run as run_example
-from .test_upstream import GENERIC_CLIENT
-from .upstream_python import UpstreamPython
 
 RAY = ("--provider", "ray", "--memory", "256M")
 ACTORS = """
@@ -42,14 +39,6 @@ ray.init(log_to_driver=False, ignore_reinit_error=True)
 for each in ray.util.placement_group_table().values():
     if each["state"] != "REMOVED":
         print(each["name"])
-"""
-
-
-HUNGRY = """
-from openenvd.env_host.bundled.echo.environment import EchoEnvironment as Sample
-held = []
-while True:
-    held.append(bytearray(2**20))
 """
 
 
@@ -83,18 +72,6 @@ def until_restarted(machine: Machine) -> str:
     return str(replica_of(machine)["message"])
 
 
-def test_upstreams_client_has_a_session_in_an_actor_which_goes_with_its_environment(
-    ray_machine: Machine, ray_cluster: RayCluster, upstream_python: UpstreamPython
-) -> None:
-    machine = ray_machine
-    address = launched(machine, "echo", *RAY)["address"]
-    upstream_python.run(GENERIC_CLIENT, address, folder=machine.home, environ=machine.environ)
-    [actor] = ray_cluster.run(ACTORS).split()
-    assert ray_cluster.run(GROUPS).split() == [actor]
-    machine.ok("down", "echo")
-    assert ray_cluster.run(ACTORS) == ""
-
-
 def test_an_actor_that_somebody_kills_is_told_as_such_and_its_server_ends(
     ray_machine: Machine, ray_cluster: RayCluster
 ) -> None:
@@ -107,15 +84,6 @@ def test_an_actor_that_somebody_kills_is_told_as_such_and_its_server_ends(
     left = [path for path in Path(tempfile.gettempdir()).iterdir() if actor[:20] in path.name]
     assert left == []
     say_hello(address)
-
-
-def test_a_replica_beyond_its_memory_is_killed_by_the_kernel(ray_machine: Machine) -> None:
-    folder = ray_machine.home.parent
-    (folder / "hungry.py").write_text(HUNGRY)
-    answer = ray_machine.run("launch", "hungry:Sample", *RAY, "--name", "hungry", cwd=folder)
-    assert answer.code == 137, answer.text
-    told = " ".join(answer.err.split())  # its lines are broken
-    assert "was killed by the kernel at 256 MB; its limit was 256 MB (cgroup" in told
 
 
 def test_a_replica_on_a_node_without_memory_is_killed_by_rays_monitor(machine: Machine) -> None:
@@ -138,22 +106,6 @@ def test_status_says_what_no_node_has(ray_machine: Machine) -> None:
     assert "disk 1" in machine.ok("status").text
     machine.ok("down", "echo")
     assert machine.run("wait", launch).code != 0
-
-
-def test_actors_outlive_their_agent_and_its_driver(
-    ray_machine: Machine, ray_cluster: RayCluster
-) -> None:
-    machine = ray_machine
-    address = launched(machine, "echo", *RAY)["address"]
-    actors = ray_cluster.run(ACTORS)
-    for process in machine.processes():
-        with contextlib.suppress(psutil.Error):  # a worker that has just ended
-            if "openenvd: agent" in " ".join(process.cmdline()):
-                process.kill()
-    say_hello(address)
-    eventually(lambda: replica_of(machine)["state"] == "READY")
-    assert ray_cluster.run(ACTORS) == actors
-    machine.ok("down", "echo")
 
 
 def test_the_example_rolls_out_on_a_cluster(ray_machine: Machine, tmp_path: Path) -> None:

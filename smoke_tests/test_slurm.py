@@ -26,8 +26,6 @@ from .pages import name_of, pages_that_need, run_blocks
 from .slurm_engine import SlurmCluster
 from .test_docker import launched, say_hello
 from .test_examples import run as run_example
-from .test_upstream import GENERIC_CLIENT
-from .upstream_python import UpstreamPython
 
 HUNGRY = """
 from openenvd.env_host.bundled.echo.environment import EchoEnvironment as Sample
@@ -58,50 +56,6 @@ def slurm_machine(machine: Machine, cluster: SlurmCluster) -> Iterator[Machine]:
 def replica_of(machine: Machine, name: str = "echo") -> dict[str, Any]:
     replica: dict[str, Any] = machine.environment(name)["replicas"][0]
     return replica
-
-
-def agents_of(machine: Machine) -> list[psutil.Process]:
-    """The agents of a home."""
-    found = []
-    for process in machine.processes():
-        with contextlib.suppress(psutil.Error):
-            if "openenvd: agent" in " ".join(process.cmdline()):
-                found.append(process)
-    return found
-
-
-def test_upstreams_client_has_a_session_in_a_job_which_goes_with_its_environment(
-    slurm_machine: Machine, cluster: SlurmCluster, upstream_python: UpstreamPython
-) -> None:
-    machine = slurm_machine
-    environment = launched(machine, "echo", *SLURM)
-    words = (GENERIC_CLIENT, environment["address"])
-    upstream_python.run(*words, folder=machine.home, environ=machine.environ)
-    assert len(cluster.jobs()) == 1
-    machine.ok("down", "echo")
-    assert cluster.jobs() == []
-
-
-def test_two_jobs_are_one_environment_at_the_gateway(
-    slurm_machine: Machine, cluster: SlurmCluster
-) -> None:
-    environment = launched(slurm_machine, "echo", *SLURM, "--replicas", "2")
-    say_hello(environment["address"])
-    assert len(cluster.jobs()) == 2
-
-
-def test_a_job_that_is_killed_has_a_successor(
-    slurm_machine: Machine, cluster: SlurmCluster
-) -> None:
-    machine = slurm_machine
-    address = launched(machine, "echo", *SLURM)["address"]
-    [job] = cluster.jobs()
-    os.kill(replica_of(machine)["pid"], signal.SIGKILL)
-    eventually(lambda: replica_of(machine)["restarts"] == 1, within=60)
-    eventually(lambda: replica_of(machine)["state"] == "READY", within=60)
-    assert "SIGKILL" in replica_of(machine)["message"]
-    assert cluster.jobs() not in ([], [job])
-    say_hello(address)
 
 
 def test_an_environment_whose_port_is_taken_meanwhile_is_found_at_another(
@@ -139,18 +93,6 @@ def test_a_job_that_somebody_cancels_is_told_as_such(
     eventually(lambda: "it was cancelled (job" in str(replica_of(machine)["message"]))
 
 
-@pytest.mark.skipif(not slurm_clusters.limits_memory(), reason="no cgroups that Slurm can use")
-def test_a_job_beyond_its_memory_is_out_of_memory(slurm_machine: Machine) -> None:
-    (slurm_machine.home.parent / "hungry.py").write_text(HUNGRY)
-    answer = slurm_machine.run(
-        "launch", "hungry:Sample", *SLURM, "--name", "hungry", cwd=slurm_machine.home.parent
-    )
-    assert answer.code == 137, answer.text
-    assert "killed by the kernel for using too much memory" in answer.err
-    assert "256 MB" in answer.err
-    assert "OUT_OF_MEMORY" in answer.err
-
-
 def test_a_job_that_slurms_accounting_kills_is_out_of_memory_too(machine: Machine) -> None:
     """Without cgroups: its state is FAILED, and only its output says why."""
     if (reason := slurm_clusters.why_not()) is not None:
@@ -180,31 +122,6 @@ def test_status_says_why_a_job_waits_and_a_down_cancels_it(
         eventually(lambda: cluster.jobs() == [])
     finally:
         cluster.run("scontrol", "update", "PartitionName=main", "State=UP")
-
-
-def test_what_a_job_prints_is_in_the_replicas_log(slurm_machine: Machine) -> None:
-    folder = slurm_machine.home.parent
-    (folder / "loud.py").write_text(
-        "from openenvd.env_host.bundled.echo.environment import EchoEnvironment as Sample\n"
-        "print('so loud')\n"
-    )
-    slurm_machine.ok("launch", "loud:Sample", *SLURM, "--name", "loud", cwd=folder)
-    eventually(lambda: "so loud" in slurm_machine.ok("logs", "loud").out)
-
-
-def test_jobs_outlive_their_agent(slurm_machine: Machine, cluster: SlurmCluster) -> None:
-    machine = slurm_machine
-    address = launched(machine, "echo", *SLURM)["address"]
-    jobs = cluster.jobs()
-    [agent] = agents_of(machine)
-    agent.kill()
-    psutil.wait_procs([agent], timeout=10)
-    say_hello(address)
-    eventually(lambda: agents_of(machine))
-    eventually(lambda: replica_of(machine)["state"] == "READY")
-    assert cluster.jobs() == jobs
-    machine.ok("down", "echo")
-    assert cluster.jobs() == []
 
 
 def test_a_replica_has_a_successor_before_its_time_limit(

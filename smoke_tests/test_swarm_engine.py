@@ -20,11 +20,10 @@ from openenvd.environments.engines.base import EngineRefused, Instance, Instance
 from openenvd.environments.engines.docker import DockerEngine
 from openenvd.environments.engines.swarm import SwarmEngine
 from openenvd.environments.errors import NotAnswering
-from openenvd.system.units import MB
 
 from .conftest import eventually
 from .docker_engine import DockerEngine as RealEngine
-from .test_docker_engine import GROW, SLEEP, plan_of
+from .test_docker_engine import SLEEP, plan_of
 
 SERVICES = 12  # at once: Swarm makes the tasks of some a moment after their services
 
@@ -73,42 +72,6 @@ def test_a_service_is_found_by_its_plan_and_by_its_labels(
     assert swarm_engine.docker("ps", "--all", "--quiet") == ""
     engine.remove(instance)
     engine.stop(instance, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("program", "exit_code"),
-    [("raise SystemExit(3)", 3), ("import os; os.abort()", 128 + signal.SIGABRT)],
-)
-def test_an_exit_has_its_code_and_is_not_restarted(
-    engine: SwarmEngine, program: str, exit_code: int
-) -> None:
-    plan = plan_of(program)
-    engine.start(plan)
-    facts = reached(engine, plan, InstanceState.EXITED).exit
-    assert facts is not None
-    assert (facts.exit_code, facts.is_oom) == (exit_code, False)
-
-
-def test_a_task_over_its_memory_limit_is_out_of_memory(engine: SwarmEngine) -> None:
-    plan = plan_of(GROW, memory_bytes=64 * MB)
-    engine.start(plan)
-    facts = reached(engine, plan, InstanceState.EXITED).exit
-    assert facts is not None
-    assert facts.is_oom
-
-
-def test_a_stop_gives_its_grace_and_leaves_exit_and_log(engine: SwarmEngine) -> None:
-    plan = plan_of(
-        "import signal\nsignal.signal(signal.SIGTERM, lambda *_: (print('bye'), exit(5)))\n"
-        "print('up')\n" + SLEEP
-    )
-    instance = started(engine, plan)
-    next(iter(engine.logs(instance, None)))
-    engine.stop(instance, 5.0)
-    facts = reached(engine, plan, InstanceState.EXITED).exit
-    assert facts is not None
-    assert facts.exit_code == 5
-    assert [chunk.data for chunk in engine.logs(instance, None)] == [b"up\n", b"bye\n"]
 
 
 def test_a_server_that_is_not_ours_is_not_drained(engine: SwarmEngine) -> None:
