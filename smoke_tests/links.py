@@ -14,7 +14,6 @@ NETWORKS = {  # what the addresses begin with; a subnet's number follows
     "kubernetes": "10.216",
     "kubernetes services": "10.217",
     "slurm": "10.218",
-    "laptop": "10.219",
     "kubernetes other node": "10.220",
     "ray": "10.221",
 }

@@ -413,12 +413,6 @@ def _node(cluster: SlurmCluster, name: str, port: int) -> str:
     return _NODE.format(name=name, address=address, port=port, weight=weight)
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    [port] = _free_ports(1)
-    return port
-
-
 def _free_ports(count: int) -> list[int]:
     """Ports that nobody listens on, that clients are not given, and that no other cluster takes.
 

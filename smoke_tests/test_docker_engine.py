@@ -27,7 +27,7 @@ from openenvd.environments.spec import DEFAULT_BASE
 from openenvd.system.units import MB
 
 from . import docker_engine as engines
-from .conftest import eventually
+from .conftest import eventually, free_port
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -42,11 +42,6 @@ def engine(
     for instance in made.list():
         made.remove(instance)
     made.close()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def plan_of(program: str = SLEEP, **more: Any) -> ReplicaPlan:
