@@ -4,15 +4,14 @@
     (a)  how many `launch --async` of `echo` are up at once before the first kill, with `status`
          and `logs` still answering
     (b)  requests that each hold 150 MB while they run: how many at once; the others wait
-    (c)  a hundred `launch --async` at once: the API answers meanwhile, and all end
-    (d)  whether it starts, and is still there after a while without work; then 1, 2, 4, 8, … SHORT
+    (c)  whether it starts, and is still there after a while without work; then 1, 2, 4, 8, … SHORT
          requests at once, until the kernel kills something or one of them does not succeed
 
 The sizes are 0.5 CPU with 750 MB, and 4 CPUs with 16 GB. Everything runs through the installed
 command inside the group: daemon, workers, environments and the commands themselves; (b) alone runs
 the queue, the dispatcher and the executor by themselves (`memory_holders.py`).
 
-The peer of (d), in a fresh group of the same size, is SkyPilot with `--peer skypilot`. It launches
+The peer of (c), in a fresh group of the same size, is SkyPilot with `--peer skypilot`. It launches
 nothing without a cloud: of (a) there is only what was measured elsewhere, 3 and 30, at 210 to
 250 MB each.
 
@@ -46,17 +45,16 @@ from load_tests.peers.skypilot_peer import (
     started,
 )
 from load_tests.shared.api_client import ApiClient
-from load_tests.shared.report import OPENENV, Report, parse_arguments, percentile
+from load_tests.shared.report import OPENENV, Report, parse_arguments
 from openenvd.system.units import MB
 
 HOLDERS = 8
 HELD_MB = 150
-HUNDRED = 100
 LAUNCH_SECONDS = 60.0
 STEP = {"small": 30, "large": 100}
 MOST = {"small": 90, "large": 400}
 OURS = "openenvd"
-MOST_AT_ONCE = 64  # of (d)
+MOST_AT_ONCE = 64  # of (c)
 START_SECONDS = 180.0
 BATCH_SECONDS = 120.0
 ANSWER_SECONDS = 10.0
@@ -199,7 +197,7 @@ def _everyone(
     size_name: str, part: str, options: Namespace, peers: list[Kind]
 ) -> Iterator[tuple[str, dict[Key, float]]]:
     yield OURS, _inside(size_name, part, options)
-    if part == "d":
+    if part == "c":
         for kind in peers:
             yield kind.name, _short_of_peer(kind, SIZES[size_name])
 
@@ -311,47 +309,6 @@ def _holders(group: Group, environ: dict[str, str], _most: int, _step: int) -> d
 # (c)
 
 
-def _hundred(group: Group, environ: dict[str, str], _most: int, _step: int) -> dict[Key, float]:
-    return asyncio.run(_all_at_once(environ["OPENENV_HOME"]))
-
-
-async def _all_at_once(home: str) -> dict[Key, float]:
-    """Each environment is taken down as soon as it is up, as a user who tries a hundred would."""
-    client = ApiClient(home)
-    began = time.monotonic()
-    ids = [
-        await client.submit("launch", {"source": "echo", "name": f"echo-{number}"})
-        for number in range(HUNDRED)
-    ]
-    ending = asyncio.gather(*(_launched_and_down(home, request_id) for request_id in ids))
-    waits = []
-    while not ending.done():
-        asked = time.perf_counter()
-        await client.call("GET", "/v1/status")
-        waits.append(time.perf_counter() - asked)
-        await asyncio.wait([ending], timeout=0.1)
-    states = Counter(await ending)
-    await client.close()
-    return {
-        ("(c) a hundred at once: succeeded", ""): states["SUCCEEDED"],
-        ("(c) ended otherwise", ""): HUNDRED - states["SUCCEEDED"],
-        ("(c) until all had ended", "s"): time.monotonic() - began,
-        ("(c) `status` meanwhile, p99", "s"): percentile(waits, 0.99),
-    }
-
-
-async def _launched_and_down(home: str, request_id: str) -> str:
-    client = ApiClient(home)
-    request = await client.wait(request_id)
-    if request["state"] == "SUCCEEDED":
-        await client.run("down", {"name": request["environment"]})
-    await client.close()
-    return str(request["state"])
-
-
-# (d)
-
-
 def _short(group: Group, environ: dict[str, str], _most: int, _step: int) -> dict[Key, float]:
     """`_daemon` has started it, or has ended this program."""
     began = time.monotonic()
@@ -372,10 +329,10 @@ def _short_of_ours(group: Group, home: str, seconds: float) -> dict[Key, float]:
         assert request["state"] == "SUCCEEDED", request["error"]
 
     return {
-        ("(d) starts (aim: 1)", ""): 1,
-        ("(d) start to healthy", "s"): seconds,
+        ("(c) starts (aim: 1)", ""): 1,
+        ("(c) start to healthy", "s"): seconds,
         **_at_once(check, group),
-        ("(d) answers afterwards (aim: 1)", ""): asyncio.run(_says_status(home)),
+        ("(c) answers afterwards (aim: 1)", ""): asyncio.run(_says_status(home)),
     }
 
 
@@ -403,12 +360,12 @@ def _short_of_peer(kind: Kind, size: Size) -> dict[Key, float]:
             time.sleep(PEER_IDLE_SECONDS if peer.is_healthy else 0.0)
             found = _at_once(status, group)
             return {
-                ("(d) starts (aim: 1)", ""): peer.is_healthy,
-                ("(d) start to healthy", "s"): peer.seconds,
+                ("(c) starts (aim: 1)", ""): peer.is_healthy,
+                ("(c) start to healthy", "s"): peer.seconds,
                 **found,
-                ("(d) answers afterwards (aim: 1)", ""): answers(peer.port, ANSWER_SECONDS),
-                _kills("d"): group.kills(),
-                _peak("d"): group.peak_mb(),
+                ("(c) answers afterwards (aim: 1)", ""): answers(peer.port, ANSWER_SECONDS),
+                _kills("c"): group.kills(),
+                _peak("c"): group.peak_mb(),
             }
     finally:
         group.remove()
@@ -419,9 +376,9 @@ def _at_once(run: Callable[[], Awaitable[None]], group: Group) -> dict[Key, floa
     kills = group.kills()
     at_once, lost = asyncio.run(_more_and_more(run, group))
     return {
-        ("(d) kernel kills while it starts and idles (aim: 0)", ""): kills,
-        (f"(d) SHORT requests at once (tried {MOST_AT_ONCE})", ""): at_once,
-        ("(d) requests of the last try not succeeded (aim: 0)", ""): lost,
+        ("(c) kernel kills while it starts and idles (aim: 0)", ""): kills,
+        (f"(c) SHORT requests at once (tried {MOST_AT_ONCE})", ""): at_once,
+        ("(c) requests of the last try not succeeded (aim: 0)", ""): lost,
     }
 
 
@@ -452,7 +409,7 @@ async def _lost(run: Callable[[], Awaitable[None]], count: int, group: Group) ->
     return sum(outcome is not None for outcome in outcomes)
 
 
-PARTS: dict[str, Any] = {"a": _launches, "b": _holders, "c": _hundred, "d": _short}
+PARTS: dict[str, Any] = {"a": _launches, "b": _holders, "c": _short}
 
 
 if __name__ == "__main__":
