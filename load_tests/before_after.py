@@ -57,7 +57,7 @@ STEPS, QUICK_STEPS = (
 )
 ROLLOUTS = "--parts sizes --sizes 1000 1000000"
 PROGRAMS = {
-    "queue_dispatcher": Program("--requests 10000", "--requests 5000", 5, 3),
+    "queue_dispatcher": Program("--requests 10000", "--requests 10000", 5, 3),
     "scaling": Program(CROWD, CROWD, 5, 2),
     "steps": Program(STEPS, QUICK_STEPS, 7, 4),
     "idle_cost": Program(
