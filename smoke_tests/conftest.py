@@ -58,17 +58,29 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", _UNCLOSED)
     for engine in _ENGINES:
         config.addinivalue_line("markers", f"{engine}: needs this engine")
+    config.addinivalue_line(
+        "markers", "one_in(n): of its cases one in n runs, all in the long form"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group the tests by what they share; all others go to whichever process is free."""
+    cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
+        if sampled := item.get_closest_marker("one_in"):
+            test = item.nodeid.partition("[")[0]
+            cases.setdefault((test, sampled.args[0]), []).append(item)
         names = getattr(item, "fixturenames", ())
         if shared := [name for name in _MADE_ONCE if name in names]:
             item.add_marker(pytest.mark.xdist_group(shared[0]))
         for engine, fixtures in _ENGINES.items():
             if not {*fixtures}.isdisjoint(names) or item.path.match(f"test_{engine}*.py"):
                 item.add_marker(engine)
+    for (_, one_in), group in cases.items():
+        kept = random.Random(0).sample(group, -(-len(group) // one_in))
+        for item in group:
+            if item not in kept:
+                item.add_marker("long")
 
 
 OPENENV = str(Path(sys.executable).with_name("openenv"))

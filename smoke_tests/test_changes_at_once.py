@@ -99,6 +99,7 @@ class Trial:
         return list((self.machine.home / "run").glob(f"{self.name}-*"))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("first", "second", "told"), PAIRS)
 def test_a_change_that_meets_another(
     shared: Machine, tmp_path: Path, first: str, second: str, told: str

@@ -96,6 +96,7 @@ def as_typed(machine: Machine, words: list[str]) -> list[str]:
     return words[1:]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("line", [line for line in LINES if is_run(line)])
 def test_an_example_runs(helped: Machine, line: str) -> None:
     words = shlex.split(line)

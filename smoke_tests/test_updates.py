@@ -305,6 +305,7 @@ def test_only_one_update_at_a_time(machine: Machine, versioned: Update, tmp_path
     assert version_at(address) == "2"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("delay", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7])
 def test_a_daemon_that_is_killed_during_an_update_leaves_one_generation(
     machine: Machine, versioned: Update, delay: float

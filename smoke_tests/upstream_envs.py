@@ -3,7 +3,7 @@
 
     python -m smoke_tests.upstream_envs --upstream-source DIR [--only echo_env,chess_env]
         [--json FILE [--resume]] [--work DIR] [--jobs N]
-    python -m smoke_tests.upstream_envs --short [--jobs N]
+    python -m smoke_tests.upstream_envs --short [--only env_0_2_3,env_0_10_0] [--jobs N]
 
 DIR is a checkout of upstream's repository, which whoever runs this has fetched: each `envs/*/` in
 it is installed and launched by `openenv launch`. Nothing but dependencies is downloaded, by uv.
@@ -469,13 +469,15 @@ def upstream_subjects(source: Path, only: list[str]) -> Iterator[Subject]:
             yield Subject(folder.name, conversation, partial(Path, folder))
 
 
-def generated_subjects(work: Path) -> Iterator[Subject]:
+def generated_subjects(work: Path, only: list[str]) -> Iterator[Subject]:
     """What `openenv init` of several versions of upstream's package generates, with each."""
     python = python_with(UPSTREAM_REQUIREMENT)
     for version in SHORT_VERSIONS:
         package = work / "packages" / version
-        install(python.parents[1], "--target", str(package), "--no-deps", f"openenv=={version}")
         folder = work / "projects" / f"env_{version.replace('.', '_')}"
+        if only and folder.name not in only:
+            continue
+        install(python.parents[1], "--target", str(package), "--no-deps", f"openenv=={version}")
         yield Subject(folder.name, GENERATED, partial(generate, folder, python, package))
 
 
@@ -538,7 +540,10 @@ def main() -> int:
     try:
         with machine_in(work) as machine:
             source = options.upstream_source
-            found = generated_subjects(work) if options.short else upstream_subjects(source, only)
+            if options.short:
+                found = generated_subjects(work, only)
+            else:
+                found = upstream_subjects(source, only)
             subjects = [subject for subject in found if subject.name not in done]
             examine(machine, subjects, options.json, rows, options.jobs)
     finally:

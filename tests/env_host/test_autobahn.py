@@ -2,10 +2,13 @@
 """Every WebSocket endpoint of an environment, by the cases of the Autobahn test suite.
 
 There are no others: the daemon has none, and a shared state's socket has frames of its own kind.
+All endpoints have one parser, on which a session plays every case. The other endpoints play a tenth
+of them, and all in the long form (`-m "long or not long"`).
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
@@ -19,11 +22,11 @@ from .hosts import Host
 from .raw import HEAD, Raw, any_frame, opened, raw, upgraded
 
 CASES = dict(all_cases())
-# UTF-8 and sizes do not depend on the process or on how the connection came about.
-FEW = {number: case for number, case in CASES.items() if number < "6" or number.startswith("7.")}
-FEWEST = {
-    number: case for number, case in FEW.items() if not number.startswith(("4", "7.7", "7.9"))
-}
+A_TENTH = {*random.Random(7).sample(sorted(CASES), len(CASES) // 10)}
+CASES_OF_OTHERS = [
+    pytest.param(case, id=number, marks=() if number in A_TENTH else pytest.mark.long)
+    for number, case in CASES.items()
+]
 CREATE = {"jsonrpc": "2.0", "method": "openenv/session/create", "id": 1}
 
 
@@ -64,23 +67,23 @@ def test_a_session(shard: Host, case: Case) -> None:
     play(opened(shard), case)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", CASES_OF_OTHERS)
 def test_json_rpc(shard: Host, case: Case) -> None:
     play(opened(shard, "/mcp"), case, is_strict=False)
 
 
-@pytest.mark.parametrize("case", FEW.values(), ids=FEW)
+@pytest.mark.parametrize("case", CASES_OF_OTHERS)
 def test_a_session_on_a_connection_that_served_http_before(shard: Host, case: Case) -> None:
     play(upgraded(shard), case)
 
 
-@pytest.mark.parametrize("case", FEW.values(), ids=FEW)
+@pytest.mark.parametrize("case", CASES_OF_OTHERS)
 def test_a_session_that_was_begun_over_http(shard: Host, session_id: str, case: Case) -> None:
     play(opened(shard, f"/ws?session_id={session_id}"), case)
 
 
 @pytest.mark.parametrize("path", ["/ws", "/mcp"])
-@pytest.mark.parametrize("case", FEWEST.values(), ids=FEWEST)
+@pytest.mark.parametrize("case", CASES_OF_OTHERS)
 def test_an_isolated_session(isolated: Host, path: str, case: Case) -> None:
     play(opened(isolated, path), case, is_strict=path == "/ws")
 
