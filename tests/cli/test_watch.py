@@ -27,7 +27,7 @@ ROWS, COLUMNS = 20, 120
 DAEMON = {"version": "1", "address": "http://127.0.0.1:8585", "uptime_seconds": 5.0, "sessions": 0}
 
 
-def scripted(fake: FakeDaemon, requests: int = 1) -> None:
+def scripted(fake: FakeDaemon, name: str = "trial", requests: int = 1) -> None:
     """Give it a status, and a stream that lasts as long as it."""
 
     def stream(call: Call) -> None:
@@ -41,7 +41,7 @@ def scripted(fake: FakeDaemon, requests: int = 1) -> None:
     fake.get("/v1/events", stream)
     many = [new_request(label=f"launch env-{number}") for number in range(requests)]
     status: dict[str, Any] = {
-        "daemon": DAEMON, "environments": [new_environment(name="trial")], "requests": many,
+        "daemon": DAEMON, "environments": [new_environment(name=name)], "requests": many,
     }  # fmt: skip
     fake.get("/v1/status", status)
 
@@ -101,8 +101,7 @@ def test_the_screen_waits_for_a_daemon_that_is_lost_until_it_is_back(
     assert screen.shows("the daemon has exited; waiting for it to come back")
     assert screen.shows("trial"), "what was known last is still shown"
     with serving(home) as second:
-        scripted(second)
-        second.answers["GET", "/v1/status"]["environments"][0]["name"] = "another"  # type: ignore[index]
+        scripted(second, "another")
         assert screen.shows("another")
         screen.process.send_signal(signal.SIGINT)
         assert screen.process.wait(20) == 130
