@@ -75,60 +75,6 @@ def test_a_killed_daemon_leaves_no_worker(machine: Machine) -> None:
     assert alive == []
 
 
-def test_a_stopped_daemon_leaves_environments_to_the_next(machine: Machine) -> None:
-    machine.ok("launch", "echo")
-    before = machine.environment("echo")
-    machine.ok("stop")
-    say_hello(before["address"])
-    machine.ok("up")
-    after = machine.environment("echo")
-    assert after["replicas"][0]["pid"] == before["replicas"][0]["pid"]
-
-
-def test_environments_survive_the_loss_of_the_database(machine: Machine) -> None:
-    """The hint of a damaged one, followed to the letter."""
-    machine.ok("launch", "echo", "--shards", "1")
-    before = machine.environment("echo")
-    machine.ok("stop")
-    for path in machine.home.glob("requests.db*"):
-        path.rename(path.with_name(f"damaged-{path.name}"))
-    machine.ok("up")
-    eventually(lambda: machine.environment("echo")["state"] == "READY")
-    after = machine.environment("echo")
-    for key in ("address", "source", "provider", "request_id"):
-        assert after[key] == before[key]
-    assert after["replicas"][0]["pid"] == before["replicas"][0]["pid"]
-    say_hello(after["address"])
-    machine.ok("down", "echo")
-
-
-def test_a_replica_that_exits_is_replaced_and_its_exit_is_shown(machine: Machine) -> None:
-    machine.ok("launch", "echo")
-    pid = machine.environment("echo")["replicas"][0]["pid"]
-    psutil.Process(pid).kill()
-    eventually(
-        lambda: (
-            (r := machine.environment("echo")["replicas"][0])["state"] == "READY"
-            and r["pid"] != pid
-        )
-    )
-    replica = machine.environment("echo")["replicas"][0]
-    assert replica["restarts"] == 1
-    assert "SIGKILL" in replica["message"]
-    assert "memory" not in replica["message"]
-    say_hello(machine.environment("echo")["address"])
-
-
-def test_a_replica_that_exited_while_no_daemon_ran_is_replaced(machine: Machine) -> None:
-    machine.ok("launch", "echo")
-    environment = machine.environment("echo")
-    machine.kill_daemon()
-    psutil.Process(environment["replicas"][0]["pid"]).kill()
-    machine.ok("up")
-    eventually(lambda: machine.environment("echo")["state"] == "READY")
-    say_hello(environment["address"])
-
-
 def test_a_shim_that_is_killed_is_replaced(machine: Machine) -> None:
     machine.ok("launch", "echo")
     environment = machine.environment("echo")

@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -27,7 +25,6 @@ from .test_images import SAMPLE
 from .test_upstream import GENERIC_CLIENT
 from .upstream_python import UpstreamPython
 
-HUNGRY = SAMPLE + "held = []\nwhile True: held.append(bytearray(2**20))\n"
 COUNTING = """
 FROM python:3.11-slim
 RUN mkdir -p /srv && echo '{"status": "healthy"}' > /srv/health
@@ -139,22 +136,6 @@ def test_what_is_restarted_runs_the_image_of_its_launch_whatever_its_name_stands
     docker_machine.ok("down", "moved")
 
 
-def test_a_container_that_exceeds_its_memory_is_told_as_a_local_replica_is(
-    docker_machine: Machine, write_environment: Callable[[str], str]
-) -> None:
-    words = ["launch", write_environment(HUNGRY), "--memory", "96M", "--json"]
-    told = []
-    for provider in ("local", "docker"):
-        answer = docker_machine.run(
-            *words, "--provider", provider, timeout=300, cwd=docker_machine.home.parent
-        )
-        assert answer.code == 137, answer.text
-        error = answer.json["error"]
-        evidence = error["evidence"]
-        told.append((error["kind"], evidence["kind"], evidence["limit_bytes"]))
-    assert told[0] == told[1] == ("oom_killed", "oom_killed", 96 * 2**20)
-
-
 def test_a_rollout_plays_the_episodes_of_a_killed_container_again(
     docker_machine: Machine, docker_engine: DockerEngine
 ) -> None:
@@ -174,21 +155,6 @@ def test_a_rollout_plays_the_episodes_of_a_killed_container_again(
     assert len({row["episode_id"] for row in rows}) == len(rows) == 60
     assert any(row["attempts"] > 1 for row in rows)
     machine.ok("down", "echo")
-
-
-def test_a_killed_container_is_started_again_and_its_log_goes_on(
-    docker_machine: Machine, docker_engine: DockerEngine
-) -> None:
-    machine = docker_machine
-    environment = launched(machine, "echo", "--provider", "docker")
-    [first] = containers(docker_engine)
-    os.kill(
-        int(docker_engine.docker("inspect", "--format", "{{.State.Pid}}", first)), signal.SIGKILL
-    )
-    eventually(lambda: machine.environment("echo")["replicas"][0]["restarts"] == 1)
-    eventually(lambda: machine.environment("echo")["state"] == "READY")
-    say_hello(environment["address"])
-    assert machine.ok("logs", "echo").out.count("listening on") == 2
 
 
 @pytest.mark.parametrize(
