@@ -13,7 +13,9 @@
     environment/          what is served: project or class, its instances, how many sessions
     websocket/            handshake, frames and protocol of a WebSocket
     ipc/                  between processes: scoreboard, descriptors, child configuration, notify
-    startup/              what a process does first: limits, GPUs, malloc, event loop, preloading
+    startup.py            what a process does first: limits, GPUs, byte code, event loop
+    preload.py            what the fork server imports
+    bundled/              the environments echo, benchmark and brigade
 
 This file imports nothing: other rooms read `protocol` and `errors`.
 """

@@ -31,7 +31,7 @@ def make_package_known() -> None:
 if __name__ == "__main__":
     if PACKAGE not in sys.modules:
         make_package_known()
-    # Until it is known whose byte code may be written (`startup/bytecode.py`) only we are imported.
+    # Until it is known whose byte code may be written (`startup.py`) only we are imported.
     may_not_write, sys.dont_write_bytecode = sys.dont_write_bytecode, False
     importlib.import_module(f"{PACKAGE}.env_host.main")
     sys.dont_write_bytecode = may_not_write

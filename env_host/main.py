@@ -51,7 +51,7 @@ from .protocol import (
     HostConfig,
     Serving,
 )
-from .startup import bytecode
+from .startup import write_bytecode_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,7 +141,7 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
     notes = Notes(config.venv, config.import_paths)
     if config.venv is not None:
         # Another environment may lie below it.
-        bytecode.write_below(str(Path(config.venv).parent), _PACKAGE)
+        write_bytecode_below(str(Path(config.venv).parent), _PACKAGE)
     if not (config.serve_as_is or gradio_stub.is_wanted() or notes.get(NEEDS_GRADIO)):
         gradio_stub.keep_out()
     definition, app = None, None
@@ -178,7 +178,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
     """Serve an app untouched: one process and no shards, since it may keep its state in memory."""
     from .serving.access import Access
     from .serving.uvicorn_server import serve
-    from .startup.event_loop import run_loop
+    from .startup import run_loop
 
     serving = serve(
         app,
@@ -202,10 +202,10 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes
         supports_concurrency,
         this_machine,
     )
-    from .shard import isolated_session, shard  # noqa: F401  before a fork, so that children share it
+    from .preload import preload
+    from .shard import shard  # noqa: F401  before a fork, so that children share it
     from .shared_state.process import shares_state
-    from .startup import fd_limit
-    from .startup.preload import preload
+    from .startup import warn_of_few_fds
     from .supervisor.spawn import what_forbids_forking
     from .supervisor.supervisor import Supervisor
 
@@ -233,7 +233,7 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes
     if definition.has_own_hooks:
         notifier.note(note_on_hooks(plan))
     if config.max_sessions is not None:
-        fd_limit.warn_of_few(config.max_sessions, plan.max_sessions, max_fds, plan.shards)
+        warn_of_few_fds(config.max_sessions, plan.max_sessions, max_fds, plan.shards)
 
     def serve(own: ChildConfig, scoreboard: Scoreboard, head: bytes) -> Never:
         sys.exit(_serve_as_child(config, definition, own, scoreboard, head))
@@ -272,10 +272,9 @@ def _serve_as_child(
 ) -> int:
     """Serve as one of the supervisor's children; the exit code."""
     from ..system.descriptors import Message, send_message
-    from .startup import gpus
-    from .startup.event_loop import run_loop
+    from .startup import pin_gpu, run_loop
 
-    gpus.pin(own.index, config.gpus or 0)
+    pin_gpu(own.index, config.gpus or 0)
 
     try:
         run_loop(_run_child(config, definition, own, scoreboard, head), _exit_soon)
@@ -303,8 +302,7 @@ async def _run_child(
     from .serving.access import Access
     from .serving.app import HostApp
     from .serving.uvicorn_server import Server
-    from .shard.isolated_session import IsolatedSession
-    from .shard.shard import Shard
+    from .shard.shard import IsolatedSession, Shard
 
     def make_server(served: Definition, table: SessionTable, siblings: Siblings | None) -> Server:
         if siblings is not None and config.token is not None:

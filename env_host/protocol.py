@@ -59,7 +59,7 @@ ENVIRONMENT_HEADER = "OpenEnvd-Environment"
 GENERATION_HEADER = "OpenEnvd-Generation"  # the launch's request
 REPLICA_HEADER = "OpenEnvd-Replica"
 
-# Between a gateway and replicas (`websocket/another_replica.py`).
+# Between a gateway and replicas (`websocket/handshake.py`).
 RETRY_HEADER = "OpenEnvd-Retry"  # of an answer: nothing was begun, another replica may
 ATTEMPTS_HEADER = "OpenEnvd-Attempts"  # of a handshake: how many replicas may be asked
 ATTEMPT_HEADER = "X-Envoy-Attempt-Count"  # which of them this is

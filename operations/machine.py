@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from ..env_host.protocol import DEFAULT_SESSIONS, LOOPBACK
-from ..env_host.startup.fd_limit import sessions_of_process
+from ..env_host.startup import sessions_of_process
 from ..environments import run_files
 from ..environments.engines.base import Check
 from ..environments.layout import Layout

@@ -4,7 +4,7 @@
     the app's middleware ─▶ `SessionRoute`, where upstream's route was ─┬─▶ what the scope names
                                                                          └─▶ upstream's
 
-How it is asked at a handshake is in `serving/middleware.py`. A project without middleware pays
+How it is asked at a handshake is in `serving/own_app.py`. A project without middleware pays
 nothing.
 """
 

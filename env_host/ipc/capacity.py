@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How full an environment is, read from the scoreboard: `GET /capacity`.
+"""How full an environment is, read from the scoreboard: `GET /capacity` and `GET /metrics`.
 
 Any shard answers for all of them. A shard's `state` tells apart
 
@@ -9,6 +9,9 @@ Any shard answers for all of them. A shard's `state` tells apart
     stopping       it ends its sessions
     absent         no process; it is about to be started
     parked         no process: the others are enough for the sessions there are
+
+`GET /metrics` has the same as Prometheus metrics, read at scrape time. Counters begin anew with a
+shard's process.
 """
 
 from __future__ import annotations
@@ -17,11 +20,27 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ...system.prometheus import metric_family
 from .scoreboard import ALIVE_SECONDS, MICROSECONDS, Counters, Field, Scoreboard
 
 BUSY_SECONDS = 0.1  # median lag of a loop that is called busy
 
 Json = dict[str, Any]
+
+_GAUGES = (
+    ("sessions", "Sessions open now."),
+    ("max_sessions", "Sessions that may be open at once."),
+    ("waiting", "Clients that wait for a session."),
+    ("busy", "Calls of environments in progress."),
+)
+_COUNTERS = (
+    ("connections", "Connections accepted."),
+    ("sessions", "Sessions begun."),
+    ("refused", "Sessions refused because there was no room."),
+    ("handed_over", "Connections given to another shard."),
+    ("steps", "Calls of step."),
+    ("step_timeouts", "Calls that took too long."),
+)
 
 
 def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
@@ -151,3 +170,66 @@ def _coarse(microseconds: int) -> float:
 
 def _total(rows: Sequence[Counters], field: Field) -> int:
     return sum(counters[field] for counters in rows)
+
+
+def render_metrics(name: str, capacity: Json) -> str:
+    """Render the whole page of the environment called `name`."""
+    shards = [({"environment": name, "shard": s["index"]}, s) for s in capacity["shards"]]
+    pages = [
+        metric_family(f"openenvd_shard_{key}", text, [(labels, s[key]) for labels, s in shards])
+        for key, text in _GAUGES
+    ]
+    pages += [
+        metric_family(
+            f"openenvd_shard_{key}_total",
+            text,
+            [(labels, s["totals"][key]) for labels, s in shards],
+            "counter",
+        )
+        for key, text in _COUNTERS
+    ]
+    return "".join([*pages, *_health(shards), _isolated_family(name, capacity)])
+
+
+def _health(shards: list[tuple[Json, Json]]) -> list[str]:
+    return [
+        metric_family(
+            "openenvd_shard_state",
+            "What a shard does: alive, busy, wedged, starting, stopping, absent, parked.",
+            [(labels | {"state": s["state"]}, 1) for labels, s in shards],
+        ),
+        metric_family(
+            "openenvd_shard_heartbeat_seconds",
+            "How long ago a shard's loop turned last.",
+            [
+                (labels, s["heartbeat_seconds"])
+                for labels, s in shards
+                if s["heartbeat_seconds"] is not None
+            ],
+        ),
+        metric_family(
+            "openenvd_shard_loop_lag_seconds",
+            "How late a shard's loop was over the last minute; 1 is the longest.",
+            [
+                (labels | {"quantile": quantile}, s["lag"][key])
+                for labels, s in shards
+                for quantile, key in (
+                    ("0.5", "p50_seconds"), ("0.99", "p99_seconds"), ("1", "max_seconds"),
+                )
+            ],
+            "summary",
+        ),
+        metric_family(
+            "openenvd_shard_longest_wait_seconds",
+            "How long the first of those that wait for a session has waited.",
+            [(labels, s["longest_wait_seconds"]) for labels, s in shards],
+        ),
+    ]  # fmt: skip
+
+
+def _isolated_family(name: str, capacity: Json) -> str:
+    return metric_family(
+        "openenvd_isolated_sessions",
+        "Sessions with a process of their own.",
+        [({"environment": name}, len(capacity["isolated"]))],
+    )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-HOME = 0  # the shard that answers the project's own routes (`serving/own_routes.py`)
+HOME = 0  # the shard that answers the project's own routes (`serving/own_app.py`)
 
 
 @dataclass(frozen=True, slots=True)

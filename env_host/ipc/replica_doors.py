@@ -3,7 +3,7 @@
 
 All replicas of an environment accept from the same sockets, so a connection for a session may be
 accepted by a replica that does not have it. A session's id names its replica
-(`shard/request_head.py`), and each replica has a *door*, a Unix socket in a private folder, which
+(`shard/arrivals.py`), and each replica has a *door*, a Unix socket in a private folder, which
 is found by the replica's number:
 
     shard of replica a ──descriptor, and the bytes read──▶ door of b ──▶ lobby of b

@@ -6,7 +6,7 @@
                  or of another's (`sessions/routing.py`)
 /capacity        ours, where there is a scoreboard to read it from; /metrics too
 DRAIN_ROUTE      ours, where the replica has a secret for it
-everything else  the project's own app (`own_routes.py`); or `HttpRoutes` when there is none
+everything else  the project's own app (`own_app.py`); or `HttpRoutes` when there is none
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...system.access_tokens import is_token
 from ...system.prometheus import CONTENT_TYPE
 from ..environment.definition import Definition
 from ..environment.own_middleware import SESSION_PATHS, Receive, Send, answered_by
-from ..ipc.capacity import capacity_of
+from ..ipc.capacity import capacity_of, render_metrics
 from ..ipc.scoreboard import Scoreboard, now_microseconds
 from ..protocol import DRAIN_HEADER, DRAIN_ROUTE, MAX_MESSAGE_BYTES
 from ..sessions.routing import Siblings
@@ -29,11 +29,9 @@ from ..sessions.table import SessionTable
 from ..shared_state.process import shares_state
 from ..websocket.handshake import Upgrade
 from ..websocket.partial_messages import PartialMessages
-from . import metrics
 from .http_routes import EncodedReply, HttpRoutes, Reply
 from .mcp import Mcp
-from .middleware import Headers, check_handshake
-from .own_routes import Home
+from .own_app import Headers, Home, check_handshake
 from .ws_session import SessionService
 
 
@@ -84,7 +82,7 @@ class HostApp:
         )
 
     async def check(self, upgrade: Upgrade, transport: asyncio.Transport) -> Headers | bytes:
-        """Ask the project's middleware whether a session may begin (`middleware.py`)."""
+        """Ask the project's middleware whether a session may begin (`own_app.py`)."""
         return await check_handshake(self._definition.app, upgrade, transport)
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -127,7 +125,7 @@ class HostApp:
         if path == "/capacity":
             shared = {"shared_state": shares_state(self._definition.env_class)}
             return Reply(capacity | shared | {"loop_tasks": len(asyncio.all_tasks())})
-        return EncodedReply(metrics.render(self._definition.name, capacity).encode(), CONTENT_TYPE)
+        return EncodedReply(render_metrics(self._definition.name, capacity).encode(), CONTENT_TYPE)
 
     async def _serve_rest(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if self._definition.app is not None:

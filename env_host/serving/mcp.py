@@ -3,6 +3,9 @@
 
 This is upstream's dialect, which knows no handshake, and has two methods of its own that begin and
 end a session over HTTP. Where there is no session, an environment is created for the one request.
+
+On the `/mcp` WebSocket a client has a session of its own, which begins, waits and ends as a session
+on `/ws` does (`McpSocket`); what differs is what is said.
 """
 
 from __future__ import annotations
@@ -14,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ..environment.mcp_types import JsonRpcRequest, RpcCode, rpc_error, rpc_result
+from ..environment.upstream_types import JsonRpcRequest, RpcCode, rpc_error, rpc_result
 from ..errors import SessionError, UnknownSession
 from . import messages
+from .ws_session import SessionSocket
 
 if TYPE_CHECKING:
     from ..sessions.routing import Give, Siblings
     from ..sessions.session import Session
     from ..sessions.table import SessionTable
+
 
 CREATE = "openenv/session/create"
 CLOSE = "openenv/session/close"
@@ -253,3 +258,36 @@ def _describe(tool: Any) -> dict[str, Any]:
 
 def _unexpected(method: str, seen: Any) -> str:
     return f"The step for {method} returned an unexpected {type(seen).__name__}"
+
+
+class McpSocket(SessionSocket):
+    """One client on the `/mcp` WebSocket, which speaks JSON-RPC only."""
+
+    path = "/mcp"
+
+    __slots__ = ()
+
+    def begin(self, wanted: str | None) -> None:
+        """Begin a new session, whatever the address names."""
+        super().begin(None)
+
+    def _take(self, payload: bytes) -> None:
+        try:
+            data = messages.decode(payload)
+        except UnicodeDecodeError:
+            self.fail_text()
+        except Exception as exc:
+            self.send_text(messages.encode(rpc_error(RpcCode.PARSE_ERROR, f"Parse error: {exc}")))
+        else:
+            self._call_mcp(data)
+
+    def _mcp_text(self, response: dict[str, Any]) -> bytes:
+        return encode_response(response)
+
+    def _refuse(self, kind: Any, exc: Exception) -> None:
+        self._fail(exc)
+
+    def _last_frame(self, exc: BaseException) -> bytes:
+        details = exc.details() if isinstance(exc, SessionError) else None
+        text = messages.text_of(exc)
+        return messages.encode_error(rpc_error(RpcCode.SERVER_ERROR, text, data=details or None))

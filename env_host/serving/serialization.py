@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..environment.observation_form import ObservationForm
+from ..environment.upstream_types import ObservationForm
 from .messages import to_json
 
 Writer = Callable[..., bytes]

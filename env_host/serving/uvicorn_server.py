@@ -36,9 +36,8 @@ from ..websocket.handshake import END_OF_HEAD, Upgrade, acceptance, parse_upgrad
 from .access import Access, AccessGuard
 from .app import HostApp
 from .event_driven import EventDrivenServer
-from .mcp_websocket import McpSocket
-from .middleware import Headers
-from .own_routes import Home, KeptConnection
+from .mcp import McpSocket
+from .own_app import Headers, Home, KeptConnection
 from .ws_session import SessionService, SessionSocket
 
 BACKLOG = 4096  # a burst of clients must wait in the queue, not be refused

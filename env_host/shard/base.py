@@ -38,12 +38,11 @@ from ..sessions.reset_rule import ResetRule
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
 from ..sessions.watch import UnattachedExpiry, close_idle_sessions
-from ..startup.fd_limit import sessions_of_process
-from ..websocket.another_replica import may_ask_another, try_another
+from ..startup import sessions_of_process
+from ..websocket.handshake import may_ask_another, try_another
 from .admission import Admission
-from .arrivals import Arrival, Arrivals, Headers
+from .arrivals import END_OF_HEAD, Arrival, Arrivals, Head, Headers, Owner, owner_of, read_head
 from .connection_registry import ConnectionRegistry
-from .request_head import END_OF_HEAD, Head, Owner, owner_of, read_head
 
 if TYPE_CHECKING:
     from ..environment.definition import Definition

@@ -20,7 +20,7 @@ from typing import Any
 from ...system.descriptors import MAX_FDS, Message
 from ..ipc.fd_messages import MessageChannel, duplicate
 from ..sessions.session import Attached, Session
-from .request_head import Owner, new_session_id
+from .arrivals import Owner, new_session_id
 
 FULL_SECONDS = 0.02  # until it is tried again to send what the supervisor has had no room for
 

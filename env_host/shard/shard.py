@@ -3,13 +3,16 @@
 
     lobby ────────▶ inbox ─▶ Arrival ─┬─▶ served here (`base.py`)
     other shards ────▲                └─▶ inbox of the shard that has its session, or room, or the
-                                          project's own routes (`serving/own_routes.py`)
+                                          project's own routes (`serving/own_app.py`)
 
     supervisor ◀── link: ready, a session to isolate
 
 With `isolates`, sessions are not served here: each connection goes to the supervisor, which forks a
-process for it (`isolated_session.py`: the same, for one session). Later
-connections for that session (HTTP, `?session_id=`) take the same way, through the supervisor.
+process for it (`IsolatedSession`: the same, for one session). Later connections for that session
+(HTTP, `?session_id=`) take the same way, through the supervisor.
+
+    supervisor ──connection, and what was read of it──▶ Arrival ──▶ the session, and the end with it
+    supervisor ──link: connections for it later──▶ Arrival
 """
 
 from __future__ import annotations
@@ -41,8 +44,11 @@ if TYPE_CHECKING:
     from ..environment.definition import Definition
     from ..protocol import HostConfig
 
+
 STARTING_SECONDS = 1.0  # for a shard that is wanted to start
 STARTING_LOOK_SECONDS = 0.005
+LEAVING_LOOK_SECONDS = 0.05  # at a session whose client may have gone
+BEGIN_SECONDS = 30.0  # for an isolated session to begin
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -205,3 +211,43 @@ class Shard(ServingProcess):
         counters[Field.LAG_P50] = int(lag.p50_seconds * 1e6)
         counters[Field.LAG_P99] = int(lag.p99_seconds * 1e6)
         counters[Field.LAG_MAX] = int(lag.max_seconds * 1e6)
+
+
+class IsolatedSession(ServingProcess):
+    """Serves one session, and exits with it."""
+
+    async def run(self, head: bytes) -> None:
+        """Serve the connection until it is over, or the process is asked to stop."""
+        await self.start()
+        fd = self._own.connection_fd
+        assert fd is not None
+        accepted = accepted_as_bytes(self._own.accepted)
+        arrival = await self.arrivals.open(fd, self._own.since, head, accepted)
+        watching = asyncio.create_task(self._watch(arrival.transport), name="watch-connection")
+        stopping = asyncio.create_task(self._stopping.wait(), name="wait-for-signal")
+        await asyncio.wait({watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()
+        stopping.cancel()
+        await self.stop()
+
+    async def _watch(self, transport: asyncio.BaseTransport | None) -> None:
+        """Return when the session is over, or the connection without having begun one.
+
+        A session that was begun over HTTP has no connection of its own.
+        """
+        async with asyncio.timeout(BEGIN_SECONDS) as patience:
+            while len(self.table) or not (transport is None or transport.is_closing()):
+                if len(self.table):
+                    patience.reschedule(None)
+                    await self.registry.until_over()
+                await asyncio.sleep(LEAVING_LOOK_SECONDS)
+
+    def _on_link(self, message: Message) -> None:
+        """Take over a connection for the session that the front has accepted."""
+        if not message.fds:
+            return
+        accepted = accepted_as_bytes(message.head.get("accepted"))
+        self._take_connection(message.fds[0], message.head["since"], message.body, accepted)
+
+    def _other_owner(self, session_id: str) -> int:
+        return 0

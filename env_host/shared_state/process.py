@@ -31,7 +31,7 @@ from ...system import forking
 from ...system.backoff import backoff_seconds
 from ...system.json_lines import decode_line, encode_line
 from ...system.proc import exit_sentence
-from ..startup.event_loop import run_loop
+from ..startup import run_loop
 from .connection import socket_name
 from .errors import StateFailed
 from .server import StateServer

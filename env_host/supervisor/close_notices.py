@@ -22,7 +22,7 @@ from ...system.connection_limit import full_answer
 from ...system.descriptors import Message
 from ...system.websocket import CLOSE, INTERNAL_ERROR_CLOSE, close_payload, frame_head
 from ..errors import WSErrorCode
-from ..websocket.another_replica import try_another
+from ..websocket.handshake import try_another
 from .children import Child, Children
 
 _RPC_SERVER_ERROR = -32000

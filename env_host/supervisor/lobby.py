@@ -47,7 +47,7 @@ from typing import NamedTuple
 from ...system.descriptors import MAX_FDS, close_all, receive_message, send_message
 from ..ipc.fd_messages import carried_bytes, connection_message
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
-from ..startup.fd_limit import SPARE_FDS
+from ..startup import SPARE_FDS
 from .close_notices import close_unread, send_refusal
 
 # A shard takes one message in an iteration of its loop: what it may keep from others if it hangs.

@@ -66,7 +66,7 @@ from ..ipc.replica_doors import ReplicaDoors
 from ..ipc.scoreboard import Counters, Field, Scoreboard, now_microseconds
 from ..protocol import LOST_SESSIONS_VARIABLE, HostConfig, Serving
 from ..shared_state.process import StateProcess
-from ..startup.fd_limit import SPARE_FDS
+from ..startup import SPARE_FDS
 from .children import Child, Children
 from .close_notices import SocketCopies, refuse
 from .exits import ChildExit, exit_of, facts_of_state

@@ -3,6 +3,14 @@
 
 Only a request that is well-formed beyond doubt is taken; all others are left to uvicorn, which
 answers what is wrong with them.
+
+Where a gateway is in front that can try another replica, a handshake may be sent on to one:
+
+    gateway ──handshake: attempt 1, 2 replicas may be asked──▶ this one has no room ──503──▶ gateway
+       └─────the same: attempt 2──▶ another one, where the client has its session, or waits for one
+
+The answer says in a header that nothing was begun, so that the request may be sent again. The last
+replica that may be asked has the client wait as it would have waited without a gateway.
 """
 
 from __future__ import annotations
@@ -13,9 +21,12 @@ import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from urllib.parse import parse_qs, unquote
 
 from ...system.access_tokens import split_target
+from ...system.connection_limit import FULL, closing_answer
+from ..protocol import ATTEMPT_HEADER, ATTEMPTS_HEADER, RETRY_HEADER
 
 END_OF_HEAD = b"\r\n\r\n"
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
@@ -23,6 +34,7 @@ _KEY_BYTES = 16
 _VERSION = b"13"
 _TARGET = re.compile(rb"[!-~]+")  # of the request, RFC 9112, section 3.2
 _HEADER = re.compile(rb"[-!#$%&'*+.^_`|~0-9A-Za-z]+:[\t -~\x80-\xff]*")  # RFC 9110, section 5
+_RETRY = f"{RETRY_HEADER}: 1\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,3 +108,20 @@ def _is_key(key: bytes) -> bool:
         return len(binascii.a2b_base64(key, strict_mode=True)) == _KEY_BYTES
     except binascii.Error:
         return False
+
+
+def may_ask_another(head: bytes) -> bool:
+    """Whether the gateway that sent a handshake may ask another replica."""
+    upgrade = parse_upgrade(head)
+    if upgrade is None:
+        return False
+    attempt, most = (
+        upgrade.headers.get(name.lower().encode(), b"0")
+        for name in (ATTEMPT_HEADER, ATTEMPTS_HEADER)
+    )
+    return attempt.isdigit() and most.isdigit() and 0 < int(attempt) < int(most)
+
+
+def try_another(detail: str = FULL) -> bytes:
+    """Return the answer to a request of which nothing was begun, nor will be here."""
+    return closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers=_RETRY)

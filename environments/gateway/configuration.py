@@ -15,7 +15,7 @@ replica has been connected to, so a replica that is slow to accept looks empty a
 Where some have much less room than others, as the daemon knows, weights say so (`weights.py`).
 
 A replica that is full, or drains, answers a handshake with `RETRY_HEADER` instead of letting it
-wait, as long as the gateway may still try another one (`env_host/websocket/another_replica.py`): so
+wait, as long as the gateway may still try another one (`env_host/websocket/handshake.py`): so
 a replica is passed over at its own capacity, whoever took its slots. Envoy's circuit breakers
 cannot do that: they count all replicas together, and where they count one (`per_host_thresholds`),
 requests wait for that one. They are set to no limit at all.
@@ -72,7 +72,7 @@ _NO_REPLICA = (
 _TYPE = "type.googleapis.com/envoy."
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _PREVIOUS_HOSTS = "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
-_SESSION_DIGITS = 4  # of a session's id, that name its replica (`env_host/shard/request_head.py`)
+_SESSION_DIGITS = 4  # of a session's id, that name its replica (`env_host/shard/arrivals.py`)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ HOST_PROGRAM = Path(__file__).resolve().parents[2] / "env_host" / "__main__.py"
 # The same without exec, where its modules have been imported: a host in our own Python.
 HOST_ENTRY = "openenvd.env_host.main:main"
 HOST_PRELOAD = (
-    "openenvd.env_host.startup.preload",
+    "openenvd.env_host.preload",
     "openenvd.env_host.bundled.echo.environment",
     "openenvd.env_host.bundled.benchmark.environment",
 )

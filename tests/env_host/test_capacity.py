@@ -17,13 +17,13 @@ from openenvd.env_host.ipc.capacity import (
     blocked_seconds,
     capacity_of,
     note_awake,
+    render_metrics,
     shard_of,
     state_of,
     summary_of,
 )
 from openenvd.env_host.ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard
-from openenvd.env_host.serving.metrics import render
-from openenvd.env_host.startup.gpus import device_of
+from openenvd.env_host.startup import device_of
 
 from ..prometheus_rules import lint
 from .conftest import StartHost
@@ -100,7 +100,7 @@ def test_a_shard_whose_loop_never_ran_has_no_heartbeat(scoreboard: Scoreboard) -
 
 
 def test_the_metrics_page_has_every_family_and_escapes_names(scoreboard: Scoreboard) -> None:
-    page = render('a"b', capacity_of(scoreboard, NOW))
+    page = render_metrics('a"b', capacity_of(scoreboard, NOW))
     assert '{environment="a\\"b",shard="0"} 0\n' in page
     families = [line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")]
     assert len(families) == len(set(families))

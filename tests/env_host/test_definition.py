@@ -17,11 +17,10 @@ from pydantic import BaseModel, ValidationError
 from openenvd.env_host.bundled.echo.environment import EchoAction, EchoEnvironment, EchoObservation
 from openenvd.env_host.environment import gradio_stub, upstream_project
 from openenvd.env_host.environment.definition import AnyAction, Definition, definition_of_class
-from openenvd.env_host.environment.factory_trial import try_factory
 from openenvd.env_host.environment.instances import Calls, keep_accepted
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 from openenvd.env_host.environment.notes import CONCURRENCY, Notes
-from openenvd.env_host.environment.plan import supports_concurrency
+from openenvd.env_host.environment.plan import supports_concurrency, try_factory
 from openenvd.env_host.protocol import HostConfig
 from openenvd.env_host.serving import messages
 from openenvd.system.proc import children_of

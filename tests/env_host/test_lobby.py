@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import pytest
 
 from openenvd.env_host.ipc.scoreboard import MICROSECONDS, Field, Scoreboard, now_microseconds
-from openenvd.env_host.startup.fd_limit import SPARE_FDS
+from openenvd.env_host.startup import SPARE_FDS
 from openenvd.env_host.supervisor import lobby as module
 from openenvd.env_host.supervisor.lobby import (
     CLOSED_SECONDS,

@@ -21,7 +21,7 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 from openenvd.env_host.protocol import HostConfig
-from openenvd.env_host.startup.fd_limit import sessions_of_process
+from openenvd.env_host.startup import sessions_of_process
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_serializer
 from pydantic_core import PydanticSerializationError
 
 from openenvd.env_host.environment.interfaces import Observation, State
-from openenvd.env_host.environment.observation_form import ObservationForm, serialize
+from openenvd.env_host.environment.upstream_types import ObservationForm, serialize
 from openenvd.env_host.serving import messages, serialization
 from openenvd.env_host.serving.serialization import ObservationWriter
 

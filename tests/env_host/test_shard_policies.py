@@ -12,8 +12,8 @@ from openenvd.env_host.errors import NotConcurrent
 from openenvd.env_host.ipc.scoreboard import ALIVE_SECONDS, MICROSECONDS, Field, Scoreboard
 from openenvd.env_host.protocol import DEFAULT_SESSIONS, HostConfig
 from openenvd.env_host.shard.admission import FAIR_SECONDS, place_of
-from openenvd.env_host.shard.request_head import Head, Owner, new_session_id, owner_of, read_head
-from openenvd.env_host.startup.fd_limit import SPARE_FDS
+from openenvd.env_host.shard.arrivals import Head, Owner, new_session_id, owner_of, read_head
+from openenvd.env_host.startup import SPARE_FDS
 from openenvd.env_host.supervisor.restart_backoff import (
     EARLY_SECONDS,
     MAX_BACKOFF_SECONDS,

@@ -23,7 +23,7 @@ from openenvd.client.api import DaemonClient
 from openenvd.client.errors import ApiRefused
 from openenvd.client.following import run, wait
 from openenvd.client.http import HttpClient, Json
-from openenvd.env_host.serving.metrics import render as metrics_of_shards
+from openenvd.env_host.ipc.capacity import render_metrics as metrics_of_shards
 from openenvd.operations import registry
 from openenvd.server.settings import Paths
 

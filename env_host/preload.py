@@ -33,10 +33,8 @@ MODULES = (
     "openenvd.env_host.main",
     "openenvd.env_host.serving.app",
     "openenvd.env_host.serving.uvicorn_server",
-    "openenvd.env_host.shard.isolated_session",
     "openenvd.env_host.shard.shard",
-    "openenvd.env_host.startup.event_loop",
-    "openenvd.env_host.startup.gpus",
+    "openenvd.env_host.startup",
     "openenvd.env_host.supervisor.supervisor",
 )
 

@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON-RPC 2.0 as OpenEnv uses it for MCP, and upstream's MCP-style actions where present.
+"""What the protocol takes from upstream's package: JSON-RPC for MCP, and the form of observations.
 
-Codes: https://www.jsonrpc.org/specification#error_object
+Error codes: https://www.jsonrpc.org/specification#error_object
+
+Versions of upstream's package differ in `metadata` of an observation: 0.2.0 to 0.3.1 leave it out,
+later ones send it among the observation's fields and beside them. So the installed serializer is
+asked once, with a probe.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal
@@ -14,6 +19,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 UPSTREAM_MCP_TYPES = "openenv.core.env_server.mcp_types"
+UPSTREAM_SERIALIZATION = "openenv.core.env_server.serialization"
+_PROBE = {"probe": True}
 
 
 class RpcCode(IntEnum):
@@ -87,3 +94,39 @@ def upstream_mcp_types() -> McpTypes | None:
         list_observation=module.ListToolsObservation,
         call_observation=module.CallToolObservation,
     )
+
+
+def serialize(observation: Any) -> dict[str, Any]:
+    """Dump an observation as upstream 0.10.0 does: its fields, and three of them beside them."""
+    data = {
+        "observation": observation.model_dump(exclude={"reward", "done"}),
+        "reward": observation.reward,
+        "done": observation.done,
+    }
+    if observation.metadata:
+        data["metadata"] = observation.metadata
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationForm:
+    """How observations are dumped: by `serialize`, and in one pass where the form is known."""
+
+    serialize: Callable[[Any], dict[str, Any]] = serialize
+    has_metadata: bool | None = True  # sent, among the fields and beside them; None: unknown form
+
+
+def installed_form() -> ObservationForm:
+    """Return the form of upstream's package, if it has been imported; otherwise 0.10.0's."""
+    module: Any = sys.modules.get(UPSTREAM_SERIALIZATION)
+    if module is None:
+        return ObservationForm()
+    own = module.serialize_observation
+    return ObservationForm(own, _has_metadata(own(module.Observation(metadata=_PROBE))))
+
+
+def _has_metadata(dumped: dict[str, Any]) -> bool | None:
+    rest = {"reward": None, "done": False}
+    if dumped == {"observation": {"metadata": _PROBE}, "metadata": _PROBE, **rest}:
+        return True
+    return False if dumped == {"observation": {}, **rest} else None

@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""What a process of the env host does before it serves."""
