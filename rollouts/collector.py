@@ -181,7 +181,7 @@ class RolloutCollector:
             pool,
             sink,
             self.stats,
-            None if self._tracer is None else _traced(self._tracer),
+            traced=None if self._tracer is None else _traced(self._tracer),
         )
         limit = ConcurrencyLimit(self._buffer_bytes, keeps_episodes=keeps_episodes)
         with self.lag:
