@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.shared.report import OPENENV
-from openenvd.rollouts.folder import manifest
+from openenvd.rollouts.folder.index import episodes_in
 from openenvd.rollouts.folder.readers import open_rollouts
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -76,7 +76,7 @@ class Home:
 
     def finished(self, out: str) -> int:
         """How many episodes exist for certain."""
-        return len(manifest.read(self.folder / out).episode_ids())
+        return len(episodes_in(self.folder / out))
 
 
 @dataclass
@@ -103,16 +103,20 @@ class Counted:
 
 
 def count(home: Home, out: str) -> Counted:
-    """From the rows of all files, not from what the manifest says of them."""
-    rollouts = open_rollouts(home.folder / out)
+    """From the rows of all files that a pattern finds, not from our own index."""
     told = Counted(wanted=home.episodes)
-    steps = Counter[str]()
-    for name in rollouts.data_files("steps"):
-        with open(name, "rb") as file:
-            steps.update(json.loads(line)["episode_id"] for line in file)
-    rows = Counter(episode.id for episode in rollouts)
+    steps, rows = Counter[str](), Counter[str]()
+    for kind in ("episodes", "packs"):
+        for path in (home.folder / out / kind).glob("**/*.jsonl"):
+            for row in map(json.loads, path.read_bytes().splitlines()):
+                counted = {"step": steps, "end": rows}.get(row["kind"])
+                if counted is not None:
+                    counted[row["episode_id"]] += 1
     told.episodes, told.twice = len(rows), sum(times > 1 for times in rows.values())
     told.incomplete = sum(steps[i] != home.steps for i in rows) + len(steps.keys() - rows.keys())
+    rollouts = open_rollouts(home.folder / out)
+    if set(rollouts.episode_ids()) != rows.keys():
+        told.damaged = "our reader finds other episodes than a pattern"
     try:
         rollouts.verify()
     except Exception as exc:

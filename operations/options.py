@@ -46,7 +46,6 @@ class RolloutOptions:
         flag="--filter",
         metavar="FILTER",
     )
-    format: str = option("jsonl", "Format of the files.", choices=("jsonl", "parquet", "arrow"))
     keep_failed: bool = option(False, "Write failed episodes, too.")
     keep_cached: bool = option(
         False, "Leave large files in the page cache, for an immediate reader."

@@ -105,7 +105,6 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
             # Groups' episodes begin alike by their seeds.
             seed=0 if self.group is not None and self.seed is None else self.seed,
             stages=Stages(self.group, filters=tuple(self.filters), **named),
-            form=self.format,
             buffer_bytes=self.buffer_mb * MB,
         )
 

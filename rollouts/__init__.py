@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs many episodes at once at OpenEnv servers, and writes or hands over the results.
 
-    collector ──reserve──▶ ByteBudget ◀──release── writer thread ──▶ parts, manifest
-        │  steps, one by one                            ▲                │
-        └──put_step, finish──▶ stages ──────────────────┘             readers
+    collector ──put_step, finish──▶ stages ──▶ writer's threads ──▶ files ──▶ readers
 
-Every byte between a session and the disk is counted against one budget: memory stays flat however
-slow the disk is. A finished episode exists exactly once; an unfinished one is never visible.
+Memory stays flat however slow the disk is: whoever puts a step waits until it is written. A
+finished episode exists exactly once; an unfinished one is never visible.
 
     run.py                 `openenv rollout`: a rollout into a folder, or the rest of one
     failed_episodes.py     whether a failed episode is written, and when too many have failed

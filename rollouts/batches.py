@@ -13,7 +13,7 @@ import asyncio
 from dataclasses import replace
 
 from .buffers import ByteBudget, Hold
-from .episodes import Episode, Room, Step
+from .episodes import Episode, Step
 
 
 class BatchSink:
@@ -29,11 +29,7 @@ class BatchSink:
         """The most that had finished and waited to be taken."""
         return self._budget.peak_bytes
 
-    async def reserve(self, size_bytes: int) -> Room:
-        """Nothing to wait for: what runs is counted where it begins."""
-        return Hold(None, 0)
-
-    async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
+    async def put_step(self, episode_id: str, number: int, step: Step) -> None:
         """Keeps a copy of the step until the episode is handed over."""
         self._running.setdefault(episode_id, []).append(_apart(step))
 

@@ -245,8 +245,7 @@ class Attempt:
         size_bytes = step.size_bytes
         self._room.step(size_bytes, len(self._answer.observation_json))
         go_on = pause(self._deadline)  # a slow disk is not the environment's fault
-        room = await self._context.sink.reserve(size_bytes)
-        await self._context.sink.put_step(self._id, self._steps, step, room)
+        await self._context.sink.put_step(self._id, self._steps, step)
         if go_on is not None:
             go_on()
         self._steps += 1

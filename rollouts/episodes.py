@@ -16,11 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import orjson
 
 from .json_values import parse
+
+if TYPE_CHECKING:
+    import numpy as np
 
 EMPTY_OBJECT = b"{}"
 STEP_OVERHEAD_BYTES = 512  # of the objects around a step's texts; measured: 430
@@ -42,6 +45,13 @@ class Array:
     def size_bytes(self) -> int:
         """The bytes of the data."""
         return self.data.nbytes if isinstance(self.data, memoryview) else len(self.data)
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """As numpy's, read-only where the data is, on the same memory."""
+        import numpy as np  # no dependency of everybody
+
+        found: np.ndarray[Any, Any] = np.ndarray(self.shape, self.dtype, self.data)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +174,8 @@ class StepSink(Protocol):
     `discard`; after a `discard`, the next attempt begins with 0 again.
     """
 
-    async def reserve(self, size_bytes: int) -> Room:
-        """Reserves room for a step; waits here for a slow sink."""
-        ...
-
-    async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
-        """Takes a step with its room, which the sink releases."""
+    async def put_step(self, episode_id: str, number: int, step: Step) -> None:
+        """Takes a step; waits here for a slow sink."""
         ...
 
     async def finish(self, episode: Episode) -> None:
@@ -178,16 +184,4 @@ class StepSink(Protocol):
 
     async def discard(self, episode_id: str) -> None:
         """Forgets the steps of a failed attempt that is followed by another."""
-        ...
-
-
-class Room(Protocol):
-    """Memory that was reserved (`buffers.Hold`)."""
-
-    def resize(self, size_bytes: int) -> None:
-        """Changes the reservation without waiting."""
-        ...
-
-    def release(self) -> None:
-        """Releases the memory; a second call does nothing."""
         ...

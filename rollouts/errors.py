@@ -96,7 +96,9 @@ class OutputBusy(OutputError):
 class OutputDamaged(OutputError):
     """A file is missing, or is not what its checksum says."""
 
-    default_hint = "restore the file from a copy, or collect into another folder"
+    default_hint = (
+        "restore the file from a copy; or remove it, and the same command plays its episodes again"
+    )
 
 
 class OutputUnwritable(OutputError):

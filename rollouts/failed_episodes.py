@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .episodes import Episode, EpisodeStatus, FailureReason, Room, Step, StepSink
+from .episodes import Episode, EpisodeStatus, FailureReason, Step, StepSink
 from .errors import AllFailed
 from .progress_stats import EpisodeCounts, ProgressStats
 from .stages.grouping import GroupSink
@@ -46,13 +46,9 @@ class FailedEpisodeSink:
         self._failed = 0
         self._is_well = False  # one episode has come to its end
 
-    async def reserve(self, size_bytes: int) -> Room:
-        """Reserve room in the sink behind."""
-        return await self._inner.reserve(size_bytes)
-
-    async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
+    async def put_step(self, episode_id: str, number: int, step: Step) -> None:
         """On to the sink behind."""
-        await self._inner.put_step(episode_id, number, step, room)
+        await self._inner.put_step(episode_id, number, step)
 
     async def discard(self, episode_id: str) -> None:
         """On to the sink behind."""

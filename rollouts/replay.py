@@ -5,12 +5,11 @@
                           ◀───────────────── JSON, or {"error": …} ─────────────────┘
 
 It is a process of its own, one for each question, because of what it reads: observations of
-megabytes would hold the daemon's interpreter lock, `pyarrow` would stay in its memory, and a mapped
-file that somebody truncates ends the process that reads it.
+megabytes would hold the daemon's interpreter lock, and stay in its memory.
 
 A question is a JSON object: `folder`, and `show`, which is one of
     summary     counts, and the rewards as a histogram and over time
-    episodes    rows from `offset` on, at most `limit`, in the order in which they were written
+    episodes    rows from `offset` on, at most `limit`, in the order of their ids
     steps       of `episode`, from the step `first` on, with images apart; `next` is null at the end
 
 What can go wrong: the folder has no rollouts (yet), or damaged ones: the answer is the error. It
@@ -35,10 +34,10 @@ import orjson
 
 from ..system.proc import set_oom_score_adj
 from ..system.units import MB
-from .episodes import EpisodeStatus
+from .episodes import Array, EpisodeStatus
 from .errors import RolloutError
 from .folder.readers import EpisodeRow, Rollouts, open_rollouts
-from .folder.rows import MappedArray, StepRow
+from .folder.rows import StepRow
 from .images import Image, Place, image_of_numbers, take_images
 
 MAX_MEMORY_BYTES = 1024 * MB
@@ -98,8 +97,10 @@ def summary(rollouts: Rollouts) -> Json:
     statuses: Counter[str] = Counter()
     failures: Counter[str] = Counter()
     rewards: list[tuple[float, float]] = []
+    steps = 0
     for episode in rollouts:
         row = episode.row
+        steps += row["steps"]
         statuses[row["status"]] += 1
         if row["status"] == EpisodeStatus.FAILED:
             failures[row["failure_reason"]] += 1
@@ -108,7 +109,7 @@ def summary(rollouts: Rollouts) -> Json:
     rewards.sort()
     return {
         "episodes": len(rollouts),
-        "steps": rollouts.steps,
+        "steps": steps,
         "statuses": statuses,
         "failures": failures,
         "histogram": histogram([reward for _, reward in rewards]),
@@ -159,7 +160,7 @@ class _Span:
 
 
 def episodes(rollouts: Rollouts, offset: int, limit: int) -> Json:
-    """Rows of episodes, in the order in which they were written."""
+    """Rows of episodes, in the order of their ids."""
     ids = rollouts.episode_ids()
     shown = ids[offset : offset + min(limit, MOST_EPISODES)]
     rows = [rollouts.episode(episode_id).row for episode_id in shown]
@@ -186,14 +187,15 @@ def steps(episode: EpisodeRow, first: int) -> Json:
 
 def _frames(episode: EpisodeRow, first: int) -> Iterator[Json]:
     yield from map(_step, islice(episode.steps(), first, None))
-    rest, images = take_images(episode.row["final_observation"])
+    rest, images = take_images(episode.final_observation)
     told = {"observation": _text(rest), "images": _images(images)}
     yield {"number": episode.row["steps"], "is_end": True, **told}
 
 
 def _step(row: StepRow) -> Json:
     rest, images = take_images(row.observation)
-    for name, array in row.arrays.items():
+    arrays = row.arrays
+    for name, array in arrays.items():
         if (image := _image_of_array(array)) is not None:
             images.append(((name,), image))
     return {
@@ -207,7 +209,7 @@ def _step(row: StepRow) -> Json:
         "done": row.done,
         "arrays": [
             {"name": name, "dtype": array.dtype, "shape": list(array.shape)}
-            for name, array in row.arrays.items()
+            for name, array in arrays.items()
         ],
     }
 
@@ -225,7 +227,7 @@ def _images(found: list[tuple[Place, Image]]) -> list[Json]:
     return told
 
 
-def _image_of_array(array: MappedArray) -> Image | None:
+def _image_of_array(array: Array) -> Image | None:
     is_of_bytes = array.dtype in ("uint8", "|u1")
     return image_of_numbers(memoryview(array.data), array.shape) if is_of_bytes else None
 

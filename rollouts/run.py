@@ -14,7 +14,6 @@ Half of the buffer is for what running episodes hold, half for what waits to be 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -29,10 +28,8 @@ from ..system.loop_lag import LagSnapshot
 from ..system.units import MB
 from .collector import RolloutCollector
 from .episodes import EpisodeStatus, StepSink, episode_id
-from .errors import OtherRollout, OutputUnwritable
+from .errors import OtherRollout, OutputUnwritable, of_os_error
 from .failed_episodes import FailedEpisodeSink, Say
-from .folder.disk import typed
-from .folder.layout import JSONL
 from .folder.writer import RolloutWriter
 from .policies.named_policy import hint_of, policy_named
 from .progress_stats import EpisodeCounts, ProgressStats
@@ -62,7 +59,6 @@ class RunConfig:
     seed: int | None = None
     reset: Mapping[str, Any] = field(default_factory=dict)
     stages: Stages = field(default_factory=Stages)
-    form: str = JSONL
     keep_failed: bool = False
     keep_cached: bool = False
     buffer_bytes: int = DEFAULT_BUFFER_BYTES
@@ -80,7 +76,6 @@ class RunConfig:
             "seed": self.seed,
             "max_steps": self.max_steps,
             "reset": dict(self.reset),
-            "format": self.form,
             **self.stages.record(),
         }
 
@@ -160,7 +155,6 @@ async def roll_out(
     writing = await RolloutWriter.open(
         config.folder,
         buffer_bytes=config.buffer_bytes // 2,
-        form=config.form,
         keep_cached=config.keep_cached,
     )
     async with writing as writer:
@@ -239,23 +233,27 @@ def claim_folder(config: RunConfig) -> None:
         OutputUnwritable, OutputFull: It is a file, or the file system refuses.
     """
     path, now = config.folder / RECORD, config.record()
-    with typed(path):
+    try:
         if config.folder.is_file():
             raise OutputUnwritable(f"{config.folder} is a file", "--out takes a folder, new or not")
         config.folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            before = orjson.loads(path.read_bytes())
-            for key, value in now.items():
-                if (found := hide_credentials(before.get(key))) != value:
-                    raise OtherRollout(
-                        f"{config.folder} holds a rollout with a different {key}: {found!r}, "
-                        f"not {value!r}",
-                        "write to another folder, or ask for the same as before to continue it",
-                    )
+        if path.exists():
+            _refuse_other(config.folder, orjson.loads(path.read_bytes()), now)
             return
         partial = path.with_suffix(".partial")
         partial.write_bytes(orjson.dumps(now, option=orjson.OPT_INDENT_2))
         partial.replace(path)
+    except OSError as exc:
+        raise of_os_error(exc, path) from exc
+
+
+def _refuse_other(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for key, value in now.items():
+        if (found := hide_credentials(before.get(key))) != value:
+            raise OtherRollout(
+                f"{folder} holds a rollout with a different {key}: {found!r}, not {value!r}",
+                "write to another folder, or ask for the same as before to continue it",
+            )
 
 
 @asynccontextmanager

@@ -173,9 +173,6 @@ class RolloutOptions(RequestOptions, total=False):
     """Which episodes to keep: min-steps=N, max-reward=R. Also max-steps=N, min-reward=R; or which
     to drop: failed, zero-advantage, what module:function says."""
 
-    format: str
-    """Format of the files: jsonl, parquet, arrow [jsonl]."""
-
     keep_failed: bool
     """Write failed episodes, too."""
 

@@ -2,12 +2,13 @@
 """Folders of rollouts are datasets of Hugging Face's own library, from the package index.
 
 It has a virtual environment of its own (400 MB), kept between runs as upstream's is. What is
-written here is what its guessing of types falls over: observations of many forms, columns that are
+written here is what its guessing of types falls over: observations of many forms, values that are
 null at first, arrays that come late, rows larger than what it reads at a time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 from collections.abc import Iterator
@@ -16,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, Failure, FailureReason, Step
-from openenvd.rollouts.folder.layout import FORMATS, JSONL, PARQUET, Verdict
-from openenvd.rollouts.folder.output import Output
+from openenvd.rollouts.folder.rows import Verdict
+from openenvd.rollouts.folder.writer import RolloutWriter
 
 from .conftest import REPOSITORY, Machine, install, make_venv, smoke_cache
 from .pages import name_of, pages_that_need, run_blocks
@@ -47,7 +48,7 @@ def python() -> Path:
         if not (folder / "complete").exists():
             make_venv(folder, DATASETS_REQUIREMENT)
             (folder / "complete").touch()
-        install(folder, f"{REPOSITORY}[arrow]")
+        install(folder, str(REPOSITORY))
     return folder / "bin" / "python"
 
 
@@ -63,34 +64,30 @@ def steps(episode: int) -> Iterator[Step]:
         yield Step.of(observation, {"move": [number]}, float(number), number == 8, info, arrays)
 
 
-def finished(name: str, seed: int | None, seen: bytes) -> Episode:
-    """An episode whose steps are there already."""
-    done = EpisodeStatus.DONE
-    return Episode(name, "ws://env", seed, (), 1.0, done, 1.5, 2.5, final_observation_json=seen)
+async def write(folder: Path, episodes: int) -> None:
+    """The last, which is large, is followed by one that failed."""
+    async with await RolloutWriter.open(folder) as writer:
+        for number in range(episodes):
+            for at, step in enumerate(steps(number)):
+                await writer.put_step(str(number), at, step)
+            seed, seen = number or None, b'{"n":%d}' % number
+            done = EpisodeStatus.DONE
+            made = Episode(str(number), "ws://env", seed, (), 1.0, done, 1.5, 2.5, None, seen)
+            await writer.finish(made)
+        if episodes:
+            failure = Failure(FailureReason.ENVIRONMENT_ERROR, "it raised", 0)
+            failed = EpisodeStatus.FAILED
+            made = Episode("failed", "ws://env", None, (), 0.0, failed, 1.0, 2.0, failure)
+            await writer.finish_together([(made, Verdict(advantage=-0.5, filtered="failed"))])
 
 
-def write(folder: Path, form: str, episodes: range = range(3)) -> Path:
-    """Each episode is a part of its own; the last is followed by one that failed."""
-    output = Output(folder, form=form, part_bytes=10)
-    for number in episodes:
-        for at, step in enumerate(steps(number)):
-            output.put_step(str(number), at, step)
-        output.finish(finished(str(number), number or None, b'{"n":%d}' % number))
-    failure = Failure(FailureReason.ENVIRONMENT_ERROR, "it raised", 0)
-    name = f"failed-{episodes.start}"
-    failed = Episode(name, "ws://env", None, (), 0.0, EpisodeStatus.FAILED, 1.0, 2.0, failure)
-    output.finish(failed, Verdict(advantage=-0.5, filtered="failed"))
-    output.close()
-    return folder
-
-
-def load(python: Path, *folders: Path) -> str:
-    """Has them compared, without a network."""
-    home = {"HF_HOME": str(folders[0].parent / "hugging"), "HF_HUB_OFFLINE": "1"}
+def load(python: Path, folder: Path) -> str:
+    """Has it compared, without a network."""
+    home = {"HF_HOME": str(folder.parent / "hugging"), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
-        [str(python), str(REPOSITORY / "smoke_tests" / "load_datasets.py"), *map(str, folders)],
+        [str(python), str(REPOSITORY / "smoke_tests" / "load_datasets.py"), str(folder)],
         env={**os.environ, **home},
-        cwd=folders[0].parent,
+        cwd=folder.parent,
         capture_output=True,
         text=True,
         timeout=300,
@@ -101,19 +98,8 @@ def load(python: Path, *folders: Path) -> str:
 
 
 def test_datasets_reads_the_rows_that_we_read(python: Path, tmp_path: Path) -> None:
-    told = load(python, *(write(tmp_path / form, form) for form in FORMATS))
-    assert told.splitlines() == [f"{f}: 4 episodes and 18 steps are the same" for f in FORMATS]
-
-
-def test_a_folder_of_two_formats_is_one_dataset(python: Path, tmp_path: Path) -> None:
-    folder = write(tmp_path / "mixed", JSONL, range(1))
-    write(folder, PARQUET, range(1, 2))
-    assert load(python, folder) == "mixed: 4 episodes and 9 steps are the same\n"
-
-
-def test_an_empty_rollout_is_an_empty_dataset(python: Path, tmp_path: Path) -> None:
-    Output(tmp_path / "none").close()
-    assert load(python, tmp_path / "none") == "none: 0 episodes and 0 steps are the same\n"
+    asyncio.run(write(tmp_path / "out", 3))
+    assert load(python, tmp_path / "out") == "out: 4 episodes and 18 steps are the same\n"
 
 
 @pytest.mark.parametrize("page", pages_that_need("datasets"), ids=name_of)

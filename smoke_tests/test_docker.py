@@ -145,15 +145,16 @@ def test_a_rollout_plays_the_episodes_of_a_killed_container_again(
     launched(machine, "echo", "--provider", "docker", "--replicas", "2")
     count = ["--episodes", "60", "--concurrency", "8", "--max-steps", "20", "--out", "out"]
     begun = machine.ok("rollout", "echo", *count, "--policy", "policies:slowly", "--async")
-    eventually(lambda: list((folder / "out").glob("*.jsonl")))
+    eventually(lambda: list((folder / "out").glob("*/*.jsonl")))
     docker_engine.docker("kill", containers(docker_engine)[0])
     machine.ok("wait", begun.out.strip())
     rollout = machine.request(begun.out.strip())["result"]
     assert (rollout["there"], rollout["failures"]) == (60, {})
-    files = (folder / "out").glob("episodes-*.jsonl")
+    files = (folder / "out").glob("*/*.jsonl")
     rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    assert len({row["episode_id"] for row in rows}) == len(rows) == 60
-    assert any(row["attempts"] > 1 for row in rows)
+    ends = [row for row in rows if row["kind"] == "end"]
+    assert len({row["episode_id"] for row in ends}) == len(ends) == 60
+    assert any(row["episode"]["attempts"] > 1 for row in ends)
     machine.ok("down", "echo")
 
 

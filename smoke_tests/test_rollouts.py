@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,8 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
+
+from openenvd.rollouts.folder.index import episodes_in
 
 from .conftest import Machine, eventually, free_port
 
@@ -87,17 +88,15 @@ def again(machine: Machine, policy: str = "slowly", *more: str) -> Any:
 
 
 def episode_rows(machine: Machine) -> dict[str, dict[str, Any]]:
-    """Of finished files, by id."""
-    files = out_of(machine).glob("episodes-*.jsonl")
+    """The totals of episodes, by id."""
+    files = out_of(machine).glob("[ep]*/**/*.jsonl")
     rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    return {row["episode_id"]: row for row in rows}
+    return {row["episode_id"]: row["episode"] for row in rows if row["kind"] == "end"}
 
 
 def recorded_ids(machine: Machine) -> set[str]:
-    """The ids of the episodes that exist, by the manifest."""
-    manifest = out_of(machine) / "manifest.jsonl"
-    text = manifest.read_text() if manifest.exists() else ""
-    return set(re.findall(r'"(0000\d\d)"', text))
+    """The ids of the episodes that exist."""
+    return set(episodes_in(out_of(machine)))
 
 
 def out_of(machine: Machine) -> Path:

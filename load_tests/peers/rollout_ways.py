@@ -120,13 +120,13 @@ async def ours(address: str, folder: Path, task: Task, told: Told) -> None:
     await collector.collect(range(task.episodes), sink)
     await sink.close()
     told.collect_seconds = time.monotonic() - began
-    told.notes["write_buffer_peak_bytes"] = writer.budget.peak_bytes
     told.notes["failures"] = dict(collector.stats.failures)
     rollouts = open_rollouts(folder, keep_cached=False)  # each is read once
     began = time.monotonic()
     told.joined_bytes = await asyncio.to_thread(_join_once, rollouts)
     told.join_seconds = time.monotonic() - began
-    told.episodes, told.steps = len(set(rollouts.episode_ids())), rollouts.steps
+    told.episodes = len(set(rollouts.episode_ids()))
+    told.steps = sum(episode.row["steps"] for episode in rollouts)
 
 
 def _join_once(rollouts: Rollouts) -> int:
@@ -145,7 +145,7 @@ def _join_once(rollouts: Rollouts) -> int:
 def _observations(episode: EpisodeRow) -> Iterator[Any]:
     for step in episode.steps():
         yield step.observation
-    yield episode.row["final_observation"]
+    yield episode.final_observation
 
 
 # The naive way.

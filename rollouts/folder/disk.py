@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Durable file operations. A slow disk, for tests, is a subclass of this.
-
-Every error of the operating system becomes one of `errors`, which names the file.
+"""Durable file operations. A slow or failing disk, for tests, is a subclass of this.
 
 Large files do not stay in the page cache: each append asks the kernel to write its pages back, and
 to drop those that are written (`posix_fadvise`). Otherwise a rollout of gigabytes evicts the cached
@@ -12,26 +10,18 @@ against the memory limit of the rollout.
 from __future__ import annotations
 
 import contextlib
-import hashlib
+import ctypes
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from ...system.units import MB
 from ..episodes import BytesLike
-from ..errors import of_os_error
 
-BLOCK_BYTES = MB  # of a copy
+# With an `fsync` for each file the device flushes its cache each time, which takes milliseconds.
+_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+_WRITE_AND_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
 _MOST_CHUNKS = 512  # of one `writev`; the system's limit is 1,024
-
-
-@contextlib.contextmanager
-def typed(path: Path) -> Iterator[None]:
-    """Errors of the operating system as ours."""
-    try:
-        yield
-    except OSError as exc:
-        raise of_os_error(exc, path) from exc
 
 
 class Disk:
@@ -47,54 +37,56 @@ class Disk:
         """
         self.keeps_cached = keep_cached
 
-    def append(self, path: Path, chunks: Sequence[BytesLike], *, drop_cached: bool = False) -> None:
-        """Appends to a file, and creates it where it is missing."""
-        with typed(path):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            try:
-                self.write(descriptor, chunks)
-                self._drop_cached(descriptor, drop_cached)
-            finally:
-                os.close(descriptor)
+    def append(self, path: Path, chunks: Sequence[BytesLike], *, write_back: bool = False) -> None:
+        """Appends to a file, and creates it where it is missing.
+
+        Args:
+            path: The file.
+            chunks: What is appended.
+            write_back: Ask the kernel to begin writing it to the medium, and to drop what is there.
+        """
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self.write(descriptor, chunks)
+            if write_back and not self.keeps_cached:
+                drop_from_page_cache(descriptor)
+        finally:
+            os.close(descriptor)
 
     def write(self, descriptor: int, chunks: Sequence[BytesLike]) -> None:
         """All of it, however little the system takes at a time."""
         for at in range(0, len(chunks), _MOST_CHUNKS):
             _write_all(descriptor, chunks[at : at + _MOST_CHUNKS])
 
-    def sync(self, path: Path, *, drop_cached: bool = False) -> None:
+    def sync(self, path: Path) -> None:
         """Returns when the content of the file or folder is on the medium."""
-        with typed(path):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-                self._drop_cached(descriptor, drop_cached)
-            finally:
-                os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def settle(self, path: Path, *, drop_cached: bool = False) -> None:
+        """Returns when the content of a file is written, so that a rename may follow.
+
+        Not more: a later `sync` of its folder makes both durable, those of many files at once.
+        """
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            _wait_until_written(descriptor)
+            if drop_cached and not self.keeps_cached:
+                drop_from_page_cache(descriptor)
+        finally:
+            os.close(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:
         """In one moment."""
-        with typed(target):
-            source.replace(target)
+        source.rename(target)
 
-    def truncate(self, path: Path, size_bytes: int) -> None:
-        """Forget what was written beyond."""
-        with typed(path):
-            os.truncate(path, size_bytes)
-
-    def write_atomically(self, path: Path, content: bytes) -> None:
-        """The old content or the new one, whatever happens."""
-        fresh = path.with_name(path.name + ".new")
-        with typed(path):
-            fresh.unlink(missing_ok=True)
-        self.append(fresh, [content])
-        self.sync(fresh)
-        self.rename(fresh, path)
-        self.sync(path.parent)
-
-    def _drop_cached(self, descriptor: int, wanted: bool) -> None:
-        if wanted and not self.keeps_cached:
-            drop_from_page_cache(descriptor)
+    def remove(self, path: Path) -> None:
+        """Removes a file, or an empty folder; one that is missing is no error."""
+        with contextlib.suppress(FileNotFoundError):
+            path.rmdir() if path.is_dir() else path.unlink()
 
 
 def _write_all(descriptor: int, chunks: Sequence[BytesLike]) -> None:
@@ -107,6 +99,13 @@ def _write_all(descriptor: int, chunks: Sequence[BytesLike]) -> None:
             rest[0] = rest[0][written:]
 
 
+def _wait_until_written(descriptor: int) -> None:
+    if _LIBC is None:
+        os.fsync(descriptor)
+    elif _LIBC.sync_file_range(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE_AND_WAIT):
+        os.fsync(descriptor)  # a file system that has none, or an error, which this raises
+
+
 def drop_from_page_cache(descriptor: int, offset: int = 0, size_bytes: int = 0) -> None:
     """Asks Linux to write back the dirty pages of a stretch of a file, and to drop the clean ones.
 
@@ -115,16 +114,3 @@ def drop_from_page_cache(descriptor: int, offset: int = 0, size_bytes: int = 0) 
     if hasattr(os, "posix_fadvise"):  # macOS has none
         with contextlib.suppress(OSError):
             os.posix_fadvise(descriptor, offset, size_bytes, os.POSIX_FADV_DONTNEED)
-
-
-def digest_of(path: Path) -> hashlib._Hash:
-    """The SHA-256 of a file."""
-    with typed(path), path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256")
-
-
-def blocks(path: Path) -> Iterator[bytes]:
-    """A file's content, a block at a time."""
-    with typed(path), path.open("rb", buffering=0) as file:
-        while block := file.read(BLOCK_BYTES):
-            yield block

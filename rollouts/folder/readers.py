@@ -2,71 +2,32 @@
 """Reads a folder of rollouts lazily: only the current row is in memory.
 
     rollouts = open_rollouts("out")
-    for episode in rollouts:                 # a row per episode, as it was finished
-        for step in episode.steps():         # rows of steps, with their arrays mapped, not copied
+    for episode in rollouts:                 # a row per episode, in the order of their ids
+        for step in episode.steps():         # rows of steps, parsed as far as they are used
             step.arrays["image"].numpy()
 
-All finished episodes are seen, also while a rollout runs or after it was killed:
-
-    manifest ─▶ Rollouts ─▶ a PartReader for each finished part, and the growing one
-                                          ├─ JSONL      lines ─▶ LineRow
-                                          ├─ columns    ColumnsFile ─▶ ColumnsRow
-                                          └─ arrays     mapped
-
-`dataset` and `data_files` are for Hugging Face's `datasets`. What the rows do: `rows`.
+All finished episodes are seen, also while a rollout runs or after it was killed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from functools import cached_property
-from io import FileIO
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..errors import OutputDamaged
-from . import hugging_face, manifest
-from .column_files import MOST_GROUPS, ColumnsFile, ColumnsRow
-from .disk import digest_of
-from .layout import (
-    ARRAYS,
-    ARROW,
-    EPISODES,
-    FORMATS,
-    JSONL,
-    PARQUET,
-    STEPS,
-    Part,
-    file_name,
-    partial,
-)
-from .lines import lines
-from .open_files import Recent, mapped, opened, present, readable
-from .rows import LineRow, MappedArray, StepRow
-from .spool import OWN_PART_BYTES
+from .disk import drop_from_page_cache
+from .episode_file import LARGE_BYTES
+from .index import Place, episodes_in, exists, last_line, sort_key
+from .rows import StepRow, before_checksum, parsed_end
 
-MOST_MAPPED = 16  # files of arrays; each has a descriptor
-
-
-@dataclass(frozen=True)
-class EpisodeRow:
-    """One episode: `row` has its totals, `steps()` reads the rest."""
-
-    row: Mapping[str, Any]
-    _part: PartReader
-
-    @property
-    def id(self) -> str:
-        """The id of the episode, such as `000042`."""
-        return str(self.row["episode_id"])
-
-    def steps(self) -> Iterator[StepRow]:
-        """In order."""
-        return self._part.steps(self.row)
+_TRIES = 3  # to find a file that gets another name: in a pack, which gets its last name
+BLOCK_BYTES = 256 << 10  # of a file, in memory
+DROPPED_BYTES = 4 << 20  # read bytes that are dropped from the page cache at a time
+READ_AHEAD_BYTES = 8 << 20  # more than a kernel has read ahead of us
 
 
 class Rollouts:
@@ -74,31 +35,19 @@ class Rollouts:
 
     def __init__(self, folder: Path, *, keep_cached: bool = True) -> None:
         self.folder = folder
-        known = manifest.read(folder)
-        parts = dict(known.parts)
-        if known.growing is not None:
-            growing = known.growing
-            parts[growing.part] = Part(growing.part, (), growing.episode_ids, growing.steps)
-        groups, maps = Recent(MOST_GROUPS), Recent(MOST_MAPPED)
-        self._readers = [
-            PartReader(folder, parts[n], groups, maps, keep_cached) for n in sorted(parts)
-        ]
+        self._keep_cached = keep_cached
+        found = episodes_in(folder)
+        self._places = {name: found[name] for name in sorted(found, key=sort_key)}
 
     def __len__(self) -> int:
-        return sum(len(reader.part.episode_ids) for reader in self._readers)
+        return len(self._places)
 
     def __iter__(self) -> Iterator[EpisodeRow]:
-        for reader in self._readers:
-            yield from reader.episodes()
-
-    @property
-    def steps(self) -> int:
-        """Of all episodes."""
-        return sum(reader.part.steps for reader in self._readers)
+        return map(self.episode, self._places)
 
     def episode_ids(self) -> list[str]:
         """In the order in which `for` gives them."""
-        return [i for reader in self._readers for i in reader.part.episode_ids]
+        return list(self._places)
 
     def episode(self, episode_id: str) -> EpisodeRow:
         """The one with that id.
@@ -106,58 +55,109 @@ class Rollouts:
         Raises:
             KeyError: there is none.
         """
-        reader, at = self._places[episode_id]
-        return reader.episode(at)
-
-    def data_files(self, kind: str = STEPS) -> list[str]:
-        """The files of finished parts, which never change again, for `datasets.load_dataset`.
-
-        Args:
-            kind: `steps` or `episodes`.
-        """
-        return [name for form in FORMATS for name in self._files(kind, form)]
-
-    def dataset(self, kind: str = STEPS, *, streaming: bool = False) -> Any:
-        """The rows of `data_files` as a `datasets.Dataset` (`IterableDataset` when streaming).
-
-        Args:
-            kind: `steps` or `episodes`.
-            streaming: Whether rows are read as they are asked for.
-
-        Raises:
-            RolloutError: `datasets` is not installed, or too old.
-        """
-        files = {form: self._files(kind, form) for form in FORMATS}
-        return hugging_face.load(kind, files, streaming=streaming)
+        place = self._places[episode_id]
+        try:
+            return EpisodeRow(self.folder, place, self._keep_cached)
+        except FileNotFoundError:  # it has gone into a pack, with many others
+            found = episodes_in(self.folder)
+            self._places |= {name: found[name] for name in self._places if name in found}
+        try:
+            return EpisodeRow(self.folder, self._places[episode_id], self._keep_cached)
+        except FileNotFoundError:
+            raise OutputDamaged(f"{place.path} is missing") from None
 
     def verify(self) -> None:
-        """Compares each file of finished parts with its checksum.
+        """Compares each episode with its checksum.
 
         Raises:
             OutputDamaged: A file is missing, or has changed.
         """
-        for reader in self._readers:
-            for file in reader.part.files:
-                path = present(self.folder / file.name)
-                if not path.exists():
-                    raise OutputDamaged(f"{path} is missing")
-                if digest_of(path).hexdigest() != file.sha256:
-                    told = f"{path} has changed since it was written: its checksum differs"
-                    raise OutputDamaged(told)
+        for episode in self:
+            episode.verify()
 
-    def _files(self, kind: str, form: str) -> list[str]:
-        names = [file.name for reader in self._readers for file in reader.part.files]
-        wanted = [n for n in names if n.startswith(f"{kind}-") and n.endswith(f".{form}")]
-        return [str(present(self.folder / name)) for name in wanted]
 
-    @cached_property
-    def _places(self) -> dict[str, tuple[PartReader, int]]:
-        """Of each episode: its part, and its row among the part's episodes."""
-        return {
-            episode_id: (reader, at)
-            for reader in self._readers
-            for at, episode_id in enumerate(reader.part.episode_ids)
-        }
+class EpisodeRow:
+    """One episode: `row` has its totals, the rest is read when it is asked for."""
+
+    def __init__(self, folder: Path, place: Place, keep_cached: bool) -> None:
+        self._folder = folder
+        self._place = place
+        self._keep_cached = keep_cached
+        begin, line = last_line(Path(place.path), place.end)
+        told = parsed_end(line, place.path)
+        self._lines_bytes = begin - place.offset  # before the last line, which a pack changes
+        self._last_bytes = told.pop("last_bytes")
+        self._sha256 = told.pop("sha256")
+        told.pop("index", None)
+        self.row: Mapping[str, Any] = told
+
+    @property
+    def id(self) -> str:
+        """The id of the episode, such as `000042`."""
+        return str(self.row["episode_id"])
+
+    @property
+    def final_observation(self) -> Any:
+        """What was observed after the last step; None where no steps are kept."""
+        if not self._last_bytes:
+            return None
+        with self._opened() as file:
+            begin = self._place.offset + self._lines_bytes - self._last_bytes
+            line = os.pread(file.fileno(), self._last_bytes, begin)
+        return StepRow(line).observation
+
+    def steps(self) -> Iterator[StepRow]:
+        """In order."""
+        count = self.row["steps"]
+        with self._opened() as file:
+            drops_cached = not self._keep_cached and self._lines_bytes >= LARGE_BYTES
+            at = dropped = begin = file.seek(self._place.offset)
+            try:
+                for number in range(count):
+                    line = file.readline()
+                    at += len(line)
+                    if not line.endswith(b"\n") or at - begin > self._lines_bytes:
+                        path = self._place.path
+                        raise OutputDamaged(f"{path} has {number} of {count} steps of {self.id}")
+                    if drops_cached and at - dropped >= DROPPED_BYTES:
+                        drop_from_page_cache(file.fileno(), begin, at - begin)
+                        dropped = at
+                    yield StepRow(line)
+            finally:
+                if drops_cached:
+                    drop_from_page_cache(file.fileno(), begin, at - begin + READ_AHEAD_BYTES)
+
+    def verify(self) -> None:
+        """Compares the episode with its checksum.
+
+        Raises:
+            OutputDamaged: Its file is missing, or has changed.
+        """
+        digest = hashlib.sha256()
+        with self._opened() as file:
+            file.seek(self._place.offset)
+            rest = self._lines_bytes
+            while rest > 0 and (block := file.read(min(rest, BLOCK_BYTES))):
+                digest.update(block)
+                rest -= len(block)
+            digest.update(before_checksum(file.readline()))
+        if digest.hexdigest() != self._sha256:
+            path = self._place.path
+            told = f"{path} has changed since it was written: {self.id} has another checksum"
+            raise OutputDamaged(told)
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        for _ in range(_TRIES):
+            try:
+                file = Path(self._place.path).open("rb", BLOCK_BYTES)  # noqa: SIM115
+            except FileNotFoundError:  # it has gone into a pack
+                self._place = episodes_in(self._folder).get(self.id, self._place)
+                continue
+            with file:
+                yield file
+            return
+        raise OutputDamaged(f"{self._place.path} is missing")
 
 
 def open_rollouts(folder: Path | str, *, keep_cached: bool = True) -> Rollouts:
@@ -166,7 +166,7 @@ def open_rollouts(folder: Path | str, *, keep_cached: bool = True) -> Rollouts:
     Args:
         folder: The folder that was given as `--out`.
         keep_cached: False drops the lines of large episodes (4 MB) from the page cache behind the
-            reader, for data that is read once. Mapped arrays stay.
+            reader, for data that is read once.
 
     Returns:
         The episodes that had finished by now.
@@ -175,112 +175,6 @@ def open_rollouts(folder: Path | str, *, keep_cached: bool = True) -> Rollouts:
         OutputDamaged: The folder has no rollouts, or they cannot be understood.
     """
     folder = Path(folder).absolute()  # the working directory may change
-    if not manifest.exists(folder):
+    if not exists(folder):
         raise OutputDamaged(f"{folder} has no rollouts", "name the folder that was given as --out")
     return Rollouts(folder, keep_cached=keep_cached)
-
-
-class PartReader:
-    """The files of one part, opened when they are needed. A growing part has none that is whole."""
-
-    def __init__(
-        self, folder: Path, part: Part, groups: Recent, maps: Recent, keep_cached: bool
-    ) -> None:
-        self.part = part
-        self._keep_cached = keep_cached
-        self._folder = folder
-        self._groups = groups
-        self._maps = maps
-        self._column_files: dict[str, ColumnsFile] = {}
-        known = {Path(file.name).suffix[1:] for file in part.files}
-        self._columns = [form for form in (PARQUET, ARROW) if form in known or not known]
-        self._has_lines = JSONL in known or not known
-
-    def episodes(self) -> Iterator[EpisodeRow]:
-        """In the order of their ids."""
-        count = len(self.part.episode_ids)
-        return (EpisodeRow(row.whole(), self) for row in self._rows(EPISODES, 0, count))
-
-    def episode(self, at: int) -> EpisodeRow:
-        """The one with that row."""
-        ends = self._episode_ends
-        stretch = (ends[at], ends[at + 1] - ends[at]) if ends else None
-        [row] = self._rows(EPISODES, at, 1, stretch)
-        return EpisodeRow(row.whole(), self)
-
-    def steps(self, episode: Mapping[str, Any]) -> Iterator[StepRow]:
-        """Of that episode, in order."""
-        stretch = (episode["steps_offset"], episode["steps_bytes"])
-        rows = self._rows(STEPS, episode["first_row"], episode["steps"], stretch)
-        return (StepRow(row, self.mapped, episode["arrays_offset"]) for row in rows)
-
-    def mapped(self, told: Sequence[Mapping[str, Any]], start: int) -> dict[str, MappedArray]:
-        """The arrays of a step."""
-        return {array["name"]: self._array(array, start) for array in told}
-
-    def _array(self, told: Mapping[str, Any], start: int) -> MappedArray:
-        paths = self._paths(ARRAYS)
-        content = self._maps.get(paths[-1], lambda: opened(paths, mapped))
-        first = start + told["offset"]
-        data = content[first : first + told["bytes"]]
-        if len(data) < told["bytes"]:
-            raise OutputDamaged(f"{paths[-1]} ends before the array {told['name']}")
-        return MappedArray(data, told["dtype"], tuple(told["shape"]))
-
-    def _rows(
-        self, kind: str, first: int, count: int, stretch: tuple[int, int] | None = None
-    ) -> Iterator[LineRow | ColumnsRow]:
-        """So many rows from there on; in a file of lines, those of the stretch."""
-        if not count:
-            return
-        file = self._lines_file(kind)
-        if file is None:
-            yield from self._columns_file(kind).rows(first, count)
-            return
-        with file, readable(Path(file.name)):
-            offset, size_bytes = stretch or (0, os.fstat(file.fileno()).st_size)
-            keep_cached = self._keep_cached or size_bytes < OWN_PART_BYTES
-            with closing(lines(file, offset, size_bytes, keep_cached=keep_cached)) as found:
-                for at in range(count):
-                    if (line := next(found, None)) is None:
-                        raise OutputDamaged(f"{file.name} ends after {at} of {count} rows")
-                    yield LineRow(line)
-
-    def _lines_file(self, kind: str) -> FileIO | None:
-        """None: it is in columns, by now."""
-        if not self._has_lines:
-            return None
-        try:
-            return opened(self._paths(kind), FileIO)
-        except OutputDamaged:
-            if not self._columns_there(kind):
-                raise
-            return None
-
-    def _columns_file(self, kind: str) -> ColumnsFile:
-        found = self._column_files.get(kind)
-        if found is None:
-            form = (self._columns_there(kind) or self._columns)[0]
-            found = ColumnsFile(self._paths(kind, form), form, self._groups)
-            self._column_files[kind] = found
-        return found
-
-    def _columns_there(self, kind: str) -> list[str]:
-        return [f for f in self._columns if any(p.exists() for p in self._paths(kind, f))]
-
-    @cached_property
-    def _episode_ends(self) -> array[int] | None:
-        """0, and where each line of the file of episodes ends. None: they are in columns."""
-        file = self._lines_file(EPISODES)
-        if file is None:
-            return None
-        ends = array("Q", [0])
-        with file:
-            for line in lines(file, 0, os.fstat(file.fileno()).st_size):
-                ends.append(ends[-1] + len(line) + 1)
-        return ends
-
-    def _paths(self, kind: str, form: str = JSONL) -> tuple[Path, Path]:
-        """Its names, in the order in which it gets them."""
-        path = self._folder / file_name(kind, self.part.number, form)
-        return partial(path), path

@@ -1,64 +1,189 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of steps and episodes, whose fields are parsed when they are first read.
+"""The lines of an episode's file, written and read.
 
-    LineRow      a line of JSONL. Reading the observation first parses the whole line; reading any
-                 other field skips the observation
-    ColumnsRow   a row of a file in columns (see `column_files`): what is not asked for is not read
+    {"kind": "step", "episode_id": "000042", "step": 0, "observation": …, "action": …, "info": …,
+     "reward": 1.0, "done": false, "arrays": [{"name": …, "dtype": …, "shape": …, "data": base64}]}
+    …
+    {"kind": "last", "episode_id": "000042", "step": 12, "observation": …}
+    {"kind": "end", "episode_id": "000042", "step": 12, "episode": {"status": "done", …,
+     "last_bytes": 80, "sha256": "…"}}
 
-A row that is kept keeps its own line and what was parsed of it, and nothing of its neighbours.
+`sha256` is that of everything of the episode that comes before `,"sha256"`. The last line of a pack
+has the pack's index behind it, as `index`. A line that is read is parsed as far as it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import binascii
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import msgspec
+import orjson
 
-from ..episodes import Array, BytesLike
+from ..episodes import Array, BytesLike, Episode, Step
 from ..errors import OutputDamaged
 from ..json_values import parse
-from .columnar import arrow
 
-if TYPE_CHECKING:
-    import numpy as np
-
-    from .column_files import ColumnsRow
-
-    # From the arrays of a step, and where the block of its episode begins, to mapped arrays.
-    MapArrays = Callable[[Sequence[Mapping[str, Any]], int], dict[str, "MappedArray"]]
-
-HEAVIEST = "observation"
+STEP, LAST, END = "step", "last", "end"
+_PIECE_BYTES = 32 << 10
+_ENCODED_BYTES = 3 << 15  # a multiple of 3; encoding holds the interpreter lock
+_SUM = b',"sha256":"'
+END_OF_LINE = b"}}\n"  # of an episode's last line
+END_OF_LAST = b"}\n"  # of the line with what was observed last
 _skim = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-class LineRow:
-    """A line, which becomes values."""
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The stages' result for an episode."""
+
+    advantage: float | None = None
+    filtered: str | None = None  # by which filter it was dropped; its steps are not kept then
+
+
+def step_row(episode_id: str, number: int, step: Step) -> list[BytesLike]:
+    """The line of a step, to be written one after the other: the texts are not copied."""
+    head = orjson.dumps({"kind": STEP, "episode_id": episode_id, "step": number})
+    tail = orjson.dumps({"reward": step.reward, "done": step.done})
+    row = [head[:-1] + b',"observation":', one_line(step.observation_json)]
+    row += [b',"action":', one_line(step.action_json), b',"info":', one_line(step.info_json)]
+    row.append(b"," + tail[1:-1] + b',"arrays":[')
+    for at, (name, array) in enumerate(step.arrays.items()):
+        told = orjson.dumps({"name": name, "dtype": array.dtype, "shape": array.shape})
+        row += [b"," if at else b"", told[:-1] + b',"data":"', *_base64(array.data), b'"}']
+    row.append(b"]}\n")
+    return row
+
+
+def last_row(episode_id: str, steps: int, observation_json: BytesLike) -> list[BytesLike]:
+    """The line of what was observed after the last step; its text is before `END_OF_LAST`."""
+    head = orjson.dumps({"kind": LAST, "episode_id": episode_id, "step": steps})
+    return [head[:-1] + b',"observation":', one_line(observation_json), END_OF_LAST]
+
+
+def end_row(episode: Episode, steps: int, last_bytes: int, verdict: Verdict) -> bytes:
+    """The line of an episode's totals as far as its checksum, which `checksum` adds."""
+    failure = episode.failure
+    totals = {
+        "environment": episode.environment,
+        "seed": episode.seed,
+        "status": episode.status.value,
+        "total_reward": episode.total_reward,
+        "steps": steps,
+        "attempts": episode.attempts,
+        "started_at": episode.started_at,
+        "finished_at": episode.finished_at,
+        "failure_reason": failure.reason.value if failure else None,
+        "failure_message": failure.message if failure else None,
+        "failure_step": failure.step if failure else None,
+        **asdict(verdict),
+        "last_bytes": last_bytes,
+    }
+    row = {"kind": END, "episode_id": episode.id, "step": steps, "episode": totals}
+    return orjson.dumps(row)[:-2]
+
+
+def checksum(digest: str) -> bytes:
+    """The rest of an episode's last line."""
+    return _SUM + digest.encode() + b'"' + END_OF_LINE
+
+
+def before_checksum(line: bytes) -> bytes:
+    """The part of an episode's last line that its checksum covers."""
+    return line[: line.rfind(_SUM)]
+
+
+def ends_at(line: bytes) -> int:
+    """Where an episode's last line ends without the index of a pack, and `END_OF_LINE`."""
+    return line.rfind(_SUM) + len(_SUM) + 2 * hashlib.sha256().digest_size + 1
+
+
+def parsed_end(line: bytes, path: object) -> dict[str, Any]:
+    """An episode's last line: its id as `episode_id`, its totals, checksum and index.
+
+    Raises:
+        OutputDamaged: It is none.
+    """
+    try:
+        row = msgspec.json.decode(line)
+        if row["kind"] == END and "sha256" in row["episode"]:
+            return {"episode_id": row["episode_id"], **row["episode"]}
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise OutputDamaged(f"{path} has been cut or changed: an episode's last line is missing")
+
+
+class StepRow:
+    """One step, as it was written. Each field is parsed when it is first asked for, and kept.
+
+    A row that is kept keeps its own line, and nothing of its neighbours.
+    """
 
     __slots__ = ("_fields", "_line")
 
     def __init__(self, line: bytes) -> None:
-        self._line: bytes | None = line
-        self._fields: dict[str, Any] = {}
+        self._line = line
+        self._fields: dict[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"StepRow(number={self.number}, reward={self.reward}, done={self.done})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StepRow, (self._line,)
 
     def __getitem__(self, name: str) -> Any:
-        line = self._line
-        if line is not None:
-            self._fields = _parsed(line) if name == HEAVIEST else _skimmed(line)
-            self._line = None  # last: another thread may be here
+        if self._fields is None:
+            self._fields = _skimmed(self._line)
         value = self._fields[name]
         if isinstance(value, msgspec.Raw):
             value = self._fields[name] = _parsed(memoryview(value))
         return value
 
-    def whole(self) -> dict[str, Any]:
-        """All of it."""
-        line = self._line
-        if line is not None:
-            self._fields = _parsed(line)
-            self._line = None
-        return {name: self[name] for name in self._fields}
+    @property
+    def number(self) -> int:
+        """The number of the step, from 0."""
+        found: int = self["step"]
+        return found
+
+    @property
+    def observation(self) -> Any:
+        """The observation that the policy saw."""
+        return self["observation"]
+
+    @property
+    def action(self) -> Any:
+        """The action of the policy."""
+        return self["action"]
+
+    @property
+    def reward(self) -> float | None:
+        """The reward of the action."""
+        found: float | None = self["reward"]
+        return found
+
+    @property
+    def done(self) -> bool:
+        """Whether the environment ended the episode with this step."""
+        found: bool = self["done"]
+        return found
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What the policy noted, and the environment's `metadata`."""
+        found: Mapping[str, Any] = self["info"]
+        return found
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """The arrays of the step; decoded each time."""
+        return {told["name"]: _array(told) for told in self["arrays"]}
+
+
+def _array(told: Mapping[str, Any]) -> Array:
+    return Array(binascii.a2b_base64(told["data"]), told["dtype"], tuple(told["shape"]))
 
 
 def _skimmed(line: bytes) -> dict[str, Any]:
@@ -78,74 +203,23 @@ def _parsed(text: BytesLike) -> Any:
         raise OutputDamaged(f"a row is not JSON: {exc}", hint) from exc
 
 
-@dataclass(frozen=True, slots=True)
-class MappedArray(Array):
-    """An array in a mapped file: its pages are read when they are touched, and never copied.
-
-    Only on the way to another process, which maps nothing, it is copied.
-    """
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return MappedArray, (bytes(self.data), self.dtype, self.shape)
-
-    def numpy(self) -> np.ndarray[Any, Any]:
-        """As numpy's, read-only, on the same memory."""
-        numpy = arrow("numpy")
-        found: np.ndarray[Any, Any] = numpy.ndarray(self.shape, self.dtype, self.data)
-        return found
+def _base64(data: BytesLike) -> Iterator[bytes]:
+    view = memoryview(data).cast("B")
+    for at in range(0, len(view), _ENCODED_BYTES):
+        yield binascii.b2a_base64(view[at : at + _ENCODED_BYTES], newline=False)
 
 
-class StepRow:
-    """One step, as it was written. Each field is parsed when it is first asked for, and kept."""
+def one_line(text: BytesLike) -> BytesLike:
+    """A JSON text without line breaks, of the same length: they only lie between its words."""
+    if not any(b"\n" in piece or b"\r" in piece for piece in _pieces(text)):
+        return text
+    return bytes(text).replace(b"\r", b" ").replace(b"\n", b" ")
 
-    __slots__ = ("_map_arrays", "_mapped", "_row", "_start")
 
-    def __init__(self, row: LineRow | ColumnsRow, map_arrays: MapArrays, start: int) -> None:
-        self._row = row
-        self._map_arrays = map_arrays
-        self._start = start  # of the episode's block in the file of arrays
-        self._mapped: dict[str, MappedArray] | None = None
-
-    def __repr__(self) -> str:
-        return f"StepRow(number={self.number}, reward={self.reward}, done={self.done})"
-
-    @property
-    def number(self) -> int:
-        """The number of the step, from 0."""
-        found: int = self._row["step"]
-        return found
-
-    @property
-    def observation(self) -> Any:
-        """The observation that the policy saw."""
-        return self._row["observation"]
-
-    @property
-    def action(self) -> Any:
-        """The action of the policy."""
-        return self._row["action"]
-
-    @property
-    def reward(self) -> float | None:
-        """The reward of the action."""
-        found: float | None = self._row["reward"]
-        return found
-
-    @property
-    def done(self) -> bool:
-        """Whether the environment ended the episode with this step."""
-        found: bool = self._row["done"]
-        return found
-
-    @property
-    def info(self) -> Mapping[str, Any]:
-        """What the policy noted, and the environment's `metadata`."""
-        found: Mapping[str, Any] = self._row["info"]
-        return found
-
-    @property
-    def arrays(self) -> Mapping[str, MappedArray]:
-        """The large arrays of the step, on the mapped file."""
-        if self._mapped is None:
-            self._mapped = self._map_arrays(self._row["arrays"], self._start)
-        return self._mapped
+def _pieces(text: BytesLike) -> Iterator[bytes | bytearray]:
+    """To be searched: in a view, Python compares byte by byte."""
+    if not isinstance(text, memoryview):
+        yield text
+        return
+    for at in range(0, len(text), _PIECE_BYTES):
+        yield bytes(text[at : at + _PIECE_BYTES])

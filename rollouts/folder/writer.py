@@ -1,21 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes rollouts to a folder from one thread, so that no event loop ever waits for a disk.
+"""Writes rollouts to a folder from threads, so that no event loop ever waits for a disk.
 
-    event loop                                   writer thread
-    reserve ◀── room ── ByteBudget ◀──release──┐
-    put_step, discard, finish ──▶ batch ──▶ queue ──▶ Output.put_step, …    one at a time
-         ▲                                     └─▶ every second: Output.checkpoint
-         └── answers (call_soon_threadsafe) ◀── finish, close
+    put_step ─▶ EpisodeFile ─ CHUNK_BYTES, or too much held ─▶ thread: append
+    finish ───▶ ended ─ after COMMIT_SECONDS, all at once ───▶ thread: Output.commit
 
-What is handed over goes to the thread in batches of `BATCH_BYTES`, or after `BATCH_SECONDS`: if it
-were woken for every step, the two threads would spend their time on waiting for each other's lock.
-The queue needs no bound: everything in it has its room in the budget. That opens beyond
-`FIRST_BYTES` only where the thread has run out of work while a caller waits for room.
+Nothing is queued: whoever puts a step waits until the episode's lines are written, where they are
+too large to be kept. So memory holds a chunk of each running episode and what has ended lately, all
+of it bounded, and a slow disk slows the episodes down.
 
-When the disk fails, the thread keeps finished episodes (`Output.save`), all waiting and later calls
-raise the error, and what is still queued is dropped with its room.
-
-The thread alone touches the `Output`.
+When the disk fails, all waiting and later calls raise the error.
 """
 
 from __future__ import annotations
@@ -23,65 +16,48 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import queue
-import threading
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Self
 
-from ...system.futures import settle, tell_loop
-from ..buffers import ByteBudget, Hold
-from ..episodes import BytesLike, Episode, Room, Step
-from ..errors import EpisodeRefused, RolloutError, WriterClosed
+from ..episodes import BytesLike, Episode, Step
+from ..errors import EpisodeRefused, RolloutError, WriterClosed, of_os_error
 from .disk import Disk
-from .layout import JSONL, Verdict
-from .output import PART_BYTES, SPOOL_BYTES, Output
+from .episode_file import EpisodeFile
+from .index import file_name
+from .output import Output
+from .rows import END_OF_LAST, Verdict
 
 BUFFER_BYTES = 256 << 20
-CHECKPOINT_SECONDS = 1.0
-FIRST_BYTES = 32 << 20  # of the buffer, until it turns out to need more
-BATCH_BYTES = 4 << 20
-BATCH_SECONDS = 0.01
-SPOOL_SHARE = 8  # of the buffer: an eighth is for unfinished episodes
-HEAP_SHARE = 4  # and one is lost between blocks of different sizes, on the C library's heap
+CHUNK_BYTES = 256 << 10  # of one episode, in memory
+HELD_SHARE = 4  # of the buffer: a quarter is for chunks; the rest is for steps that are written
+COMMIT_SECONDS = 0.5  # in which ended episodes gather, to share a file where they are small
+MOST_ENDED = 4096  # episodes that are not committed yet
+THREADS = 2
+LONGEST_NAME = 200  # of a file: what an id becomes there
+NO_VERDICT = Verdict()
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(eq=False, slots=True)  # not frozen: thousands are made each second
-class _Job:
-    """What the thread is asked to do; `room` is given back when it is done."""
-
-    run: Callable[[], object]
-    room: Room | None = None
-    answer: asyncio.Future[None] | None = None
-    last: bool = False
-
-    def settle(self, error: BaseException | None) -> None:
-        """Releases the room and wakes the caller, from the writer's thread."""
-        if self.room is not None:
-            self.room.release()
-        if self.answer is not None:
-            tell_loop(self.answer.get_loop(), settle, self.answer, None, error)
 
 
 class RolloutWriter:
     """Writes steps and finished episodes (a `StepSink`) to a folder; see `open`."""
 
-    def __init__(self, output: Output, buffer_bytes: int, first_bytes: int = FIRST_BYTES) -> None:
-        elsewhere_bytes = buffer_bytes // SPOOL_SHARE + buffer_bytes // HEAP_SHARE
-        self.budget = ByteBudget(buffer_bytes - elsewhere_bytes, first_bytes)
+    def __init__(self, output: Output, disk: Disk, buffer_bytes: int) -> None:
         self._output = output
-        self._earlier = output.finished_episode_ids
-        self._batch: list[_Job] = []  # of the loop
-        self._batch_bytes = 0
-        self._timer: asyncio.TimerHandle | None = None
-        self._jobs: queue.SimpleQueue[list[_Job]] = queue.SimpleQueue()
+        self._disk = disk
+        self._most_held_bytes = buffer_bytes // HELD_SHARE
+        self._held_bytes = 0
+        self._finished = set(output.earlier)
+        self._files: dict[str, EpisodeFile] = {}
+        self._ended: list[Sequence[EpisodeFile]] = []
+        self._committing: asyncio.Task[None] | None = None
+        self._hurry = asyncio.Event()  # to commit at once
         self._failure: RolloutError | None = None
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="rollout-writer", daemon=True)
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="rollout-writer")
 
     @classmethod
     async def open(
@@ -89,43 +65,28 @@ class RolloutWriter:
         folder: Path | str,
         *,
         buffer_bytes: int = BUFFER_BYTES,
-        form: str = JSONL,
-        part_bytes: int = PART_BYTES,
         keep_cached: bool = False,
         disk: Disk | None = None,
-        first_bytes: int = FIRST_BYTES,
     ) -> Self:
-        """Opens a folder for writing, and repairs what an earlier writer left.
+        """Opens a folder for writing, and mends what an earlier writer left.
 
         Args:
             folder: Created where it is missing.
             buffer_bytes: Most memory for what was handed over and is not written yet.
-            form: `jsonl`, `parquet` or `arrow`.
-            part_bytes: Size of the growing part, in bytes, at which the next one begins.
-            keep_cached: Leave large episodes in the page cache. Columns always stay, as they are
-                made from lines that are read again.
+            keep_cached: Leave large episodes in the page cache.
             disk: Writes and syncs files; a subclass of `Disk` may be slow, or fail.
-            first_bytes: How far the buffer is open at first.
 
         Raises:
             OutputBusy: Another rollout writes there.
-            OutputDamaged: The folder's manifest cannot be understood.
+            OutputDamaged: A pack of the folder has been cut or changed.
             OutputFull, OutputUnwritable: The file system refuses.
         """
-        spool_bytes = min(SPOOL_BYTES, buffer_bytes // SPOOL_SHARE)
-
-        def begin() -> Output:
-            return Output(
-                Path(folder),
-                form=form,
-                disk=disk or Disk(keep_cached=keep_cached or form != JSONL),
-                part_bytes=part_bytes,
-                spool_bytes=spool_bytes,
-            )
-
-        writer = cls(await asyncio.to_thread(begin), buffer_bytes, first_bytes)
-        writer._thread.start()
-        return writer
+        disk = disk or Disk(keep_cached=keep_cached)
+        try:
+            output = await asyncio.to_thread(Output, Path(folder), disk)
+        except OSError as exc:
+            raise of_os_error(exc, exc.filename or folder) from exc
+        return cls(output, disk, buffer_bytes)
 
     async def __aenter__(self) -> Self:
         return self
@@ -135,180 +96,181 @@ class RolloutWriter:
             await self.close()
             return
         with contextlib.suppress(Exception):  # the first error is the one to tell
-            await asyncio.shield(self.close())
+            await asyncio.shield(self._close(has_ended=False))
 
     def finished_episode_ids(self) -> frozenset[str]:
         """The ids of episodes that were in the folder when it was opened."""
-        return self._earlier
+        return self._output.earlier
 
-    async def reserve(self, size_bytes: int) -> Hold:
-        """Reserves room for a step of `size_bytes`, and waits for the disk while there is none.
+    async def put_step(self, episode_id: str, number: int, step: Step) -> None:
+        """Adds a step of an unfinished episode, and waits for the disk where it has to.
 
         Raises:
             OutputError: The writer has failed.
         """
-        if self.budget.is_full(size_bytes):
-            self._flush()  # it waits for what lies here
-        return await self.budget.reserve(size_bytes)
-
-    async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
-        """Hands a step over without waiting. Its room is released when it is written."""
-        room.resize(step.size_bytes)
-        job = _Job(lambda: self._output.put_step(episode_id, number, step), room)
-        try:
-            self._hand_over(job, step.size_bytes)
-        except RolloutError:
-            room.release()
-            raise
+        self._check()
+        file = self._file(episode_id)
+        before_bytes = file.pending_bytes
+        file.add(number, step)
+        self._held_bytes += file.pending_bytes - before_bytes
+        await self._write_if_large(file)
 
     async def discard(self, episode_id: str) -> None:
         """Forgets the steps of this attempt."""
-        self._hand_over(_Job(lambda: self._output.discard(episode_id)))
+        file = self._files.pop(episode_id, None)
+        if file is not None:
+            self._held_bytes -= file.pending_bytes
+            if file.size_bytes:
+                await self._run(lambda: self._disk.remove(file.path))
 
     async def finish(self, episode: Episode) -> None:
-        """Returns when the episode is written; it survives a crash about a second later.
+        """Finishes an episode. It exists in about `COMMIT_SECONDS`, and once `close` returns.
 
         Raises:
-            EpisodeRefused: It was finished before, or a step is missing.
+            EpisodeRefused: It was finished before, or a step is missing. Its steps are forgotten.
             OutputError: The writer has failed.
         """
-        await self._ask(lambda: self._output.finish(episode))
+        await self.finish_together([(episode, NO_VERDICT)])
 
     async def finish_together(self, members: Sequence[tuple[Episode, Verdict]]) -> None:
-        """Returns when all of these are written. After a crash all of them exist, or none.
+        """Finishes several episodes, which exist from the same moment on, also after a crash.
 
         Raises:
-            EpisodeRefused: One was finished before, or a step is missing; none is written then.
+            EpisodeRefused: As above, of one of them. The steps of all are forgotten.
             OutputError: The writer has failed.
         """
-        await self._ask(lambda: self._output.finish_together(members))
+        self._check()
+        try:
+            files = [await self._ended_file(episode, verdict) for episode, verdict in members]
+        except EpisodeRefused:
+            for episode, _ in members:
+                await self.discard(episode.id)
+            raise
+        for file in files:
+            self._finished.add(file.episode_id)
+            self._files.pop(file.episode_id, None)
+        self._ended.append(files)
+        if self._committing is None:
+            self._committing = asyncio.create_task(self._commit(), name="committing")
+        if len(self._ended) > MOST_ENDED or self._held_bytes > self._most_held_bytes:
+            self._hurry.set()
+            await asyncio.shield(self._committing)
+            self._check()
 
-    async def keep_observation(self, episode_id: str, text: BytesLike) -> Path:
-        """Writes the last observation of an episode to a file, which stays until it is finished.
+    async def keep_observation(self, episode_id: str, text: BytesLike) -> Callable[[], bytes]:
+        """Keeps what was observed last in the episode's file, or in memory.
+
+        Returns:
+            What reads it, until the episode is finished; may block.
 
         Raises:
             OutputError: The writer has failed.
         """
-        paths: list[Path] = []
-        await self._ask(lambda: paths.append(self._output.keep_observation(episode_id, text)))
-        return paths[0]
+        self._check()
+        file = self._file(episode_id)
+        before_bytes = file.pending_bytes
+        file.add_last(text)
+        self._held_bytes += file.pending_bytes - before_bytes
+        await self._write_if_large(file)
+        if file.pending_bytes:
+            return lambda: bytes(text)
+        offset = file.size_bytes - len(END_OF_LAST) - len(text)
+        return partial(_read, file.path, offset, len(text))
 
     async def put(self, episode: Episode) -> None:
         """Writes a whole episode with its steps."""
-        room = await self.reserve(episode.size_bytes)
-        await self._ask(lambda: self._output.finish(episode), room, episode.size_bytes)
+        for number, step in enumerate(episode.steps):
+            await self.put_step(episode.id, number, step)
+        await self.finish(episode)
 
     async def close(self) -> None:
-        """Makes all finished episodes durable, and forgets the others.
+        """Returns when all finished episodes exist; forgets the others, and packs small ones.
 
         Raises:
             OutputError: The writer has failed, now or before.
         """
-        if not self._closed:
-            self._closed = True
-            answer = asyncio.get_running_loop().create_future()
-            self._batch.append(_Job(self._output.close, answer=answer, last=True))
-            self._flush()
-            with contextlib.suppress(RolloutError):  # raised below
-                await asyncio.shield(answer)
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.shield(self._close(has_ended=True))
         if self._failure is not None:
             raise self._failure
 
-    def _hand_over(self, job: _Job, size_bytes: int = 0) -> None:
+    async def _close(self, *, has_ended: bool) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._committing is not None:
+            self._hurry.set()
+            await self._committing
+        has_ended = has_ended and self._failure is None
+        with contextlib.suppress(RolloutError):  # it is told by who asks
+            await self._run(lambda: self._output.close(has_ended=has_ended))
+        await asyncio.to_thread(self._threads.shutdown)
+
+    def _check(self) -> None:
         if self._failure is not None:
             raise self._failure
         if self._closed:
             raise WriterClosed("the rollouts' writer is closed")
-        self._batch.append(job)
-        self._batch_bytes += size_bytes
-        if self._batch_bytes >= BATCH_BYTES:
-            self._flush()
-        elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(BATCH_SECONDS, self._flush)
 
-    def _flush(self) -> None:
-        """Passes what was handed over to the thread."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._batch:
-            self.budget.busy()
-            self._jobs.put(self._batch)
-            self._batch, self._batch_bytes = [], 0
+    def _file(self, episode_id: str) -> EpisodeFile:
+        found = self._files.get(episode_id)
+        if found is None:
+            found = self._files[episode_id] = self._output.new_file(episode_id)
+        return found
 
-    async def _ask(
-        self, run: Callable[[], object], room: Room | None = None, size_bytes: int = 0
-    ) -> None:
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    async def _ended_file(self, episode: Episode, verdict: Verdict) -> EpisodeFile:
+        """The file of an episode that may be finished, with its last lines."""
+        if episode.id in self._finished:
+            raise EpisodeRefused(f"episode {episode.id} was finished before")
+        if len(file_name(episode.id)) > LONGEST_NAME:
+            raise EpisodeRefused(f"the id of episode {episode.id[:40]}… is too long for a file")
+        if verdict.filtered is not None:
+            await self.discard(episode.id)
+        file = self._file(episode.id)
+        if file.fault is not None:
+            raise EpisodeRefused(f"episode {episode.id} is not whole: {file.fault}")
+        before_bytes = file.pending_bytes
+        file.add_end(episode, verdict)
+        self._held_bytes += file.pending_bytes - before_bytes
+        return file
+
+    async def _write_if_large(self, file: EpisodeFile) -> None:
+        held_bytes = file.pending_bytes
+        if held_bytes >= CHUNK_BYTES or self._held_bytes > self._most_held_bytes:
+            await self._run(lambda: file.write(self._disk))
+            self._held_bytes -= held_bytes
+
+    async def _commit(self) -> None:
+        """Commits what has ended, until nothing is left."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), COMMIT_SECONDS)
+        while self._ended and self._failure is None:
+            ended, self._ended = self._ended, []
+            held_bytes = sum(file.pending_bytes for files in ended for file in files)
+            with contextlib.suppress(RolloutError):  # kept in `_failure`
+                await self._run(partial(self._output.commit, ended))
+            self._held_bytes -= held_bytes
+        self._committing = None
+        self._hurry.clear()
+
+    async def _run(self, call: Callable[[], None]) -> None:
+        """Calls on a thread. An error ends the writing."""
         try:
-            self._hand_over(_Job(run, room, answer), size_bytes)
-        except RolloutError:
-            if room is not None:
-                room.release()
-            raise
-        await answer
-
-    # The writer thread.
-
-    def _run(self) -> None:
-        with self._output:
-            checkpoint_at: float | None = None
-            last = False
-            while not last:
-                batch = self._next(checkpoint_at)
-                for job in batch:
-                    last = job.last
-                    self._do(job)
-                if batch and checkpoint_at is None:
-                    checkpoint_at = time.monotonic() + CHECKPOINT_SECONDS
-                checkpoint_at = self._checkpoint_when_due(checkpoint_at, last)
-
-    def _checkpoint_when_due(self, at: float | None, last: bool) -> float | None:
-        """Makes a checkpoint if it is due; returns when the next one is."""
-        if at is None or last or time.monotonic() < at:
-            return at
-        if self._failure is None:
-            self._attempt(self._output.checkpoint)
-        return None
-
-    def _next(self, checkpoint_at: float | None) -> list[_Job]:
-        """Returns the next batch; an empty one when a checkpoint is due.
-
-        With nothing to make durable it waits without a time-out; the last job wakes it.
-        """
-        if self._jobs.empty():
-            self.budget.idle()
-        try:
-            if checkpoint_at is None:
-                return self._jobs.get()
-            return self._jobs.get(timeout=max(0.0, checkpoint_at - time.monotonic()))
-        except queue.Empty:
-            return []
-        finally:
-            self.budget.busy()  # it was given some after it had looked
-
-    def _do(self, job: _Job) -> None:
-        job.settle(self._failure or self._attempt(job.run))
-
-    def _attempt(self, run: Callable[[], object]) -> BaseException | None:
-        """Runs a job and returns its error. Any error but a refused episode ends the writing."""
-        try:
-            run()
-        except EpisodeRefused as exc:
-            return exc
+            await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except Exception as exc:
-            self._fail(exc)
-            return self._failure
-        return None
+            if self._failure is None:
+                self._failure = self._typed(exc)
+            raise self._failure from exc
 
-    def _fail(self, exc: Exception) -> None:
-        wrapped = RolloutError(f"the rollouts' writer failed: {exc!r}")
-        self._failure = exc if isinstance(exc, RolloutError) else wrapped
-        if self._failure is wrapped:
-            log.error("the rollouts' writer failed", exc_info=exc)
-        self.budget.fail(self._failure)
-        try:
-            self._output.save()
-        except (RolloutError, OSError) as again:
-            log.warning("not all finished episodes could be kept: %s", again)
+    def _typed(self, exc: Exception) -> RolloutError:
+        if isinstance(exc, OSError):
+            return of_os_error(exc, exc.filename2 or exc.filename or self._output.folder)
+        if isinstance(exc, RolloutError):
+            return exc
+        log.error("the rollouts' writer failed", exc_info=exc)
+        return RolloutError(f"the rollouts' writer failed: {exc!r}")
+
+
+def _read(path: Path, offset: int, size_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(size_bytes)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sink in front of a sink: episodes wait for their group, and leave with the stages' verdicts.
 
-    collector ─ put_step ─────────────────────────────▶ writer (steps lie in its spool meanwhile)
+    collector ─ put_step ─────────────────────────────▶ writer (steps lie in its files meanwhile)
               ─ finish ─▶ group ─ complete ─▶ filters, advantages ─ finish_together ─▶ writer
               ─ leave_out ─▶ the group is given up: none of it is written
 
-Only the summaries of episodes wait here, a few hundred bytes each: what an episode saw last lies
-beside its steps while it waits, when it is large, and is read again within `RESTORED_BYTES`. The
-stages run in one thread of their own, one group at a time: they may take as long as they like, and
-the loop goes on.
+Only the summaries of episodes wait here, a few hundred bytes each: what an episode saw last is
+written behind its steps while it waits, when it is large, and read again for the stages. These run
+in one thread of their own, one group at a time: they may take as long as they like, and the loop
+goes on.
 
 A group is written whole or not at all, whatever crashes. What waits for its group when a rollout is
 interrupted is collected again, and so is a group of which an episode failed.
@@ -19,22 +19,19 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from ..buffers import ByteBudget
-from ..episodes import Episode, Room, Step
+from ..episodes import Episode, Step
 from ..errors import StageError
-from ..folder.layout import Verdict
+from ..folder.rows import Verdict
 from ..folder.writer import RolloutWriter
 from ..progress_stats import EpisodeCounts
 from .advantages import Advantages, group_normalised
 from .filters import Filter, Finished, sift
 
 LEAST_PENDING_BYTES = 4096  # a smaller last observation waits in memory
-RESTORED_BYTES = 16 << 20  # of last observations that are read again at a time
 
 
 class GroupSink:
@@ -72,16 +69,11 @@ class GroupSink:
         self._waiting: dict[int, list[_Waiting]] = {}
         self._given_up: set[int] = set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout-stages")
-        self._restored = ByteBudget(RESTORED_BYTES)
 
-    async def reserve(self, size_bytes: int) -> Room:
-        """Reserves room in the sink behind."""
-        return await self._writer.reserve(size_bytes)
-
-    async def put_step(self, episode_id: str, number: int, step: Step, room: Room) -> None:
+    async def put_step(self, episode_id: str, number: int, step: Step) -> None:
         """Passes a step to the sink behind."""
         self._steps[episode_id] += 1
-        await self._writer.put_step(episode_id, number, step, room)
+        await self._writer.put_step(episode_id, number, step)
 
     async def discard(self, episode_id: str) -> None:
         """Forgets the steps of this attempt."""
@@ -134,30 +126,24 @@ class GroupSink:
         text = episode.final_observation_json
         if not may_wait or len(text) < LEAST_PENDING_BYTES:
             return _Waiting(episode, steps)
-        observation_path = await self._writer.keep_observation(episode.id, text)
-        return _Waiting(
-            replace(episode, final_observation_json=b"null"), steps, observation_path, len(text)
-        )
+        kept = await self._writer.keep_observation(episode.id, text)
+        return _Waiting(replace(episode, final_observation_json=b"null"), steps, kept)
 
     async def _hand_on(self, group: list[_Waiting]) -> None:
-        hold = await self._restored.reserve(sum(one.observation_bytes for one in group))
-        try:
-            loop = asyncio.get_running_loop()
-            judged = await loop.run_in_executor(self._thread, self._judge, group)
-            await self._writer.finish_together(judged)
-        finally:
-            hold.release()
+        loop = asyncio.get_running_loop()
+        judged = await loop.run_in_executor(self._thread, self._judge, group)
+        await self._writer.finish_together(judged)
         self.counts.written += len(judged)
         self.counts.filtered.update(v.filtered for _, v in judged if v.filtered is not None)
 
     def _judge(self, group: list[_Waiting]) -> list[tuple[Episode, Verdict]]:
-        members = [one.whole() for one in sorted(group, key=lambda one: one.episode.id)]
+        group = sorted(group, key=lambda one: one.episode.id)
         try:
-            verdicts = judge(members, self._filters, self._advantages)
+            verdicts = judge([one.whole() for one in group], self._filters, self._advantages)
         except Exception as exc:
             ids = ", ".join(one.episode.id for one in group)
             raise StageError(f"a stage failed on the group {ids}: {exc!r}") from exc
-        return [(one.episode, verdicts[one.episode.id]) for one in members]
+        return [(one.episode, verdicts[one.episode.id]) for one in group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +152,13 @@ class _Waiting:
 
     episode: Episode
     steps: int
-    observation_path: Path | None = None  # where its last observation lies meanwhile
-    observation_bytes: int = 0
+    last: Callable[[], bytes] | None = None  # reads what it saw last, where that is large
 
     def whole(self) -> Finished:
         """With all it had. Reads a file."""
-        if self.observation_path is None:
+        if self.last is None:
             return Finished(self.episode, self.steps)
-        text = self.observation_path.read_bytes()
-        return Finished(replace(self.episode, final_observation_json=text), self.steps)
+        return Finished(replace(self.episode, final_observation_json=self.last()), self.steps)
 
 
 def judge(

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, Step
-from openenvd.rollouts.folder.output import Output
+from openenvd.rollouts.folder.writer import RolloutWriter
 
 
 def step(
@@ -20,7 +21,7 @@ def step(
 
 
 def image(value: int, size_bytes: int = 100) -> Array:
-    """An array of a size that no alignment likes, every byte of it `value`."""
+    """An array of a size that is no multiple of anything, every byte of it `value`."""
     return Array(bytes([value]) * size_bytes, "uint8", (size_bytes,))
 
 
@@ -31,14 +32,34 @@ def episode(episode_id: str, steps: int = 0, reward: float = 1.0, **fields: Any)
     return Episode(episode_id, "ws://env", 7, made, reward, **told)
 
 
-def finish(output: Output, episode_id: str, steps: int = 3, text: str = "seen") -> None:
-    """An episode, step by step, to its end."""
+async def put_steps(
+    writer: RolloutWriter, episode_id: str, steps: int = 3, text: str = "seen"
+) -> None:
+    """The steps of an episode that is not finished."""
     for number in range(steps):
-        output.put_step(episode_id, number, step(number, text))
-    output.finish(episode(episode_id))
+        await writer.put_step(episode_id, number, step(number, text))
+
+
+async def finish(
+    writer: RolloutWriter, episode_id: str, steps: int = 3, text: str = "seen", **fields: Any
+) -> None:
+    """An episode, step by step, to its end."""
+    await put_steps(writer, episode_id, steps, text)
+    await writer.finish(episode(episode_id, **fields))
+
+
+def rows(folder: Path, kind: str = "end") -> list[dict[str, Any]]:
+    """What a pattern finds in a folder, of a kind of rows; of ends the totals, and the ids."""
+    found = [
+        json.loads(line)
+        for path in sorted(folder.glob("**/*.jsonl"))
+        if not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        for line in path.read_bytes().splitlines()
+    ]
+    told = [row for row in found if row["kind"] == kind]
+    return [{**row, **row["episode"]} for row in told] if kind == "end" else told
 
 
 def names(folder: Path) -> list[str]:
-    """What lies in a folder, apart from what is always there."""
-    always = {"manifest.jsonl", ".lock", "spool"}
-    return sorted(path.name for path in folder.iterdir() if path.name not in always)
+    """The files of episodes and packs."""
+    return sorted(str(path.relative_to(folder)) for path in folder.glob("**/*.jsonl"))

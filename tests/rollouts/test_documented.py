@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from openenvd.rollouts.folder.layout import Verdict
-from openenvd.rollouts.folder.output import Output
-from openenvd.rollouts.folder.readers import open_rollouts
+from openenvd.rollouts.folder.rows import Verdict
+from openenvd.rollouts.folder.writer import RolloutWriter
 
-from .made import episode, finish, image, step
+from .made import episode, image, step
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "rollouts.md"
 
@@ -30,34 +29,26 @@ def example(words: str) -> dict[str, Any]:
     return names
 
 
-def test_the_example_of_reading_prints_an_episode(
+async def test_the_example_of_reading_prints_an_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    output = Output(Path("out"))
-    output.put_step("a", 0, step(arrays={"image": image(1)}))
-    output.finish(episode("a", reward=2.5))
-    output.close()
+    async with await RolloutWriter.open("out") as writer:
+        await writer.put_step("a", 0, step(arrays={"image": image(1)}))
+        await writer.finish(episode("a", reward=2.5))
     example("rollouts.verify")
     assert capsys.readouterr().out == "a 2.5\n"
 
 
-def test_the_example_of_training_samples_joins_the_steps_of_a_conversation(tmp_path: Path) -> None:
+async def test_the_example_of_training_samples_joins_a_conversation(
+    tmp_path: Path,
+) -> None:
     first: dict[str, Any] = {"prompt_ids": [1, 2], "completion_ids": [3]}
     second: dict[str, Any] = {"prompt_ids": [1, 2, 3, 4], "completion_ids": [5]}
-    with Output(tmp_path) as output:
+    async with await RolloutWriter.open(tmp_path) as writer:
         for number, info in enumerate((first, second)):
-            output.put_step("a", number, step(**info))
-        output.finish(episode("a"), Verdict(advantage=0.5))
-        output.close()
+            await writer.put_step("a", number, step(**info))
+        await writer.finish_together([(episode("a"), Verdict(advantage=0.5))])
     [sample] = example("interleave")["training_samples"](tmp_path)
     assert sample.token_ids.tolist() == [1, 2, 3, 4, 5]
     assert (sample.mask, sample.advantage) == (b"\0\0\1\0\1", 0.5)
-
-
-def test_finished_rollouts_are_found_by_their_steps(tmp_path: Path) -> None:
-    """`data_files` is what `load_dataset` is given."""
-    output = Output(tmp_path)
-    finish(output, "a")
-    output.close()
-    assert open_rollouts(tmp_path).data_files("steps") == [str(tmp_path / "steps-00000.jsonl")]

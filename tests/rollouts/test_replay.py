@@ -31,15 +31,12 @@ def asked(folder: Path, show: str, **more: Any) -> Any:
     return orjson.loads(done.stdout)  # as strict as a browser
 
 
-async def write(
-    folder: Path, steps: dict[str, list[Step]], form: str = "jsonl", **fields: Any
-) -> None:
-    writing = await RolloutWriter.open(folder, buffer_bytes=1 << 26, form=form)
+async def write(folder: Path, steps: dict[str, list[Step]], **fields: Any) -> None:
+    writing = await RolloutWriter.open(folder, buffer_bytes=1 << 26)
     async with writing as writer:
         for number, (episode_id, taken) in enumerate(steps.items()):
             for at, step in enumerate(taken):
-                room = await writer.reserve(step.size_bytes)
-                await writer.put_step(episode_id, at, step, room)
+                await writer.put_step(episode_id, at, step)
             told = {"reward": float(number), "finished_at": 10.0 + number, **fields}
             await writer.finish(episode(episode_id, **told))
 
@@ -48,12 +45,11 @@ def seen(observation: Any, **more: Any) -> Step:
     return Step.of(observation, {"move": 1}, 0.5, False, **more)
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
-async def test_an_episode_is_shown_step_by_step_with_its_images(tmp_path: Path, form: str) -> None:
+async def test_an_episode_is_shown_step_by_step_with_its_images(tmp_path: Path) -> None:
     camera = Array(bytes(300), "uint8", (10, 10, 3))
     taken = [seen({"pixels": text_of(PNG), "at": 0}), seen({"at": 1}, arrays={"camera": camera})]
     last = json.dumps({"screenshot": SCREEN}).encode()
-    await write(tmp_path, {"000007": taken}, form, final_observation_json=last)
+    await write(tmp_path, {"000007": taken}, final_observation_json=last)
 
     answer = asked(tmp_path, "steps", episode="000007", first=0)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from openenvd.rollouts.policies.named_policy import importable
 from openenvd.rollouts.run import RECORD, Report, RunConfig, claim_folder, missing, roll_out
 
 from .conftest import Serve, address_of, lines_of
+from .made import rows
 
 POLICIES = """
 import asyncio, threading
@@ -29,12 +29,6 @@ async def hold(observation):
     threading.Event().wait(0.3)
     return {"what": "go"}
 """
-
-
-def rows(folder: Path, kind: str = "episodes") -> list[dict[str, Any]]:
-    """What was written."""
-    files = sorted(folder.glob(f"{kind}-*.jsonl"))
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
 async def run(config: RunConfig, tmp_path: Path, **hooks: Any) -> dict[str, Any]:
@@ -66,7 +60,7 @@ async def test_a_rollout_is_written_and_summarised(serve: Serve, tmp_path: Path)
     found = {row["episode_id"]: row for row in rows(tmp_path / "out")}
     assert sorted(found) == [f"{n:06d}" for n in range(20)]
     assert {row["seed"] for row in found.values()} == set(range(5, 25))
-    assert len(rows(tmp_path / "out", "steps")) == 100
+    assert len(rows(tmp_path / "out", "step")) == 100
 
 
 async def test_episodes_of_the_folder_are_not_played_again(serve: Serve, tmp_path: Path) -> None:
@@ -127,13 +121,6 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputUnwritable, match=r"out is a file$") as caught:
         claim_folder(order_of("http://127.0.0.1:1", tmp_path))
     assert "--out takes a folder" in (caught.value.hint or "")
-
-
-async def test_a_rollout_is_not_continued_in_another_format(serve: Serve, tmp_path: Path) -> None:
-    address = address_of(serve())
-    await run(order_of(address, tmp_path, episodes=1), tmp_path)
-    with pytest.raises(OtherRollout, match="different format: 'jsonl', not 'parquet'"):
-        await run(order_of(address, tmp_path, episodes=2, form="parquet"), tmp_path)
 
 
 async def test_a_rollout_ends_when_its_first_episodes_all_fail(

@@ -18,8 +18,7 @@ from openenvd.rollouts.stages.advantages import group_normalised, leave_one_out
 from openenvd.rollouts.stages.named_stages import Stages
 
 from .conftest import Serve, address_of
-from .made import episode
-from .test_run import rows
+from .made import episode, rows
 
 STAGES = """
 calls = 0

@@ -100,8 +100,7 @@ async def test_episodes_are_written_with_the_advantages_of_their_group(tmp_path:
     sink = GroupSink(writer, 2, advantages=centred, filters={"short": filters.by_length(1)})
     for number, (reward, steps) in enumerate([(1.0, 3), (2.0, 3), (5.0, 3), (9.0, 0), (4.0, 1)]):
         for at in range(steps):
-            room = await sink.reserve(1)
-            await sink.put_step(f"{number:06}", at, step(at), room)
+            await sink.put_step(f"{number:06}", at, step(at))
         await sink.finish(episode(f"{number:06}", reward=reward))
     await sink.close()
     found = {row.id: row for row in open_rollouts(tmp_path)}
@@ -117,7 +116,7 @@ async def test_a_discarded_attempt_does_not_count(tmp_path: Path) -> None:
     sink = GroupSink(writer, 1, filters={"long": filters.by_length(most=1)})
     for _ in range(2):
         await sink.discard("000000")
-        await sink.put_step("000000", 0, step(), await sink.reserve(1))
+        await sink.put_step("000000", 0, step())
     await sink.finish(episode("000000"))
     await sink.close()
     [found] = open_rollouts(tmp_path)

@@ -44,7 +44,7 @@ async def write(folder: Path) -> None:
     writing = await RolloutWriter.open(folder, buffer_bytes=1 << 26)
     async with writing as writer:
         step = Step.of({"at": 0}, {"move": 1}, 2.0, True)
-        await writer.put_step("000000", 0, step, await writer.reserve(step.size_bytes))
+        await writer.put_step("000000", 0, step)
         await writer.finish(episode("000000", reward=2.0))
 
 
@@ -80,7 +80,7 @@ def test_a_folder_without_rollouts_is_told_apart(
     client: DaemonClient, api: HttpClient, tmp_path: Path
 ) -> None:
     request = rollout_into(client, tmp_path / "out")
-    (tmp_path / "out" / "manifest.jsonl").unlink(missing_ok=True)
+    (tmp_path / "out" / "episodes").rmdir()
     with pytest.raises(ApiRefused, match="has no rollouts") as caught:
         api.request("GET", f"/v1/rollouts/{request['id']}/summary")
     assert caught.value.status == 404

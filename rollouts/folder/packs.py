@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packs: files of several episodes, whose last line has an index behind it.
+
+Small files become larger ones, also packs; `folder/__init__.py` says what a crash leaves:
+
+    small files ─▶ .unfinished/N ─rename─▶ packs/N.packing ─▶ small files removed ─▶ packs/N.jsonl
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+import msgspec
+
+from ...system.disk_space import is_full
+from ..errors import OutputDamaged
+from .disk import Disk
+from .index import EPISODES, FILE, PACKING, PACKS, is_group, loose_files, names, places_in
+from .rows import END_OF_LINE, ends_at, parsed_end
+
+PACK_BYTES = 64 << 20
+SMALL_BYTES = 1 << 20  # of a file that is packed
+_WRITE_BYTES = 4 << 20
+
+log = logging.getLogger(__name__)
+
+
+class Pack:
+    """A pack that is being written."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self.path = path
+        self.size_bytes = 0
+        self._disk = disk
+        self._index: list[tuple[str, int]] = []  # ids, and where they begin
+        self._chunks: list[bytes] = []
+        self._written_bytes = 0
+
+    def add(self, content: bytes, index: Sequence[tuple[str, int]]) -> None:
+        """Adds episodes: their lines, and where in these each begins."""
+        if self.size_bytes - self._written_bytes >= _WRITE_BYTES:
+            self._disk.append(self.path, self._chunks, write_back=True)
+            self._chunks.clear()
+            self._written_bytes = self.size_bytes
+        self._index += [(episode_id, self.size_bytes + offset) for episode_id, offset in index]
+        self._chunks.append(content)
+        self.size_bytes += len(content)
+
+    def finish(self) -> None:
+        """Writes the last line's index; the pack may be renamed then."""
+        self._chunks[-1] = self._chunks[-1][: -len(END_OF_LINE)]
+        index = b',"index":' + msgspec.json.encode(self._index) + END_OF_LINE
+        self._disk.append(self.path, [*self._chunks, index], write_back=True)
+        self._disk.settle(self.path)
+
+
+def next_number(folder: Path) -> int:
+    """The number of a folder's next pack."""
+    return max((int(name.partition(".")[0]) for name in names(folder / PACKS)), default=-1) + 1
+
+
+def small_files(folder: Path) -> list[Path]:
+    """Files that are worth packing, in the order of their names."""
+    packs = (folder / PACKS / name for name in names(folder / PACKS))
+    return [path for path in chain(loose_files(folder), packs) if path.stat().st_size < SMALL_BYTES]
+
+
+def pack(folder: Path, files: Sequence[Path], unfinished: Path, disk: Disk) -> None:
+    """Packs these files, or as many as the disk has room for.
+
+    Args:
+        folder: The rollout's.
+        files: Of episodes, or packs.
+        unfinished: Where a pack is written.
+        disk: Writes it.
+
+    Raises:
+        OSError: The file system refuses, otherwise than for want of room.
+    """
+    rest = list(files)
+    try:
+        while rest:
+            made = Pack(unfinished, disk)
+            packed = []
+            while rest and made.size_bytes < PACK_BYTES:
+                path = rest.pop(0)
+                if _add_file(made, path):
+                    packed.append(path)
+            if packed:
+                made.finish()
+                _replace(folder, made.path, packed, disk)
+    except OSError as exc:
+        if not is_full(exc):
+            raise
+        disk.remove(unfinished)
+        log.warning("small episodes stay in files of their own: %s", exc)
+
+
+def finish_interrupted(folder: Path, disk: Disk) -> None:
+    """Removes files whose episodes are in a pack, which gets its last name then."""
+    packs = folder / PACKS
+    for packing in (packs / name for name in names(packs) if name.endswith(PACKING)):
+        packed = places_in(packing).keys()
+        others = [path for path in small_files(folder) if path != packing]
+        doubled = [path for path in others if not packed.isdisjoint(places_in(path))]
+        _put_in_place(folder, packing, doubled, disk)
+
+
+def _add_file(made: Pack, path: Path) -> bool:
+    """Adds a file's episodes. A damaged one stays as it is, for `verify` to find."""
+    content = path.read_bytes()
+    line = content[content.rfind(b"\n", 0, -1) + 1 :]
+    try:
+        row = parsed_end(line, path)
+    except OutputDamaged:
+        return False
+    end = len(content) - len(line) + ends_at(line)
+    index = row.get("index") or [(row["episode_id"], 0)]
+    made.add(content[:end] + END_OF_LINE, index)
+    return True
+
+
+def _replace(folder: Path, made: Path, packed: Sequence[Path], disk: Disk) -> None:
+    packing = folder / PACKS / f"{next_number(folder):05}{PACKING}"
+    disk.rename(made, packing)
+    disk.sync(packing.parent)
+    _put_in_place(folder, packing, packed, disk)
+
+
+def _put_in_place(folder: Path, packing: Path, packed: Sequence[Path], disk: Disk) -> None:
+    for path in packed:
+        disk.remove(path)
+    for name in names(folder / EPISODES):
+        if is_group(name) and not names(folder / EPISODES / name):
+            disk.remove(folder / EPISODES / name)
+    disk.sync(folder / EPISODES)
+    disk.sync(packing.parent)
+    disk.rename(packing, packing.with_suffix(FILE))
+    disk.sync(packing.parent)
