@@ -39,7 +39,7 @@ GROUPS = {
 }
 RARE = (
     *("policy_timeout_seconds", "episode_timeout_seconds", "keep_cached", "buffer_mb"),
-    *("max_loop_lag_seconds", "format", *following.RARE),
+    *("max_loop_lag_seconds", *following.RARE),
 )
 
 
