@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 from urllib.request import Request, urlopen
 
 from websockets.sync.client import connect
@@ -17,11 +18,15 @@ def test_a_session_that_was_begun_over_http_is_found_in_any_replica(machine: Mac
     words = ["launch", "echo", "--replicas", "2", "--json"]
     address = machine.ok(*words).json["environment"]["address"]
 
-    def rpc(method: str, **params: str) -> dict[str, str]:
+    def ask(method: str, **params: str) -> dict[str, Any]:
         body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
         request = Request(f"{address}/mcp", body, {"content-type": "application/json"})
         with urlopen(request) as response:
-            answer = json.load(response)
+            answer: dict[str, Any] = json.load(response)
+        return answer
+
+    def rpc(method: str, **params: str) -> dict[str, str]:
+        answer = ask(method, **params)
         assert "result" in answer, answer
         result: dict[str, str] = answer["result"]
         return result
@@ -33,6 +38,7 @@ def test_a_session_that_was_begun_over_http_is_found_in_any_replica(machine: Mac
             with connect(f"{address.replace('http', 'ws')}/ws?session_id={session}") as socket:
                 socket.send('{"type": "reset"}')
                 assert json.loads(socket.recv())["type"] == "observation"
-            rpc("ping", session_id=session)
+            answer = ask("tools/list", session_id=session)  # echo has no tools
+            assert answer["error"]["code"] == -32603, answer  # of an unknown session: -32602
     for session in sessions:
         assert rpc("openenv/session/close", session_id=session)["closed"]
