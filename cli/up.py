@@ -130,14 +130,8 @@ def _summary(info: dict[str, Any]) -> list[str]:
         f"  pid      {identity['pid']}",
         f"  limits   {_limits(info['limits'])}",
         f"  workers  {_plan(info['plan'])}",
-        *([f"  traces   {plain(_traces(traces))}"] if traces else []),
+        *([f"  traces   {plain(traces)}"] if traces else []),
     ]
-
-
-def _traces(to: dict[str, Any]) -> str:
-    if to["problem"] is None:
-        return f"sent to {to['endpoint']}"
-    return f"not sent to {to['endpoint']}: {to['problem']}; {to['hint']}"
 
 
 def _limits(limits: dict[str, Any]) -> str:

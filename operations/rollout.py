@@ -28,7 +28,7 @@ from ..environments.following import FollowedEnvironment
 from ..environments.layout import Layout
 from ..system.access_tokens import without_token
 from ..system.units import MB
-from ..tracing.destination import Destination, start
+from ..tracing.sending import start, stop
 from . import base
 from .options import RolloutOptions
 from .progress import eta_seconds
@@ -220,16 +220,14 @@ def _episodes(count: int) -> str:
 @contextmanager
 def _tracing() -> Iterator[Any]:
     """An OpenTelemetry tracer; None where its standard variables ask for none."""
-    found = start(os.environ)
-    if found is None or isinstance(found, Destination):
-        if found is not None:
-            base.say(f"no traces are sent to {found.endpoint}: {found.problem}")
-        yield None
-        return
+    provider, told = start()
     try:
-        yield found.provider.get_tracer("openenvd")
+        if provider is None and told is not None:
+            base.say(f"traces are {told}")
+        yield None if provider is None else provider.get_tracer("openenvd")
     finally:
-        found.stop()
+        if provider is not None:
+            stop(provider)
 
 
 @contextmanager

@@ -12,11 +12,9 @@ does not want is a plain `Attempt`, which costs nothing more. Its parts are as m
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 from opentelemetry.context import Context
 from opentelemetry.trace import (
@@ -27,7 +25,7 @@ from opentelemetry.trace import (
     StatusCode,
     Tracer,
     get_current_span,
-    set_span_in_context,
+    use_span,
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -42,7 +40,6 @@ from .errors import EpisodeFailed
 from .policies.policy import Encoded, Player, Turn
 from .session_pool import EpisodeSession
 
-_CANCELLED = "cancelled"
 _MESSAGE_CHARACTERS = 500  # of what a span says of its failure
 _READ_CHARACTERS = 4096  # of that, in which secrets are looked for
 
@@ -59,8 +56,7 @@ class EpisodeTraces:
         self._secrets = secret_values({"env": dict(os.environ)})  # with the rollout's own
         carrier = {HEADER: traceparent() or ""}
         found = get_current_span(TraceContextTextMapPropagator().extract(carrier, Context()))
-        collecting = found.get_span_context()
-        self._links = [Link(collecting)] if collecting.is_valid else []
+        self._links = [Link(found.get_span_context())]  # left out where it is of no span
 
     def attempt(
         self, stage: RunContext, number: int, address: str, room: EpisodeRoom, attempt: int
@@ -74,10 +70,11 @@ class EpisodeTraces:
             room: What the episode may hold.
             attempt: How manieth attempt at the episode it is, from 1.
         """
+        server, token = without_token(address)
         attributes: dict[str, str | int] = {
             "openenvd.episode.id": episode_id(number),
             "openenvd.episode.attempt": attempt,
-            "server.address": without_token(address)[0],
+            "server.address": server,
         }
         if (seed := stage.rules.seed_of(number)) is not None:
             attributes["openenvd.episode.seed"] = seed
@@ -86,41 +83,27 @@ class EpisodeTraces:
         )
         if not span.is_recording():
             return Attempt(stage, number, address, room)
-        return _TracedAttempt(stage, number, address, room, self._tracer, span, self._secrets)
+        made = _TracedAttempt(stage, number, address, room)
+        made.tracer, made.span = self._tracer, span
+        made.secrets = [*self._secrets, token] if token else self._secrets
+        return made
 
 
 class _TracedAttempt(Attempt):
     """An attempt whose parts are spans."""
 
-    def __init__(
-        self,
-        stage: RunContext,
-        number: int,
-        address: str,
-        room: EpisodeRoom,
-        tracer: Tracer,
-        span: Span,
-        secrets: Sequence[str],
-    ) -> None:
-        super().__init__(stage, number, address, room)
-        self._tracer = tracer
-        self._span = span
-        token = without_token(address)[1]
-        self._secrets = [*secrets, token] if token else secrets
-        self._within = set_span_in_context(span, Context())
+    tracer: Tracer
+    span: Span
+    secrets: list[str]
 
     async def run(self) -> Episode:
-        try:
+        with self._within(self.span):
             episode = await super().run()
-            self._span.set_attributes(_of_episode(episode))
+            self.span.set_attribute("openenvd.episode.status", episode.status.value)
+            self.span.set_attribute("openenvd.episode.reward", episode.total_reward)
             if episode.failure is not None:
-                self._fail(self._span, episode.failure.reason.value, episode.failure.message)
+                self._fail(self.span, episode.failure.reason.value, episode.failure.message)
             return episode
-        except BaseException as exc:
-            self._fail(self._span, *_kind_of(exc))
-            raise
-        finally:
-            self._span.end()
 
     async def _reset(self, session: EpisodeSession) -> None:
         with self._part("reset", SpanKind.CLIENT):
@@ -138,35 +121,29 @@ class _TracedAttempt(Attempt):
                 span.set_attribute("openenvd.step.reward", answer.reward)
             return answer
 
-    @contextmanager
-    def _part(self, name: str, kind: SpanKind, step: int | None = None) -> Iterator[Span]:
+    def _part(
+        self, name: str, kind: SpanKind, step: int | None = None
+    ) -> AbstractContextManager[Span]:
         known = {} if step is None else {"openenvd.step.number": step}
-        span = self._tracer.start_span(name, self._within, kind, attributes=known)
-        try:
-            yield span
-        except BaseException as exc:
-            self._fail(span, *_kind_of(exc))
-            raise
-        finally:
-            span.end()
+        return self._within(self.tracer.start_span(name, kind=kind, attributes=known))
+
+    @contextmanager
+    def _within(self, span: Span) -> Iterator[Span]:
+        """The span is the current one, and ends with the block; a failure is told by `_fail`."""
+        with use_span(
+            span, end_on_exit=True, record_exception=False, set_status_on_exception=False
+        ):
+            try:
+                yield span
+            except EpisodeFailed as exc:
+                self._fail(span, exc.reason.value, str(exc))
+                raise
+            except BaseException as exc:  # `CancelledError` with the rollout, or at a time-out
+                self._fail(span, type(exc).__name__, str(exc))
+                raise
 
     def _fail(self, span: Span, kind: str, message: str) -> None:
         """Say why, in a line that has no secrets: traces are sent to others."""
-        told = hide_secrets(message.partition("\n")[0][:_READ_CHARACTERS], self._secrets)
+        told = hide_secrets(message.partition("\n")[0][:_READ_CHARACTERS], self.secrets)
         span.set_attribute("error.type", kind)
         span.set_status(Status(StatusCode.ERROR, told[:_MESSAGE_CHARACTERS]))
-
-
-def _of_episode(episode: Episode) -> dict[str, Any]:
-    return {
-        "openenvd.episode.status": episode.status.value,
-        "openenvd.episode.reward": episode.total_reward,
-    }
-
-
-def _kind_of(exc: BaseException) -> tuple[str, str]:
-    if isinstance(exc, EpisodeFailed):
-        return exc.reason.value, str(exc)
-    if isinstance(exc, asyncio.CancelledError):  # with the rollout, or at a time-out
-        return _CANCELLED, ""
-    return type(exc).__name__, str(exc)

@@ -14,12 +14,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..executor import BurstableExecutor, Plan, PreforkedZygote, settle_leftovers, sweep_orphans
 from ..operations import registry
@@ -33,11 +32,12 @@ from ..requests_db.sql import queries
 from ..requests_db.states import Schedule
 from ..requests_db.transactions.retention import MAX_ESTIMATES
 from ..system.loop_lag import EventLoopLagMonitor
-from ..tracing.destination import Destination, start
+from ..tracing.sending import start, stop
 from .api.dependencies import Dependencies
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.memory_estimates import Declared, MemoryEstimates
 from .dispatch.planning import plan_for
+from .dispatch.request_traces import RequestTraces
 from .dispatch.running import DispatchContext
 from .dispatch.submission import Submitter
 from .errors import DaemonError
@@ -45,10 +45,6 @@ from .events.bus import EventBus
 from .events.log_files import LogWatcher
 from .reconcile.reconciler import Reconciler
 from .settings import Paths, Settings
-
-if TYPE_CHECKING:
-    from ..tracing.sending import Sending
-    from .dispatch.request_traces import RequestTraces
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +73,8 @@ async def running_parts(
     """
     loop = asyncio.get_running_loop()
     bus = EventBus(loop)
-    sending = _sending(identity)
-    traces = None if sending is None else _traces(sending)
+    provider, identity["traces"] = start()
+    traces = None if provider is None else RequestTraces(provider)
     with _database_failure_as_reason():
         open_database(paths.database)
         dispatch_store = DispatchStore(paths.database, syncs=settings.syncs)
@@ -145,30 +141,8 @@ async def running_parts(
         logs.close()
         await store.close()
         dispatch_store.close()
-        if sending is not None:
-            await asyncio.to_thread(sending.stop)
-
-
-def _sending(identity: dict[str, Any]) -> Sending | None:
-    """Start to send traces; None where OpenTelemetry's variables do not ask for that.
-
-    Why they cannot be sent is noted in the contents of `daemon.json`.
-    """
-    found = start(os.environ)
-    if isinstance(found, Destination):
-        text = "no traces are sent to %s: %s (%s)"
-        log.warning(text, found.endpoint, found.problem, found.hint)
-        identity["traces"] = found.to_json()
-        return None
-    if found is not None:
-        log.info("traces are sent to %s", identity["traces"]["endpoint"])
-    return found
-
-
-def _traces(sending: Sending) -> RequestTraces:
-    from .dispatch.request_traces import RequestTraces  # where traces are on
-
-    return RequestTraces(sending.provider)
+        if provider is not None:
+            await asyncio.to_thread(stop, provider)
 
 
 def _recover(store: DispatchStore, paths: Paths, traces: RequestTraces | None) -> None:

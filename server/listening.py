@@ -19,7 +19,6 @@ from ..system.connection_limit import connections_within
 from ..system.http_limits import HttpTiming
 from ..system.proc import raise_fd_limit
 from ..system.process_identity import ProcessIdentity
-from ..tracing.destination import destination
 from .api.security import ensure_token
 from .errors import DaemonError
 from .home_lock import state_unwritable
@@ -90,14 +89,12 @@ def identity_of(
     """
     port = tcp.getsockname()[1]
     is_next = asked is None and port != FIRST_PORT
-    traces = destination(os.environ)
     return {
         "pid": os.getpid(),
         "pid_started_at": ProcessIdentity.of(os.getpid()).started_at,  # of no wall clock
         "version": __version__,
         "address": f"http://127.0.0.1:{port}",
         "port": port,
-        "traces": None if traces is None else traces.to_json(),
         "passed_over": f"not {FIRST_PORT}: {_who_listens(FIRST_PORT)}" if is_next else None,
         "socket": str(paths.socket),
         "home": str(paths.home),

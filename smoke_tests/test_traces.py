@@ -19,7 +19,7 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 MB = 2**20
 OFF_MB = 80
 STOP_SECONDS = 20.0  # of a busy machine; the SDK by itself waits thirty for its collector
-AWAY = "traces cannot be sent"
+AWAY = "Failed to export spans"  # as the SDK says it
 GREEDY = """
 held = []
 def leak(observation):
@@ -167,15 +167,13 @@ def test_a_request_keeps_its_trace_when_the_daemon_is_killed(
     lost, whole = receiver.wait_for("process rollout", 2)
     assert {lost.trace_id, whole.trace_id} == {trace_id}
     assert lost.failed
-    assert lost.attributes["error.type"] == "daemon_lost"
+    assert lost.attributes["error.type"] == "worker_lost"
     assert not whole.failed
     assert lost.ended_at <= whole.begun_at
     assert [queue.trace_id for queue in receiver.named("queue rollout")] == [trace_id] * 2
 
 
-def test_a_collector_that_is_away_holds_nothing_up_and_is_told_of_once(
-    machine: Machine, receiver: Receiver
-) -> None:
+def test_a_collector_that_is_away_holds_nothing_up(machine: Machine, receiver: Receiver) -> None:
     log = machine.home / "daemon.log"
     with receiver.taking():
         machine.environ |= receiver.variables | {"OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
@@ -183,16 +181,10 @@ def test_a_collector_that_is_away_holds_nothing_up_and_is_told_of_once(
         receiver.wait_for("run launch")
     machine.ok("down", "echo")
     eventually(lambda: AWAY in log.read_text())
-    machine.ok("launch", "echo")
-    time.sleep(3)  # for more tries
-    lines = [line for line in log.read_text().splitlines() if "traces" in line]
-    assert sum(AWAY in line for line in lines) == 1, lines
-    assert "Transient" not in log.read_text()  # what OpenTelemetry says at each try
+    assert "Transient" not in log.read_text()  # of the SDK at each try
     with receiver.taking():
-        machine.ok("down", "echo")
-        receiver.wait_for("run down")
-        eventually(lambda: "traces are sent to" in log.read_text().rpartition(AWAY)[2])
-    machine.ok("launch", "echo")
+        machine.ok("launch", "echo")
+        receiver.wait_for("run launch", 2)
     machine.ok("down", "--all")
     began = time.monotonic()
     machine.ok("stop")

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """OpenTelemetry traces: where a request spends its time, and an episode of a rollout.
 
-Spans are made through OpenTelemetry's API. Off, nothing is measured, and nothing of the SDK is
-imported. It is on in a process whose environment has one of the standard variables
-(`destination.py`), and then needs the extra `otel`.
-
-Where a trace's context crosses processes:
+Spans are made through OpenTelemetry's API. Its SDK, of the extra `otel`, is imported in a process
+whose environment has one of the standard variables that ask for traces (`sending.py`).
 
     client                     daemon                                        worker
     ──────                     ──────                                        ──────
@@ -20,31 +17,10 @@ Where a trace's context crosses processes:
                                                                                        ├─ policy
                                                                                        └─ step …
 
-The daemon makes all spans of a request from what the executor reports anyway. So a worker's death
-loses none of them, and no worker imports anything but a rollout's.
-
-An episode is a trace of its own, with a link to the rollout's `process` span: a rollout may have
-millions of steps, and no viewer shows such a trace. So `OTEL_TRACES_SAMPLER` decides for each
-episode. Other processes' spans can have the rollout's or request's as their parent by the standard
-variable TRACEPARENT. `tracestate` is not carried along.
-
-Failure cases:
-
-* The collector does not answer. Spans wait in a bounded queue (`OTEL_BSP_MAX_QUEUE_SIZE`), from
-  which a thread of its own sends them; what does not fit is dropped. Ending a span only appends to
-  that queue, whoever ends it. The log says so once, and once more when the collector answers again.
-* The process is killed. Spans that ended in its last seconds (`OTEL_BSP_SCHEDULE_DELAY`) are lost,
-  and those that had not ended. A daemon that finds a request which a lost daemon left running makes
-  a `process` span of that attempt.
-* The process ends. It waits `STOP_SECONDS` at most for what is still to be sent.
-* The extra is missing, or the variables ask for what is not there. The daemon's log and
-  `openenv up` say so, with the command; requests run as if tracing were off.
-
-    destination.py   the standard variables: whether, and where to
-    sending.py       the only module that imports OpenTelemetry's SDK
-
-The spans of a request are made in `server/dispatch/request_traces.py`, those of an episode in
-`rollouts/traced_episodes.py`. Every span and attribute is listed in `docs/tracing.md`.
+The daemon makes all spans of a request from what the executor reports anyway, so a worker's death
+loses none (`server/dispatch/request_traces.py`). An episode is a trace of its own, since no viewer
+shows one of a million steps (`rollouts/traced_episodes.py`). `tracestate` is not carried along.
+A killed process loses the spans that had not been sent. `docs/tracing.md` lists every attribute.
 """
 
 from __future__ import annotations

@@ -4,11 +4,10 @@
     POST (FastAPI's own span) ──▶ submitting ──▶ requests.traceparent
     Claimer   ──begin──────▶ `process` begins; claimed ──▶ `queue`
     Submitter ──cancelled──▶ `queue` of what was never claimed
-    Recorder  ──started, progressed──▶ kept ──ended──▶ `dispatch`, `run`, its phases; `process` ends
-    recovery  ──lost───────▶ `process` of what a lost daemon left running
+    Recorder  ──started──▶ `dispatch`, `run` begins; progressed ──▶ its phases; ended ──▶ all end
+    recovery  ──lost───────▶ all these, of what a lost daemon left running
 
-All but `process` are made whole when they have ended, so nothing is lost with a worker, and little
-is kept: of each running request, who has it and its phases. How contexts cross processes:
+All spans are the daemon's, so nothing is lost with a worker. How contexts cross processes:
 `openenvd.tracing`.
 
 What runs is the dispatcher's thread's alone. `submitting` and `cancelled` are the API's loop's, and
@@ -20,8 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from opentelemetry.context import Context
 from opentelemetry.trace import (
@@ -39,14 +39,12 @@ from ... import __version__
 from ...executor.policy.admission import Shortage
 from ...processes.exits.exit_reason import ExitReason
 from ...requests_db.records import Event, Json, NewRequest, Request, RequestError
-from ...requests_db.states import RequestState
+from ...requests_db.states import ErrorKind, RequestState
 from ...system.access_tokens import without_token
 from ...system.hidden_values import hide_credentials, hide_values, secret_values
 from ...tracing import HEADER
 
-MAX_PHASES = 64  # of one attempt; those after it are part of the last one
-_SYSTEM = "openenvd"
-_DAEMON_LOST = "daemon_lost"
+_DAEMON_LOST = RequestError(ErrorKind.WORKER_LOST, "the daemon was lost while this request ran")
 _W3C = TraceContextTextMapPropagator()
 
 
@@ -62,12 +60,11 @@ class WaitReason(StrEnum):
 class _Attempt:
     """One attempt at a request that runs."""
 
+    request: Request
     process: Span
-    claimed_at: float
-    started_at: float | None = None  # when a worker had it
-    worker: str | None = None
-    pid: int | None = None
-    phases: list[tuple[str, float]] = field(default_factory=list)  # names, and when they began
+    run: Span | None = None  # once a worker has it
+    phase: Span | None = None
+    phase_name: str = ""
 
 
 class RequestTraces:
@@ -91,7 +88,6 @@ class RequestTraces:
         own = self._tracer.start_as_current_span(
             f"submit {new.operation}",
             kind=SpanKind.PRODUCER,
-            attributes={"messaging.operation.type": "send"},
             record_exception=False,  # its message may have secrets
             set_status_on_exception=False,
         )
@@ -101,7 +97,7 @@ class RequestTraces:
     @staticmethod
     def accepted(request: Request) -> None:
         """Say on the call's span which request came of it."""
-        get_current_span().set_attributes(_attributes(request))
+        get_current_span().set_attributes(_given(_attributes(request)))
 
     def cancelled(self, events: Iterable[Event]) -> None:
         """End the wait of requests that were cancelled before they were claimed."""
@@ -115,8 +111,9 @@ class RequestTraces:
         """Begin the span of a claimed request; returns the context that its worker is given."""
         if request.traceparent is None or request.started_at is None:
             return None
-        span = self._begin_process(request, request.started_at)
-        self._attempts[request.id] = _Attempt(span, request.started_at)
+        name, at = f"process {request.operation}", request.started_at
+        span = self._begin(name, _context_of(request), request, at, kind=SpanKind.CONSUMER)
+        self._attempts[request.id] = _Attempt(request, span)
         return _traceparent(span)
 
     def released(self, request_id: str) -> None:
@@ -131,18 +128,25 @@ class RequestTraces:
             why["openenvd.queue.free_bytes"] = shortage.free_bytes
         self._end_queue(request, request.started_at or request.created_at, why)
 
-    def started(self, request_id: str, worker: str, pid: int, at: float) -> None:
-        """Note which worker has a request."""
-        if (attempt := self._attempts.get(request_id)) is not None:
-            attempt.started_at, attempt.worker, attempt.pid = at, worker, pid
+    def started(self, request_id: str, worker: str, pid: int | None, at: float) -> None:
+        """End the hand-over of a request to its worker, which runs it now."""
+        if (attempt := self._attempts.get(request_id)) is None:
+            return
+        request, process = attempt.request, set_span_in_context(attempt.process)
+        self._begin("dispatch", process, request, request.started_at or at, until=at)
+        who = {"openenvd.worker.name": worker, "process.pid": pid}
+        attempt.run = self._begin(f"run {request.operation}", process, request, at, who)
 
     def progressed(self, request_id: str, data: Json, at: float) -> None:
-        """Note the phase that a request reports."""
+        """Begin the phase that a request reports, and end the one before it."""
         attempt, phase = self._attempts.get(request_id), data.get("phase")
-        if attempt is None or not isinstance(phase, str) or len(attempt.phases) >= MAX_PHASES:
+        if attempt is None or attempt.run is None or phase == attempt.phase_name:
             return
-        if not attempt.phases or attempt.phases[-1][0] != phase:
-            attempt.phases.append((phase, at))
+        if isinstance(phase, str):
+            if attempt.phase is not None:
+                attempt.phase.end(_nanoseconds(at))
+            run, attempt.phase_name = set_span_in_context(attempt.run), phase
+            attempt.phase = self._begin(phase, run, attempt.request, at)
 
     def ended(
         self,
@@ -154,7 +158,7 @@ class RequestTraces:
         exit_reason: ExitReason | None = None,
         peak_bytes: int | None = None,
     ) -> None:
-        """Make the spans of an attempt that has ended.
+        """End the spans of an attempt.
 
         Args:
             request: As it was claimed.
@@ -169,105 +173,75 @@ class RequestTraces:
             self._requeued_at[request.id] = at
         if attempt is None:
             return
-        how = {"openenvd.state": state.value, "openenvd.memory.peak_bytes": peak_bytes}
-        how |= {} if exit_reason is None else _of_exit(exit_reason, request)
-        process, began = _within(attempt.process), attempt.started_at
-        self._whole("dispatch", process, request, attempt.claimed_at, began or at)
-        if began is not None:
-            who = {"openenvd.worker.name": attempt.worker, "process.pid": attempt.pid}
-            run = self._begin(f"run {request.operation}", process, request, began, who)
-            ends = [end for _, end in attempt.phases[1:]] + [at]
-            for (name, since), until in zip(attempt.phases, ends, strict=False):
-                self._whole(name, _within(run), request, since, until)
-            _end(run, request, max(began, at), how, error)
-        _end(attempt.process, request, max(attempt.claimed_at, at), how, error)
+        evidence = {} if exit_reason is None else exit_reason.to_json()
+        how = {f"openenvd.exit.{name}": _shown(each, request) for name, each in evidence.items()}
+        how |= {"openenvd.state": state.value, "openenvd.memory.peak_bytes": peak_bytes}
+        if attempt.phase is not None:
+            attempt.phase.end(_nanoseconds(at))
+        if attempt.run is not None:
+            _end(attempt.run, request, at, how, error)
+        _end(attempt.process, request, at, how, error)
 
     def lost(self, request: Request, at: float, *, is_requeued: bool) -> None:
-        """Make the span of an attempt that a lost daemon left running.
+        """Make the spans of an attempt that a lost daemon left running.
 
         Args:
             request: As it was left.
             at: When this daemon found it.
             is_requeued: Whether it is to be run again.
         """
-        if request.traceparent is None or request.started_at is None:
-            return
-        if is_requeued:
-            self._requeued_at[request.id] = at
-        span = self._begin_process(request, request.started_at)
-        how = {"openenvd.worker.name": request.worker, "process.pid": request.worker_pid}
-        span.set_attributes(_given(how))
-        _fail(span, _DAEMON_LOST, "the daemon was lost while this request ran")
-        span.end(_nanoseconds(max(at, request.started_at)))
+        self.begin(request)
+        if request.worker is not None and request.started_at is not None:
+            self.started(request.id, request.worker, request.worker_pid, request.started_at)
+        state = RequestState.PENDING if is_requeued else RequestState.FAILED
+        self.ended(request, at, state=state, error=_DAEMON_LOST)
 
     def _end_queue(self, request: Request, until: float, more: Json) -> None:
         since = self._requeued_at.pop(request.id, request.created_at)
         if request.traceparent is not None:
             name = f"queue {request.operation}"
-            self._whole(name, _context_of(request), request, since, until, more)
-
-    def _begin_process(self, request: Request, at: float) -> Span:
-        name, more = f"process {request.operation}", {"messaging.operation.type": "process"}
-        kind = SpanKind.CONSUMER
-        return self._begin(name, _context_of(request), request, at, more, kind)
+            self._begin(name, _context_of(request), request, since, more, until=until)
 
     def _begin(
         self,
         name: str,
         context: Context,
         request: Request,
-        at: float,
-        more: Json,
-        kind: SpanKind = SpanKind.INTERNAL,
-    ) -> Span:
-        attributes = _given({**_attributes(request), **more})
-        return self._tracer.start_span(
-            name, context, kind, attributes=attributes, start_time=_nanoseconds(at)
-        )
-
-    def _whole(
-        self,
-        name: str,
-        context: Context,
-        request: Request,
         since: float,
-        until: float,
         more: Json | None = None,
-    ) -> None:
-        span = self._begin(name, context, request, since, more or {})
-        span.end(_nanoseconds(max(since, until)))
+        *,
+        kind: SpanKind = SpanKind.INTERNAL,
+        until: float | None = None,
+    ) -> Span:
+        """Begin a span, and end it where it is known when."""
+        attributes = _given(_attributes(request) | (more or {}))
+        span = self._tracer.start_span(
+            name, context, kind, attributes, start_time=_nanoseconds(since)
+        )
+        if until is not None:
+            span.end(_nanoseconds(max(since, until)))
+        return span
 
 
 def _end(span: Span, request: Request, at: float, how: Json, error: RequestError | None) -> None:
     span.set_attributes(_given(how))
     if error is not None:
-        _fail(span, error.kind.value, _shown(error.message.partition("\n")[0], request))
+        span.set_attribute("error.type", error.kind.value)
+        told = _shown(error.message.partition("\n")[0], request)
+        span.set_status(Status(StatusCode.ERROR, told))
     span.end(_nanoseconds(at))
-
-
-def _fail(span: Span, kind: str, message: str) -> None:
-    span.set_attribute("error.type", kind)
-    span.set_status(Status(StatusCode.ERROR, message))
 
 
 def _traceparent(span: Span) -> str | None:
     """The span's context as text; None of one that the sampler does not want, or that has ended."""
     carrier: dict[str, str] = {}
     if span.is_recording():
-        _W3C.inject(carrier, _within(span))
+        _W3C.inject(carrier, set_span_in_context(span))
     return carrier.get(HEADER)
 
 
 def _context_of(request: Request) -> Context:
-    return _W3C.extract({HEADER: str(request.traceparent)}, Context())
-
-
-def _within(span: Span) -> Context:
-    return set_span_in_context(span, Context())
-
-
-def _given(attributes: Json) -> Json:
-    return {name: value for name, value in attributes.items() if value is not None}
+    return _W3C.extract({HEADER: str(request.traceparent)})
 
 
 def _nanoseconds(seconds: float) -> int:
@@ -276,32 +250,20 @@ def _nanoseconds(seconds: float) -> int:
 
 def _attributes(request: Request) -> Json:
     name = request.environment
-    found = {
-        "messaging.system": _SYSTEM,
+    return {
+        "messaging.system": "openenvd",
         "messaging.destination.name": request.schedule.value,
         "messaging.message.id": request.id,
         "openenvd.operation": request.operation,
         "openenvd.environment": None if name is None else _shown(without_token(name)[0], request),
         "openenvd.attempt": request.attempts or None,
     }
-    return _given(found)
 
 
-def _of_exit(reason: ExitReason, request: Request) -> Json:
-    """The evidence of an exit; what it means is in `processes/exits/exit_reason.py`."""
-    evidence = None if reason.evidence is None else _shown(reason.evidence, request)
-    return {
-        "process.exit.code": reason.exit_code,
-        "openenvd.exit.kind": reason.kind.value,
-        "openenvd.exit.signal": reason.signal_name,
-        "openenvd.exit.detector": None if reason.detector is None else reason.detector.value,
-        "openenvd.exit.certainty": reason.certainty.value,
-        "openenvd.exit.limit_bytes": reason.limit_bytes,
-        "openenvd.exit.peak_bytes": reason.peak_bytes,
-        "openenvd.exit.evidence": evidence,
-    }
+def _given(attributes: Json) -> Json:
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
-def _shown(text: str, request: Request) -> str:
-    """The text without the secrets that the request was given."""
-    return str(hide_values(hide_credentials(text), secret_values(request.payload)))
+def _shown(value: Any, request: Request) -> Any:
+    """The value without the secrets that the request was given."""
+    return hide_values(hide_credentials(value), secret_values(request.payload))

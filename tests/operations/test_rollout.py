@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -75,10 +74,9 @@ def test_a_rollout_tells_its_result_before_the_rest_of_its_traces_is_sent(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     told: list[str] = []
-    stop = lambda: told.append("".join(capfd.readouterr()))  # noqa: E731
-    sending = SimpleNamespace(provider=KeptSpans().provider, stop=stop)
-    monkeypatch.setattr("openenvd.operations.rollout.start", lambda environ: sending)
-    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "otlp")
+    stop = lambda _: told.append("".join(capfd.readouterr()))  # noqa: E731
+    monkeypatch.setattr("openenvd.operations.rollout.start", lambda: (KeptSpans().provider, "sent"))
+    monkeypatch.setattr("openenvd.operations.rollout.stop", stop)
     (tmp_path / "acting.py").write_text(POLICY)
     more = {"policy": "acting:act", "cwd": str(tmp_path), "env": {VARIABLE: "go"}}
     payload = payload_of(tmp_path, name=address_of(serve()), episodes=1, **more)

@@ -77,6 +77,23 @@ async def test_an_episode_that_fails_says_what_of_it_did(serve: Serve) -> None:
     kept.provider.shutdown()
 
 
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_spans_that_a_policy_makes_are_below_its_own(serve: Serve, is_async: bool) -> None:
+    kept = KeptSpans()
+
+    def ask(observation: dict[str, Any]) -> dict[str, Any]:
+        with kept.tracer.start_as_current_span("model"):
+            return go(observation)
+
+    async def ask_later(observation: dict[str, Any]) -> dict[str, Any]:
+        return ask(observation)
+
+    await play(kept, address_of(serve()), ask_later if is_async else ask, episodes=1)
+    policies = {ids_of(span)[1] for span in kept.named("policy")}
+    assert {ids_of(span)[2] for span in kept.named("model")} == policies
+    kept.provider.shutdown()
+
+
 def leak(observation: dict[str, Any]) -> dict[str, Any]:
     raise RuntimeError(f"https://me:hunter2@host/ says no to open-sesame{'!' * 9999}\nin {TRACE}")
 

@@ -154,7 +154,10 @@ def test_what_a_lost_daemon_left_has_ended_and_waits_again(
     assert seconds(lost) == (103.0, 120.0)
     assert ids_of(lost)[2] == SPAN
     told = attributes_of(lost)
-    assert (told["error.type"], told["process.pid"]) == ("daemon_lost", 4711)
+    assert told["error.type"] == "worker_lost"
+    run = kept.one("run launch")
+    assert seconds(run) == (103.0, 120.0)
+    assert attributes_of(run)["process.pid"] == 4711
     claim(traces, replace(REQUEST, lost_daemons=1, started_at=121.0))
     assert seconds(kept.one("queue launch")) == (120.0, 121.0)
 
