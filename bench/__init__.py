@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure how an environment scales: many sessions at once, from several load generators.
 
-plan.py          what is to be measured: the grid, and whether it makes sense
+plan.py          what is to be measured: the grid, and how many generators it takes
 sweep.py         the agenda: every cell of the grid, against every target, in turn
 crew.py          the generators of a measurement, one pipe each
 generator.py     one generator (a process): its share of a batch
-session.py, ws_session.py, http_session.py   one session, phase by phase
-listen_queues.py what the kernel dropped meanwhile
-target.py        the server under test: its address, and the processes whose CPU and memory count
+session.py       one session, phase by phase
+target.py        the server under test: its address, the processes whose CPU and memory count, and
+                 what the kernel dropped meanwhile
 results.py       the results: `raw.jsonl`, `summary.csv`, `summary.json`; fields as in the seed
 table.py, figures.py   the results for people
 

@@ -3,24 +3,25 @@
 
     Crew ──one pipe each──▶ generator 0..n-1 ──thousands of sockets──▶ server
 
-One thread, one selector: the crew only waits while a batch runs, so that it takes no CPU from
-the server under test. A generator exits when its stdin ends, so none outlives its crew.
+A thread for each generator reads what it says into one queue, on which the crew waits: while a
+batch runs, the crew takes no CPU from the server under test. A generator exits when its stdin
+ends, so none outlives its crew.
 """
 
 from __future__ import annotations
 
 import contextlib
-import selectors
+import queue
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import orjson
 
-from ..system.units import MB
 from .errors import GeneratorLost
 from .generator import Batch
 
@@ -31,7 +32,6 @@ HEAD_START_SECONDS = 0.05  # from `go` to the first connection: everybody has re
 MARGIN_SECONDS = 30.0  # beyond a batch's own time-out, for outcomes to be reported
 END_SECONDS = 5.0
 PORTS_OF_AN_ADDRESS = 20_000  # of one source address towards one server, with room to spare
-_READ_BYTES = MB
 
 OnTick = Callable[[int], None]  # sessions that have ended so far
 
@@ -44,7 +44,6 @@ class Harvest:
     wall_seconds: float
     cpu_seconds: list[float]  # of each generator
     worst_lag_seconds: float
-    port_retries: int
 
 
 class Crew:
@@ -57,15 +56,22 @@ class Crew:
     def __init__(self, size: int, program: Sequence[str] = ()) -> None:
         self._size = size
         self._program = program or (sys.executable, "-P", "-m", f"{__package__}.generator")
-        self._members: list[_Member] = []
-        self._selector = selectors.DefaultSelector()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._readers: list[threading.Thread] = []
+        self._heard: queue.SimpleQueue[tuple[int, Json | None]] = queue.SimpleQueue()
+        self._said: list[Json] = []  # by each generator, of the batch that runs
 
     def __enter__(self) -> Self:
+        pipe = subprocess.PIPE
         try:
             for number in range(self._size):
-                member = _Member(number, self._program)
-                self._members.append(member)
-                self._selector.register(member.output, selectors.EVENT_READ, member)
+                process = subprocess.Popen(self._program, stdin=pipe, stdout=pipe)
+                self._processes.append(process)
+                reader = threading.Thread(
+                    target=self._read, args=(number, process), name=f"generator-{number}"
+                )
+                reader.start()
+                self._readers.append(reader)
         except BaseException:
             self.close()
             raise
@@ -76,10 +82,18 @@ class Crew:
 
     def close(self) -> None:
         """End them all; twice is fine."""
-        for member in self._members:
-            member.end()
-        self._members.clear()
-        self._selector.close()
+        for process in self._processes:
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(END_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for reader in self._readers:
+            reader.join()
 
     def run(
         self,
@@ -89,113 +103,76 @@ class Crew:
         on_held: Callable[[], None] | None = None,
     ) -> Harvest:
         """One batch, shared out; `on_held` is called while all sessions are open and reset."""
-        shares = shares_of(batch, len(self._members))
-        for member, share in zip(self._members, shares, strict=True):
-            member.begin(share)
-        self._until(lambda m: m.is_prepared, START_SECONDS, lambda _: None)
-        started_at = time.monotonic() + HEAD_START_SECONDS
-        for member in self._members:
-            member.tell({"go": started_at})
+        shares = shares_of(batch, self._size)
+        self._said = [{"count": share.count, "ended": 0, "held": 0} for share in shares]
+        for process, share in zip(self._processes, shares, strict=True):
+            _tell(process, {"batch": asdict(share)})
+        self._until(lambda said: "prepared" in said, START_SECONDS)
+        self._tell_all({"go": time.monotonic() + HEAD_START_SECONDS})
         patience = batch.timeout_seconds + MARGIN_SECONDS
         if on_held is not None:
-            self._until(lambda m: m.is_held, patience, on_tick)
+            self._until(_is_held, patience, on_tick)
             on_held()
-            for member in self._members:
-                member.tell({"release": True})
-        self._until(lambda m: m.done is not None, patience, on_tick)
-        reports = [member.done for member in self._members if member.done]
+            self._tell_all({"release": True})
+        self._until(lambda said: "done" in said, patience, on_tick)
+        reports = [said["done"] for said in self._said]
         return Harvest(
             outcomes=[outcome for report in reports for outcome in report["outcomes"]],
             wall_seconds=max(report["wall_seconds"] for report in reports),
             cpu_seconds=[report["cpu_seconds"] for report in reports],
             worst_lag_seconds=max(report["worst_lag_seconds"] for report in reports),
-            port_retries=sum(report["port_retries"] for report in reports),
         )
 
-    def _until(self, is_there: Callable[[_Member], bool], seconds: float, on_tick: OnTick) -> None:
+    def _until(
+        self, is_there: Callable[[Json], bool], seconds: float, on_tick: OnTick = lambda _: None
+    ) -> None:
+        """Wait until every generator has said it."""
         deadline = time.monotonic() + seconds
-        while not all(map(is_there, self._members)):
-            ready = self._selector.select(max(0.0, deadline - time.monotonic()))
-            if not ready:
-                raise GeneratorLost(f"a load generator has sent nothing for {seconds:.0f} s")
-            for key, _ in ready:
-                key.data.read()
-            on_tick(sum(member.ended for member in self._members))
+        while not all(map(is_there, self._said)):
+            try:
+                number, message = self._heard.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise GeneratorLost(
+                    f"a load generator has sent nothing for {seconds:.0f} s"
+                ) from None
+            if message is None:
+                raise self._lost(number)
+            self._said[number] |= message
+            on_tick(sum(said["ended"] for said in self._said))
 
-
-class _Member:
-    """The crew's side of one generator."""
-
-    def __init__(self, number: int, program: Sequence[str]) -> None:
-        self.number = number
-        self._process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._unread = bytearray()
-        self._forget()
-
-    @property
-    def output(self) -> IO[bytes]:
-        assert self._process.stdout is not None
-        return self._process.stdout
-
-    @property
-    def is_held(self) -> bool:
-        """Every session of it has been reset, or has failed."""
-        return self.done is not None or self.held + self.ended >= self._count
-
-    def begin(self, batch: Batch) -> None:
-        self._forget()
-        self._count = batch.count
-        self.tell({"batch": asdict(batch)})
-
-    def tell(self, message: Json) -> None:
-        assert self._process.stdin is not None
+    def _read(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        """Pass on what one generator says; None when it has ended."""
+        assert process.stdout is not None
         try:
-            self._process.stdin.write(orjson.dumps(message) + b"\n")
-            self._process.stdin.flush()
-        except OSError as exc:
-            raise self._lost() from exc
+            with process.stdout as lines:
+                for line in lines:
+                    self._heard.put((number, orjson.loads(line)))
+        finally:
+            self._heard.put((number, None))
 
-    def read(self) -> None:
-        """What it has said; at least something has come."""
-        data = self.output.raw.read(_READ_BYTES)  # type: ignore[attr-defined]
-        if not data:
-            raise self._lost()
-        self._unread += data
-        if b"\n" in data:
-            *lines, rest = bytes(self._unread).split(b"\n")
-            self._unread = bytearray(rest)
-            for line in lines:
-                self._hear(orjson.loads(line))
+    def _tell_all(self, message: Json) -> None:
+        for process in self._processes:
+            _tell(process, message)
 
-    def end(self) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):
-                assert stream is not None
-                stream.close()
-        try:
-            self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-    def _forget(self) -> None:
-        self.is_prepared = False
-        self.done: Json | None = None
-        self.ended = self.held = self._count = 0
-
-    def _hear(self, message: Json) -> None:
-        self.is_prepared = self.is_prepared or "prepared" in message
-        self.done = message.get("done")
-        self.ended = message.get("ended", self.ended)
-        self.held = message.get("held", self.held)
-
-    def _lost(self) -> GeneratorLost:
-        self._process.kill()
-        code = self._process.wait()
+    def _lost(self, number: int) -> GeneratorLost:
+        self._processes[number].kill()
+        code = self._processes[number].wait()
         return GeneratorLost(
-            f"generator {self.number} ended with exit code {code}",
+            f"generator {number} ended with exit code {code}",
             "the end of its output is in the log; too little memory is the usual cause",
         )
+
+
+def _tell(process: subprocess.Popen[bytes], message: Json) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):  # it has ended, which its reader reports
+        process.stdin.write(orjson.dumps(message) + b"\n")
+        process.stdin.flush()
+
+
+def _is_held(said: Json) -> bool:
+    """Every session of the generator has been reset, or has failed."""
+    return "done" in said or said["held"] + said["ended"] >= said["count"]
 
 
 def shares_of(batch: Batch, members: int) -> list[Batch]:
@@ -204,14 +181,13 @@ def shares_of(batch: Batch, members: int) -> list[Batch]:
     Shares take the server's addresses in turn.
     """
     addresses = ((batch.host, batch.port), *batch.others)
-    counts = [batch.count // members + (n < batch.count % members) for n in range(members)]
     window = max(1, batch.window // members) if batch.window else 0
     shares = []
-    for number, count in enumerate(counts):
+    for number in range(members):
         host, port = addresses[number % len(addresses)]
-        sources = sources_of(host, number, count)
+        count = batch.count // members + (number < batch.count % members)
         share = replace(batch, host=host, port=port, others=(), count=count, window=window)
-        shares.append(replace(share, sources=sources))
+        shares.append(replace(share, sources=sources_of(host, number, count)))
     return shares
 
 

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong with a measurement itself; a session that fails is a result, not an error."""
+"""What can go wrong with a measurement itself; a session that fails is a result, not an error.
+
+BenchError ─┬─ InvalidPlan
+            ├─ Unreachable
+            └─ GeneratorLost
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from __future__ import annotations
 class BenchError(Exception):
     """Base of this room's errors: `hint` says what to do next, `kind` how the request ends."""
 
-    kind: str = "invalid"
+    kind: str = "operation_error"
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)
@@ -16,16 +21,14 @@ class BenchError(Exception):
 
 
 class InvalidPlan(BenchError):
-    """The grid makes no sense, or the environment cannot do what it asks."""
+    """The environment cannot do what the plan asks."""
+
+    kind = "invalid"
 
 
 class Unreachable(BenchError):
     """Nothing answers at the address."""
 
-    kind = "operation_error"
-
 
 class GeneratorLost(BenchError):
     """A generator exited early: nothing was measured."""
-
-    kind = "operation_error"

@@ -9,14 +9,13 @@
 Lines of JSON. The clock is `time.monotonic`, which all processes of a machine share: every
 generator starts at the same moment and counts from it.
 
-    without a window   the sockets are made beforehand; at `go`, all are connected in one loop,
-                       and only then is anything read or written
+    without a window   at `go` all sockets, made beforehand, are connected in one loop, and only
+                       then is anything read or written
     with a window      at most so many handshakes are under way; waiting for it is connecting too
 
 A burst fills the server's queue of connections, and the kernel drops what does not fit and tries
 again after one second: as with training code that opens its sessions in one `gather`. A window
-well below that queue hides it. A retried handshake is counted (`retransmits`), and so are source
-ports that had run out (`port_retries`).
+well below that queue hides it. A retried handshake is counted (`retransmits`).
 """
 
 from __future__ import annotations
@@ -24,13 +23,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
-import itertools
 import os
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,15 +38,12 @@ import uvloop
 from ..system.access_tokens import bearer_header
 from ..system.proc import raise_fd_limit
 from ..system.units import MB
-from .http_session import HttpScript, HttpSession
 from .plan import HANDSHAKE_SECONDS
-from .session import MeasuredSession
-from .ws_session import WsScript, WsSession
+from .session import SESSIONS, Session
 
 Json = dict[str, Any]
 
 TICK_SECONDS = 0.25
-PORT_ATTEMPTS = 8
 _MAX_LINE_BYTES = MB
 # Linux: `connect` chooses the port, knowing both ends; `bind` would use one up for all ends.
 _IP_BIND_ADDRESS_NO_PORT = 24
@@ -73,63 +68,51 @@ class Batch:
     token: str | None = None  # that the server wants
     others: tuple[tuple[str, int], ...] = ()  # the server's further addresses, for other shares
 
-    def sessions(self) -> Callable[[Generator, float], MeasuredSession]:
-        """What makes its sessions."""
-        authority = f"{self.host}:{self.port}"
-        headers = "".join(f"{k}: {v}\r\n" for k, v in bearer_header(self.token).items())
-        if self.mode == "http":
-            script = HttpScript(authority, self.path, self.action, headers)
-            return lambda owner, at: HttpSession(script, owner, at)
-        ws_script, hold = WsScript(authority, self.path, self.action, headers), self.hold
-        return lambda owner, at: WsSession(ws_script, owner, at, hold=hold)
-
 
 class Generator:
-    """Runs one batch; the owner of its sessions."""
+    """Runs one batch; the owner of its sessions and their sockets."""
 
-    def __init__(self, batch: Batch, say: Callable[[Json], None]) -> None:
+    def __init__(self, batch: Batch) -> None:
         self._batch = batch
-        self._say = say
-        self._loop = asyncio.get_running_loop()
-        self._sources = itertools.cycle(batch.sources or ("",))
-        self._address = _resolved(batch.host, batch.port)
-        self._prepared = (
-            [] if batch.window else [new_socket(next(self._sources)) for _ in range(batch.count)]
-        )
-        self._sessions: list[MeasuredSession] = []
-        self._connecting: dict[MeasuredSession, asyncio.Task[None]] = {}
-        self._may_expire = 0  # the first session whose handshake may still be under way
-        self._in_window = 0
-        self._room = asyncio.Event()
-        self._all_over = asyncio.Event()
-        self._ended = self._held = self._port_retries = 0
+        found = socket.getaddrinfo(batch.host, batch.port, socket.AF_INET, socket.SOCK_STREAM)
+        self._address = found[0][4]
+        headers = "".join(f"{k}: {v}\r\n" for k, v in bearer_header(batch.token).items())
+        kind = SESSIONS[batch.mode]
+        script = kind.script_for(f"{batch.host}:{batch.port}", batch.path, batch.action, headers)
+        self._room = asyncio.Semaphore(batch.window or max(1, batch.count))
+        self._sessions = [
+            kind(script, self._room.release, hold=batch.hold) for _ in range(batch.count)
+        ]
+        sources = batch.sources or ("",)
+        self._sockets = [new_socket(sources[n % len(sources)]) for n in range(batch.count)]
+        self._connecting: dict[Session, asyncio.Task[None]] = {}
         self._worst_lag_seconds = 0.0
-        self._is_late = False
 
     async def run(self, started_at: float) -> Json:
-        """Run the session from `started_at` on; returns its outcome."""
-        make = self._batch.sessions()
+        """Run all sessions from `started_at` on; return what they saw."""
+        batch, sessions = self._batch, self._sessions
         await asyncio.sleep(started_at - time.monotonic())
         cpu = time.process_time()
-        ticking = self._loop.create_task(self._tick())
-        deadline = started_at + self._batch.timeout_seconds
-        timer = self._loop.call_later(deadline - time.monotonic(), self._out_of_time)
-        if self._batch.window:
-            expiring = self._loop.create_task(self._expire_handshakes())
-            await self._open_in_window(make, started_at)
-        else:
-            self._open_at_once(make, started_at)
-            expiring = self._loop.create_task(self._expire_handshakes())
-        await self._all_over.wait()
-        timer.cancel()
+        pairs = list(zip(sessions, self._sockets, strict=True))
+        for session, opened in () if batch.window else pairs:
+            session.dialled_at = started_at
+            opened.connect_ex(self._address)  # `_connect` meets the error, if there is one
+        for session, opened in pairs:
+            session.start(started_at)
+            self._connecting[session] = asyncio.create_task(self._connect(session, opened))
+        ticking = asyncio.create_task(self._tick())
+        if sessions:
+            left = started_at + batch.timeout_seconds - time.monotonic()
+            await asyncio.wait([session.over for session in sessions], timeout=left)
+        wall, cpu = time.monotonic() - started_at, time.process_time() - cpu
         ticking.cancel()
-        expiring.cancel()
+        self._fail(sessions, "timeout", f"not over after {batch.timeout_seconds:g} s")
+        await asyncio.wait([ticking, *self._connecting.values()])
         return {
-            "cpu_seconds": time.process_time() - cpu,
-            "wall_seconds": time.monotonic() - started_at,
+            "cpu_seconds": cpu,
+            "wall_seconds": wall,
             "worst_lag_seconds": self._worst_lag_seconds,
-            "port_retries": self._port_retries,
-            "outcomes": [asdict(session.outcome) for session in self._sessions],
+            "outcomes": [asdict(session.outcome) for session in sessions],
         }
 
     def release(self) -> None:
@@ -137,122 +120,50 @@ class Generator:
         for session in self._sessions:
             session.release()
 
-    def admitted(self) -> None:
-        """Another handshake may begin; called once for each session at most."""
-        self._in_window -= 1
-        self._room.set()
-
-    def held(self) -> None:
-        """Count a session that was reset and waits to be released."""
-        self._held += 1
-
-    def ended(self, session: MeasuredSession) -> None:
-        """Count a session that is over, well or not; called once for each."""
-        self._ended += 1
-        if (connecting := self._connecting.get(session)) is not None:
-            connecting.cancel()
-        if not session.is_admitted:
-            self.admitted()
-        if self._ended == self._batch.count:
-            self._all_over.set()
-
-    def _open_at_once(
-        self, make: Callable[[Generator, float], MeasuredSession], started_at: float
-    ) -> None:
-        """Connect all sockets in one go; everything else comes after the last of them."""
-        sessions = [make(self, started_at) for _ in range(self._batch.count)]
-        self._sessions += sessions
-        self._in_window = len(sessions)
-        self._prepared.reverse()
-        connecting = []
-        for session in sessions:
-            session.dialled_at = started_at
-            connecting.append((session, self._dial(session, self._prepared.pop())))
-        for session, opened in connecting:
-            if opened is not None:
-                self._begin(session, opened)
-
-    async def _open_in_window(
-        self, make: Callable[[Generator, float], MeasuredSession], started_at: float
-    ) -> None:
-        for _ in range(self._batch.count):
-            while self._in_window >= self._batch.window:
-                self._room.clear()
-                await self._room.wait()
-            self._in_window += 1
-            session = make(self, started_at)
-            session.dialled_at = time.monotonic()
-            self._sessions.append(session)
-            if self._is_late:
-                self._fail_late(session)
-            elif (opened := self._dial(session, new_socket(next(self._sources)))) is not None:
-                self._begin(session, opened)
-
-    def _begin(self, session: MeasuredSession, opened: socket.socket) -> None:
-        task = self._loop.create_task(self._connect(session, opened))
-        self._connecting[session] = task
-        task.add_done_callback(lambda _: self._connecting.pop(session))
-
-    async def _connect(self, session: MeasuredSession, opened: socket.socket) -> None:
+    async def _connect(self, session: Session, opened: socket.socket) -> None:
+        """Connect once there is room, which the session gives back when it is admitted."""
+        loop = asyncio.get_running_loop()
         try:
+            await self._room.acquire()
+            if self._batch.window:
+                session.dialled_at = time.monotonic()
             try:
-                await self._loop.sock_connect(opened, self._address)
+                await loop.sock_connect(opened, self._address)
             except OSError as exc:
                 if exc.errno != errno.EISCONN:
                     raise
             session.outcome.retransmits = _retransmits(opened)
-            await self._loop.create_connection(lambda: session, sock=opened)
+            await loop.create_connection(lambda: session, sock=opened)
         except OSError as exc:
-            opened.close()
-            _fail_of_os(session, exc)
-        except asyncio.CancelledError:  # out of time meanwhile
-            opened.close()
-            raise
-
-    def _dial(self, session: MeasuredSession, opened: socket.socket) -> socket.socket | None:
-        """Begin to connect; return the socket, or None when the session has failed."""
-        for _ in range(PORT_ATTEMPTS):
-            code = opened.connect_ex(self._address)
-            if code in (0, errno.EINPROGRESS):
-                return opened
-            opened.close()
-            if code != errno.EADDRNOTAVAIL:
-                break
-            self._port_retries += 1
-            opened = new_socket(next(self._sources))
-        opened.close()
-        _fail_of_os(session, OSError(code, os.strerror(code)))
-        return None
-
-    async def _expire_handshakes(self) -> None:
-        """Fail each session whose handshake takes too long; the oldest is the first."""
-        most = self._batch.handshake_seconds
-        while self._may_expire < self._batch.count:
-            if self._may_expire == len(self._sessions):  # the window has let in no more
-                await asyncio.sleep(most)
-                continue
-            session = self._sessions[self._may_expire]
-            if not (session.is_over or session.is_connected):
-                if (left := session.dialled_at + most - time.monotonic()) > 0:
-                    await asyncio.sleep(left)
-                    continue
-                session.fail("handshake_timeout", f"the handshake took over {most:g} s")
-            self._may_expire += 1
+            name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
+            session.fail(name.lower(), exc.strerror or str(exc))
+        finally:
+            if session.over.done():
+                opened.close()
 
     async def _tick(self) -> None:
+        """Look for handshakes that take too long, and tell the crew how far the batch is."""
+        longest = self._batch.handshake_seconds
         while True:
             due = time.monotonic() + TICK_SECONDS
             await asyncio.sleep(TICK_SECONDS)
-            self._worst_lag_seconds = max(self._worst_lag_seconds, time.monotonic() - due)
-            self._say({"ended": self._ended, "held": self._held})
+            now = time.monotonic()
+            self._worst_lag_seconds = max(self._worst_lag_seconds, now - due)
+            late = [
+                session
+                for session in self._sessions
+                if session.outcome.connect_seconds is None and now - session.dialled_at > longest
+            ]
+            self._fail(late, "handshake_timeout", f"the handshake took over {longest:g} s")
+            ended = sum(session.over.done() for session in self._sessions)
+            held = sum(s.is_held and not s.over.done() for s in self._sessions)
+            _say({"ended": ended, "held": held})
 
-    def _out_of_time(self) -> None:
-        self._is_late = True
-        for session in self._sessions:
-            self._fail_late(session)
-
-    def _fail_late(self, session: MeasuredSession) -> None:
-        session.fail("timeout", f"not over after {self._batch.timeout_seconds:g} s")
+    def _fail(self, sessions: Sequence[Session], kind: str, message: str) -> None:
+        """Fail those that are not over, also while they connect."""
+        for session in sessions:
+            session.fail(kind, message)
+            self._connecting[session].cancel()
 
 
 def new_socket(source: str = "") -> socket.socket:
@@ -265,18 +176,6 @@ def new_socket(source: str = "") -> socket.socket:
             opened.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
         opened.bind((source, 0))
     return opened
-
-
-def _resolved(host: str, port: int) -> tuple[str, int]:
-    """Look a name up, once."""
-    found = socket.getaddrinfo(host, port, family=socket.AF_INET, type=socket.SOCK_STREAM)
-    address, number = found[0][4][:2]
-    return str(address), int(number)
-
-
-def _fail_of_os(session: MeasuredSession, exc: OSError) -> None:
-    name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
-    session.fail(name.lower(), exc.strerror or str(exc))
 
 
 def _retransmits(connected: socket.socket) -> int:
@@ -301,7 +200,7 @@ async def _serve() -> None:
     while line := await lines.readline():
         message = orjson.loads(line)
         if "batch" in message:
-            generator = Generator(Batch(**message["batch"]), _say)
+            generator = Generator(Batch(**message["batch"]))
             _say({"prepared": True})
         elif generator is not None and "go" in message:
             running = loop.create_task(_run(generator, message["go"]))

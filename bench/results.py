@@ -13,9 +13,8 @@ import json
 import os
 import platform
 import statistics
-import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,14 +23,12 @@ from typing import Any
 import orjson
 
 from .crew import Harvest
-from .listen_queues import Dropped
-from .plan import HANDSHAKE_SECONDS, Cell, Plan
+from .plan import HANDSHAKE_SECONDS, Cell, Plan, usable_cores
 from .target import Target
 
 Json = dict[str, Any]
 
 RAW_NAME, SUMMARY_NAME, REPORT_NAME = "raw.jsonl", "summary.csv", "summary.json"
-_PERCENTILES = (50, 95, 99)
 
 
 @dataclass(slots=True)
@@ -79,14 +76,12 @@ class Summary:
     server_cpu_ms_per_session: float = 0.0
     server_pss_bytes: int = 0  # after the batch
     generator_cpu_seconds: float = 0.0
-    generator_cpu_ms_per_session: float = 0.0
     generator_busiest_share: float = 0.0  # of one core, the busiest generator, waits left out
     generator_worst_lag: float = 0.0  # of a timer in a generator's event loop
     handshake_retransmits: int = 0  # by the kernel: the server's queue was full
-    port_retries: int = 0
     window: int = 0  # handshakes under way at once; 0: all
     handshake_seconds: float = HANDSHAKE_SECONDS  # that one may take
-    # By the kernel, of all programs together (`listen_queues.py`); None where it does not tell:
+    # By the kernel, of all programs together; None where it does not tell:
     kernel_listen_overflows: int | None = None
     kernel_listen_drops: int | None = None
 
@@ -124,9 +119,8 @@ class Report:
 
 def machine() -> Json:
     """What this runs on."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return {
-        "cores": cores,
+        "cores": usable_cores(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
@@ -166,21 +160,13 @@ def rows_of(harvest: Harvest, cell: Cell, server: str) -> list[Json]:
 
 
 def summary_of(
-    rows: Sequence[Json],
-    cell: Cell,
-    target: Target,
-    harvest: Harvest,
-    *,
-    server_cpu_seconds: float,
-    server_pss_bytes: int,
-    plan: Plan,
-    dropped: Dropped | None = None,
+    rows: Sequence[Json], cell: Cell, target: Target, harvest: Harvest, plan: Plan, used: float
 ) -> Summary:
-    """A batch in one row."""
+    """A batch in one row; `used` is the server's CPU time in seconds."""
     good = [row for row in rows if row["success"]]
-    wall = harvest.wall_seconds
+    wall, totals = harvest.wall_seconds, [row["total_latency"] for row in good] or [0.0]
     at_work = max(wall - cell.wait_seconds, 0.05)  # a step's wait costs a generator no work
-    summary = Summary(
+    return Summary(
         mode=cell.mode,
         url=target.url,
         num_requests=cell.requests,
@@ -193,52 +179,43 @@ def summary_of(
         failed=len(rows) - len(good),
         error_rate=1 - len(good) / max(1, len(rows)),
         total_wall_time=wall,
+        **_latencies(good),
+        total_min=min(totals),
+        total_max=max(totals),
+        total_avg=statistics.mean(totals),
         requests_per_second=len(good) / wall if wall else 0.0,
         effective_concurrency=cell.requests * cell.wait_seconds / wall if wall else 0.0,
-        server=target.name,
-        errors=_counted(row["error_type"] for row in rows if not row["success"]),
-        server_cpu_seconds=server_cpu_seconds,
-        server_cpu_ms_per_session=1000 * server_cpu_seconds / max(1, len(rows)),
-        server_pss_bytes=server_pss_bytes,
-        generator_cpu_seconds=sum(harvest.cpu_seconds),
-        generator_cpu_ms_per_session=1000 * sum(harvest.cpu_seconds) / max(1, len(rows)),
-        generator_busiest_share=max(harvest.cpu_seconds, default=0.0) / at_work,
-        generator_worst_lag=harvest.worst_lag_seconds,
-        handshake_retransmits=sum(row["retransmits"] for row in rows),
-        port_retries=harvest.port_retries,
-        window=plan.window,
-        handshake_seconds=plan.handshake_seconds,
-        kernel_listen_overflows=None if dropped is None else dropped.overflows,
-        kernel_listen_drops=None if dropped is None else dropped.drops,
         unique_pids=len({row["pid"] for row in good if row["pid"]}),
         unique_sessions=len({row["session_hash"] for row in good if row["session_hash"]}),
         unique_hosts=len({row["host_url"] for row in good if row["host_url"]}),
+        server=target.name,
         shard_split=_counted(row["pid"] for row in good if row["pid"]),
+        errors=_counted(row["error_type"] for row in rows if not row["success"]),
+        server_cpu_seconds=used,
+        server_cpu_ms_per_session=1000 * used / max(1, len(rows)),
+        generator_cpu_seconds=sum(harvest.cpu_seconds),
+        generator_busiest_share=max(harvest.cpu_seconds) / at_work,
+        generator_worst_lag=harvest.worst_lag_seconds,
+        handshake_retransmits=sum(row["retransmits"] for row in rows),
+        window=plan.window,
+        handshake_seconds=plan.handshake_seconds,
     )
-    _add_latencies(summary, good)
-    return summary
 
 
-def percentile(values: Sequence[float], share: int) -> float:
-    """Between the two nearest values, as the seed computes it; `share` is 1 to 99."""
-    if len(values) < 2:  # too few for `quantiles`
-        return sum(values)
-    return statistics.quantiles(values, n=100, method="inclusive")[share - 1]
-
-
-def _add_latencies(summary: Summary, good: Sequence[Json]) -> None:
+def _latencies(good: Sequence[Json]) -> Json:
+    """Percentiles by name, between the two nearest values, as the seed computes them."""
+    found: dict[str, float] = {}
     for phase in ("connect", "reset", "step", "total"):
         values = [row[f"{phase}_latency"] for row in good if row[f"{phase}_latency"] > 0]
-        for share in _PERCENTILES:
-            setattr(summary, f"{phase}_p{share}", percentile(values, share))
-    totals = [row["total_latency"] for row in good]
-    if totals:
-        summary.total_min, summary.total_max = min(totals), max(totals)
-        summary.total_avg = statistics.mean(totals)
-        summary.total_p90 = percentile(totals, 90)
+        if len(values) < 2:  # too few for `quantiles`
+            values = [sum(values)] * 2
+        parts = statistics.quantiles(values, n=100, method="inclusive")
+        shares = (50, 90, 95, 99) if phase == "total" else (50, 95, 99)
+        found |= {f"{phase}_p{share}": parts[share - 1] for share in shares}
+    return found
 
 
-def _counted(values: Any) -> str:
+def _counted(values: Iterable[Any]) -> str:
     return " ".join(f"{value}:{count}" for value, count in sorted(Counter(values).items()))
 
 
@@ -246,20 +223,19 @@ class ResultFolder:
     """The files of one measurement, written batch by batch."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        for name in (RAW_NAME, SUMMARY_NAME, REPORT_NAME):
-            (folder / name).unlink(missing_ok=True)  # an earlier measurement's
+        names = (RAW_NAME, SUMMARY_NAME, REPORT_NAME)
+        self._raw, self._table, self._report = self._files = [folder / name for name in names]
+        for path in self._files:
+            path.unlink(missing_ok=True)  # an earlier measurement's
 
     def add(self, rows: Sequence[Json], summary: Summary) -> None:
         """A batch."""
-        with (self.folder / RAW_NAME).open("ab") as file:
+        with self._raw.open("ab") as file:
             file.writelines(orjson.dumps(row) + b"\n" for row in rows)
-        path = self.folder / SUMMARY_NAME
-        is_new = not path.exists()
-        with path.open("a", newline="", encoding="utf-8") as table:
+        with self._table.open("a", newline="", encoding="utf-8") as table:
             writer = csv.DictWriter(table, [item.name for item in fields(Summary)])
-            if is_new:
+            if not table.tell():
                 writer.writeheader()
             writer.writerow(asdict(summary))
 
@@ -274,9 +250,8 @@ class ResultFolder:
             "summaries": [asdict(summary) for summary in report.summaries],
         }
         text = json.dumps(content, indent=2) + "\n"
-        (self.folder / REPORT_NAME).write_text(text, encoding="utf-8")
-        names = (RAW_NAME, SUMMARY_NAME, REPORT_NAME)
-        return [self.folder / name for name in names if (self.folder / name).exists()]
+        self._report.write_text(text, encoding="utf-8")
+        return [path for path in self._files if path.exists()]
 
 
 def _now() -> str:
@@ -284,4 +259,4 @@ def _now() -> str:
 
 
 def _hardware() -> str:
-    return f"{machine()['cores']}-cores"
+    return f"{usable_cores()}-cores"

@@ -13,13 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import target as targets_module
 from .crew import Crew
 from .generator import Batch
-from .listen_queues import read_dropped
 from .plan import GENTLE_WINDOW, Cell, Plan
 from .results import Report, ResultFolder, Summary, Weight, rows_of, summary_of
-from .target import Target
+from .target import Target, check_answers, cpu_seconds, pss_bytes, read_dropped
 
 PAUSE_SECONDS = 0.5  # for the sessions of one batch to be gone before the next, as in the seed
 WARMING_SESSIONS = 64
@@ -52,12 +50,12 @@ class Sweep:
     def run(self) -> list[Path]:
         """Measure everything; the files that were written."""
         for target in self._targets:
-            targets_module.check_answers(target)
+            check_answers(target)
         batches: list[tuple[Cell, Target]] = []
         for cell in self._plan.cells():
             first = (cell.repetition - 1) % max(1, len(self._targets))
             turn = [*self._targets[first:], *self._targets[:first]]
-            batches += [(cell, target) for target in turn if cell.mode in target.modes]
+            batches += [(cell, target) for target in turn]
         with Crew(self._plan.crew_size, self._program) as crew:
             self._weigh_all(crew)
             for number, (cell, target) in enumerate(batches):
@@ -80,7 +78,7 @@ class Sweep:
                     time.sleep(PAUSE_SECONDS)
 
     def _weigh(self, crew: Crew, target: Target) -> Weight:
-        idle = targets_module.pss_bytes(target)
+        idle = pss_bytes(target)
         # What the first sessions make a server import and allocate is no session's weight.
         few, warm = self._hold(crew, target, min(WARMING_SESSIONS, self._plan.sessions_to_weigh))
         good, held = self._hold(crew, target, self._plan.sessions_to_weigh)
@@ -91,7 +89,7 @@ class Sweep:
         held: dict[int, int] = {}
         harvest = crew.run(
             self._batch(Cell("ws", sessions, 0.0, 0), target, hold=True),
-            on_held=lambda: held.update(targets_module.pss_bytes(target)),
+            on_held=lambda: held.update(pss_bytes(target)),
         )
         good = sum(outcome["error_kind"] is None for outcome in harvest.outcomes)
         return good, sum(held.values())
@@ -106,20 +104,15 @@ class Sweep:
                 told_at = time.monotonic()
                 self._on_progress(words, number + ended / cell.requests, total)
 
-        before, dropped_before = targets_module.cpu_seconds(target), read_dropped()
+        used_before, dropped_before = cpu_seconds(target), read_dropped()
         harvest = crew.run(self._batch(cell, target), on_tick=on_tick)
-        used, dropped = targets_module.cpu_seconds(target) - before, read_dropped()
+        used, dropped = cpu_seconds(target) - used_before, read_dropped()
         rows = rows_of(harvest, cell, target.name)
-        summary = summary_of(
-            rows,
-            cell,
-            target,
-            harvest,
-            server_cpu_seconds=used,
-            server_pss_bytes=sum(targets_module.pss_bytes(target).values()),
-            plan=self._plan,
-            dropped=dropped.since(dropped_before) if dropped and dropped_before else None,
-        )
+        summary = summary_of(rows, cell, target, harvest, self._plan, used)
+        summary.server_pss_bytes = sum(pss_bytes(target).values())
+        if dropped and dropped_before:
+            summary.kernel_listen_overflows = dropped.overflows - dropped_before.overflows
+            summary.kernel_listen_drops = dropped.drops - dropped_before.drops
         self._results.add(rows, summary)
         self.report.summaries.append(summary)
         self._on_summary(summary)

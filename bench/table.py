@@ -16,13 +16,9 @@ from .plan import HANDSHAKE_SECONDS
 from .results import Report, Summary, Weight, machine
 
 SUCCESS_THRESHOLD = 0.95  # of the seed: the largest batch that reaches it is the maximum
-_CELL = (
-    ("server", ""),
-    ("mode", ""),
-    ("wait", ""),
-    ("handshakes", ""),
-)  # what tells batches of one size apart
-_HEAD = (
+_CELLS = 4  # the first headings tell batches of one size apart
+_HEADS = (
+    ("server", ""), ("mode", ""), ("wait", ""), ("handshakes", ""),
     ("sessions", ""), ("success", ""), ("total", "P50, s"), ("total P99, s", "(spread)"),
     ("connect", "P99, s"), ("CPU ms", "each"), ("kernel", "drops"), ("shards", ""),
 )  # fmt: skip
@@ -37,20 +33,8 @@ def lines_of(report: Report) -> list[str]:
         f"{facts['cores']} cores shared by server and load, {facts['memory_gb']} GB, "
         f"{facts['system']}, Python {facts['python']}"
     )
-    table = _table(grouped(report.summaries))
-    return [machine_line, *table, *map(weight_line, report.weights), *_notes(report)]
-
-
-def _table(groups: Sequence[Sequence[Summary]]) -> list[str]:
-    cells = [(s.server, s.mode, f"wait {s.wait_seconds:g} s", window_words(s)) for s, *_ in groups]
-    varying = [n for n in range(len(_CELL)) if len({cell[n] for cell in cells}) > 1]
-    rows = [
-        (*(cell[n] for n in varying), *row_of(group))
-        for cell, group in zip(cells, groups, strict=True)
-    ]
-    heads = zip(*(_CELL[n] for n in varying), *_HEAD, strict=True)
-    same = [cells[0][n] for n in range(len(_CELL)) if n not in varying] if cells else []
-    return [*([", ".join(same)] if same else []), *_aligned([*heads, *rows])]
+    table = _table([_row(group) for group in grouped(report.summaries)])
+    return [machine_line, *table, *map(_weight_line, report.weights), *_notes(report.summaries)]
 
 
 def grouped(summaries: Iterable[Summary]) -> list[list[Summary]]:
@@ -65,31 +49,14 @@ def grouped(summaries: Iterable[Summary]) -> list[list[Summary]]:
 
 def max_batch(summaries: Iterable[Summary], server: str, wait_seconds: float, mode: str) -> int:
     """The largest batch of which at least 95 % succeeded, on average of all repetitions."""
-    fitting = [
-        s for s in summaries if (s.server, s.wait_seconds, s.mode) == (server, wait_seconds, mode)
-    ]
+    wanted = (server, wait_seconds, mode)
+    fitting = [s for s in summaries if (s.server, s.wait_seconds, s.mode) == wanted]
     good = [
         group[0].num_requests
         for group in grouped(fitting)
         if statistics.mean(1 - s.error_rate for s in group) >= SUCCESS_THRESHOLD
     ]
     return max(good, default=0)
-
-
-def row_of(group: Sequence[Summary]) -> tuple[str, ...]:
-    """One row: the median of the repetitions."""
-    first = group[0]
-    total_p99 = [s.total_p99 for s in group]
-    return (
-        f"{first.num_requests}",
-        _percent(min(1 - s.error_rate for s in group)),
-        f"{statistics.median(s.total_p50 for s in group):.2f}",
-        f"{statistics.median(total_p99):.2f} ({min(total_p99):.2f}-{max(total_p99):.2f})",
-        f"{statistics.median(s.connect_p99 for s in group):.2f}",
-        f"{statistics.median(s.server_cpu_ms_per_session for s in group):.2f}",
-        _dropped(group),
-        _split(first),
-    )
 
 
 def summary_line(summary: Summary) -> str:
@@ -104,7 +71,43 @@ def summary_line(summary: Summary) -> str:
     )
 
 
-def weight_line(weight: Weight) -> str:
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    once = [n for n in range(_CELLS) if len({row[n] for row in rows}) == 1]
+    shown = [n for n in range(len(_HEADS)) if n not in once]
+    cells = [[row[n] for n in shown] for row in [*zip(*_HEADS, strict=True), *rows]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [", ".join(rows[0][n] for n in once)] if once else []
+    for row in cells:
+        aligned = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append("  ".join(aligned).rstrip())
+    return lines
+
+
+def _row(group: Sequence[Summary]) -> tuple[str, ...]:
+    """One row: the median of the repetitions."""
+    first = group[0]
+    window = f"window {first.window}" if first.window else "all at once"
+    if (seconds := first.handshake_seconds) != HANDSHAKE_SECONDS:
+        window = f"{window}, {seconds:g} s each"
+    p99 = [s.total_p99 for s in group]
+    drops = [s.kernel_listen_drops for s in group if s.kernel_listen_drops is not None]
+    return (
+        first.server,
+        first.mode,
+        f"wait {first.wait_seconds:g} s",
+        window,
+        f"{first.num_requests}",
+        _percent(min(1 - s.error_rate for s in group)),
+        f"{statistics.median(s.total_p50 for s in group):.2f}",
+        f"{statistics.median(p99):.2f} ({min(p99):.2f}-{max(p99):.2f})",
+        f"{statistics.median(s.connect_p99 for s in group):.2f}",
+        f"{statistics.median(s.server_cpu_ms_per_session for s in group):.2f}",
+        f"{max(drops)}" if drops else "?",
+        _split(first),
+    )
+
+
+def _weight_line(weight: Weight) -> str:
     """What a server holds."""
     each = weight.bytes_per_session
     more = "" if each is None else f", {each / 1024:.1f} kB a session ({weight.sessions} open)"
@@ -114,35 +117,21 @@ def weight_line(weight: Weight) -> str:
     )
 
 
-def _notes(report: Report) -> list[str]:
+def _notes(summaries: Sequence[Summary]) -> list[str]:
     notes = []
-    busy = sum(s.generator_busiest_share > _BUSY for s in report.summaries)
-    if busy:
+    if busy := sum(s.generator_busiest_share > _BUSY for s in summaries):
         notes.append(
-            f"in {busy} of {len(report.summaries)} batches a generator used over {_percent(_BUSY)} "
+            f"in {busy} of {len(summaries)} batches a generator used over {_percent(_BUSY)} "
             "of a core outside the step's wait: latencies are upper bounds there"
         )
-    again = sum(s.handshake_retransmits for s in report.summaries)
-    if again:
+    if again := sum(s.handshake_retransmits for s in summaries):
         notes.append(f"the kernel retransmitted {again} handshakes: a server's queue was full")
-    if any(s.kernel_listen_drops for s in report.summaries):
-        notes.append(
-            "kernel drops: TcpExtListenDrops of the whole system (other programs' count too),"
-        )
-        notes.append("  while the batch ran, in the repetition that had the most")
+    if any(s.kernel_listen_drops for s in summaries):
+        notes += [
+            "kernel drops: TcpExtListenDrops of the whole system (other programs' count too),",
+            "  while the batch ran, in the repetition that had the most",
+        ]
     return notes
-
-
-def window_words(summary: Summary) -> str:
-    """How many handshakes were under way at once."""
-    words = f"window {summary.window}" if summary.window else "all at once"
-    seconds = summary.handshake_seconds
-    return words if seconds == HANDSHAKE_SECONDS else f"{words}, {seconds:g} s each"
-
-
-def _dropped(group: Sequence[Summary]) -> str:
-    known = [s.kernel_listen_drops for s in group if s.kernel_listen_drops is not None]
-    return f"{max(known)}" if known else "?"
 
 
 def _split(summary: Summary) -> str:
@@ -157,11 +146,3 @@ def _split(summary: Summary) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.4g} %"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

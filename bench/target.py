@@ -8,6 +8,8 @@ import http.client
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
@@ -17,6 +19,7 @@ from .errors import Unreachable
 
 HTTP_PORT = 80
 ASK_SECONDS = 10.0
+_COUNTERS = Path("/proc/net/netstat")
 _WHOLE_PROCESS = 2  # CPUCLOCK_SCHED in the kernel's coding of clocks, clock_getcpuclockid(3)
 
 
@@ -27,7 +30,6 @@ class Target:
     name: str  # as it is called in tables and figures
     url: str
     root_pids: tuple[int, ...] = ()  # it, with everything below; nothing: it is not ours to see
-    modes: tuple[str, ...] = ("ws", "http")  # its protocols
     token: str | None = None  # that it wants
     others: tuple[str, ...] = ()  # further `host:port` of it: load generators take them in turn
 
@@ -101,3 +103,24 @@ def pss_bytes(target: Target) -> dict[int, int]:
             memory = process.memory_full_info()
             held[process.pid] = int(getattr(memory, "pss", 0) or memory.uss)
     return held
+
+
+class Dropped(NamedTuple):
+    """Connections that the kernel dropped because a listening socket's queue was full.
+
+    Counted for all sockets of the network namespace together: other programs' count as well.
+    """
+
+    overflows: int  # `TcpExtListenOverflows`: the queue of accepted connections was full
+    drops: int  # `TcpExtListenDrops`: these, and what was dropped for any other reason
+
+
+def read_dropped() -> Dropped | None:
+    """Return the kernel's counters as they are now; None where the system has none."""
+    try:
+        lines = _COUNTERS.read_text().splitlines()
+    except OSError:
+        return None
+    names, values = (line.split()[1:] for line in lines if line.startswith("TcpExt:"))
+    counters = dict(zip(names, map(int, values), strict=True))
+    return Dropped(counters["ListenOverflows"], counters["ListenDrops"])

@@ -47,7 +47,7 @@ def launch(environ: dict[str, str], name: str, replicas: int, sessions: int, *mo
     words = ["launch", "benchmark", "--name", name, "--shards", "1", *more]
     words += ["--replicas", str(replicas), "--max-sessions", str(2 * sessions)]
     address = openenv(environ, *words)["environment"]["address"]
-    return Target(name, address, modes=("ws",))
+    return Target(name, address)
 
 
 def targets_of(environ: dict[str, str], replicas: int, sessions: int) -> list[Target]:
@@ -55,12 +55,12 @@ def targets_of(environ: dict[str, str], replicas: int, sessions: int) -> list[Ta
     direct = launch(environ, "direct", replicas, sessions)
     through = launch(environ, "through", replicas, sessions, "--gateway")
     envoy = openenv(environ, "gateway", "status")["gateway"]["pid"]
-    return [direct, Target(through.name, through.url, (envoy,), through.modes)]
+    return [direct, Target(through.name, through.url, (envoy,))]
 
 
 def crowds(report: Report, targets: list[Target], replicas: int, options: Any) -> bool:
     """Measure all crowds; whether the aims are met."""
-    plan = Plan(tuple(options.crowds), repetitions=options.repetitions, modes=("ws",))
+    plan = Plan(tuple(options.crowds), repetitions=options.repetitions)
     with tempfile.TemporaryDirectory(prefix="openenvd-load-") as folder:
         sweep = Sweep(plan, targets, Path(folder))
         sweep.run()

@@ -138,16 +138,11 @@ def parse_grid(text: str) -> tuple[float, ...]:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """What is to be measured.
-
-    Raises:
-        InvalidPlan
-    """
+    """What is to be measured."""
     return Plan(
         requests_grid=tuple(map(int, options.requests_grid)),
         wait_grid=options.wait_grid,
         repetitions=options.reps,
-        modes=("ws",),
         timeout_seconds=options.timeout,
         generators=options.generators,
         window=options.window,

@@ -60,6 +60,22 @@ class RolloutOptions:
     memory_mb: int | None = option(None, "Memory limit of the rollout.", least=32)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkOptions:
+    """How an environment is measured. Each option is declared here and nowhere else."""
+
+    repetitions: int = option(
+        3, "How often each batch is measured.", least=1, most=100, flag="--reps"
+    )
+    generators: int | None = option(None, "Number of load-generator processes.", least=1, most=256)
+    window: int | None = option(
+        None, "Handshakes under way at once; by default all of a batch.", least=1
+    )
+    session_timeout_seconds: float = option(
+        120.0, "Time limit of a session, beyond its wait.", above=0
+    )
+
+
 CHECK_NAMES = ("protocol", "memory", "blocking", "determinism", "leaks")  # of `operations/testing/`
 
 

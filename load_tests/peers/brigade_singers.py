@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from openenvd.bench.ws_session import take_frame
+from openenvd.bench.session import take_frame
 from openenvd.env_host.bundled.brigade.opus import FRAME_SAMPLES, SAMPLE_RATE, Encoder, pack
 from openenvd.system.websocket import (
     CLOSE,

@@ -67,9 +67,9 @@ def on_cluster(provider: str, nodes: int, arrangement: Arrangement) -> Iterator[
         openenv(environ, *words)
         address = openenv(environ, "status", NAME)["environments"][0]["address"]
         own = openenv(environ, "gateway", "status")["gateway"]["pid"]
-        through = Target(NAME, address, (own,), ("ws",))
+        through = Target(NAME, address, (own,))
         first, *rest = replica_addresses(environ)
-        direct = Target(DIRECT, f"http://{first}", (), ("ws",), others=tuple(rest))
+        direct = Target(DIRECT, f"http://{first}", others=tuple(rest))
         yield [Started(through), Started(direct)]
 
 

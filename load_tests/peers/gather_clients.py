@@ -63,7 +63,6 @@ class Gather:
             "cpu_seconds": time.process_time() - cpu,
             "wall_seconds": time.monotonic() - started_at,
             "worst_lag_seconds": self._lag_seconds,
-            "port_retries": 0,
             "outcomes": outcomes,
         }
 

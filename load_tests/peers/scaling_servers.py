@@ -265,7 +265,7 @@ def limit(processes: int = LIMIT_PROCESSES, name: str = "limit") -> Iterator[Sta
             port = int(log.read_text().partition("listening on ")[2].split()[0])
             _until(lambda: _answers(port), process, log)
             url = f"http://127.0.0.1:{port}"
-            yield Started(Target(name, url, (process.pid,), modes=("ws",)))
+            yield Started(Target(name, url, (process.pid,)))
 
 
 @contextmanager

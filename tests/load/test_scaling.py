@@ -19,9 +19,8 @@ import pytest
 from openenvd.bench.crew import Crew, shares_of
 from openenvd.bench.errors import GeneratorLost
 from openenvd.bench.generator import Batch
-from openenvd.bench.listen_queues import read_dropped
 from openenvd.bench.results import Report, Summary
-from openenvd.bench.target import Target
+from openenvd.bench.target import Target, read_dropped
 
 # The seed's own fields, in its order: burtenshaw/openenv-scaling, tests/test_scaling.py.
 RAW_FIELDS = """request_id mode timestamp wait_requested batch_size hardware connect_latency
@@ -187,10 +186,10 @@ def test_all_sessions_connect_before_any_is_answered(tmp_path: Path) -> None:
 def test_a_window_bounds_the_handshakes_under_way() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         port = listener.getsockname()[1]
-        batch = Batch("ws", "127.0.0.1", port, "", 12, {}, 60.0, 8, handshake_seconds=0.5)
+        batch = Batch("ws", "127.0.0.1", port, "", 12, {}, 60.0, 8, handshake_seconds=1.0)
         with Crew(2) as crew:
             harvest = crew.run(batch)
-    late = [outcome for outcome in harvest.outcomes if outcome["total_seconds"] > 0.9]
+    late = [outcome for outcome in harvest.outcomes if outcome["total_seconds"] > 1.8]
     assert len(late) == 12 - 8  # they waited for the first ones to give up
 
 
@@ -206,8 +205,7 @@ def test_what_the_kernel_dropped_is_counted(tmp_path: Path) -> None:
         for client in clients:
             client.close()
     assert after is not None
-    dropped = after.since(before)
-    assert dropped.drops >= dropped.overflows >= 1
+    assert after.drops - before.drops >= after.overflows - before.overflows >= 1
 
 
 def ratios_of(*summaries: Any) -> list[str]:

@@ -146,16 +146,23 @@ def test_a_cancelled_measurement_leaves_no_generators(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    "fields",
     [
-        ({"requests_grid": []}, "the grid of requests is empty"),
-        ({"requests_grid": [0]}, "requests: 0 is not within"),
-        ({"wait_grid": [-1]}, "wait: -1 is not within"),
-        ({"repetitions": 0}, "repetitions: 0 is not within"),
-        ({"modes": ["smoke"]}, "the mode is one of ws, http"),
-        ({"output_dir": "relative"}, "not an absolute path"),
+        {"requests_grid": []},
+        {"requests_grid": [0]},
+        {"requests_grid": [10**9]},
+        {"wait_grid": []},
+        {"wait_grid": [-1]},
+        {"wait_grid": [float("nan")]},
+        {"wait_grid": [float("inf")]},
+        {"repetitions": 0},
+        {"modes": []},
+        {"modes": ["smoke"]},
+        {"session_timeout_seconds": 0},
+        {"window": 0},
+        {"output_dir": "relative"},
     ],
 )
-def test_a_measurement_that_makes_no_sense_is_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
+def test_a_measurement_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(fields))):
         BenchmarkPayload.model_validate({"name": "benchmark", **fields})
