@@ -12,6 +12,7 @@ import pytest
 from openenvd.cli import exit_codes
 from openenvd.cli.examples import EXAMPLES
 from openenvd.cli.main import COMMANDS, OTHER_WORDS, cli
+from openenvd.cli.option_groups import GroupedCommand
 from openenvd.cli.passthrough import COMMANDS as UPSTREAMS
 
 from .conftest import Command
@@ -33,9 +34,11 @@ def commands() -> Iterator[tuple[str, click.Command]]:
 
 @pytest.mark.parametrize(("path", "command"), list(commands()), ids=lambda each: str(each)[:40])
 def test_every_help_page_has_examples(path: str, command: click.Command) -> None:
-    text = command.get_help(click.Context(command, info_name=path, parent=TOP))
-    assert "Examples:" in text
-    for line, told in EXAMPLES[path]:
+    context = click.Context(command, info_name=path, help_option_names=["-h", "--help"])
+    text = command.get_help(context)
+    assert "Example" in text
+    fits = 1 if isinstance(command, GroupedCommand) else None  # its page keeps to one screen
+    for line, told in EXAMPLES[path][:fits]:
         assert line in text
         assert told in text
 

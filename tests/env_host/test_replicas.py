@@ -20,7 +20,6 @@ import pytest
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host
 from .samples import TOOLS
-from .test_mcp import McpClient
 
 Pair = tuple[Host, Host]
 
@@ -100,16 +99,6 @@ def test_a_door_is_its_users_alone_and_one_that_was_left_is_replaced(
     assert stat.S_IMODE(left.stat().st_mode) == 0o600
     session = rpc(there, "openenv/session/create")["result"]["session_id"]
     assert "result" in rpc(here, "tools/list", session_id=session)
-
-
-def test_an_mcp_host_is_served_by_any_replica(replicas: Callable[..., Pair]) -> None:
-    first, second = replicas()
-    client, other = McpClient(first), McpClient(second)
-    client.initialize()
-    other.headers = client.headers
-    assert other.ask("tools/call", name="count", arguments={})["structuredContent"] == {"count": 1}
-    assert other.request("DELETE")[0] == 200
-    assert other.request("DELETE")[0] == 404
 
 
 def test_a_session_of_a_replica_that_has_exited_is_unknown(replicas: Callable[..., Pair]) -> None:
