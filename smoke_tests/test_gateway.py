@@ -319,7 +319,6 @@ def test_tokens_are_wanted_and_given_in_the_base_url(machine: Machine) -> None:
     assert base_url == f"{address}?token={TOKEN}"
     assert answers(base_url)
     assert status_of(f"{address}/health", Authorization=f"Bearer {TOKEN}") == 200
-    assert TOKEN not in machine.ok("gateway", "config").out
 
 
 def test_a_gateway_that_cannot_be_started_fails_the_launch_and_leaves_nothing(
