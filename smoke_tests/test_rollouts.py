@@ -87,11 +87,16 @@ def again(machine: Machine, policy: str = "slowly", *more: str) -> Any:
     return machine.ok("rollout", "echo", *arguments, *named, *more).json["rollout"]
 
 
+def rows_of(machine: Machine, kind: str) -> list[dict[str, Any]]:
+    """The rows of a kind that a pattern finds."""
+    files = out_of(machine).glob("[ep]*/**/*.jsonl")
+    rows = (json.loads(line) for file in files for line in file.read_text().splitlines())
+    return [row for row in rows if row["kind"] == kind]
+
+
 def episode_rows(machine: Machine) -> dict[str, dict[str, Any]]:
     """The totals of episodes, by id."""
-    files = out_of(machine).glob("[ep]*/**/*.jsonl")
-    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    return {row["episode_id"]: row["episode"] for row in rows if row["kind"] == "end"}
+    return {row["episode_id"]: row["episode"] for row in rows_of(machine, "end")}
 
 
 def recorded_ids(machine: Machine) -> set[str]:
@@ -115,18 +120,9 @@ def worker_of(machine: Machine) -> psutil.Process:
 
 
 def every_episode_is_there_once(machine: Machine) -> None:
-    rows = [
-        json.loads(line)
-        for file in out_of(machine).glob("episodes-*.jsonl")
-        for line in file.read_text().splitlines()
-    ]
-    counted = Counter(row["episode_id"] for row in rows)
+    counted = Counter(row["episode_id"] for row in rows_of(machine, "end"))
     assert counted == Counter(f"{number:06d}" for number in range(EPISODES))
-    steps = [
-        json.loads(line)
-        for file in out_of(machine).glob("steps-*.jsonl")
-        for line in file.read_text().splitlines()
-    ]
+    steps = rows_of(machine, "step")
     assert Counter((s["episode_id"], s["step"]) for s in steps) == Counter(
         (f"{number:06d}", step) for number in range(EPISODES) for step in range(10)
     )
