@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 
 VARIABLE = "TRACEPARENT"  # OpenTelemetry's carrier between processes
 HEADER = "traceparent"
@@ -39,9 +40,9 @@ def traceparent() -> str | None:
     Where nothing has imported OpenTelemetry, no span of it is under way: the command line goes
     without it.
     """
-    propagator = getattr(sys.modules.get(_API), "TraceContextTextMapPropagator", None)
     carrier: dict[str, str] = {}
-    if propagator is not None:
-        propagator().inject(carrier)
+    if "opentelemetry.trace" in sys.modules:
+        import_module("opentelemetry.trace")  # another thread may be importing it still
+        import_module(_API).TraceContextTextMapPropagator().inject(carrier)
     given = os.environ.get(VARIABLE, "")
     return carrier.get(HEADER) or (given if given.isascii() and given.isprintable() else "") or None
