@@ -352,9 +352,10 @@ async def test_episodes_exist_soon_after_they_are_finished(tmp_path: Path) -> No
         await put_steps(writer, "c", text=LARGE)
 
     crash(tmp_path, write)
-    assert ids(tmp_path) == ["a", "large"]
+    kept = set(ids(tmp_path))
+    assert {"a", "large"} <= kept <= {"a", "large", "b"}  # "b": where the crash came late
     async with await RolloutWriter.open(tmp_path) as writer:
-        assert writer.finished_episode_ids() == {"a", "large"}
+        assert writer.finished_episode_ids() == kept
 
 
 async def test_an_episode_whose_file_was_removed_is_played_again(tmp_path: Path) -> None:
