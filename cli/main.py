@@ -31,7 +31,7 @@ COMMANDS = {
     "status": ("status", "Show environments and requests, or one of them."),
     "dashboard": ("dashboard", "Open the dashboard in a browser."),
     "address": ("address", "Print what clients of an environment connect to."),
-    "gateway": ("gateway", "Show the gateway, or print its configuration."),
+    "gateway": ("gateway", "Show the gateway, its address and its replicas."),
     "logs": ("logs", "Print the log of an environment or a request."),
     "requests": ("requests", "Show the queue and its history."),
     "wait": ("requests", "Wait for requests; the outcome is the exit code."),
