@@ -15,6 +15,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,12 @@ async def load(pattern: str, cache: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    work = {"write": write, "resume": resume, "read": read, "datasets": load}[sys.argv[1]]
+    kinds: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {
+        "write": write,
+        "resume": resume,
+        "read": read,
+        "datasets": load,
+    }
+    work = kinds[sys.argv[1]]
     files = len(list(Path(sys.argv[2]).glob("**/*.jsonl"))) if sys.argv[1] == "read" else 0
     print(json.dumps({**asyncio.run(work(*sys.argv[2:])), "files": files}))
