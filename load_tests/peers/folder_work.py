@@ -15,7 +15,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ async def load(pattern: str, cache: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    kinds: dict[str, Callable[..., Awaitable[dict[str, float]]]] = {
+    kinds: dict[str, Callable[..., Coroutine[Any, Any, dict[str, float]]]] = {
         "write": write,
         "resume": resume,
         "read": read,
