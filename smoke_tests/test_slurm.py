@@ -311,7 +311,7 @@ def test_a_job_that_slurm_has_forgotten_is_found_by_what_it_has_written(
         port=0,
         run_dir=str(tmp_path),
     )
-    (tmp_path / "slurm.json").write_text('{"job": "999999"}')
+    write_job(tmp_path, "999999")
     JobReport(job="999999", node="n1", host="127.0.0.1", port=1, exit_code=7).write(tmp_path)
     found = SlurmEngine().find(plan)
     assert found is not None
