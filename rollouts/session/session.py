@@ -46,7 +46,7 @@ class SessionEnd(StrEnum):
     NO_CAPACITY = "no_capacity"  # the server has no room for another session
     CONNECTION_LOST = "connection_lost"  # closed by the server, or by the network
     STEP_TIMED_OUT = "step_timed_out"  # a call was not answered in time
-    PROTOCOL_ERROR = "protocol_error"  # the server sent what is no WebSocket frame
+    PROTOCOL_ERROR = "protocol_error"  # no WebSocket frame, or an answer to no call
     ABANDONED = "abandoned"  # a call was cancelled before its answer came
     CLOSED = "closed"  # by its own client
     OTHER_PROCESS = "other_process"  # it was opened before a fork
@@ -180,8 +180,8 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Whether a call may be made."""
-        return self._end is None and self._socket.state is State.OPEN
+        """Whether a call may be made, and its answer would be its own."""
+        return self._end is None and self._socket.state is State.OPEN and not self._has_message
 
     async def ask(self, message: str | bytes, seconds: float | None, what: str) -> bytes:
         """Send a message and return the text of the answer.
@@ -205,6 +205,9 @@ class Session:
             except ConnectionClosed as exc:
                 self._end = self._end or _lost(exc)
                 raise self._end.again() from exc
+            except SessionFailed as exc:
+                self.abort(exc)
+                raise
             except BaseException:
                 told = f"a {what} was abandoned before its answer came; open another session"
                 self.abort(SessionFailed(SessionEnd.ABANDONED, told))
@@ -245,7 +248,20 @@ class Session:
         self._end = self._end or end or _closed()
         self._socket.transport.abort()
 
+    @property
+    def _has_message(self) -> bool:
+        """Whether a message has arrived that answers no call; the library has no public way."""
+        return len(self._socket.recv_messages.frames) > 0
+
     async def _exchange(self, message: str | bytes) -> bytes:
+        if self._has_message:
+            # A server reports by an error that nobody asked for why it ends a session. Anything
+            # else would be taken for the answer to this call.
+            early = await self._socket.recv(decode=False)
+            if _is_error(early):
+                return early
+            told = "the server sent a message that answers no call"
+            raise SessionFailed(SessionEnd.PROTOCOL_ERROR, told)
         with contextlib.suppress(ConnectionClosed):  # why may have been said before
             await self._socket.send(message, text=True)
         return await self._socket.recv(decode=False)
@@ -260,6 +276,14 @@ class Session:
             raise SessionFailed(SessionEnd.OTHER_PROCESS, told)
         if self._end is not None:
             raise self._end.again()
+
+
+def _is_error(message: bytes) -> bool:
+    try:
+        found = json.loads(message)
+    except ValueError:
+        return False
+    return isinstance(found, dict) and found.get("type") == "error"
 
 
 def _said(exc: Exception) -> str:

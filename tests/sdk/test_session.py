@@ -52,6 +52,17 @@ def server(*answers: str | None) -> Iterator[str]:
 
 
 @contextmanager
+def running(handle: Callable[[ServerConnection], None]) -> Iterator[str]:
+    """Serve each connection by a function."""
+    with serve(handle, "127.0.0.1", 0) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
 def refusing_server(
     message: str = "no licence", code: str = "CAPACITY_REACHED", close: tuple[int, str] = (1000, "")
 ) -> Iterator[str]:
@@ -91,6 +102,23 @@ def test_an_error_is_raised_with_its_code() -> None:
             session.step({})
         assert caught.value.code == "EXECUTION_ERROR"
         assert session.step({}).done  # the session goes on
+
+
+def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_calls() -> None:
+    def handle(socket: ServerConnection) -> None:
+        socket.recv()
+        socket.send(observation(observation={"at": 1}))
+        socket.send(observation(observation={"at": 1}))
+        with suppress(ConnectionClosed):
+            socket.recv()
+            socket.send(observation(observation={"at": 2}))
+
+    with running(handle) as address, Session(address) as session:
+        assert session.reset().observation == {"at": 1}
+        time.sleep(0.2)  # the second answer arrives
+        for _ in range(2):
+            with pytest.raises(SessionError, match="a message that answers no call"):
+                session.step({})
 
 
 def test_an_error_names_the_fields_that_are_wrong() -> None:
