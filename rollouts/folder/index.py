@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from .rows import parsed_end
 EPISODES, PACKS, UNFINISHED, LOCK = "episodes", "packs", ".unfinished", ".lock"
 FILE, PACKING = ".jsonl", ".packing"
 GROUP = "group-"
+_PACK_NAME = re.compile(rf"\d+({re.escape(FILE)}|{re.escape(PACKING)})")
 _TAIL_BYTES = 4096  # more than an episode's last line
 _TRIES = 100
 
@@ -51,14 +53,19 @@ def episodes_in(folder: Path) -> dict[str, Place]:
         OutputDamaged: A pack has no index.
     """
     for _ in range(_TRIES):
-        packs = names(folder / PACKS)
+        packs = pack_names(folder)
         found = {unquote(path.stem): Place(str(path)) for path in loose_files(folder)}
-        if packs == names(folder / PACKS):  # nothing went into a pack meanwhile
+        if packs == pack_names(folder):  # nothing went into a pack meanwhile
             with suppress(FileNotFoundError):  # it has got its last name
                 for name in sorted(packs, key=lambda name: name.endswith(PACKING)):
                     found.update(places_in(folder / PACKS / name))
                 return found
     raise OutputError(f"{folder} changes faster than it can be listed")
+
+
+def pack_names(folder: Path) -> list[str]:
+    """The packs of a rollout by name; files of other names, such as NFS's `.nfs…`, are ignored."""
+    return [name for name in names(folder / PACKS) if _PACK_NAME.fullmatch(name)]
 
 
 def loose_files(folder: Path) -> Iterator[Path]:

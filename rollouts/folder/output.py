@@ -59,6 +59,7 @@ class Output:
         written and renamed before it.
         """
         small = [files for files in ended if not any(file.size_bytes for file in files)]
+        large = [files for files in ended if any(file.size_bytes for file in files)]
         if small:
             made = Pack(self._unfinished(), self._disk)
             for file in (file for files in small for file in files):
@@ -68,10 +69,9 @@ class Output:
             self._disk.rename(made.path, packs / f"{next_number(self.folder):05}{FILE}")
             self._disk.sync(packs)
             self._made += 1
-        for files in ended:
-            if files not in small:
-                self._rename(files)
-        if len(small) < len(ended):
+        for files in large:
+            self._rename(files)
+        if large:
             self._disk.sync(self.folder / EPISODES)
         if self._made >= MOST_FILES:
             self._pack()

@@ -9,16 +9,27 @@ Small files become larger ones, also packs; `folder/__init__.py` says what a cra
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
+from urllib.parse import unquote
 
 import msgspec
 
 from ...system.disk_space import is_full
 from ..errors import OutputDamaged
 from .disk import Disk
-from .index import EPISODES, FILE, PACKING, PACKS, is_group, loose_files, names, places_in
+from .index import (
+    EPISODES,
+    FILE,
+    PACKING,
+    PACKS,
+    is_group,
+    loose_files,
+    names,
+    pack_names,
+    places_in,
+)
 from .rows import END_OF_LINE, ends_at, parsed_end
 
 PACK_BYTES = 64 << 20
@@ -59,13 +70,20 @@ class Pack:
 
 def next_number(folder: Path) -> int:
     """The number of a folder's next pack."""
-    return max((int(name.partition(".")[0]) for name in names(folder / PACKS)), default=-1) + 1
+    return max((int(name.partition(".")[0]) for name in pack_names(folder)), default=-1) + 1
 
 
 def small_files(folder: Path) -> list[Path]:
     """Files that are worth packing, in the order of their names."""
-    packs = (folder / PACKS / name for name in names(folder / PACKS))
-    return [path for path in chain(loose_files(folder), packs) if path.stat().st_size < SMALL_BYTES]
+    packs = (folder / PACKS / name for name in pack_names(folder) if name.endswith(FILE))
+    return [path for path in chain(loose_files(folder), packs) if _is_small(path)]
+
+
+def _is_small(path: Path) -> bool:
+    try:
+        return path.stat().st_size < SMALL_BYTES
+    except FileNotFoundError:  # its episode is to be lost on purpose
+        return False
 
 
 def pack(folder: Path, files: Sequence[Path], unfinished: Path, disk: Disk) -> None:
@@ -81,37 +99,46 @@ def pack(folder: Path, files: Sequence[Path], unfinished: Path, disk: Disk) -> N
         OSError: The file system refuses, otherwise than for want of room.
     """
     rest = list(files)
-    try:
-        while rest:
-            made = Pack(unfinished, disk)
-            packed = []
+    while rest:
+        made = Pack(unfinished, disk)
+        packed = []
+        try:
             while rest and made.size_bytes < PACK_BYTES:
                 path = rest.pop(0)
                 if _add_file(made, path):
                     packed.append(path)
             if packed:
                 made.finish()
-                _replace(folder, made.path, packed, disk)
-    except OSError as exc:
-        if not is_full(exc):
-            raise
-        disk.remove(unfinished)
-        log.warning("small episodes stay in files of their own: %s", exc)
+        except OSError as exc:
+            if not is_full(exc):
+                raise
+            disk.remove(unfinished)
+            log.warning("small episodes stay in files of their own: %s", exc)
+            return
+        if packed:  # a failure here leaves a state that the next writer completes
+            _replace(folder, made.path, packed, disk)
 
 
 def finish_interrupted(folder: Path, disk: Disk) -> None:
     """Removes files whose episodes are in a pack, which gets its last name then."""
     packs = folder / PACKS
-    for packing in (packs / name for name in names(packs) if name.endswith(PACKING)):
+    for packing in (packs / name for name in pack_names(folder) if name.endswith(PACKING)):
         packed = places_in(packing).keys()
-        others = [path for path in small_files(folder) if path != packing]
-        doubled = [path for path in others if not packed.isdisjoint(places_in(path))]
+        doubled = [path for path in small_files(folder) if not packed.isdisjoint(_ids_in(path))]
         _put_in_place(folder, packing, doubled, disk)
+
+
+def _ids_in(path: Path) -> Iterable[str]:
+    """The episodes of a file. That of one episode has its name, also when it is damaged."""
+    return places_in(path) if path.parent.name == PACKS else [unquote(path.stem)]
 
 
 def _add_file(made: Pack, path: Path) -> bool:
     """Adds a file's episodes. A damaged one stays as it is, for `verify` to find."""
-    content = path.read_bytes()
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:  # its episode is to be lost on purpose
+        return False
     line = content[content.rfind(b"\n", 0, -1) + 1 :]
     try:
         row = parsed_end(line, path)

@@ -7,6 +7,7 @@ What `rollouts/folder/__init__.py` says of failures, line for line.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from collections import Counter
@@ -20,6 +21,7 @@ from openenvd.rollouts.errors import (
     EpisodeRefused,
     OutputBusy,
     OutputDamaged,
+    OutputFull,
     OutputUnwritable,
 )
 from openenvd.rollouts.folder import output, packs
@@ -356,6 +358,42 @@ async def test_episodes_exist_soon_after_they_are_finished(tmp_path: Path) -> No
     assert {"a", "large"} <= kept <= {"a", "large", "b"}  # "b": where the crash came late
     async with await RolloutWriter.open(tmp_path) as writer:
         assert writer.finished_episode_ids() == kept
+
+
+async def test_a_full_disk_while_a_pack_takes_its_place_leaves_each_episode_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "LEAST_PACKED", 3)
+
+    class FullOnce(Disk):
+        is_full = True
+
+        def sync(self, folder: Path) -> None:
+            super().sync(folder)
+            if self.is_full and list(folder.glob("*.packing")):
+                self.is_full = False
+                raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+
+    writer = await RolloutWriter.open(tmp_path, disk=FullOnce())
+    for name in "abc":
+        await finish(writer, name, steps=1, text=LARGE)
+    with pytest.raises(OutputFull):
+        await writer.close()
+    assert list((tmp_path / "packs").glob("*.packing"))
+    async with await RolloutWriter.open(tmp_path) as writer:
+        assert writer.finished_episode_ids() == set("abc")
+    assert names(tmp_path) == ["packs/00000.jsonl"]
+    open_rollouts(tmp_path).verify()
+
+
+async def test_foreign_files_beside_the_packs_are_ignored(tmp_path: Path) -> None:
+    (tmp_path / "packs").mkdir()
+    for name in (".nfs000000000001", "backup.jsonl", ".DS_Store"):
+        (tmp_path / "packs" / name).write_text("no pack")
+    for name in "ab":
+        async with await RolloutWriter.open(tmp_path) as writer:
+            await finish(writer, name)
+    assert ids(tmp_path) == ["a", "b"]
 
 
 async def test_an_episode_whose_file_was_removed_is_played_again(tmp_path: Path) -> None:
