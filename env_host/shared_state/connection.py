@@ -27,6 +27,7 @@ MAX_CALLS = 1024  # of one shard, sent and not answered; the others wait in the 
 CONNECT_SECONDS = 10.0  # for the first connection
 GREETING_SECONDS = 5.0  # between connect and WELCOME
 RETRY_SECONDS = 0.05  # between two attempts to connect again
+MAX_SENT_BYTES = 32 << 20  # of their bodies, before the last one that is sent
 EXPIRED = "expired"  # a failure's type, where the call's time was over; no exception's name
 
 OnLost = Callable[[WorldLost], None]
@@ -40,6 +41,7 @@ class Sent(NamedTuple):
     future: asyncio.Future[Any]
     session: int
     method: str
+    body_bytes: int
 
 
 class Connection(WireProtocol):
@@ -50,6 +52,7 @@ class Connection(WireProtocol):
         self._loop = asyncio.get_running_loop()
         self._on_lost = on_lost
         self._sent: dict[int, Sent] = {}  # by request id
+        self._sent_bytes = 0  # of their bodies, which the state process may hold until it replies
         self._turn = asyncio.Lock()  # of the one call that waits for room; the others are behind it
         self._room = asyncio.Event()
         self._is_full = False  # the socket: the state process does not read
@@ -121,13 +124,16 @@ class Connection(WireProtocol):
         frame = encode(Kind.CALL, self.epoch, session, self._last_id + 1, value, body)
         self._last_id += 1
         future = self._loop.create_future()
-        self._sent[self._last_id] = Sent(future, session, method)
+        size = 0 if body is None else memoryview(body).nbytes
+        self._sent[self._last_id] = Sent(future, session, method, size)
+        self._sent_bytes += size
         self._note_room()
         self.send(frame)
         return future
 
     def _note_room(self) -> None:
-        if len(self._sent) < MAX_CALLS and not self._is_full:
+        has_room = len(self._sent) < MAX_CALLS and self._sent_bytes < MAX_SENT_BYTES
+        if has_room and not self._is_full:
             self._room.set()
         else:
             self._room.clear()
@@ -151,6 +157,7 @@ class Connection(WireProtocol):
         if sent is None or sent.session != frame.session:
             raise WireError(f"a reply to call {frame.request_id}, which is not in flight")
         del self._sent[frame.request_id]
+        self._sent_bytes -= sent.body_bytes
         self._note_room()
         if sent.future.done():  # its caller has given up
             return

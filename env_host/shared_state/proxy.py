@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import math
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -61,8 +62,10 @@ class StateProxy:
 
         Raises:
             WorldError: See `errors.py`.
-            TypeError, ValueError: An argument has no JSON form.
+            TypeError, ValueError: An argument has no JSON form, or the deadline is no number.
         """
+        if not math.isfinite(within_seconds):
+            raise ValueError(f"within: write a number of seconds, not {within_seconds}")
         deadline = time.monotonic() + within_seconds
         connection = self._connection or await self._bind(deadline)
         return await connection.call(self._session, method, arguments, body, deadline)

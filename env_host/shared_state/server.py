@@ -39,6 +39,7 @@ from .frames import Buffer, Frame, Kind, WireProtocol, encode, encode_value
 
 SESSIONS_PER_CONNECTION = 2**32
 RESERVED = frozenset({"session_ended", "close"})  # never called by a client
+MAX_MESSAGE_CHARS = 10_000  # of an exception
 _CREDENTIALS = struct.Struct("=iII")  # of a peer: pid, uid, gid
 
 log = logging.getLogger("openenvd.env_host")
@@ -191,7 +192,8 @@ class StateConnection(WireProtocol):
         self._fail(frame, type(exc).__name__, str(exc))
 
     def _fail(self, frame: Frame, kind: str, message: str) -> None:
-        self._send(Kind.FAILURE, frame, encode_value([kind, message]), None)
+        text = message[:MAX_MESSAGE_CHARS].encode("utf-8", "replace").decode()
+        self._send(Kind.FAILURE, frame, encode_value([kind, text]), None)
 
     def _send(self, kind: Kind, frame: Frame, value: bytes, body: bytes | None) -> None:
         self.send(encode(kind, self._server.epoch, frame.session, frame.request_id, value, body))

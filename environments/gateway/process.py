@@ -39,7 +39,6 @@ from ...shim.client import (
     ShimGone,
     clean_up_after_shim,
     read_run_file,
-    read_status_file,
     start_shim,
 )
 from ...system.extras import install_command
@@ -455,8 +454,3 @@ def _reserve(host: str, port: int) -> socket.socket:
         reservation.close()
         raise
     return reservation
-
-
-def shim_status(gateway: Gateway) -> Json:
-    """What its shim has written last; empty when there is nothing."""
-    return read_status_file(gateway.run_file.run_dir) or {}

@@ -52,6 +52,9 @@ class Ledger:
     def fail(self) -> None:
         raise LookupError("there is nothing")
 
+    def fail_in_latin(self) -> None:
+        raise OSError("caf\udce9")  # as of a file name that is not UTF-8
+
     def fail_to_say(self) -> object:
         return object()
 

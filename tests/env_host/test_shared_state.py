@@ -138,6 +138,21 @@ async def test_an_exception_of_a_method_reaches_its_caller_alone(world: StatePro
     assert found[1] == {"a": 1}
 
 
+async def test_a_message_without_a_utf8_form_fails_its_own_call(world: StateProxy) -> None:
+    with pytest.raises(WorldCallFailed, match=r"OSError: caf\?"):
+        await world.fail_in_latin()
+    assert await world.echo(a=1) == {"a": 1}
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan")])
+async def test_a_deadline_that_is_no_number_fails_its_own_call(
+    world: StateProxy, seconds: float
+) -> None:
+    with pytest.raises(ValueError, match="write a number of seconds"):
+        await world.within(seconds).echo(a=1)
+    assert await world.echo(a=1) == {"a": 1}
+
+
 @pytest.mark.parametrize("name", ["session_ended", "close", "no_such_thing"])
 async def test_only_public_methods_may_be_called(world: StateProxy, name: str) -> None:
     with pytest.raises(WorldCallFailed, match="AttributeError"):
@@ -449,6 +464,19 @@ async def test_bytes_that_the_state_process_does_not_read_wait_in_their_calls(
     assert len(link.connection._sent) <= 3
     os.kill(state.pid, signal.SIGCONT)
     assert await asyncio.gather(*calls) == [MEGABYTE] * 20
+
+
+async def test_the_bodies_that_the_state_process_holds_are_bounded(
+    state: StateProcess, world: StateProxy
+) -> None:
+    others = await connect_state(state.address)
+    body = bytes(8 * MEGABYTE)
+    calls = [asyncio.ensure_future(StateProxy(others).hold(body, token=n)) for n in range(9)]
+    await world.held(at_least=4)
+    while not all(call.done() for call in calls):
+        await world.release()
+    assert await world.most_held() == 4
+    await others.close()
 
 
 async def test_calls_that_are_not_answered_in_time_keep_others_from_being_sent(
