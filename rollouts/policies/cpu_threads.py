@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two threads, shared by all episodes, for work that would block the event loop.
 
-    run ─▶ wait for one of two places ─▶ anyio's thread ─▶ the function's result
+    run ─▶ wait for one of two places ─▶ a daemon thread ─▶ the function's result
             (the call's clock stands)      └─ cancelled: the thread is left to itself
 
 More threads would compete with the loop for the GIL. A function that hangs cannot be stopped: its
-place is free again, and its thread ends when the function returns after all. When `MAX_HUNG` of
-them hang at once, nothing more is begun.
+place is free again, and Python exits without it. When `MAX_HUNG` of them hang at once, nothing more
+is begun.
 
 A policy is not to blame for how many others are asked beside it: `at_most` limits one call of a
 policy without its wait for a thread.
@@ -15,13 +15,16 @@ policy without its wait for a thread.
 from __future__ import annotations
 
 import asyncio
-import math
+import weakref
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from contextvars import ContextVar
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar, copy_context
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any, Generic, TypeVar
 
-from anyio import CapacityLimiter, to_thread
+from anyio import CapacityLimiter
 
 from ..episodes import FailureReason
 from ..errors import EpisodeFailed, PolicyHangs
@@ -30,6 +33,7 @@ CPU_THREADS = 2  # 512 of them held the loop for 1.5 s where one job held it for
 MAX_HUNG = 16
 
 _T = TypeVar("_T")
+_Queue = SimpleQueue[Callable[[], None] | None]
 _clock: ContextVar[asyncio.Timeout | None] = ContextVar("call_clock", default=None)
 
 
@@ -44,7 +48,8 @@ class CpuThreads:
         on_hung: Callable[[], None] = lambda: None,
     ) -> None:
         self._places = CapacityLimiter(most)
-        self._unlimited = CapacityLimiter(math.inf)  # who has a place needs no other
+        self._threads = _DaemonThreads()
+        weakref.finalize(self, self._threads.end).atexit = False
         self._max_hung = max_hung
         self._on_hung = on_hung
         self._abandoned: set[_Call[Any]] = set()
@@ -65,9 +70,7 @@ class CpuThreads:
                 go_on()
             call = _Call(function)
             try:
-                return await to_thread.run_sync(
-                    call, abandon_on_cancel=True, limiter=self._unlimited
-                )
+                return await self._threads.call(call)
             except asyncio.CancelledError:
                 if call.is_running:
                     self._abandoned.add(call)
@@ -86,10 +89,65 @@ class _Call(Generic[_T]):
         self.is_running = True
         try:
             return self._function()
-        except (SystemExit, KeyboardInterrupt) as exc:  # they would end the loop
+        except (SystemExit, KeyboardInterrupt, StopIteration) as exc:  # they would end the loop
             raise RuntimeError(f"{type(exc).__name__} was raised") from exc
         finally:
             self.is_running = False
+
+
+class _DaemonThreads:
+    """As many threads as functions are called at once. Python does not wait for them at its exit.
+
+    It would for anyio's and an executor's: with one that hangs, it never exits. Threads are used
+    again, since a policy's libraries may keep things for each thread.
+    """
+
+    def __init__(self) -> None:
+        self._queue: _Queue = SimpleQueue()
+        self._idle = 0
+
+    def end(self) -> None:
+        """Each thread ends when it is idle."""
+        self._queue.put(None)
+
+    async def call(self, function: Callable[[], _T]) -> _T:
+        """The result of a function. When this is cancelled, a function that runs is abandoned."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_T] = loop.create_future()
+        context = copy_context()
+
+        def work() -> None:
+            if future.cancelled():
+                return tell(future.cancel)
+            try:
+                result = context.run(function)
+            except BaseException as exc:
+                tell(partial(future.set_exception, exc))
+            else:
+                tell(partial(future.set_result, result))
+
+        def tell(answer: Callable[[], Any]) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._answered, future, answer)
+
+        if self._idle:
+            self._idle -= 1
+        else:
+            Thread(target=_work_off, args=[self._queue], name="policy", daemon=True).start()
+        self._queue.put(work)
+        return await future
+
+    def _answered(self, future: asyncio.Future[Any], answer: Callable[[], Any]) -> None:
+        self._idle += 1
+        if not future.done():
+            answer()
+
+
+def _work_off(queue: _Queue) -> None:
+    while work := queue.get():
+        work()
+        del work  # it has a result, which may be large
+    queue.put(None)  # for the other threads
 
 
 @asynccontextmanager

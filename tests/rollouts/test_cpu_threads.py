@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +16,27 @@ import pytest
 from openenvd.rollouts.episodes import FailureReason
 from openenvd.rollouts.errors import EpisodeFailed, PolicyHangs
 from openenvd.rollouts.policies.cpu_threads import MAX_HUNG, CpuThreads, at_most
+
+HANGS = """
+import asyncio, threading
+from openenvd.rollouts.policies.cpu_threads import CpuThreads
+
+begun = threading.Event()
+
+def hang():
+    begun.set()
+    threading.Event().wait()
+
+async def main():
+    call = asyncio.create_task(CpuThreads().run(hang))
+    while not begun.is_set():
+        await asyncio.sleep(0.01)
+    call.cancel()
+    await asyncio.wait([call])
+    print(call.cancelled())
+
+asyncio.run(main())
+"""
 
 
 class Hanging:
@@ -76,6 +99,13 @@ def test_no_thread_outlives_the_loop() -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
     assert set(threading.enumerate()) <= before
+
+
+def test_python_exits_while_a_call_hangs() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", HANGS], check=True, stdout=subprocess.PIPE, text=True, timeout=60
+    )
+    assert done.stdout == "True\n"
 
 
 async def test_a_hung_thread_is_replaced_and_others_continue(
