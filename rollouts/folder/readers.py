@@ -24,10 +24,27 @@ from .episode_file import LARGE_BYTES
 from .index import Place, episodes_in, exists, last_line, sort_key
 from .rows import StepRow, before_checksum, parsed_end
 
-_TRIES = 3  # to find a file that gets another name: in a pack, which gets its last name
+# To find a file that gets another name: in a pack, as another episode's reader last saw it; in that
+# pack as it is named now, which gets its last name.
+_TRIES = 4
 BLOCK_BYTES = 256 << 10  # of a file, in memory
 DROPPED_BYTES = 4 << 20  # read bytes that are dropped from the page cache at a time
 READ_AHEAD_BYTES = 8 << 20  # more than a kernel has read ahead of us
+
+
+class _Places:
+    """Where episodes lie. All rows of a folder share this, so that one of them lists it for all."""
+
+    def __init__(self, folder: Path, found: dict[str, Place]) -> None:
+        self.folder = folder
+        self.found = found
+
+    def after(self, gone: Place, episode_id: str) -> Place:
+        """Where an episode lies whose file has gone into a pack, as many others have."""
+        if self.found[episode_id].path == gone.path:  # no other row has listed the folder since
+            listed = episodes_in(self.folder)
+            self.found |= {name: listed[name] for name in self.found if name in listed}
+        return self.found[episode_id]
 
 
 class Rollouts:
@@ -37,17 +54,18 @@ class Rollouts:
         self.folder = folder
         self._keep_cached = keep_cached
         found = episodes_in(folder)
-        self._places = {name: found[name] for name in sorted(found, key=sort_key)}
+        ordered = {name: found[name] for name in sorted(found, key=sort_key)}
+        self._places = _Places(folder, ordered)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._places.found)
 
     def __iter__(self) -> Iterator[EpisodeRow]:
-        return map(self.episode, self._places)
+        return map(self.episode, self._places.found)
 
     def episode_ids(self) -> list[str]:
         """In the order in which `for` gives them."""
-        return list(self._places)
+        return list(self._places.found)
 
     def episode(self, episode_id: str) -> EpisodeRow:
         """The one with that id.
@@ -55,14 +73,13 @@ class Rollouts:
         Raises:
             KeyError: there is none.
         """
-        place = self._places[episode_id]
+        place = self._places.found[episode_id]
         try:
-            return EpisodeRow(self.folder, place, self._keep_cached)
-        except FileNotFoundError:  # it has gone into a pack, with many others
-            found = episodes_in(self.folder)
-            self._places |= {name: found[name] for name in self._places if name in found}
+            return EpisodeRow(self._places, place, self._keep_cached)
+        except FileNotFoundError:
+            now = self._places.after(place, episode_id)
         try:
-            return EpisodeRow(self.folder, self._places[episode_id], self._keep_cached)
+            return EpisodeRow(self._places, now, self._keep_cached)
         except FileNotFoundError:
             raise OutputDamaged(f"{place.path} is missing") from None
 
@@ -79,8 +96,8 @@ class Rollouts:
 class EpisodeRow:
     """One episode: `row` has its totals, the rest is read when it is asked for."""
 
-    def __init__(self, folder: Path, place: Place, keep_cached: bool) -> None:
-        self._folder = folder
+    def __init__(self, places: _Places, place: Place, keep_cached: bool) -> None:
+        self._places = places
         self._place = place
         self._keep_cached = keep_cached
         begin, line = last_line(Path(place.path), place.end)
@@ -90,6 +107,11 @@ class EpisodeRow:
         self._sha256 = told.pop("sha256")
         told.pop("index", None)
         self.row: Mapping[str, Any] = told
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process, which gets no other episode's place."""
+        own = _Places(self._places.folder, {self.id: self._place})
+        return vars(self) | {"_places": own}
 
     @property
     def id(self) -> str:
@@ -152,7 +174,7 @@ class EpisodeRow:
             try:
                 file = Path(self._place.path).open("rb", BLOCK_BYTES)  # noqa: SIM115
             except FileNotFoundError:  # it has gone into a pack
-                self._place = episodes_in(self._folder).get(self.id, self._place)
+                self._place = self._places.after(self._place, self.id)
                 continue
             with file:
                 yield file

@@ -14,8 +14,9 @@ import pytest
 
 from openenvd.rollouts.episodes import Array, BytesLike, Step
 from openenvd.rollouts.errors import OutputDamaged
-from openenvd.rollouts.folder import output, rows
+from openenvd.rollouts.folder import output, readers, rows
 from openenvd.rollouts.folder.episode_file import LARGE_BYTES
+from openenvd.rollouts.folder.index import Place, episodes_in
 from openenvd.rollouts.folder.readers import Rollouts, open_rollouts
 from openenvd.rollouts.folder.writer import CHUNK_BYTES, RolloutWriter
 from openenvd.rollouts.json_values import parse
@@ -120,6 +121,32 @@ async def test_a_reader_goes_on_when_files_go_into_a_pack(
     assert got.final_observation is None
     assert seen(early) == ABC
     assert seen(open_rollouts(tmp_path)) == ABC
+
+
+async def test_rows_held_while_files_go_into_a_pack_list_the_folder_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each listing opens all packs; a row that was pickled lists the folder for itself."""
+    monkeypatch.setattr(output, "LEAST_PACKED", 2)
+    writer = await RolloutWriter.open(tmp_path)
+    for name in "abc":
+        await finish(writer, name)
+        await writer._commit()
+    held = list(open_rollouts(tmp_path))
+    sent = pickle.dumps(held[1])
+    await writer.close()
+    assert len(names(tmp_path)) == 1
+    listed: list[Path] = []
+
+    def counted(folder: Path) -> dict[str, Place]:
+        listed.append(folder)
+        return episodes_in(folder)
+
+    monkeypatch.setattr(readers, "episodes_in", counted)
+    assert [[step.number for step in row.steps()] for row in held] == [[0, 1, 2]] * 3
+    assert listed == [tmp_path]
+    pickle.loads(sent).verify()
+    assert listed == [tmp_path] * 2
 
 
 class Counted:
