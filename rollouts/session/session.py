@@ -255,8 +255,8 @@ class Session:
 
     async def _exchange(self, message: str | bytes) -> bytes:
         if self._has_message:
-            # A server reports by an error that nobody asked for why it ends a session. Anything
-            # else would be taken for the answer to this call.
+            # A server sends an error on its own to report why it ends a session. Any other message
+            # would be taken for the answer to this call.
             early = await self._socket.recv(decode=False)
             if _is_error(early):
                 return early

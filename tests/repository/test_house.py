@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_340,
-    "code lines": 47_840,
+    "shipped lines": 75_476,
+    "code lines": 47_943,
     "modules": 504,
-    "test lines": 71_200,
-    "words of pages": 49_200,
-    "words of decisions": 11_140,
+    "test lines": 71_313,
+    "words of pages": 49_100,
+    "words of decisions": 11_131,
     "folders at the root": 22,
     "large classes": 12,
     "crowded folders": 9,
-    "dialect words": 664,
+    "dialect words": 668,
     "private names": 332,
 }
 
