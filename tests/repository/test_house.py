@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 75_476,
     "code lines": 47_943,
     "modules": 504,
-    "test lines": 71_313,
+    "test lines": 71_315,
     "words of pages": 49_100,
     "words of decisions": 11_131,
     "folders at the root": 22,
