@@ -74,7 +74,7 @@ def changed_paths(base: str, root: Path = ROOT) -> set[str]:
 
 
 def touched_engines(changed: set[str]) -> list[str]:
-    """Return the engines whose suites these paths call for."""
+    """Return the engines whose suites run when these paths have changed."""
     found = set()
     for path in changed:
         if path.startswith(ALL_ENGINES):

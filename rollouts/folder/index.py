@@ -113,7 +113,7 @@ def last_line(path: Path, end: int | None = None) -> tuple[int, bytes]:
 
 
 def names(folder: Path) -> list[str]:
-    """What lies in a folder, sorted; nothing where there is none."""
+    """Return the sorted names in a folder; an empty list if there is no folder."""
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208  a hundred thousand names
     except FileNotFoundError:

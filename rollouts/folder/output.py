@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder while it is written: what ends there, and in which order it becomes durable.
 
-Used by one writer, whose threads call one method at a time; blocks as long as the disk takes.
+One writer uses it, and calls one method at a time from its threads. A method blocks on the disk.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Output:
         return EpisodeFile(episode_id, self._unfinished())
 
     def commit(self, ended: Sequence[Sequence[EpisodeFile]]) -> None:
-        """Returns when all these exist: each an episode, or a group, which exists as a whole.
+        """Write these episodes and groups; return when all exist. A group exists as a whole.
 
         What is in memory only becomes one pack. One `sync` of a folder makes durable what was
         written and renamed before it.

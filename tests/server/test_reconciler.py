@@ -440,7 +440,7 @@ async def test_a_replica_whose_port_was_taken_waits_for_it(world: World) -> None
 async def test_a_run_file_of_another_version_is_set_aside(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it describes is told, and neither adopted nor removed."""
+    """Its replica is reported, and is neither adopted nor removed."""
     run_dir = world.paths.runs / "trial-0-1"
     run_dir.mkdir(parents=True)
     later = {"version": run_files.RUN_FILE_VERSION + 1, "environment": "trial"}
