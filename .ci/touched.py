@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a change has touched: which engines' suites run, and which tests `.ci/run quick` runs.
 
-    python .ci/touched.py engines    the engines whose code or tests have changed
+    python .ci/touched.py engines    an engine whose code or tests have changed
     python .ci/touched.py tests      the test files for a quick answer
 
 Changed is what differs from a base: the commit that `OPENENVD_CI_BASE` names; for tests on a
 branch, where it left main; otherwise the newest commit that is a day older than the one checked
 out. What is not committed counts. Where there is no such commit (a shallow clone, no git),
-everything counts as changed. What was decided, and why, is on standard error.
+everything counts as changed. Where several engines have changed, the commit's hash draws one, and
+the others wait for the long form. What was decided, and why, is on standard error.
 """
 
 from __future__ import annotations
@@ -94,6 +95,11 @@ def _engines_named(text: str) -> set[str]:
     return {engine for engine, beginnings in ENGINES.items() if text.startswith(beginnings)}
 
 
+def draw(engines: list[str], seed: int) -> list[str]:
+    """Return one of these engines, drawn by a seed; none where there is none."""
+    return engines and [random.Random(seed).choice(engines)]
+
+
 def importers_of(rooms: set[str]) -> set[str]:
     """Return the rooms with a module that imports one of these rooms."""
     import grimp
@@ -153,14 +159,18 @@ def test_files(changed: set[str] | None) -> list[Path]:
         [path for room in sorted(group) for path in by_room.get(room, [])]
         for group in (rooms, others)
     ]
-    seed = int(git("rev-parse", "--short=7", "HEAD") or "0", 16)
-    chosen = choose([*by_room.get(ALWAYS, []), *own], later, QUICK_LINES, seed)
+    chosen = choose([*by_room.get(ALWAYS, []), *own], later, QUICK_LINES, seed())
     candidates = {*own, *later[0], *later[1]}
     say(f"rooms touched: {', '.join(sorted(rooms)) or 'none'}")
     say(f"rooms that import them: {', '.join(sorted(others & by_room.keys())) or 'none'}")
     left_out = len(candidates - {*chosen})
-    say(f"{len(chosen)} files of tests; {left_out} of these rooms left out (seed {seed})")
+    say(f"{len(chosen)} files of tests; {left_out} of these rooms left out (seed {seed()})")
     return chosen
+
+
+def seed() -> int:
+    """Return a number that differs from commit to commit."""
+    return int(git("rev-parse", "--short=7", "HEAD") or "0", 16)
 
 
 def say(text: str) -> None:
@@ -176,7 +186,8 @@ def main() -> int:
     say(f"changed since: {base or 'there is no earlier commit here: everything counts'}")
     if what == "engines":
         engines = [*ENGINES] if changed is None else touched_engines(changed)
-        print(*engines)
+        say(f"engines touched: {', '.join(engines) or 'none'}; one is drawn (seed {seed()})")
+        print(*draw(engines, seed()))
         return 0
     print(*(path.relative_to(ROOT) for path in test_files(changed)), sep="\n")
     return 0

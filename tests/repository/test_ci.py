@@ -78,6 +78,17 @@ def test_an_engines_suites_run_where_its_code_or_tests_have_changed(
     assert touched.touched_engines({path}) == engines
 
 
+def test_one_of_several_engines_is_drawn_and_each_is_drawn_by_some_commit(
+    touched: ModuleType,
+) -> None:
+    engines = ["docker", "swarm", "slurm"]
+    drawn = [touched.draw(engines, seed) for seed in range(100)]
+    assert {len(each) for each in drawn} == {1}
+    assert {name for each in drawn for name in each} == {*engines}
+    assert touched.draw(engines, 7) == touched.draw(engines, 7)
+    assert touched.draw([], 7) == []
+
+
 def test_a_change_is_measured_from_the_newest_commit_that_is_a_day_older(
     touched: ModuleType, clone: Path
 ) -> None:
