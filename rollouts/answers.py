@@ -19,6 +19,7 @@ from ..env_host.errors import WSErrorCode
 from .episodes import EMPTY_OBJECT, BytesLike, FailureReason
 from .errors import EpisodeFailed
 from .json_values import parse
+from .session.connection import Message
 from .session.session import error_text
 
 LARGE_BYTES = 65_536  # from here on, an observation stays a view of what it was received into
@@ -71,7 +72,7 @@ class _Frame(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Frame)
 
 
-def answer_of(text: bytes) -> Answer:
+def answer_of(text: Message) -> Answer:
     """Splits the text of an answer."""
     try:
         return _taken_apart(text)
@@ -84,7 +85,7 @@ def answer_of(text: bytes) -> Answer:
             raise EpisodeFailed(FailureReason.PROTOCOL_ERROR, told) from exc
 
 
-def _taken_apart(text: bytes) -> Answer:
+def _taken_apart(text: Message) -> Answer:
     frame = _decoder.decode(text)
     data = frame.data
     if frame.type == "observation":

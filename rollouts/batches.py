@@ -24,11 +24,6 @@ class BatchSink:
         self._running: dict[str, list[Step]] = {}
         self._finished: asyncio.Queue[tuple[Episode, Hold] | None] = asyncio.Queue()
 
-    @property
-    def peak_bytes(self) -> int:
-        """The most that had finished and waited to be taken."""
-        return self._budget.peak_bytes
-
     async def put_step(self, episode_id: str, number: int, step: Step) -> None:
         """Keeps a copy of the step until the episode is handed over."""
         self._running.setdefault(episode_id, []).append(_apart(step))

@@ -67,21 +67,8 @@ class Followed(Protocol):
         """
 
 
-class EpisodeSession:
+class EpisodeSession(Session):
     """A session as episodes use it: what it is asked, and why an episode fails with it."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    @property
-    def server(self) -> Server:
-        """Who answers."""
-        return self._session.server
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it can be asked anything."""
-        return self._session.is_open
 
     async def reset(self, arguments: Mapping[str, Any], *, seconds: float | None) -> Answer:
         """Begin an episode.
@@ -90,27 +77,15 @@ class EpisodeSession:
             EpisodeFailed: The environment answered with an error, or the session has ended.
         """
         text = orjson.dumps({"type": "reset", "data": arguments})
-        return await self._ask(text, seconds, "reset")
+        return await self._answered(text, seconds, "reset")
 
     async def step(self, action_json: bytes, *, seconds: float | None) -> Answer:
         """Take a step; it fails as a reset does."""
-        return await self._ask(b'{"type":"step","data":%b}' % action_json, seconds, "step")
+        return await self._answered(b'{"type":"step","data":%b}' % action_json, seconds, "step")
 
-    async def close(self) -> None:
-        """End it, and wait until the server knows."""
-        await self._session.close()
-
-    async def wait_closed(self) -> None:
-        """Wait until its socket is closed."""
-        await self._session.wait_closed()
-
-    def abort(self) -> None:
-        """Close its socket now."""
-        self._session.abort()
-
-    async def _ask(self, text: bytes, seconds: float | None, what: str) -> Answer:
+    async def _answered(self, text: bytes, seconds: float | None, what: str) -> Answer:
         try:
-            answer = await self._session.ask(text, seconds, what)
+            answer = await self.ask(text, seconds, what)
         except SessionFailed as exc:
             raise _failure(exc) from exc
         return answer_of(answer)
@@ -230,7 +205,7 @@ class SessionPool:
     async def _open(self, address: str) -> EpisodeSession:
         secure = environment_url(address).startswith("wss:")
         try:
-            session = await Session.open(
+            return await EpisodeSession.open(
                 address,
                 connect_seconds=self._timing.connect_seconds,
                 close_seconds=self._timing.close_seconds,
@@ -240,7 +215,6 @@ class SessionPool:
             raise NoEnvironment(str(exc)) from exc
         except SessionFailed as exc:
             raise _failure(exc) from exc
-        return EpisodeSession(session)
 
     async def _certificates(self) -> ssl.SSLContext:
         """The machine's, read once, on a thread: it takes 23 ms, in which the loop is held."""

@@ -2,6 +2,7 @@
 """One session at an OpenEnv server, for whoever is its client: SDK, rollouts, tests, probe.
 
 session.py      `Session`: a WebSocket on which one call is under way at a time
+connection.py   its socket, and the messages on it
 loop_thread.py  the event loop on which synchronous code has its sessions
 
 Nothing here imports another part of `rollouts`.

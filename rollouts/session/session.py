@@ -18,16 +18,17 @@ import os
 import ssl
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 from urllib.parse import urlsplit, urlunsplit
 
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.frames import CloseCode
 from websockets.protocol import State
 
 from ...env_host.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER, MAX_MESSAGE_BYTES
 from ...system.access_tokens import without_token
+from .connection import Connection, Message
 
 Server = tuple[str | None, str | None]  # an environment's name and launch, as its handshakes say
 
@@ -103,24 +104,10 @@ def error_text(message: Any, errors: Any) -> str:
     return f"{told}: {json.dumps(errors, separators=(',', ':'))}" if errors else told
 
 
-class _Connection(ClientConnection):
-    """Closes the socket of a session that has ended, and then holds no message any more."""
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.protocol.state is State.CLOSING:
-            self.transport.close()  # once all is written
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if (end := self.protocol.parser_exc) is not None:
-            end.__traceback__ = None  # its frames hold the last message, in a cycle of references
-
-
 class Session:
     """A session that is open; `open` makes one."""
 
-    def __init__(self, socket: ClientConnection) -> None:
+    def __init__(self, socket: Connection) -> None:
         headers: Mapping[str, str] = socket.response.headers if socket.response else {}
         self.server: Server = headers.get(ENVIRONMENT_HEADER), headers.get(GENERATION_HEADER)
         self._socket = socket
@@ -137,7 +124,7 @@ class Session:
         close_seconds: float = CLOSE_SECONDS,
         ping_seconds: float | None = None,
         tls: ssl.SSLContext | None = None,
-    ) -> Session:
+    ) -> Self:
         """Connect to a server.
 
         Args:
@@ -162,7 +149,7 @@ class Session:
                 max_size=MAX_MESSAGE_BYTES,
                 compression=None,
                 proxy=None,
-                create_connection=_Connection,
+                create_connection=Connection,
                 **more,
             )
         except TimeoutError as exc:
@@ -176,14 +163,16 @@ class Session:
         except (OSError, WebSocketException) as exc:
             told = f"{shown} does not answer: {_said(exc)}"
             raise SessionFailed(SessionEnd.NOT_CONNECTED, told) from exc
+        assert isinstance(socket, Connection)
         return cls(socket)
 
     @property
     def is_open(self) -> bool:
         """Whether a call may be made, and its answer would be its own."""
-        return self._end is None and self._socket.state is State.OPEN and not self._has_message
+        socket = self._socket
+        return self._end is None and socket.state is State.OPEN and socket.unasked is None
 
-    async def ask(self, message: str | bytes, seconds: float | None, what: str) -> bytes:
+    async def ask(self, message: str | bytes, seconds: float | None, what: str) -> Message:
         """Send a message and return the text of the answer.
 
         Args:
@@ -248,23 +237,15 @@ class Session:
         self._end = self._end or end or _closed()
         self._socket.transport.abort()
 
-    @property
-    def _has_message(self) -> bool:
-        """Whether a message has arrived that answers no call; the library has no public way."""
-        return len(self._socket.recv_messages.frames) > 0
-
-    async def _exchange(self, message: str | bytes) -> bytes:
-        if self._has_message:
+    async def _exchange(self, message: str | bytes) -> Message:
+        if (early := self._socket.unasked) is not None:
             # A server sends an error on its own to report why it ends a session. Any other message
             # would be taken for the answer to this call.
-            early = await self._socket.recv(decode=False)
             if _is_error(early):
                 return early
             told = "the server sent a message that answers no call"
             raise SessionFailed(SessionEnd.PROTOCOL_ERROR, told)
-        with contextlib.suppress(ConnectionClosed):  # why may have been said before
-            await self._socket.send(message, text=True)
-        return await self._socket.recv(decode=False)
+        return await self._socket.exchange(message)
 
     def _expire(self, seconds: float, what: str) -> None:
         told = f"the {what} was not answered within {seconds:g} s; the session was closed"
@@ -278,7 +259,7 @@ class Session:
             raise self._end.again()
 
 
-def _is_error(message: bytes) -> bool:
+def _is_error(message: Message) -> bool:
     try:
         found = json.loads(message)
     except ValueError:

@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_476,
-    "code lines": 47_943,
-    "modules": 504,
-    "test lines": 71_315,
+    "shipped lines": 75_582,
+    "code lines": 48_022,
+    "modules": 505,
+    "test lines": 71_398,
     "words of pages": 49_100,
     "words of decisions": 11_131,
     "folders at the root": 22,

@@ -31,14 +31,15 @@ class Peer:
             b"Sec-WebSocket-Accept: %b\r\n\r\n%b" % (key.encode(), and_then)
         )
 
-    async def question(self) -> None:
-        """Read what it is asked."""
-        _, length = await self.reader.readexactly(2)
+    async def question(self) -> int:
+        """Read what it is asked, or a control frame; return the opcode."""
+        first, length = await self.reader.readexactly(2)
         size_bytes = length & 0x7F
         if size_bytes in _LONG_HEADS:
             size = await self.reader.readexactly(_LONG_HEADS[size_bytes])
             size_bytes = int.from_bytes(size, "big")
         await self.reader.readexactly(4 + size_bytes)
+        return first & 0x0F
 
     async def answer(self, *frames: bytes) -> None:
         """After a handshake and a question."""

@@ -81,6 +81,55 @@ async def test_a_waiting_question_fails_when_the_server_closes() -> None:
     assert "going" in str(failure)
 
 
+FRAGMENTED = (
+    Frame(Opcode.TEXT, b'{"type":"observation",', fin=False).serialize(mask=False),
+    framed(b"?", Opcode.PING),
+    Frame(Opcode.CONT, b'"data":{"observation":"in parts"}}').serialize(mask=False),
+)
+STREAM = (  # what each question is answered with, and the bytes of the observation in it
+    ([observed(1)], 1),
+    ([framed(b"?" * 125, Opcode.PING), observed(80)], 80),
+    ([observed(70_000), framed(b"?", Opcode.PING)], 70_000),
+    ([observed(600_000)], 600_000),
+    ([framed(b"", Opcode.PONG), *FRAGMENTED], len("in parts")),
+    ([observed(300_000)], 300_000),
+)
+PINGS = 3
+
+
+@pytest.mark.parametrize("cut_bytes", [1, 3, 1000, 1 << 20])
+@pytest.mark.parametrize("at_once", [False, True], ids=["later", "behind the handshake"])
+async def test_answers_are_whole_and_pings_answered_however_they_are_cut(
+    cut_bytes: int, at_once: bool
+) -> None:
+    pings = PINGS + at_once
+
+    async def play(peer: Peer) -> None:
+        await peer.shake_hands(framed(b"?", Opcode.PING) if at_once else b"")
+        for frames, size_bytes in STREAM:
+            opcode = await peer.question()
+            while opcode == Opcode.PONG:
+                nonlocal pings
+                pings -= 1
+                opcode = await peer.question()
+            sent = b"".join(frames)
+            cut = max(cut_bytes, size_bytes // 500)  # not 600,000 segments
+            for at in range(0, len(sent), cut):
+                peer.writer.write(sent[at : at + cut])
+                await asyncio.sleep(0)
+        await peer.until_it_leaves()
+
+    async with serving(play) as address:
+        pool = SessionPool(1, reuse=True)
+        session, _ = await pool.take(address)
+        for _, size_bytes in STREAM:
+            answer = await session.step(b"{}", seconds=SECONDS)
+            assert len(answer.observation) == size_bytes
+        pool.give_back(address, session)
+        await pool.close()
+    assert pings == 0
+
+
 async def test_the_first_of_several_unasked_messages_is_the_reason() -> None:
     async def play(peer: Peer) -> None:
         await peer.shake_hands(refused(b"no room", b"CAPACITY_REACHED") + refused(b"and so on"))
