@@ -21,7 +21,6 @@ from ..episodes import BytesLike
 # With an `fsync` for each file the device flushes its cache each time, which takes milliseconds.
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 _WRITE_AND_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
-_MOST_CHUNKS = 512  # of one `writev`; the system's limit is 1,024
 
 
 class Disk:
@@ -55,8 +54,8 @@ class Disk:
 
     def write(self, descriptor: int, chunks: Sequence[BytesLike]) -> None:
         """All of it, however little the system takes at a time."""
-        for at in range(0, len(chunks), _MOST_CHUNKS):
-            _write_all(descriptor, chunks[at : at + _MOST_CHUNKS])
+        with os.fdopen(descriptor, "wb", closefd=False) as file:
+            file.writelines(chunks)
 
     def sync(self, path: Path) -> None:
         """Returns when the content of the file or folder is on the medium."""
@@ -87,16 +86,6 @@ class Disk:
         """Removes a file, or an empty folder; one that is missing is no error."""
         with contextlib.suppress(FileNotFoundError):
             path.rmdir() if path.is_dir() else path.unlink()
-
-
-def _write_all(descriptor: int, chunks: Sequence[BytesLike]) -> None:
-    rest = [memoryview(chunk).cast("B") for chunk in chunks if len(chunk)]
-    while rest:
-        written = os.writev(descriptor, rest)
-        while rest and written >= len(rest[0]):
-            written -= len(rest.pop(0))
-        if written:
-            rest[0] = rest[0][written:]
 
 
 def _wait_until_written(descriptor: int) -> None:

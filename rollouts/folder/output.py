@@ -43,6 +43,7 @@ class Output:
             for name in (EPISODES, PACKS, UNFINISHED):
                 (folder / name).mkdir(exist_ok=True)
             finish_interrupted(folder, disk)
+            self._packs = count(next_number(folder))
             self.earlier = frozenset(episodes_in(folder))
         except BaseException:
             self._lock.close()
@@ -66,7 +67,7 @@ class Output:
                 made.add(file.content(), [(file.episode_id, 0)])
             made.finish()
             packs = self.folder / PACKS
-            self._disk.rename(made.path, packs / f"{next_number(self.folder):05}{FILE}")
+            self._disk.rename(made.path, packs / f"{next(self._packs):05}{FILE}")
             self._disk.sync(packs)
             self._made += 1
         for files in large:
@@ -104,7 +105,7 @@ class Output:
         self._made = 0
         files = small_files(self.folder)
         if len(files) >= LEAST_PACKED:
-            pack(self.folder, files, self._unfinished(), self._disk)
+            pack(self.folder, files, self._packs, self._unfinished(), self._disk)
 
     def _unfinished(self) -> Path:
         """A name that nothing had before; an episode's id may be any text."""

@@ -9,7 +9,7 @@ Small files become larger ones, also packs; `folder/__init__.py` says what a cra
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote
@@ -86,12 +86,15 @@ def _is_small(path: Path) -> bool:
         return False
 
 
-def pack(folder: Path, files: Sequence[Path], unfinished: Path, disk: Disk) -> None:
+def pack(
+    folder: Path, files: Sequence[Path], numbers: Iterator[int], unfinished: Path, disk: Disk
+) -> None:
     """Packs these files, or as many as the disk has room for.
 
     Args:
         folder: The rollout's.
         files: Of episodes, or packs.
+        numbers: Of the next packs.
         unfinished: Where a pack is written.
         disk: Writes it.
 
@@ -116,7 +119,10 @@ def pack(folder: Path, files: Sequence[Path], unfinished: Path, disk: Disk) -> N
             log.warning("small episodes stay in files of their own: %s", exc)
             return
         if packed:  # a failure here leaves a state that the next writer completes
-            _replace(folder, made.path, packed, disk)
+            packing = folder / PACKS / f"{next(numbers):05}{PACKING}"
+            disk.rename(made.path, packing)
+            disk.sync(packing.parent)
+            _put_in_place(folder, packing, packed, disk)
 
 
 def finish_interrupted(folder: Path, disk: Disk) -> None:
@@ -148,13 +154,6 @@ def _add_file(made: Pack, path: Path) -> bool:
     index = row.get("index") or [(row["episode_id"], 0)]
     made.add(content[:end] + END_OF_LINE, index)
     return True
-
-
-def _replace(folder: Path, made: Path, packed: Sequence[Path], disk: Disk) -> None:
-    packing = folder / PACKS / f"{next_number(folder):05}{PACKING}"
-    disk.rename(made, packing)
-    disk.sync(packing.parent)
-    _put_in_place(folder, packing, packed, disk)
 
 
 def _put_in_place(folder: Path, packing: Path, packed: Sequence[Path], disk: Disk) -> None:

@@ -2,7 +2,7 @@
 """Writes rollouts to a folder from threads, so that no event loop ever waits for a disk.
 
     put_step ─▶ EpisodeFile ─ CHUNK_BYTES, or too much held ─▶ thread: append
-    finish ───▶ ended ─ after COMMIT_SECONDS, all at once ───▶ thread: Output.commit
+    finish ───▶ ended ─ each COMMIT_SECONDS, all at once ────▶ thread: Output.commit
 
 Nothing is queued: whoever puts a step waits until the episode's lines are written, where they are
 too large to be kept. So memory holds a chunk of each running episode and what has ended lately, all
@@ -152,10 +152,14 @@ class RolloutWriter:
         self._ended.append(files)
         if self._committing is None:
             self._committing = asyncio.create_task(self._commit(), name="committing")
-        if len(self._ended) > MOST_ENDED or self._held_bytes > self._most_held_bytes:
+        while self._committing is not None and self._is_full:
             self._hurry.set()
             await asyncio.shield(self._committing)
             self._check()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._ended) > MOST_ENDED or self._held_bytes > self._most_held_bytes
 
     async def keep_observation(self, episode_id: str, text: BytesLike) -> Callable[[], bytes]:
         """Keeps what was observed last in the episode's file, or in memory.
@@ -197,9 +201,7 @@ class RolloutWriter:
         if self._closed:
             return
         self._closed = True
-        if self._committing is not None:
-            self._hurry.set()
-            await self._committing
+        await self._commit_all()
         has_ended = has_ended and self._failure is None
         with contextlib.suppress(RolloutError):  # it is told by who asks
             await self._run(lambda: self._output.close(has_ended=has_ended))
@@ -239,18 +241,24 @@ class RolloutWriter:
             await self._run(lambda: file.write(self._disk))
             self._held_bytes -= held_bytes
 
+    async def _commit_all(self) -> None:
+        while self._committing is not None:
+            self._hurry.set()
+            await self._committing
+
     async def _commit(self) -> None:
-        """Commits what has ended, until nothing is left."""
+        """Commits what ends within `COMMIT_SECONDS`, and begins again if more has ended then."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), COMMIT_SECONDS)
-        while self._ended and self._failure is None:
-            ended, self._ended = self._ended, []
-            held_bytes = sum(file.pending_bytes for files in ended for file in files)
-            with contextlib.suppress(RolloutError):  # kept in `_failure`
-                await self._run(partial(self._output.commit, ended))
-            self._held_bytes -= held_bytes
-        self._committing = None
         self._hurry.clear()
+        ended, self._ended = self._ended, []
+        held_bytes = sum(file.pending_bytes for files in ended for file in files)
+        with contextlib.suppress(RolloutError):  # kept in `_failure`
+            await self._run(partial(self._output.commit, ended))
+        self._held_bytes -= held_bytes
+        self._committing = None
+        if self._ended and self._failure is None:
+            self._committing = asyncio.create_task(self._commit(), name="committing")
 
     async def _run(self, call: Callable[[], None]) -> None:
         """Calls on a thread. An error ends the writing."""

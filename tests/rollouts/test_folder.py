@@ -280,14 +280,14 @@ async def some_of_everything(writer: RolloutWriter) -> None:
         if name not in there:
             await writer.put_step(name, 0, step(0, text, {"image": image(ord(name))}))
             await writer.finish(episode(name))
-            await writer._commit()
+            await writer._commit_all()
     for name, texts in GROUPS.items():
         members = [f"{name}{number}" for number in range(2)]
         if there.isdisjoint(members):
             for member, text in zip(members, texts, strict=True):
                 await writer.put_step(member, 0, step(0, text))
             await writer.finish_together([(episode(one), Verdict(0.5)) for one in members])
-            await writer._commit()
+            await writer._commit_all()
     await writer.close()
 
 
@@ -349,7 +349,7 @@ async def test_episodes_exist_soon_after_they_are_finished(tmp_path: Path) -> No
     async def write(writer: RolloutWriter) -> None:
         await finish(writer, "a")
         await finish(writer, "large", text=LARGE)
-        await writer._commit()
+        await writer._commit_all()
         await finish(writer, "b")
         await put_steps(writer, "c", text=LARGE)
 
@@ -443,7 +443,7 @@ async def test_listing_beside_a_packing_writer_misses_no_episode(
     async with await RolloutWriter.open(tmp_path) as writer:
         for number in range(40):
             await finish(writer, str(number), steps=1, text=LARGE)
-        await writer._commit()
+        await writer._commit_all()
         assert len(episodes_in(tmp_path)) == 40
         closing = asyncio.create_task(writer.close())
         looks = 0

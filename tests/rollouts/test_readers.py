@@ -109,7 +109,7 @@ async def test_a_reader_goes_on_when_files_go_into_a_pack(
     writer = await RolloutWriter.open(tmp_path)
     for name in "abc":
         await finish(writer, name, text=text)
-        await writer._commit()
+        await writer._commit_all()
     early = open_rollouts(tmp_path)
     got = early.episode("b")
     steps = got.steps()
@@ -131,7 +131,7 @@ async def test_rows_held_while_files_go_into_a_pack_list_the_folder_once(
     writer = await RolloutWriter.open(tmp_path)
     for name in "abc":
         await finish(writer, name)
-        await writer._commit()
+        await writer._commit_all()
     held = list(open_rollouts(tmp_path))
     sent = pickle.dumps(held[1])
     await writer.close()

@@ -14,6 +14,7 @@ import pytest
 from openenvd.rollouts.episodes import BytesLike, Step
 from openenvd.rollouts.errors import OutputError, OutputFull, RolloutError, WriterClosed
 from openenvd.rollouts.folder import output
+from openenvd.rollouts.folder import writer as writer_module
 from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.index import UNFINISHED
 from openenvd.rollouts.folder.readers import open_rollouts
@@ -48,6 +49,25 @@ class Gate(Disk):
     def write(self, descriptor: int, chunks: Sequence[BytesLike]) -> None:
         assert self.opened.wait(30)
         super().write(descriptor, chunks)
+
+
+async def test_what_ends_during_a_commit_shares_a_file_with_what_ends_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under load there is a file for each half second, not one for each moment of the disk's."""
+    monkeypatch.setattr(writer_module, "COMMIT_SECONDS", 3600.0)
+    monkeypatch.setattr(writer_module, "MOST_ENDED", 1)
+    disk = Gate()
+    async with await RolloutWriter.open(tmp_path, disk=disk) as writer:
+        await finish(writer, "a")
+        committing = asyncio.create_task(finish(writer, "b"))  # one too many: it waits
+        while writer._ended:
+            await asyncio.sleep(0)
+        await finish(writer, "c")
+        disk.opened.set()
+        await committing
+        await finish(writer, "d")
+    assert names(tmp_path) == ["packs/00000.jsonl", "packs/00001.jsonl"]
 
 
 @pytest.mark.parametrize("size", [KB, 300 * KB])
@@ -139,7 +159,7 @@ async def test_a_full_disk_fails_all_calls_and_keeps_what_exists(
     folder = small_disk / "out"
     writer = await RolloutWriter.open(folder, buffer_bytes=1024 * KB)
     await finish(writer, "first", 3, "x" * size)
-    await writer._commit()
+    await writer._commit_all()
     tasks = [finish(writer, f"{n:04}", 3, "x" * size) for n in range(300)]
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
     assert {type(o) for o in outcomes if o is not None} == {OutputFull}
