@@ -21,6 +21,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
@@ -229,8 +230,9 @@ class Session:
         return self._thread_here().call(self._session.state())
 
     def close(self) -> None:
-        """End the session."""
-        if self._thread is not None and self._thread.pid == os.getpid():
+        """End the session; when Python ends, its socket is closed with the process."""
+        is_here = self._thread is not None and self._thread.pid == os.getpid()
+        if self._thread is not None and is_here and not sys.is_finalizing():
             self._thread.call(self._session.close())
 
     def _thread_here(self) -> LoopThread:

@@ -6,13 +6,15 @@
            └────────── result ───────────┘       Ctrl-C in the wait cancels the coroutine
 
 The thread is started with the first session, and ends with the process. A process that was forked
-has no such thread: it gets one of its own with its first session.
+has no such thread: it gets one of its own with its first session. When Python ends, it stops the
+thread before it closes the generators that are left: a call from one of these would never return.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -37,7 +39,13 @@ class LoopThread:
         """Run a coroutine on the loop and return its result.
 
         What interrupts the wait cancels the coroutine.
+
+        Raises:
+            RuntimeError: Python ends.
         """
+        if sys.is_finalizing():
+            coroutine.close()
+            raise RuntimeError("Python ends: no session can be used any more")
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()

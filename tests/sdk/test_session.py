@@ -7,6 +7,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -405,6 +407,28 @@ def test_a_forked_process_may_open_a_session_of_its_own() -> None:
 
         with Session(address):
             assert in_a_forked_child(play) == "{'n': 2}"
+
+
+IN_A_GENERATOR = """
+import sys
+from openenvd.sdk.session import Session
+
+def steps():
+    with Session(sys.argv[1]) as session:
+        while True:
+            yield session.step({}).observation
+
+left = steps()
+print(next(left))
+"""
+
+
+def test_python_ends_while_a_generator_has_a_session() -> None:
+    with server(observation(observation={"n": 1})) as address:
+        done = subprocess.run(
+            [sys.executable, "-c", IN_A_GENERATOR, address], capture_output=True, timeout=60
+        )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"{'n': 1}\n", b"")
 
 
 def test_proxies_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
