@@ -5,9 +5,9 @@ plan.py          what is to be measured: the grid, and how many generators it ta
 sweep.py         the agenda: every cell of the grid, against every target, in turn
 crew.py          the generators of a measurement, one pipe each
 generator.py     one generator (a process): its share of a batch
-session.py       one session, phase by phase
-target.py        the server under test: its address, the processes whose CPU and memory count, and
-                 what the kernel dropped meanwhile
+session.py       one session, phase by phase, and its WebSocket
+target.py        the server under test: its address, the processes whose CPU counts, and what the
+                 kernel dropped meanwhile
 results.py       the results: `raw.jsonl`, `summary.csv`, `summary.json`; fields as in the seed
 table.py, figures.py   the results for people
 

@@ -3,20 +3,18 @@
 
     Crew ──one pipe each──▶ generator 0..n-1 ──thousands of sockets──▶ server
 
-A thread for each generator reads what it says into one queue, on which the crew waits: while a
-batch runs, the crew takes no CPU from the server under test. A generator exits when its stdin
-ends, so none outlives its crew.
+A thread for each generator waits for its answer: while a batch runs, the crew takes no CPU from the
+server under test. A generator exits when its stdin ends, so none outlives its crew.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
@@ -33,8 +31,6 @@ MARGIN_SECONDS = 30.0  # beyond a batch's own time-out, for outcomes to be repor
 END_SECONDS = 5.0
 PORTS_OF_AN_ADDRESS = 20_000  # of one source address towards one server, with room to spare
 
-OnTick = Callable[[int], None]  # sessions that have ended so far
-
 
 @dataclass(slots=True)
 class Harvest:
@@ -43,7 +39,6 @@ class Harvest:
     outcomes: list[Json]
     wall_seconds: float
     cpu_seconds: list[float]  # of each generator
-    worst_lag_seconds: float
 
 
 class Crew:
@@ -57,21 +52,13 @@ class Crew:
         self._size = size
         self._program = program or (sys.executable, "-P", "-m", f"{__package__}.generator")
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._readers: list[threading.Thread] = []
-        self._heard: queue.SimpleQueue[tuple[int, Json | None]] = queue.SimpleQueue()
-        self._said: list[Json] = []  # by each generator, of the batch that runs
+        self._threads = ThreadPoolExecutor(size, "generators")
 
     def __enter__(self) -> Self:
         pipe = subprocess.PIPE
         try:
-            for number in range(self._size):
-                process = subprocess.Popen(self._program, stdin=pipe, stdout=pipe)
-                self._processes.append(process)
-                reader = threading.Thread(
-                    target=self._read, args=(number, process), name=f"generator-{number}"
-                )
-                reader.start()
-                self._readers.append(reader)
+            for _ in range(self._size):
+                self._processes.append(subprocess.Popen(self._program, stdin=pipe, stdout=pipe))
         except BaseException:
             self.close()
             raise
@@ -92,75 +79,55 @@ class Crew:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for reader in self._readers:
-            reader.join()
+        self._threads.shutdown()
+        for process in self._processes:
+            assert process.stdout is not None
+            process.stdout.close()
 
-    def run(
-        self,
-        batch: Batch,
-        *,
-        on_tick: OnTick = lambda _: None,
-        on_held: Callable[[], None] | None = None,
-    ) -> Harvest:
-        """One batch, shared out; `on_held` is called while all sessions are open and reset."""
+    def run(self, batch: Batch) -> Harvest:
+        """Run one batch, shared out."""
         shares = shares_of(batch, self._size)
-        self._said = [{"count": share.count, "ended": 0, "held": 0} for share in shares]
         for process, share in zip(self._processes, shares, strict=True):
             _tell(process, {"batch": asdict(share)})
-        self._until(lambda said: "prepared" in said, START_SECONDS)
-        self._tell_all({"go": time.monotonic() + HEAD_START_SECONDS})
-        patience = batch.timeout_seconds + MARGIN_SECONDS
-        if on_held is not None:
-            self._until(_is_held, patience, on_tick)
-            on_held()
-            self._tell_all({"release": True})
-        self._until(lambda said: "done" in said, patience, on_tick)
-        reports = [said["done"] for said in self._said]
+        self._answers("prepared", START_SECONDS)
+        started_at = time.monotonic() + HEAD_START_SECONDS
+        for process in self._processes:
+            _tell(process, {"go": started_at})
+        reports = self._answers("done", batch.timeout_seconds + MARGIN_SECONDS)
         return Harvest(
             outcomes=[outcome for report in reports for outcome in report["outcomes"]],
             wall_seconds=max(report["wall_seconds"] for report in reports),
             cpu_seconds=[report["cpu_seconds"] for report in reports],
-            worst_lag_seconds=max(report["worst_lag_seconds"] for report in reports),
         )
 
-    def _until(
-        self, is_there: Callable[[Json], bool], seconds: float, on_tick: OnTick = lambda _: None
-    ) -> None:
-        """Wait until every generator has said it."""
-        deadline = time.monotonic() + seconds
-        while not all(map(is_there, self._said)):
-            try:
-                number, message = self._heard.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                raise GeneratorLost(
-                    f"a load generator has sent nothing for {seconds:.0f} s"
-                ) from None
-            if message is None:
-                raise self._lost(number)
-            self._said[number] |= message
-            on_tick(sum(said["ended"] for said in self._said))
+    def _answers(self, name: str, seconds: float) -> list[Any]:
+        """Wait until every generator has answered; return the answers.
 
-    def _read(self, number: int, process: subprocess.Popen[bytes]) -> None:
-        """Pass on what one generator says; None when it has ended."""
-        assert process.stdout is not None
+        Raises:
+            GeneratorLost: One has exited, or has not answered in time.
+        """
+        reads = {self._threads.submit(_read, process): process for process in self._processes}
         try:
-            with process.stdout as lines:
-                for line in lines:
-                    self._heard.put((number, orjson.loads(line)))
-        finally:
-            self._heard.put((number, None))
+            for read in as_completed(reads, seconds):
+                if not read.result():
+                    raise _lost(reads[read])
+        except TimeoutError:
+            raise GeneratorLost(f"a load generator has sent nothing for {seconds:.0f} s") from None
+        return [orjson.loads(read.result())[name] for read in reads]
 
-    def _tell_all(self, message: Json) -> None:
-        for process in self._processes:
-            _tell(process, message)
 
-    def _lost(self, number: int) -> GeneratorLost:
-        self._processes[number].kill()
-        code = self._processes[number].wait()
-        return GeneratorLost(
-            f"generator {number} ended with exit code {code}",
-            "the end of its output is in the log; too little memory is the usual cause",
-        )
+def _read(process: subprocess.Popen[bytes]) -> bytes:
+    """Return the next line of a generator; nothing when it has ended."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def _lost(process: subprocess.Popen[bytes]) -> GeneratorLost:
+    process.kill()
+    return GeneratorLost(
+        f"a load generator ended with exit code {process.wait()}",
+        "the end of its output is in the log; too little memory is the usual cause",
+    )
 
 
 def _tell(process: subprocess.Popen[bytes], message: Json) -> None:
@@ -168,11 +135,6 @@ def _tell(process: subprocess.Popen[bytes], message: Json) -> None:
     with contextlib.suppress(OSError):  # it has ended, which its reader reports
         process.stdin.write(orjson.dumps(message) + b"\n")
         process.stdin.flush()
-
-
-def _is_held(said: Json) -> bool:
-    """Every session of the generator has been reset, or has failed."""
-    return "done" in said or said["held"] + said["ended"] >= said["count"]
 
 
 def shares_of(batch: Batch, members: int) -> list[Batch]:

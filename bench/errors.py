@@ -2,7 +2,6 @@
 """What can go wrong with a measurement itself; a session that fails is a result, not an error.
 
 BenchError ─┬─ InvalidPlan
-            ├─ Unreachable
             └─ GeneratorLost
 """
 
@@ -24,10 +23,6 @@ class InvalidPlan(BenchError):
     """The environment cannot do what the plan asks."""
 
     kind = "invalid"
-
-
-class Unreachable(BenchError):
-    """Nothing answers at the address."""
 
 
 class GeneratorLost(BenchError):

@@ -2,8 +2,7 @@
 """One generator: a process that opens its share of a batch's sessions and reports what it saw.
 
     crew ──stdin──▶ {"batch": …}               generator ──stdout──▶ {"prepared": true}
-                    {"go": monotonic time}                           {"ended": n, "held": n}  ticks
-                    {"release": true}                                {"done": …}    with outcomes
+                    {"go": monotonic time}                           {"done": …}    with outcomes
     end of stdin: the crew exited, and the generator does too
 
 Lines of JSON. The clock is `time.monotonic`, which all processes of a machine share: every
@@ -15,7 +14,7 @@ generator starts at the same moment and counts from it.
 
 A burst fills the server's queue of connections, and the kernel drops what does not fit and tries
 again after one second: as with training code that opens its sessions in one `gather`. A window
-well below that queue hides it. A retried handshake is counted (`retransmits`).
+well below that queue hides it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import errno
 import gc
 import os
 import socket
-import struct
 import sys
 import time
 from collections.abc import Sequence
@@ -39,32 +37,29 @@ from ..system.access_tokens import bearer_header
 from ..system.proc import raise_fd_limit
 from ..system.units import MB
 from .plan import HANDSHAKE_SECONDS
-from .session import SESSIONS, Session
+from .session import Script, Session
 
 Json = dict[str, Any]
 
-TICK_SECONDS = 0.25
+TICK_SECONDS = 0.25  # between two searches for handshakes that take too long
 _MAX_LINE_BYTES = MB
 # Linux: `connect` chooses the port, knowing both ends; `bind` would use one up for all ends.
 _IP_BIND_ADDRESS_NO_PORT = 24
-_RETRANSMITS_AT = 100  # `tcpi_total_retrans` in Linux's `struct tcp_info`
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One generator's share of a batch."""
 
-    mode: str  # "ws" or "http"
     host: str
     port: int
-    path: str  # what comes in front of `/ws`, `/reset`, `/step`
+    path: str  # what comes in front of `/ws`
     count: int
     action: Json
     timeout_seconds: float
     window: int  # handshakes under way at once; 0: all
     handshake_seconds: float = HANDSHAKE_SECONDS  # from connecting to the answered upgrade
     sources: tuple[str, ...] = ()  # addresses to connect from; empty: the system chooses
-    hold: bool = False  # after the reset, until released
     token: str | None = None  # that the server wants
     others: tuple[tuple[str, int], ...] = ()  # the server's further addresses, for other shares
 
@@ -77,16 +72,12 @@ class Generator:
         found = socket.getaddrinfo(batch.host, batch.port, socket.AF_INET, socket.SOCK_STREAM)
         self._address = found[0][4]
         headers = "".join(f"{k}: {v}\r\n" for k, v in bearer_header(batch.token).items())
-        kind = SESSIONS[batch.mode]
-        script = kind.script_for(f"{batch.host}:{batch.port}", batch.path, batch.action, headers)
+        script = Script(f"{batch.host}:{batch.port}", batch.path, batch.action, headers)
         self._room = asyncio.Semaphore(batch.window or max(1, batch.count))
-        self._sessions = [
-            kind(script, self._room.release, hold=batch.hold) for _ in range(batch.count)
-        ]
+        self._sessions = [Session(script, self._room.release) for _ in range(batch.count)]
         sources = batch.sources or ("",)
         self._sockets = [new_socket(sources[n % len(sources)]) for n in range(batch.count)]
         self._connecting: dict[Session, asyncio.Task[None]] = {}
-        self._worst_lag_seconds = 0.0
 
     async def run(self, started_at: float) -> Json:
         """Run all sessions from `started_at` on; return what they saw."""
@@ -111,14 +102,8 @@ class Generator:
         return {
             "cpu_seconds": cpu,
             "wall_seconds": wall,
-            "worst_lag_seconds": self._worst_lag_seconds,
             "outcomes": [asdict(session.outcome) for session in sessions],
         }
-
-    def release(self) -> None:
-        """Let sessions that are held continue."""
-        for session in self._sessions:
-            session.release()
 
     async def _connect(self, session: Session, opened: socket.socket) -> None:
         """Connect once there is room, which the session gives back when it is admitted."""
@@ -132,7 +117,6 @@ class Generator:
             except OSError as exc:
                 if exc.errno != errno.EISCONN:
                     raise
-            session.outcome.retransmits = _retransmits(opened)
             await loop.create_connection(lambda: session, sock=opened)
         except OSError as exc:
             name = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
@@ -142,22 +126,17 @@ class Generator:
                 opened.close()
 
     async def _tick(self) -> None:
-        """Look for handshakes that take too long, and tell the crew how far the batch is."""
+        """Fail handshakes that take too long."""
         longest = self._batch.handshake_seconds
         while True:
-            due = time.monotonic() + TICK_SECONDS
             await asyncio.sleep(TICK_SECONDS)
             now = time.monotonic()
-            self._worst_lag_seconds = max(self._worst_lag_seconds, now - due)
             late = [
                 session
                 for session in self._sessions
                 if session.outcome.connect_seconds is None and now - session.dialled_at > longest
             ]
             self._fail(late, "handshake_timeout", f"the handshake took over {longest:g} s")
-            ended = sum(session.over.done() for session in self._sessions)
-            held = sum(s.is_held and not s.over.done() for s in self._sessions)
-            _say({"ended": ended, "held": held})
 
     def _fail(self, sessions: Sequence[Session], kind: str, message: str) -> None:
         """Fail those that are not over, also while they connect."""
@@ -176,13 +155,6 @@ def new_socket(source: str = "") -> socket.socket:
             opened.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
         opened.bind((source, 0))
     return opened
-
-
-def _retransmits(connected: socket.socket) -> int:
-    if sys.platform != "linux":
-        return 0
-    info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RETRANSMITS_AT + 4)
-    return int(struct.unpack_from("I", info, _RETRANSMITS_AT)[0]) if len(info) > 100 else 0
 
 
 def _say(message: Json) -> None:
@@ -204,8 +176,6 @@ async def _serve() -> None:
             _say({"prepared": True})
         elif generator is not None and "go" in message:
             running = loop.create_task(_run(generator, message["go"]))
-        elif generator is not None and "release" in message:
-            generator.release()
     if running is not None:
         running.cancel()
 

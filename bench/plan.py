@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be measured: a grid of batch sizes and waits, how often, and over which protocol.
+"""What is to be measured: a grid of batch sizes and waits, and how often.
 
 Who asks checks the numbers: the payload of `operations/benchmark.py`, a load test's command line.
 """
@@ -17,7 +17,6 @@ from typing import Any
 Json = dict[str, Any]
 
 HANDSHAKE_SECONDS = 10.0  # as upstream's client gives it (`connect_timeout_s`)
-GENTLE_WINDOW = 1024  # half of uvicorn's queue of connections, a quarter of ours
 _SPARE_FILES = 64  # of a generator, beside its sockets
 
 
@@ -25,7 +24,6 @@ _SPARE_FILES = 64  # of a generator, beside its sockets
 class Cell:
     """One batch."""
 
-    mode: str
     requests: int
     wait_seconds: float
     repetition: int  # from 1
@@ -33,10 +31,7 @@ class Cell:
     @property
     def words(self) -> str:
         """For people."""
-        return (
-            f"{self.mode}, {self.requests} sessions, wait {self.wait_seconds:g} s, "
-            f"repetition {self.repetition}"
-        )
+        return f"{self.requests} sessions, wait {self.wait_seconds:g} s, #{self.repetition}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +41,22 @@ class Plan:
     requests_grid: tuple[int, ...]
     wait_grid: tuple[float, ...] = (1.0,)
     repetitions: int = 1
-    modes: tuple[str, ...] = ("ws",)
     action: Json | None = None  # None: `{"wait_seconds": …}`, as the benchmark environment wants
     timeout_seconds: float = 120.0  # of a session, beyond its wait
     generators: int | None = None  # None: enough for the cores and the open files
     window: int = 0  # handshakes under way at once, all generators together; 0: all
     handshake_seconds: float = HANDSHAKE_SECONDS  # from connecting to the answered upgrade
-    weighs: bool = True  # also measures what the sessions of the largest batch hold
 
     def cells(self) -> Iterator[Cell]:
         """Every batch, small ones first."""
         repetitions = range(1, self.repetitions + 1)
-        for cell in product(self.modes, self.requests_grid, self.wait_grid, repetitions):
+        for cell in product(self.requests_grid, self.wait_grid, repetitions):
             yield Cell(*cell)
 
     @property
     def largest(self) -> int:
         """Sessions of the largest batch."""
         return max(self.requests_grid)
-
-    @property
-    def sessions_to_weigh(self) -> int:
-        """How many are held open while memory is read."""
-        return self.largest if self.weighs and "ws" in self.modes else 0
 
     @property
     def crew_size(self) -> int:

@@ -3,7 +3,7 @@
 
 `raw.jsonl` and `summary.csv` begin with the seed's fields, in its order
 (https://github.com/burtenshaw/openenv-scaling, `tests/test_scaling.py`), so that its analysis reads
-them; what we add comes after. `summary.json` holds the summaries, the memory and the machine.
+them; what we add comes after. `summary.json` holds the summaries and the machine.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from typing import Any
 import orjson
 
 from .crew import Harvest
-from .plan import HANDSHAKE_SECONDS, Cell, Plan, usable_cores
+from .plan import Cell, Plan, usable_cores
 from .target import Target
 
 Json = dict[str, Any]
 
 RAW_NAME, SUMMARY_NAME, REPORT_NAME = "raw.jsonl", "summary.csv", "summary.json"
+MODE = "ws"  # the seed measures HTTP as well, whose routes keep no session between two calls
 
 
 @dataclass(slots=True)
@@ -74,46 +75,17 @@ class Summary:
     errors: str = ""  # failures by kind
     server_cpu_seconds: float = 0.0
     server_cpu_ms_per_session: float = 0.0
-    server_pss_bytes: int = 0  # after the batch
     generator_cpu_seconds: float = 0.0
     generator_busiest_share: float = 0.0  # of one core, the busiest generator, waits left out
-    generator_worst_lag: float = 0.0  # of a timer in a generator's event loop
-    handshake_retransmits: int = 0  # by the kernel: the server's queue was full
-    window: int = 0  # handshakes under way at once; 0: all
-    handshake_seconds: float = HANDSHAKE_SECONDS  # that one may take
-    # By the kernel, of all programs together; None where it does not tell:
-    kernel_listen_overflows: int | None = None
-    kernel_listen_drops: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """What a target holds (PSS): idle, with a few sessions open and reset, and with all of them.
-
-    The kernel's own memory for sockets is in no process's PSS.
-    """
-
-    server: str
-    sessions: int
-    processes: int
-    idle_pss_bytes: int
-    few_sessions: int
-    few_pss_bytes: int
-    held_pss_bytes: int
-
-    @property
-    def bytes_per_session(self) -> float | None:
-        """What one more session adds; None where only a few were tried."""
-        more = self.sessions - self.few_sessions
-        return (self.held_pss_bytes - self.few_pss_bytes) / more if more > 0 else None
+    kernel_listen_drops: int | None = None  # of all programs together; None: it does not tell
 
 
 @dataclass(slots=True)
 class Report:
     """Everything that was measured."""
 
+    plan: Plan
     summaries: list[Summary] = field(default_factory=list)
-    weights: list[Weight] = field(default_factory=list)
     facts: Json = field(default_factory=dict)  # what else is known: start-up times, say
 
 
@@ -135,7 +107,7 @@ def rows_of(harvest: Harvest, cell: Cell, server: str) -> list[Json]:
         seen = outcome["observation"] or {}
         row = {
             "request_id": number,
-            "mode": cell.mode,
+            "mode": MODE,
             "timestamp": timestamp,
             "wait_requested": cell.wait_seconds,
             "batch_size": cell.requests,
@@ -153,21 +125,20 @@ def rows_of(harvest: Harvest, cell: Cell, server: str) -> list[Json]:
             "error_message": outcome["error_message"],
             "server": server,
             "repetition": cell.repetition,
-            "retransmits": outcome["retransmits"],
         }
         rows.append(row)
     return rows
 
 
 def summary_of(
-    rows: Sequence[Json], cell: Cell, target: Target, harvest: Harvest, plan: Plan, used: float
+    rows: Sequence[Json], cell: Cell, target: Target, harvest: Harvest, used: float
 ) -> Summary:
     """A batch in one row; `used` is the server's CPU time in seconds."""
     good = [row for row in rows if row["success"]]
     wall, totals = harvest.wall_seconds, [row["total_latency"] for row in good] or [0.0]
     at_work = max(wall - cell.wait_seconds, 0.05)  # a step's wait costs a generator no work
     return Summary(
-        mode=cell.mode,
+        mode=MODE,
         url=target.url,
         num_requests=cell.requests,
         batch_size=cell.requests,
@@ -195,10 +166,6 @@ def summary_of(
         server_cpu_ms_per_session=1000 * used / max(1, len(rows)),
         generator_cpu_seconds=sum(harvest.cpu_seconds),
         generator_busiest_share=max(harvest.cpu_seconds) / at_work,
-        generator_worst_lag=harvest.worst_lag_seconds,
-        handshake_retransmits=sum(row["retransmits"] for row in rows),
-        window=plan.window,
-        handshake_seconds=plan.handshake_seconds,
     )
 
 
@@ -243,10 +210,8 @@ class ResultFolder:
         """The report; the paths of everything that was written."""
         content = {
             "machine": machine(),
+            "plan": asdict(report.plan),
             "facts": report.facts,
-            "weights": [
-                {**asdict(w), "bytes_per_session": w.bytes_per_session} for w in report.weights
-            ],
             "summaries": [asdict(summary) for summary in report.summaries],
         }
         text = json.dumps(content, indent=2) + "\n"

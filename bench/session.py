@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One measured session, as light as Python allows, over one of two protocols.
+"""`Connection`, a client's WebSocket as light as Python allows; on it `Session`, a measured one.
 
-    ws     connect ─▶ upgrade ─▶ reset ─▶ step ─▶ close message, close frame ─▶ the server's close
-    http   connect ─▶ `POST /reset` ─▶ `POST /step`, on one kept connection
+    connect ─▶ upgrade ─▶ reset ─▶ step ─▶ close message, close frame ─▶ the server's close
 
-Written by hand: the client sends the same bytes in every session, made once per batch (`Script`),
-so that a session costs one connection, five writes and as many reads. The mask is zero, which
-leaves a payload as it is; masks protect proxies, of which there are none here. OpenEnv's HTTP
-routes keep nothing between calls: over HTTP requests are measured, not sessions, and there is
-nothing to hold between reset and step.
+Written by hand (docs/decisions/0019-bench-sessions.md): the client sends the same bytes in every
+session, made once per batch (`Script`), so that a session costs one connection, five writes and as
+many reads. The mask is zero, which leaves a payload as it is; masks protect proxies, of which there
+are none here.
 
 The total counts from the start of the batch, and so does connecting: not from when this process
 began the session. A generator that is late must not look like a server that is quick.
@@ -18,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,14 +25,12 @@ import orjson
 
 from ..system.websocket import (
     CLOSE,
-    CONTINUATION,
     FIN,
     NO_CODE_CLOSE,
     NORMAL_CLOSE,
     OPCODE,
     PING,
     PONG,
-    TEXT,
     close_payload,
     parse_head,
     unmasked_client_frame,
@@ -45,8 +40,88 @@ from ..system.websocket import (
 Json = dict[str, Any]
 
 MAX_MESSAGE_CHARS = 300  # of an error
-MAX_HEAD_BYTES = 64 * 1024
-_LENGTH = re.compile(rb"\r\ncontent-length:\s*(\d+)", re.IGNORECASE)
+RESET = unmasked_client_frame(b'{"type":"reset","data":{}}')
+CLOSE_FRAME = unmasked_client_frame(close_payload(NORMAL_CLOSE), CLOSE)
+_CLOSING = unmasked_client_frame(b'{"type":"close"}') + CLOSE_FRAME
+
+
+class Connection(asyncio.Protocol):
+    """One connection. A subclass defines what follows on each event: the methods `on_…`.
+
+    Args:
+        opening: The request for the upgrade (`upgrade_request`).
+
+    Attributes:
+        is_closed: It was closed here, and what else the server sends is not read.
+    """
+
+    def __init__(self, opening: bytes) -> None:
+        self.is_closed = False
+        self._transport: asyncio.Transport | None = None
+        self._opening = opening
+        self._is_open = False
+        self._unread = b""
+        self._text = b""  # of a message in several frames
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask for the upgrade, unless the connection was closed while it was made."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
+        if self.is_closed:
+            transport.close()
+        else:
+            self.write(self._opening)
+
+    def data_received(self, data: bytes) -> None:
+        """Read the answer to the upgrade, then frames."""
+        data = self._unread + data if self._unread else data
+        start = 0
+        if not self._is_open:
+            if (end := data.find(b"\r\n\r\n")) < 0:
+                self._unread = data
+                return
+            head = data[:end].decode("latin-1")
+            if not head.startswith("HTTP/1.1 101"):
+                self.on_refused(head.partition("\r\n")[0])
+                self.close()
+                return
+            self._is_open, start = True, end + 4
+            self.on_open(head)
+        while not self.is_closed and (found := take_frame(data, start)) is not None:
+            opcode, is_last, payload, start = found
+            if opcode == PING:
+                self.write(unmasked_client_frame(payload, PONG))
+            elif opcode == CLOSE:
+                code = int.from_bytes(payload[:2], "big") if len(payload) >= 2 else NO_CODE_CLOSE
+                self.on_close(code, payload[2:].decode("utf-8", "replace"))
+            elif opcode != PONG:
+                self._text += payload
+                if is_last:
+                    text, self._text = self._text, b""
+                    self.on_message(text)
+        self._unread = data[start:]
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.is_closed = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def on_open(self, head: str) -> None:
+        """React to the head of the answer that grants the upgrade."""
+
+    def on_refused(self, line: str) -> None:
+        """React to the first line of another answer."""
+
+    def on_message(self, text: bytes) -> None:
+        """React to a whole message."""
+
+    def on_close(self, code: int, reason: str) -> None:
+        """React to the server's close frame."""
 
 
 @dataclass(slots=True)
@@ -60,237 +135,114 @@ class Outcome:
     observation: Json | None = None
     error_kind: str | None = None
     error_message: str | None = None
-    retransmits: int = 0  # of the kernel: a handshake that found the server's queue full
 
 
-@dataclass(frozen=True, slots=True)
 class Script:
-    """The bytes that every session of a batch sends to one server."""
+    """The bytes that differ between batches; every session of one batch sends the same.
 
-    opening: bytes
-    reset: bytes
-    step: bytes
-    closing: bytes
+    Args:
+        authority: The server's host and port.
+        path: What comes in front of `/ws`.
+        action: That of the step.
+        headers: Further headers, each with the end of its line.
+    """
+
+    def __init__(self, authority: str, path: str, action: Json, headers: str) -> None:
+        self.opening = upgrade_request(authority, f"{path}/ws", headers)
+        self.step = unmasked_client_frame(orjson.dumps({"type": "step", "data": action}))
 
 
-class Session(asyncio.Protocol):
+class Session(Connection):
     """One connection from its first byte to its last.
 
     Args:
-        on_admitted: Called once, when the server has sent something or the session has ended:
+        script: What it sends.
+        on_admitted: Called once, when the server has granted the upgrade or the session has ended:
             another handshake may begin.
 
     Attributes:
         over: Done when the session has ended, well or not. It ends once.
-        is_admitted: `on_admitted` was called.
-        is_held: It was reset, and waits to be released.
         dialled_at: When its own connection was begun.
     """
 
-    def __init__(
-        self, script: Script, on_admitted: Callable[[], None], *, hold: bool = False
-    ) -> None:
+    def __init__(self, script: Script, on_admitted: Callable[[], None]) -> None:
+        super().__init__(script.opening)
         self.outcome = Outcome()
         self.over = asyncio.get_running_loop().create_future()
-        self.is_admitted = False
-        self.is_held = False
         self.dialled_at = math.inf
-        self.script = script
+        self._step = script.step
         self._on_admitted = on_admitted
-        self._hold = hold
         self._started_at = self._began = 0.0
-        self._unread = b""
-        self._transport: asyncio.Transport | None = None
 
     def start(self, started_at: float) -> None:
-        """Count from then on."""
+        """Count from then on: the start of the batch."""
         self._started_at = self._began = started_at
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the first message of the session."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass of it
-        if self.over.done():  # out of time meanwhile
-            transport.close()
-        else:
-            self.write(self.script.opening)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Record how the session ended."""
-        if self.outcome.step_seconds is not None:
-            self.end()  # not the politest end, but the session had all it came for
-        self.fail("connection_lost", f"the server closed the connection{f': {exc}' if exc else ''}")
+        self._end_or_fail(
+            "connection_lost", f"the server closed the connection{f': {exc}' if exc else ''}"
+        )
+
+    def on_open(self, head: str) -> None:
+        """Ask for a reset."""
+        self.outcome.connect_seconds = self._phase_over()
+        self._on_admitted()
+        self.write(RESET)
+
+    def on_refused(self, line: str) -> None:
+        """Fail: there is no session."""
+        self.fail("refused", f"the upgrade was answered with {line}")
+
+    def on_close(self, code: int, reason: str) -> None:
+        """End: well, if the step was answered."""
+        self._end_or_fail("closed", f"the server closed with {code} {reason}".rstrip())
+
+    def on_message(self, text: bytes) -> None:
+        """Read the answer to the reset or to the step, and send what comes next."""
+        try:
+            message = orjson.loads(text)
+            data = message.get("data") or {}
+            if message.get("type") == "error":
+                self.fail(str(data.get("code", "error")), str(data.get("message", "")))
+            elif self.outcome.reset_seconds is None:
+                self.outcome.reset_seconds = self._phase_over()
+                self.write(self._step)
+            elif self.outcome.step_seconds is None:
+                self.outcome.observation = data["observation"]
+                self.outcome.step_seconds = self._phase_over()
+                self.write(_CLOSING)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            self.fail("not_openenv", f"not an answer of an environment: {text[:200]!r}")
 
     def fail(self, kind: str, message: str) -> None:
         """End it as a failure, unless it has ended."""
         if not self.over.done():
             self.outcome.error_kind = kind
             self.outcome.error_message = message[:MAX_MESSAGE_CHARS]
-            self.end()
+            self._end()
 
-    def end(self) -> None:
+    def _end_or_fail(self, kind: str, message: str) -> None:
+        if self.outcome.step_seconds is None:
+            self.fail(kind, message)
+        else:  # not always the politest end, but the session had all it came for
+            self._end()
+
+    def _end(self) -> None:
         """Record the total time, and close the connection."""
         if self.over.done():
             return
         self.outcome.total_seconds = time.monotonic() - self._started_at
         self.over.set_result(None)
-        self.was_admitted()
-        if self._transport is not None:
-            self._transport.close()
-
-    def release(self) -> None:
-        """Let a session that is held continue."""
-        if self.is_held and not self.over.done():
-            self.is_held = False
-            self._began = time.monotonic()
-            self.write(self.script.step)
-
-    def write(self, data: bytes) -> None:
-        """Send bytes."""
-        assert self._transport is not None
-        self._transport.write(data)
-
-    def was_admitted(self) -> None:
-        """Let another handshake begin."""
-        if not self.is_admitted:
-            self.is_admitted = True
+        if self.outcome.connect_seconds is None:
             self._on_admitted()
+        self.close()
 
-    def phase_over(self) -> float:
+    def _phase_over(self) -> float:
         """Return how long the phase took that ends now."""
         now = time.monotonic()
         seconds, self._began = now - self._began, now
         return seconds
-
-    def answered(self, body: bytes) -> None:
-        """Read the answer to the reset or to the step, and send what comes next."""
-        try:
-            message = orjson.loads(body)
-            if message.get("type") == "error":
-                data = message.get("data") or {}
-                self.fail(str(data.get("code", "error")), str(data.get("message", "")))
-            elif self.outcome.reset_seconds is None:
-                self.outcome.reset_seconds = self.phase_over()
-                self.is_held = self._hold
-                if not self._hold:
-                    self.write(self.script.step)
-            elif self.outcome.step_seconds is None:
-                self.outcome.observation = message.get("data", message)["observation"]
-                self.outcome.step_seconds = self.phase_over()
-                self._close()
-        except (ValueError, KeyError, TypeError, AttributeError):
-            self.fail("not_openenv", f"not an answer of an environment: {body[:200]!r}")
-
-    def _close(self) -> None:
-        if self.script.closing:
-            self.write(self.script.closing)
-        else:
-            self.end()
-
-
-class WsSession(Session):
-    """One session on `/ws`."""
-
-    _text = b""
-
-    @staticmethod
-    def script_for(authority: str, path: str, action: Json, headers: str) -> Script:
-        """Make what its sessions send."""
-        close_frame = unmasked_client_frame(close_payload(NORMAL_CLOSE), CLOSE)
-        return Script(
-            opening=upgrade_request(authority, f"{path}/ws", headers),
-            reset=unmasked_client_frame(b'{"type":"reset","data":{}}'),
-            step=unmasked_client_frame(orjson.dumps({"type": "step", "data": action})),
-            closing=unmasked_client_frame(b'{"type":"close"}') + close_frame,
-        )
-
-    def data_received(self, data: bytes) -> None:
-        """Read what the server sent."""
-        if self.over.done():
-            return
-        data = self._unread + data if self._unread else data
-        if self.is_admitted:
-            self._read_frames(data, 0)
-            return
-        end = data.find(b"\r\n\r\n")
-        if end < 0:
-            self._unread = data
-            if len(data) > MAX_HEAD_BYTES:
-                self.fail("not_websocket", "the answer to the upgrade is incomplete")
-        elif not data.startswith(b"HTTP/1.1 101"):
-            line = data[: data.find(b"\r\n")].decode("latin-1")
-            self.fail("refused", f"the upgrade was answered with {line}")
-        else:
-            self.outcome.connect_seconds = self.phase_over()
-            self.was_admitted()
-            self.write(self.script.reset)
-            self._read_frames(data, end + 4)
-
-    def _read_frames(self, data: bytes, start: int) -> None:
-        while not self.over.done() and (found := take_frame(data, start)) is not None:
-            opcode, is_last, payload, start = found
-            if opcode in (TEXT, CONTINUATION):
-                self._text += payload
-                if is_last:
-                    text, self._text = self._text, b""
-                    self.answered(text)
-            elif opcode == CLOSE:
-                self._on_close(payload)
-            elif opcode == PING:
-                self.write(unmasked_client_frame(payload, PONG))
-        self._unread = data[start:]
-
-    def _on_close(self, payload: bytes) -> None:
-        if self.outcome.step_seconds is not None:
-            self.end()
-            return
-        code = int.from_bytes(payload[:2], "big") if len(payload) >= 2 else NO_CODE_CLOSE
-        why = payload[2:].decode("utf-8", "replace")
-        self.fail("closed", f"the server closed with {code} {why}".rstrip())
-
-
-class HttpSession(Session):
-    """A reset and a step."""
-
-    @staticmethod
-    def script_for(authority: str, path: str, action: Json, headers: str) -> Script:
-        """Make what its sessions send; the handshake is TCP's, so that the reset comes first."""
-
-        def post(route: str, body: Json) -> bytes:
-            content = orjson.dumps(body)
-            return (
-                f"POST {path}/{route} HTTP/1.1\r\nHost: {authority}\r\n{headers}"
-                f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-            ).encode() + content
-
-        return Script(post("reset", {}), b"", post("step", {"action": action}), b"")
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask for a reset."""
-        self.outcome.connect_seconds = self.phase_over()
-        super().connection_made(transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Read what the server sent."""
-        if self.over.done():
-            return
-        self.was_admitted()
-        self._unread += data
-        end = self._unread.find(b"\r\n\r\n")
-        if end < 0:
-            return
-        length = _LENGTH.search(self._unread, 0, end)
-        if length is None:
-            self.fail("not_http", "an answer without Content-Length")
-        elif len(self._unread) >= end + 4 + int(length[1]):
-            status, body = self._unread[9:12], self._unread[end + 4 :]
-            self._unread = b""
-            if status == b"200":
-                self.answered(body)
-            else:
-                self.fail(f"http_{status.decode('latin-1')}", body.decode("utf-8", "replace"))
-
-
-SESSIONS: dict[str, type[WsSession | HttpSession]] = {"ws": WsSession, "http": HttpSession}
 
 
 def take_frame(data: bytes, start: int) -> tuple[int, bool, bytes, int] | None:

@@ -2,7 +2,7 @@
 """A measurement as text: a row per batch size, wait and server, medians with their spread.
 
 The table goes to a log, not a terminal: to fit 80 columns, headings have two lines,
-and values that are equal in all rows (such as the mode) stand above them.
+and values that are equal in all rows (such as the wait) stand above them.
 """
 
 from __future__ import annotations
@@ -11,46 +11,44 @@ import statistics
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from ..system.units import MB
-from .plan import HANDSHAKE_SECONDS
-from .results import Report, Summary, Weight, machine
+from .results import Report, Summary, machine
 
 SUCCESS_THRESHOLD = 0.95  # of the seed: the largest batch that reaches it is the maximum
-_CELLS = 4  # the first headings tell batches of one size apart
+_CELLS = 2  # the first headings tell batches of one size apart
 _HEADS = (
-    ("server", ""), ("mode", ""), ("wait", ""), ("handshakes", ""),
+    ("server", ""), ("wait", ""),
     ("sessions", ""), ("success", ""), ("total", "P50, s"), ("total P99, s", "(spread)"),
-    ("connect", "P99, s"), ("CPU ms", "each"), ("kernel", "drops"), ("shards", ""),
+    ("connect", "P99, s"), ("CPU ms", "each"), ("kernel", "drops"), ("processes", ""),
 )  # fmt: skip
 _BUSY = 0.9
-_SPLIT_SHOWN = 2  # processes by each; of more, how evenly they share
 
 
 def lines_of(report: Report) -> list[str]:
     """The whole table, with its notes."""
-    facts = machine()
+    facts, plan = machine(), report.plan
+    at_once = f"at most {plan.window} handshakes" if plan.window else "all sessions connect"
+    arrangement = f"{at_once} at once; a handshake may take {plan.handshake_seconds:g} s"
     machine_line = (
         f"{facts['cores']} cores shared by server and load, {facts['memory_gb']} GB, "
         f"{facts['system']}, Python {facts['python']}"
     )
     table = _table([_row(group) for group in grouped(report.summaries)])
-    return [machine_line, *table, *map(_weight_line, report.weights), *_notes(report.summaries)]
+    return [machine_line, arrangement, *table, *_notes(report.summaries)]
 
 
 def grouped(summaries: Iterable[Summary]) -> list[list[Summary]]:
     """Repetitions of the same batch together, in the order of the grid."""
     names = list(dict.fromkeys(summary.server for summary in summaries))
 
-    def key(s: Summary) -> tuple[str, int, float, int]:
-        return (s.mode, s.num_requests, s.wait_seconds, names.index(s.server))
+    def key(s: Summary) -> tuple[int, float, int]:
+        return (s.num_requests, s.wait_seconds, names.index(s.server))
 
     return [list(group) for _, group in groupby(sorted(summaries, key=key), key)]
 
 
-def max_batch(summaries: Iterable[Summary], server: str, wait_seconds: float, mode: str) -> int:
+def max_batch(summaries: Iterable[Summary], server: str, wait_seconds: float) -> int:
     """The largest batch of which at least 95 % succeeded, on average of all repetitions."""
-    wanted = (server, wait_seconds, mode)
-    fitting = [s for s in summaries if (s.server, s.wait_seconds, s.mode) == wanted]
+    fitting = [s for s in summaries if (s.server, s.wait_seconds) == (server, wait_seconds)]
     good = [
         group[0].num_requests
         for group in grouped(fitting)
@@ -64,7 +62,7 @@ def summary_line(summary: Summary) -> str:
     errors = f", {summary.errors}" if summary.errors else ""
     drops = f", {summary.kernel_listen_drops} dropped" if summary.kernel_listen_drops else ""
     return (
-        f"{summary.server}: {summary.num_requests} x {summary.wait_seconds:g} s {summary.mode} "
+        f"{summary.server}: {summary.num_requests} x {summary.wait_seconds:g} s "
         f"#{summary.repetition}: {_percent(1 - summary.error_rate)}{errors}, "
         f"P50 {summary.total_p50:.2f} s, P99 {summary.total_p99:.2f} s, "
         f"{summary.server_cpu_ms_per_session:.2f} ms CPU each{drops}"
@@ -86,16 +84,11 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 def _row(group: Sequence[Summary]) -> tuple[str, ...]:
     """One row: the median of the repetitions."""
     first = group[0]
-    window = f"window {first.window}" if first.window else "all at once"
-    if (seconds := first.handshake_seconds) != HANDSHAKE_SECONDS:
-        window = f"{window}, {seconds:g} s each"
     p99 = [s.total_p99 for s in group]
     drops = [s.kernel_listen_drops for s in group if s.kernel_listen_drops is not None]
     return (
         first.server,
-        first.mode,
         f"wait {first.wait_seconds:g} s",
-        window,
         f"{first.num_requests}",
         _percent(min(1 - s.error_rate for s in group)),
         f"{statistics.median(s.total_p50 for s in group):.2f}",
@@ -103,17 +96,7 @@ def _row(group: Sequence[Summary]) -> tuple[str, ...]:
         f"{statistics.median(s.connect_p99 for s in group):.2f}",
         f"{statistics.median(s.server_cpu_ms_per_session for s in group):.2f}",
         f"{max(drops)}" if drops else "?",
-        _split(first),
-    )
-
-
-def _weight_line(weight: Weight) -> str:
-    """What a server holds."""
-    each = weight.bytes_per_session
-    more = "" if each is None else f", {each / 1024:.1f} kB a session ({weight.sessions} open)"
-    return (
-        f"{weight.server}: {weight.idle_pss_bytes / MB:.0f} MB PSS idle in "
-        f"{weight.processes} processes{more}"
+        f"{first.unique_pids or '?'}",
     )
 
 
@@ -124,24 +107,12 @@ def _notes(summaries: Sequence[Summary]) -> list[str]:
             f"in {busy} of {len(summaries)} batches a generator used over {_percent(_BUSY)} "
             "of a core outside the step's wait: latencies are upper bounds there"
         )
-    if again := sum(s.handshake_retransmits for s in summaries):
-        notes.append(f"the kernel retransmitted {again} handshakes: a server's queue was full")
     if any(s.kernel_listen_drops for s in summaries):
         notes += [
             "kernel drops: TcpExtListenDrops of the whole system (other programs' count too),",
             "  while the batch ran, in the repetition that had the most",
         ]
     return notes
-
-
-def _split(summary: Summary) -> str:
-    """Sessions by process: `64/63`, `4 x 32`, `8: 60-68`."""
-    counts = sorted((int(part.split(":")[1]) for part in summary.shard_split.split()), reverse=True)
-    if len(counts) <= _SPLIT_SHOWN:
-        return "/".join(map(str, counts))
-    if counts[0] == counts[-1]:
-        return f"{len(counts)} x {counts[0]}"
-    return f"{len(counts)}: {counts[-1]}-{counts[0]}"
 
 
 def _percent(share: float) -> str:

@@ -4,21 +4,15 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
 
-from ..system.access_tokens import bearer_header
-from .errors import Unreachable
-
 HTTP_PORT = 80
-ASK_SECONDS = 10.0
 _COUNTERS = Path("/proc/net/netstat")
 _WHOLE_PROCESS = 2  # CPUCLOCK_SCHED in the kernel's coding of clocks, clock_getcpuclockid(3)
 
@@ -55,22 +49,6 @@ class Target:
         return urlsplit(self.url).path.rstrip("/")
 
 
-def check_answers(target: Target) -> None:
-    """Check that the server answers `GET /health`, whatever it says."""
-    connection = http.client.HTTPConnection(target.host, target.port, timeout=ASK_SECONDS)
-    try:
-        connection.request("GET", f"{target.path}/health", headers=bearer_header(target.token))
-        connection.getresponse()
-    except (OSError, http.client.HTTPException) as exc:
-        why = str(exc) or type(exc).__name__
-        raise Unreachable(
-            f"{target.name}: nothing answers at {target.url}: {why}",
-            "start it first, or correct the address",
-        ) from exc
-    finally:
-        connection.close()
-
-
 def processes_of(target: Target) -> list[psutil.Process]:
     """Its processes that are there now."""
     found: dict[int, psutil.Process] = {}
@@ -95,32 +73,15 @@ def cpu_seconds(target: Target) -> float:
     return total
 
 
-def pss_bytes(target: Target) -> dict[int, int]:
-    """By process, what it holds, with what is shared shared out (where the system tells)."""
-    held: dict[int, int] = {}
-    for process in processes_of(target):
-        with contextlib.suppress(psutil.Error):
-            memory = process.memory_full_info()
-            held[process.pid] = int(getattr(memory, "pss", 0) or memory.uss)
-    return held
+def read_drops() -> int | None:
+    """Return how many connections the kernel has dropped; None where it does not say.
 
-
-class Dropped(NamedTuple):
-    """Connections that the kernel dropped because a listening socket's queue was full.
-
-    Counted for all sockets of the network namespace together: other programs' count as well.
+    `TcpExtListenDrops` counts those that found the queue of a listening socket full, of all sockets
+    of the network namespace together: other programs' count as well.
     """
-
-    overflows: int  # `TcpExtListenOverflows`: the queue of accepted connections was full
-    drops: int  # `TcpExtListenDrops`: these, and what was dropped for any other reason
-
-
-def read_dropped() -> Dropped | None:
-    """Return the kernel's counters as they are now; None where the system has none."""
     try:
         lines = _COUNTERS.read_text().splitlines()
     except OSError:
         return None
     names, values = (line.split()[1:] for line in lines if line.startswith("TcpExt:"))
-    counters = dict(zip(names, map(int, values), strict=True))
-    return Dropped(counters["ListenOverflows"], counters["ListenDrops"])
+    return int(dict(zip(names, values, strict=True))["ListenDrops"])

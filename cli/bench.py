@@ -43,8 +43,6 @@ def numbers(read: Callable[[str], float], what: str) -> Callable[[str], list[flo
     "--wait-grid", type=numbers(seconds, "durations"), metavar="DURATION,…",
     help="How long a step waits [1].",
 )  # fmt: skip
-@click.option("--mode", type=click.Choice(["ws", "http"]), help="WebSocket or HTTP [ws].")
-@click.option("--compare", is_flag=True, help="Measure both modes, and compare them.")
 @click.option(
     "--action", metavar="JSON", help="Action of each step, for environments without wait_seconds."
 )
@@ -55,22 +53,19 @@ def numbers(read: Callable[[str], float], what: str) -> Callable[[str], list[flo
 )  # fmt: skip
 @async_option
 @json_option
-def bench(
-    name: str, mode: str | None, compare: bool, as_json: bool, is_async: bool, **options: Any
-) -> int:
+def bench(name: str, as_json: bool, is_async: bool, **options: Any) -> int:
     """Measure how many sessions an environment holds at once, and how long they take.
 
     Connect, reset, one step that waits, close; all sessions of a batch connect at once, as training
     code does, unless --window bounds the handshakes under way. A handshake may take ten seconds, as
     OpenEnv's client gives it. Counts the connections that the kernel dropped. Writes raw.jsonl,
-    summary.csv and five figures. Ctrl-C detaches, a second one cancels.
+    summary.csv and two figures. Ctrl-C detaches, a second one cancels.
     """
     output = Output(as_json=as_json)
     folder = options["output_dir"]
     said = {
         "requests_grid": options["requests_grid"],
         "wait_grid": options["wait_grid"],
-        "modes": ["http", "ws"] if compare else mode and [mode],
         "action": read_action(options["action"]),
         "output_dir": None if folder is None else str(working_folder() / folder),
         **given_options(BenchmarkOptions, options),

@@ -67,7 +67,10 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
             'openenv bench my_env --requests-grid 64,1024 --action \'{"message": "hi"}\'',
             "other batches, an action of its own",
         ),
-        ("openenv bench benchmark --compare", "WebSocket against HTTP"),
+        (
+            "openenv bench benchmark --wait-grid 1,5,10",
+            "with steps that wait one, five and ten seconds",
+        ),
     ),
     "openenv test": (
         ("openenv test ./my_env", "protocol, leaks, blocking steps, seeds"),

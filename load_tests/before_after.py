@@ -50,7 +50,7 @@ class Program:
 
 CROWD = (
     "--requests-grid 16384 --wait-grid 1 --shards 1,2,4 --max-sessions 20000 --limit"
-    " --skip-memory --output-dir {folder}"
+    " --output-dir {folder}"
 )
 STEPS, QUICK_STEPS = (
     f"--short --alone --shapes {more}" for more in ("async sync --seconds 3", "async --seconds 1.5")

@@ -26,9 +26,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from load_tests.held_sessions import WARMING_SESSIONS, held
 from load_tests.peers.cluster_servers import unevenness
 from load_tests.peers.scaling_servers import openenv
-from load_tests.shared.report import Report, daemon, parse_arguments, percentile
+from load_tests.shared.report import Report, daemon, parse_arguments, percentile, pss_bytes
 from openenvd.bench.plan import Plan
 from openenvd.bench.sweep import Sweep
 from openenvd.bench.target import Target
@@ -39,6 +40,7 @@ MOST_UNEVEN = 5.0  # percent
 STEPPING_SESSIONS = (1, 64)
 STEP_SECONDS, SHORT_STEP_SECONDS = 5.0, 1.0
 PAYLOAD_BYTES = 64
+HANDSHAKES = 1024  # under way at once, while sessions are opened to weigh Envoy
 US, MS = 1e6, 1e3
 
 
@@ -90,11 +92,20 @@ def crowds(report: Report, targets: list[Target], replicas: int, options: Any) -
         met &= (
             statistics.median(unevenness(s.shard_split, replicas) for s in through) <= MOST_UNEVEN
         )
-    for weight in sweep.report.weights:
-        report.add(f"{replicas} replicas: Envoy, idle", "MB", [weight.idle_pss_bytes / 2**20])
-        if (each := weight.bytes_per_session) is not None:
-            report.add(f"{replicas} replicas: Envoy, a session", "kB", [each / 1024])
     return met
+
+
+def weigh(report: Report, through: Target, replicas: int, sessions: int) -> None:
+    """Envoy's memory, before it had any sessions, and by session."""
+    idle = sum(pss_bytes(through.root_pids))
+    report.add(f"{replicas} replicas: Envoy, idle", "MB", [idle / 2**20])
+    found = []
+    for count in (WARMING_SESSIONS, sessions):
+        with held(through, count, 1, HANDSHAKES) as clients:
+            found.append((clients.opened, sum(pss_bytes(through.root_pids))))
+    (few, few_bytes), (many, many_bytes) = found
+    each = (many_bytes - few_bytes) / max(1, many - few)
+    report.add(f"{replicas} replicas: Envoy, a session", "kB", [each / 1024])
 
 
 def steps(report: Report, targets: Sequence[Target], options: Any) -> None:
@@ -149,6 +160,7 @@ def main() -> int:
     for replicas in options.replicas:
         with daemon() as environ:
             targets = targets_of(environ, replicas, max(options.crowds))
+            weigh(report, targets[1], replicas, max(options.crowds))
             met &= crowds(report, targets, replicas, options)
             if replicas == options.replicas[0]:
                 steps(report, targets, options)

@@ -33,9 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.peers import scaling_servers
-from load_tests.shared.report import Report, parse_arguments, percentile
-from openenvd.bench import target as targets
-from openenvd.bench.target import Target
+from load_tests.shared.report import Report, parse_arguments, percentile, pss_bytes
+from openenvd.bench.target import Target, cpu_seconds
 
 SESSIONS, SHORT_SESSIONS = 65_536, 2_048
 SOURCES = [f"127.0.0.{last}" for last in range(1, 9)]
@@ -162,25 +161,25 @@ def measure(report: Report, target: Target, options: Any, clients: int) -> None:
     with held(target, min(WARMING_SESSIONS, sessions), 1, options.window) as few:
         few.step(1.0, 0.0)
         time.sleep(SETTLE_SECONDS)
-        warm, warm_kernel = sum(targets.pss_bytes(target).values()), kernel_bytes()
+        warm, warm_kernel = sum(pss_bytes(target.root_pids)), kernel_bytes()
         warm_sessions = few.opened
     time.sleep(SETTLE_SECONDS)
     with held(target, sessions, clients, options.window) as all_of_them:
         time.sleep(SETTLE_SECONDS)
-        pss, kernel = targets.pss_bytes(target), kernel_bytes()
-        cpu = targets.cpu_seconds(target)
+        pss, kernel = pss_bytes(target.root_pids), kernel_bytes()
+        cpu = cpu_seconds(target)
         time.sleep(IDLE_SECONDS)
-        cpu = targets.cpu_seconds(target) - cpu
+        cpu = cpu_seconds(target) - cpu
         at_once = all_of_them.step(options.share, 0.0)
         paced = all_of_them.step(options.share, options.paced_seconds)
-        after = sum(targets.pss_bytes(target).values())
+        after = sum(pss_bytes(target.root_pids))
     more = max(1, all_of_them.opened - warm_sessions)
     report.append(f"{name}: sessions held", "", all_of_them.opened)
     report.append(f"{name}: failed to open, or to step", "", all_of_them.failed)
     report.append(f"{name}: to open them all", "s", all_of_them.seconds)
     report.append(f"{name}: server's processes", "", len(pss))
-    report.append(f"{name}: PSS of the server with all of them", "MB", sum(pss.values()) / KB**2)
-    report.append(f"{name}: PSS each (aim: 4)", "kB", (sum(pss.values()) - warm) / more / KB)
+    report.append(f"{name}: PSS of the server with all of them", "MB", sum(pss) / KB**2)
+    report.append(f"{name}: PSS each (aim: 4)", "kB", (sum(pss) - warm) / more / KB)
     report.append(f"{name}: PSS each, after the steps", "kB", (after - warm) / more / KB)
     for what, held_bytes in kernel.items():
         each = (held_bytes - warm_kernel[what]) / more / KB

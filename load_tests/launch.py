@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.peers.scaling_servers import openenv, seconds_to_ready, write_project
-from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments, run
+from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments, pss_bytes, run
 from openenvd.bench.crew import HEAD_START_SECONDS, Crew
 from openenvd.bench.generator import Batch
-from openenvd.bench.target import Target, pss_bytes
+from openenvd.bench.target import Target
 from openenvd.system.units import MB
 
 SHARDS = 4
@@ -79,7 +79,7 @@ def _shards(report: Report, environ: dict[str, str], crew: Crew, source: str) ->
         report.append(f"{name}: request to ready, {SHARDS} shards", "s", several)
         further = (several - one) / (SHARDS - 1)
         report.append(f"{name}: each further shard (aim: 0.1)", "s", further)
-        idle = sum(pss_bytes(target).values()) / MB
+        idle = sum(pss_bytes(target.root_pids)) / MB
         report.append(f"{name}: host and {SHARDS} idle shards, PSS (aim: 150)", "MB", idle)
         back = _seconds_until_back(crew, target)
         report.append(f"{name}: kill -9 of a shard to its successor's session", "s", back)
@@ -114,7 +114,7 @@ def _seconds_until_back(crew: Crew, target: Target) -> float:
 def _serving(crew: Crew, target: Target) -> set[int]:
     """The pids that answered a handful of sessions."""
     action: dict[str, Any] = {"wait_seconds": 0.0}
-    batch = Batch("ws", target.host, target.port, "", SESSIONS, action, BATCH_SECONDS, SESSIONS)
+    batch = Batch(target.host, target.port, "", SESSIONS, action, BATCH_SECONDS, SESSIONS)
     outcomes = crew.run(batch).outcomes
     return {outcome["observation"]["pid"] for outcome in outcomes if outcome["observation"]}
 

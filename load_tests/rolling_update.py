@@ -66,7 +66,7 @@ class Crowd:
                     session = await open_session(*address)
                 self.begun += 1
                 await self._steps(session, chance.randint(1, self.most_steps))
-                session.close()
+                session.end()
             except (OSError, TimeoutError) as exc:
                 self.failures.append(repr(exc))
                 await asyncio.sleep(1.0)

@@ -20,12 +20,11 @@ report their own CPU, and count latencies from the start of the batch; with `--c
 from clients of upstream's package in one `gather` a process (`gather_clients.py`), which cost much
 more than a server does. Servers take turns within the same run. Drops are the kernel's, of the
 whole system: run nothing else beside it. Written: `raw.jsonl` and `summary.csv` with the seed's
-fields, `summary.json`, five figures.
+fields, `summary.json`, two figures.
 
 Aims, for one, two and four shards, the bundled environment and a project: 2,048, 8,192 and 16,384
 sessions at 100 %, none dropped by the kernel, total P99 within 1.3 times the limit's of the same
-repetition. Also: a fifth of upstream's CPU a session; 20 kB a session (`--sync`: 40 kB); 4 idle
-shards under 150 MB.
+repetition. Also: a fifth of upstream's CPU a session.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ from openenvd.system.extras import install_command
 DEFAULT_FOLDER = Path(__file__).with_name("results") / "scaling"
 COMPARE_LIMIT = [
     "--requests-grid", "2048,8192,16384", "--wait-grid", "1", "--reps", "3", "--shards", "1,2,4",
-    "--max-sessions", "20000", "--project", "--limit", "--skip-memory",
+    "--max-sessions", "20000", "--project", "--limit",
 ]  # fmt: skip
 MOST_TIMES_LIMIT = 1.3  # the aim for the total P99
 SHORT = ["--requests-grid", "32,256", "--wait-grid", "0.5,1", "--reps", "1", "--limit"]
@@ -114,7 +113,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     add("--generators", type=int, help="processes that make the load")
     add("--handshake-timeout", type=float, default=HANDSHAKE_SECONDS, help="of a handshake")
-    add("--skip-memory", action="store_true", help="do not hold sessions to see what they weigh")
     add("--timeout", type=float, default=120.0, help="of a session, beyond its wait")
     add("--output-dir", type=Path, default=DEFAULT_FOLDER)
     add("--json", type=Path, metavar="FILE", help="a copy of summary.json")
@@ -147,7 +145,6 @@ def plan_of(options: argparse.Namespace) -> Plan:
         generators=options.generators,
         window=options.window,
         handshake_seconds=options.handshake_timeout,
-        weighs=not options.skip_memory and options.clients == "light",
     )
 
 
@@ -298,7 +295,7 @@ def comparison(report: Report) -> list[str]:
 
 
 def _cell_of(summary: Summary) -> tuple[Any, ...]:
-    return summary.mode, summary.num_requests, summary.wait_seconds
+    return summary.num_requests, summary.wait_seconds
 
 
 def _against(mine: list[Summary], other: list[Summary]) -> str:
@@ -310,7 +307,7 @@ def _against(mine: list[Summary], other: list[Summary]) -> str:
         if b.server_cpu_ms_per_session
     ]
     first = mine[0]
-    cell = f"{first.num_requests} x {first.wait_seconds:g} s {first.mode}"
+    cell = f"{first.num_requests} x {first.wait_seconds:g} s"
     return (
         f"{cell}: {first.server} against {other[0].server}: "
         f"total P99 {_spread(p99)}, CPU a session {_spread(cpu)}"

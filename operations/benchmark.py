@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -31,6 +31,7 @@ from .progress import eta_seconds
 
 if TYPE_CHECKING:
     from ..bench.results import Summary
+    from ..bench.sweep import OnProgress
     from ..bench.target import Target
 
 Json = dict[str, Any]
@@ -50,9 +51,6 @@ class BenchmarkPayload(base.payload_of(BenchmarkOptions)):  # type: ignore[misc]
     wait_grid: list[Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS)]] = Field(
         [1.0], min_length=1, description="Seconds that a step waits."
     )
-    modes: list[Literal["ws", "http"]] = Field(
-        ["ws"], min_length=1, description="Over what: ws, http."
-    )
     action: Json | None = Field(
         None, description="Action of each step; by default {'wait_seconds': …}."
     )
@@ -67,10 +65,8 @@ class BenchmarkPayload(base.payload_of(BenchmarkOptions)):  # type: ignore[misc]
             requests_grid=tuple(self.requests_grid),
             wait_grid=tuple(self.wait_grid),
             repetitions=self.repetitions,
-            modes=tuple(self.modes),
             action=self.action,
             timeout_seconds=self.session_timeout_seconds,
-            generators=self.generators,
             window=self.window or 0,
         )
 
@@ -99,8 +95,8 @@ class Benchmark(base.Operation):
         target = _target(payload, Layout(context.home).runs)
         folder = _folder(payload, context)
         base.say(f"{payload.name} is measured at {target.url}; results go to {folder}")
-        progress = _Progress(context)
-        sweep = Sweep(payload.plan(), [target], folder, on_progress=progress, on_summary=_say)
+        report = _reporter(context)
+        sweep = Sweep(payload.plan(), [target], folder, on_progress=report, on_summary=_say)
         files = sweep.run()
         drawn = figures.draw_all(sweep.report, folder)
         lines = table.lines_of(sweep.report)
@@ -115,10 +111,10 @@ class Benchmark(base.Operation):
             "folder": str(folder),
             "files": [str(path) for path in files],
             "figures": [str(path) for path in drawn],
-            # By mode and wait, the largest batch of which 95 % succeeded.
+            # By wait, the largest batch of which 95 % succeeded.
             "max_batch": {
-                f"{mode}, wait {wait:g} s": table.max_batch(summaries, target.name, wait, mode)
-                for mode, wait in sorted({(s.mode, s.wait_seconds) for s in summaries})
+                f"wait {wait:g} s": table.max_batch(summaries, target.name, wait)
+                for wait in sorted({s.wait_seconds for s in summaries})
             },
             "table": lines,
         }
@@ -165,20 +161,16 @@ def _server_pid(replica: run_files.RunFile) -> int | None:
         return None
 
 
-class _Progress:
-    """Reports how far a sweep is."""
+def _reporter(context: base.OperationContext) -> OnProgress:
+    """Return what reports how far a sweep is."""
+    started_at = time.monotonic()
 
-    def __init__(self, context: base.OperationContext) -> None:
-        self._context = context
-        self._started_at = time.monotonic()
+    def report(message: str, done: int, total: int) -> None:
+        progress: Json = {"phase": "measuring", "message": message, "done": done, "total": total}
+        left = eta_seconds(done, total, time.monotonic() - started_at)
+        context.progress(progress if left is None else progress | {"eta_seconds": left})
 
-    def __call__(self, message: str, done: float, total: float) -> None:
-        progress: Json = {"phase": "measuring", "message": message}
-        progress |= {"done": round(done, 2), "total": total}
-        if done >= 1:  # a whole batch
-            seconds = time.monotonic() - self._started_at
-            progress["eta_seconds"] = eta_seconds(done, total, seconds)
-        self._context.progress(progress)
+    return report
 
 
 def _say(summary: Summary) -> None:

@@ -67,7 +67,6 @@ class BenchmarkOptions:
     repetitions: int = option(
         3, "How often each batch is measured.", least=1, most=100, flag="--reps"
     )
-    generators: int | None = option(None, "Number of load-generator processes.", least=1, most=256)
     window: int | None = option(
         None, "Handshakes under way at once; by default all of a batch.", least=1
     )

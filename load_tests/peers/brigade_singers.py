@@ -20,17 +20,9 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from openenvd.bench.session import take_frame
+from openenvd.bench.session import CLOSE_FRAME, Connection
 from openenvd.env_host.bundled.brigade.opus import FRAME_SAMPLES, SAMPLE_RATE, Encoder, pack
-from openenvd.system.websocket import (
-    CLOSE,
-    NORMAL_CLOSE,
-    PING,
-    PONG,
-    close_payload,
-    unmasked_client_frame,
-    upgrade_request,
-)
+from openenvd.system.websocket import unmasked_client_frame, upgrade_request
 
 PACKET_FRAMES = 10
 PACKET_SAMPLES = PACKET_FRAMES * FRAME_SAMPLES
@@ -63,51 +55,38 @@ def voice() -> str:
     return base64.b64encode(pack(frames[PACKET_FRAMES:])).decode()
 
 
-class Singer(asyncio.Protocol):
+class Singer(Connection):
     """One client on `/ws`."""
 
     def __init__(self, tally: Tally, audio: str) -> None:
+        super().__init__(upgrade_request("localhost", "/ws"))
         self._tally = tally
         self._audio = audio
-        self._unread = b""
-        self._upgraded = False
         self._answers: asyncio.Queue[bytes] = asyncio.Queue()
         self._due: list[float] = []
         self._answered = 0
         self._position = 0
-        self._transport: asyncio.Transport | None = None
         self.is_over = False
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        transport.write(upgrade_request("localhost", "/ws"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.is_over:
             self._tally.faults.append(f"connection lost: {exc}")
             self._answers.put_nowait(b'{"type": "lost"}')
 
-    def data_received(self, data: bytes) -> None:
-        data = self._unread + data
-        start = 0
-        if not self._upgraded:
-            start = data.find(b"\r\n\r\n") + 4
-            if start < 4:
-                self._unread = data
-                return
-            self._upgraded = True
-            self._answers.put_nowait(data[:start])
-        while (found := take_frame(data, start)) is not None:
-            opcode, _, payload, start = found
-            if opcode == PING:
-                self._send(unmasked_client_frame(payload, PONG))
-            elif opcode == CLOSE:
-                self._tally.faults.append(f"closed: {payload[2:]!r}")
-            elif self._due:
-                self._answer(payload)
-            else:
-                self._answers.put_nowait(payload)
-        self._unread = data[start:]
+    def on_open(self, head: str) -> None:
+        self._answers.put_nowait(head.encode())
+
+    def on_refused(self, line: str) -> None:
+        self._answers.put_nowait(line.encode())
+
+    def on_close(self, code: int, reason: str) -> None:
+        self._tally.faults.append(f"closed with {code}: {reason}")
+
+    def on_message(self, text: bytes) -> None:
+        if self._due:
+            self._answer(text)
+        else:
+            self._answers.put_nowait(text)
 
     async def join(self, *, leads: bool) -> None:
         """Be connected and reset; the leader begins the song."""
@@ -135,7 +114,7 @@ class Singer(asyncio.Protocol):
                 f'{{"type":"step","data":{{"audio":"{self._audio}","read_at":{read_at},'
                 f'"write_at":{read_at - BEHIND_SAMPLES}}}}}'
             )
-            self._send(unmasked_client_frame(text.encode()))
+            self.write(unmasked_client_frame(text.encode()))
         await asyncio.sleep(first_due + packets * PACKET_SECONDS - time.monotonic())
         self._tally.packets += packets - WARM_UP_PACKETS
         self._tally.misses += packets - max(self._answered, WARM_UP_PACKETS)  # not answered at all
@@ -143,9 +122,8 @@ class Singer(asyncio.Protocol):
 
     def leave(self) -> None:
         """Close the connection."""
-        self._send(unmasked_client_frame(close_payload(NORMAL_CLOSE), CLOSE))
-        if self._transport is not None:
-            self._transport.close()
+        self.write(CLOSE_FRAME)
+        self.close()
 
     def _answer(self, payload: bytes) -> None:
         if self.is_over or self._answered >= len(self._due):
@@ -170,16 +148,12 @@ class Singer(asyncio.Protocol):
 
     async def _ask(self, kind: str, data: dict[str, Any]) -> dict[str, Any]:
         text = json.dumps({"type": kind, "data": data})
-        self._send(unmasked_client_frame(text.encode()))
+        self.write(unmasked_client_frame(text.encode()))
         message = json.loads(await self._answers.get())
         if message["type"] != "observation":
             raise SystemExit(f"{kind} was answered with {message}")
         seen: dict[str, Any] = message["data"]["observation"]
         return seen
-
-    def _send(self, data: bytes) -> None:
-        if self._transport is not None:
-            self._transport.write(data)
 
 
 async def run(port: int, count: int, packets: int, leads: bool) -> None:

@@ -21,7 +21,6 @@ from typing import Any
 Json = dict[str, Any]
 
 UPSTREAM = "openenv"
-TICK_SECONDS = 0.25
 
 
 async def upstream_session(url: str, batch: Json, ends: Callable[[str], None]) -> Json:
@@ -48,21 +47,16 @@ class Gather:
     def __init__(self, batch: Json) -> None:
         self._batch = batch
         self._url = f"http://{batch['host']}:{batch['port']}{batch['path']}"
-        self._ended = 0
-        self._lag_seconds = 0.0
 
     async def run(self, started_at: float) -> Json:
         """All sessions at `started_at`; returns what a generator reports."""
         await asyncio.sleep(started_at - time.monotonic())
         cpu = time.process_time()
-        ticking = asyncio.create_task(self._tick())
         count = self._batch["count"]
         outcomes = await asyncio.gather(*(self._one(started_at) for _ in range(count)))
-        ticking.cancel()
         return {
             "cpu_seconds": time.process_time() - cpu,
             "wall_seconds": time.monotonic() - started_at,
-            "worst_lag_seconds": self._lag_seconds,
             "outcomes": outcomes,
         }
 
@@ -74,7 +68,6 @@ class Gather:
             "observation": None,
             "error_kind": None,
             "error_message": None,
-            "retransmits": 0,
         }
         began = started_at
 
@@ -92,15 +85,7 @@ class Gather:
             outcome["error_kind"] = "handshake_timeout" if late else type(cause).__name__
             outcome["error_message"] = str(exc)[:300]
         outcome["total_seconds"] = time.monotonic() - started_at
-        self._ended += 1
         return outcome
-
-    async def _tick(self) -> None:
-        while True:
-            due = time.monotonic() + TICK_SECONDS
-            await asyncio.sleep(TICK_SECONDS)
-            self._lag_seconds = max(self._lag_seconds, time.monotonic() - due)
-            say({"ended": self._ended, "held": 0})
 
 
 def say(message: Json) -> None:

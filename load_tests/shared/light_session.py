@@ -6,29 +6,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
-from typing import Any
 
 from openenvd.bench.generator import new_socket
+from openenvd.bench.session import CLOSE_FRAME, RESET, Connection
 from openenvd.env_host.protocol import REPLICA_HEADER
-from openenvd.system.websocket import (
-    CLOSE,
-    FIN,
-    NORMAL_CLOSE,
-    PING,
-    PONG,
-    TEXT,
-    close_payload,
-    parse_head,
-    unmasked_client_frame,
-    upgrade_request,
-)
+from openenvd.system.websocket import unmasked_client_frame, upgrade_request
 
-RESET = unmasked_client_frame(b'{"type":"reset","data":{}}')
 STEP = unmasked_client_frame(b'{"type":"step","data":{"wait_seconds":0.0}}')
 
 
-class LightSession(asyncio.Protocol):
+class LightSession(Connection):
     """One session.
 
     Attributes:
@@ -39,30 +26,33 @@ class LightSession(asyncio.Protocol):
     """
 
     def __init__(self, authority: str, path: str) -> None:
+        super().__init__(upgrade_request(authority, path))
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = loop.create_future()
         self.replica = ""
         self.told = ""
         self._answer: asyncio.Future[None] = loop.create_future()
-        self._opening = upgrade_request(authority, path)
-        self._transport: Any = None
-        self._unread = b""
-        self._is_open = False
 
-    def connection_made(self, transport: Any) -> None:
-        """Ask for the upgrade."""
-        self._transport = transport
-        transport.write(self._opening)
+    def on_open(self, head: str) -> None:
+        """Ask for a reset."""
+        headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:])
+        self.replica = headers.get(REPLICA_HEADER.lower(), "")
+        self.write(RESET)
 
-    def data_received(self, data: bytes) -> None:
-        """Read the answer to the upgrade, then frames."""
-        self._unread += data
-        if not self._is_open and not self._read_handshake():
-            return
-        while (head := parse_head(self._unread)) is not None and head[3] <= len(self._unread):
-            kind, _, begin, end = head
-            payload, self._unread = self._unread[begin:end], self._unread[end:]
-            self._on_frame(kind, payload)
+    def on_refused(self, line: str) -> None:
+        """There is no session."""
+        self._fail(line)
+
+    def on_message(self, text: bytes) -> None:
+        """An answer."""
+        if b'"error"' in text[:40]:
+            self._fail(json.loads(text)["data"]["code"])
+        elif not self._answer.done():
+            self._answer.set_result(None)
+
+    def on_close(self, code: int, reason: str) -> None:
+        """The server ends it; an error that came before says more."""
+        self._fail(self.told or f"close {code}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Whatever the reason: this session is over."""
@@ -83,40 +73,15 @@ class LightSession(asyncio.Protocol):
             raise ConnectionError(self.told)
         self._answer = asyncio.get_running_loop().create_future()
         due = min(due, time.monotonic())  # a timer may be a little early
-        self._transport.write(STEP)
+        self.write(STEP)
         await self._answer
         return time.monotonic() - due
 
-    def close(self) -> None:
+    def end(self) -> None:
         """End the session."""
         if not self.ended.done():
-            self._transport.write(unmasked_client_frame(close_payload(NORMAL_CLOSE), CLOSE))
-            self._transport.close()
-
-    def _read_handshake(self) -> bool:
-        head, end, rest = self._unread.partition(b"\r\n\r\n")
-        if not end:
-            return False
-        lines = head.decode("latin-1").split("\r\n")
-        if not lines[0].startswith("HTTP/1.1 101"):
-            self._fail(lines[0])
-            self._transport.close()
-            return False
-        headers = dict(line.lower().split(": ", 1) for line in lines[1:])
-        self.replica = headers.get(REPLICA_HEADER.lower(), "")
-        self._is_open, self._unread = True, rest
-        self._transport.write(RESET)
-        return True
-
-    def _on_frame(self, kind: int, payload: bytes) -> None:
-        if kind == FIN | PING:
-            self._transport.write(unmasked_client_frame(payload, PONG))
-        elif kind == FIN | CLOSE:
-            self._fail(self.told or f"close {int.from_bytes(payload[:2], 'big')}")
-        elif kind == FIN | TEXT and b'"error"' in payload[:40]:
-            self._fail(json.loads(payload)["data"]["code"])
-        elif kind == FIN | TEXT and not self._answer.done():
-            self._answer.set_result(None)
+            self.write(CLOSE_FRAME)
+            self.close()
 
     def _fail(self, told: str) -> None:
         self.told = told
@@ -133,19 +98,17 @@ async def open_session(host: str, port: int, path: str, source: str = "") -> Lig
     """
     loop = asyncio.get_running_loop()
     before, mark, query = path.partition("?")
-    make: Callable[[], LightSession] = lambda: LightSession(  # noqa: E731
-        f"{host}:{port}", f"{before.rstrip('/')}/ws{mark}{query}"
-    )
+    session = LightSession(f"{host}:{port}", f"{before.rstrip('/')}/ws{mark}{query}")
     opened = new_socket(source)
     try:
         await loop.sock_connect(opened, (host, port))
-        _, session = await loop.create_connection(make, sock=opened)
+        await loop.create_connection(lambda: session, sock=opened)
     except BaseException:
         opened.close()
         raise
     try:
         await session.opened()
     except BaseException:
-        session.close()
+        session.end()
         raise
     return session

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -186,6 +186,11 @@ def measure_pss(pid: int) -> list[tuple[str, int]]:
     """(role, bytes) of a process and of all below it; PSS, as forked workers share pages."""
     root = psutil.Process(pid)
     return [(_role(p), p.memory_full_info().pss) for p in [root, *root.children(recursive=True)]]
+
+
+def pss_bytes(pids: Iterable[int]) -> list[int]:
+    """Return the PSS of each of these processes and of each below it."""
+    return [size for pid in pids for _, size in measure_pss(pid)]
 
 
 def measure_family(pid: int) -> tuple[float, int]:

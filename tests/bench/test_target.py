@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 
-from openenvd.bench.target import Target, cpu_seconds, processes_of, pss_bytes
+from openenvd.bench.target import Target, cpu_seconds, processes_of
 
 
-def test_memory_and_time_of_everything_below_a_process_count() -> None:
+def test_the_time_of_everything_below_a_process_count() -> None:
     code = "import os; sum(range(10**6)); os.fork(); sum(range(10**6)); print(flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -20,7 +20,6 @@ def test_memory_and_time_of_everything_below_a_process_count() -> None:
         process.stdout.readline()  # both have said something
         target = Target("it", "http://127.0.0.1:1", (process.pid,))
         assert len(processes_of(target)) == 2
-        assert all(held > 0 for held in pss_bytes(target).values())
         used = cpu_seconds(target)
         assert used > 0
         assert process.stdin is not None
@@ -32,5 +31,5 @@ def test_a_process_that_is_gone_has_nothing() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
     target = Target("it", "http://127.0.0.1:1", (process.pid,))
-    assert (cpu_seconds(target), pss_bytes(target)) == (0.0, {})
+    assert cpu_seconds(target) == 0.0
     assert os.getpid() not in {found.pid for found in processes_of(target)}

@@ -21,7 +21,6 @@ from .conftest import Command
         (["--requests-grid", "1.5"], "not a list of whole numbers"),
         (["--wait-grid", "soon"], "not a list of durations"),
         (["--reps", "0"], "--reps"),
-        (["--mode", "smoke"], "--mode"),
         (["--action", "{"], "not JSON"),
         (["--action", "[1]"], "JSON object"),
     ],

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ import pytest
 from openenvd.bench.crew import Crew, shares_of
 from openenvd.bench.errors import GeneratorLost
 from openenvd.bench.generator import Batch
+from openenvd.bench.plan import Plan
 from openenvd.bench.results import Report, Summary
-from openenvd.bench.target import Target, read_dropped
+from openenvd.bench.target import Target, read_drops
 
 # The seed's own fields, in its order: burtenshaw/openenv-scaling, tests/test_scaling.py.
 RAW_FIELDS = """request_id mode timestamp wait_requested batch_size hardware connect_latency
@@ -90,7 +92,7 @@ def test_the_files_begin_with_the_seeds_fields(limit: Any, tmp_path: Path) -> No
         table = list(csv.DictReader(file))
     assert begins(table[0], SUMMARY_FIELDS)
     assert {row["unique_sessions"] for row in table} == {"3", "40"}
-    assert len(list(tmp_path.glob("*.png"))) == 5
+    assert len(list(tmp_path.glob("*.png"))) == 2
     assert all(path.read_bytes().startswith(PNG) for path in tmp_path.glob("*.png"))
 
 
@@ -106,16 +108,6 @@ def test_a_missing_matplotlib_is_reported_and_the_other_files_are_written(
         "summary.csv",
         "summary.json",
     ]
-
-
-def test_an_unreachable_server_is_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    code = measure("--url", f"http://127.0.0.1:{port}", "--output-dir", str(tmp_path))
-    assert code == 1
-    assert f"nothing answers at http://127.0.0.1:{port}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("grid", ["", " , ", "many", "1,x"])
@@ -146,23 +138,26 @@ def test_every_way_to_fail_has_a_name(answers: list[bytes], kind: str) -> None:
             assert server.stdout is not None
             port = int(server.stdout.readline())
             with Crew(1) as crew:
-                harvest = crew.run(Batch("ws", "127.0.0.1", port, "", 1, {}, 30.0, 8))
+                harvest = crew.run(Batch("127.0.0.1", port, "", 1, {}, 30.0, 8))
         finally:
             server.kill()
     assert [outcome["error_kind"] for outcome in harvest.outcomes] == [kind]
 
 
-def test_a_generator_that_exits_is_reported(limit: Any, tmp_path: Path) -> None:
-    def kill_one() -> None:
-        children = psutil.Process().children()
-        next(c for c in children if "openenvd.bench.generator" in c.cmdline()).kill()
+def test_a_generator_that_exits_is_reported() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, Crew(2) as crew:
 
-    target = limit.target
-    batch = Batch(
-        "ws", target.host, target.port, "", 4, {"wait_seconds": 600.0}, 60.0, 8, hold=True
-    )
-    with Crew(2) as crew, pytest.raises(GeneratorLost, match="ended with exit code -9"):
-        crew.run(batch, on_held=kill_one)
+        def kill_one() -> None:
+            listener.accept()[0].close()  # the batch has begun
+            children = psutil.Process().children()
+            next(c for c in children if "openenvd.bench.generator" in c.cmdline()).kill()
+
+        batch = Batch("127.0.0.1", listener.getsockname()[1], "", 4, {}, 60.0, 8)
+        with ThreadPoolExecutor(1) as thread:
+            killed = thread.submit(kill_one)
+            with pytest.raises(GeneratorLost, match="ended with exit code -9"):
+                crew.run(batch)
+        killed.result()
 
 
 def test_all_sessions_connect_before_any_is_answered(tmp_path: Path) -> None:
@@ -170,7 +165,7 @@ def test_all_sessions_connect_before_any_is_answered(tmp_path: Path) -> None:
     sessions = 300
     with socket.create_server(("127.0.0.1", 0), backlog=sessions) as listener:
         port = listener.getsockname()[1]
-        batch = Batch("ws", "127.0.0.1", port, "", sessions, {}, 60.0, 0, handshake_seconds=1.0)
+        batch = Batch("127.0.0.1", port, "", sessions, {}, 60.0, 0, handshake_seconds=1.0)
         with Crew(2) as crew:
             harvest = crew.run(batch)
         listener.setblocking(False)
@@ -186,7 +181,7 @@ def test_all_sessions_connect_before_any_is_answered(tmp_path: Path) -> None:
 def test_a_window_bounds_the_handshakes_under_way() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
         port = listener.getsockname()[1]
-        batch = Batch("ws", "127.0.0.1", port, "", 12, {}, 60.0, 8, handshake_seconds=1.0)
+        batch = Batch("127.0.0.1", port, "", 12, {}, 60.0, 8, handshake_seconds=1.0)
         with Crew(2) as crew:
             harvest = crew.run(batch)
     late = [outcome for outcome in harvest.outcomes if outcome["total_seconds"] > 1.8]
@@ -194,25 +189,25 @@ def test_a_window_bounds_the_handshakes_under_way() -> None:
 
 
 def test_what_the_kernel_dropped_is_counted(tmp_path: Path) -> None:
-    if (before := read_dropped()) is None:
+    if (before := read_drops()) is None:
         pytest.skip("this system has no such counters")
     with socket.create_server(("127.0.0.1", 0), backlog=1) as listener:
         clients = [socket.socket() for _ in range(8)]
         for client in clients:
             client.setblocking(False)
             client.connect_ex(listener.getsockname())
-        after = read_dropped()
+        after = read_drops()
         for client in clients:
             client.close()
     assert after is not None
-    assert after.drops - before.drops >= after.overflows - before.overflows >= 1
+    assert after > before
 
 
 def ratios_of(*summaries: Any) -> list[str]:
     """What is told of batches that miss an aim."""
     from load_tests.scaling import missed
 
-    return missed(Report([*summaries]))
+    return missed(Report(Plan((8,)), [*summaries]))
 
 
 def batch_of(server: str, **fields: Any) -> Any:
@@ -267,7 +262,7 @@ def test_without_a_limit_no_aim_is_judged() -> None:
 def test_shares_of_a_batch_take_the_servers_addresses_in_turn() -> None:
     target = Target("two", "http://127.0.0.1:80/echo", others=("10.0.0.2:81",))
     assert target.addresses == (("127.0.0.1", 80), ("10.0.0.2", 81))
-    batch = Batch("ws", "127.0.0.1", 80, "", 7, {}, 1.0, 4, others=target.addresses[1:])
+    batch = Batch("127.0.0.1", 80, "", 7, {}, 1.0, 4, others=target.addresses[1:])
     shares = shares_of(batch, 3)
     reached = [(share.host, share.port) for share in shares]
     assert reached == [("127.0.0.1", 80), ("10.0.0.2", 81), ("127.0.0.1", 80)]
@@ -283,7 +278,7 @@ def test_a_split_is_judged_by_its_farthest_replica() -> None:
 
 
 def test_shares_of_a_batch_add_up_and_start_from_different_addresses() -> None:
-    shares = shares_of(Batch("ws", "127.0.0.1", 80, "", 7, {}, 1.0, 4), 3)
+    shares = shares_of(Batch("127.0.0.1", 80, "", 7, {}, 1.0, 4), 3)
     assert [share.count for share in shares] == [3, 2, 2]
     sources = [source for share in shares for source in share.sources]
     assert len(sources) == len(set(sources))
