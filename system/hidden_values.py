@@ -10,11 +10,26 @@ from typing import Any
 
 REDACTED = "***"
 _SECRET_NAME = re.compile(
-    r"token|secret|passw|passphrase|pwd|credential|private|auth|cookie|dsn|jwt"
+    r"token|secret|passw|passphrase|pwd|credential|private|auth|bearer|webhook|cookie|dsn|jwt"
     r"|conn(?:ection)?_?str(?:ing)?|(?<!by)(?<!com)pass(?:_|\d*$)"
-    r"|(?:^|_)(?:pat|(?:api)?keys?)(?:_|\d*$)",
+    r"|(?:^|_)(?:pat|sas|sig(?:nature)?)(?:_|\d*$)|keys?(?:_|\d*$)",
     re.IGNORECASE,
 )
+# Names that are shown though they hold a word of the above.
+_SHOWN_NAME = re.compile(
+    r"(?:^|_)(?:(?:max|min|num|n|new|input|output|total|prompt|completion)_(?:\w+_)?tokens"
+    r"|tokenizers?(?:_\w+)?|tokens_per_\w+|authors?(?:_\w+)?|ssh_auth_sock|xauthority"
+    r"|(?:public|primary|foreign|sort|partition|row|hot|mon|tur|don|key)_?keys?(?:_\w+)?)$",
+    re.IGNORECASE,
+)
+# Names of what is no secret, but is as random as one.
+_DIGEST_NAME = re.compile(
+    r"sha\d*|commit|digest|checksum|hash|revision|version|build|image|(?:^|_)(?:uu)?ids?$"
+    r"|path|dirs?$|folder|file|model|checkpoint|dataset",
+    re.IGNORECASE,
+)
+# A word of letters and digits as long as a key that a computer has drawn.
+_RANDOM = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9+=_-]*[A-Za-z0-9+=]{20}")
 _URL_PARAMETER = re.compile(r"([?&]([^=&\s]{1,128})=)[^&#\s]+")
 # A password in an address, or a user's name that is long enough to be a token. A password may have
 # any character: all up to the last `@` is hidden.
@@ -30,6 +45,8 @@ _BEARER = re.compile(r"(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 _KNOWN_TOKEN = re.compile(
     r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|npm_|pypi-)[\w-]{8,}"
     r"|\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|(?<=://)hooks\.slack\.com/services/\S+"
+    r"|(?<=://)(?:\w+\.)?discord(?:app)?\.com/api/webhooks/\S+"
 )
 _COMMON_WORDS = frozenset({"true", "false", "none", "null", "auto", "info", "debug", "warning"})
 _LEAST_CHARACTERS = 4  # of a value that is hidden wherever it stands: a shorter one is everywhere
@@ -50,12 +67,20 @@ def _without_credentials(word: re.Match[str]) -> str:
 
 
 def _without_secret(parameter: re.Match[str]) -> str:
-    return parameter[1] + REDACTED if _SECRET_NAME.search(parameter[2]) else parameter[0]
+    return parameter[1] + REDACTED if _names_secret(parameter[2]) else parameter[0]
+
+
+def _names_secret(name: str) -> bool:
+    return bool(_SECRET_NAME.search(name)) and not _SHOWN_NAME.search(name)
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether a variable's value is to be hidden."""
-    return bool(_SECRET_NAME.search(name)) or hide_credentials(value) != value
+    """Return whether a variable's value is to be hidden: for its name, or for its own form."""
+    if _names_secret(name) or hide_credentials(value) != value:
+        return True
+    if _KNOWN_TOKEN.search(value) or _BEARER.search(value):
+        return True
+    return bool(_RANDOM.match(value)) and not _DIGEST_NAME.search(name)
 
 
 def secret_values(payload: Mapping[str, Any]) -> list[str]:
@@ -97,7 +122,7 @@ def _without(text: str, secrets: Iterable[str]) -> str:
 
 def _without_named(found: re.Match[str]) -> str:
     is_word = found["value"].lower() in _COMMON_WORDS
-    if is_word or not _SECRET_NAME.search(found["name"]):
+    if is_word or not _names_secret(found["name"].removeprefix("--").replace("-", "_")):
         return found[0]
     quote = found["value"][0] if found["value"][0] in "\"'" else ""
     return f"{found['name']}{found['sign']}{quote}{REDACTED}{quote}"

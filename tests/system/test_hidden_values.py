@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.system.hidden_values import hide_credentials, hide_secrets, hide_values
+from openenvd.system.hidden_values import hide_credentials, hide_secrets, hide_values, is_secret
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,56 @@ def test_known_values_are_hidden_wherever_they_stand_but_short_and_common_ones()
 def test_a_text_of_open_quotes_is_read_once() -> None:
     text = 'a="' * 100_000
     assert hide_secrets(text) == text
+
+
+RANDOM = "q7Zk2Lw9Xc4Vb8Nm3Ht6Rj1Pf5"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, "plain") for name in [
+            "BEARER", "OPENAIKEY", "MYAPIKEY", "AZURE_SAS", "SLACK_WEBHOOK", "KEY2", "sas",
+            "AWS_ACCESS_KEY_ID", "HF_TOKEN", "SIGNATURE", "DB_PASS", "AUTH", "API_KEY", "KEYS",
+        ]),
+        *(("SETTING", value) for value in [
+            RANDOM, "0123456789abcdef0123456789abcdef", "sk-abcdefgh1234", "Bearer abcdefghijkl",
+            "eyJhbGciOiJIUzI1.eyJz.abc", "-----BEGIN RSA PRIVATE KEY-----\nMII", "https://u:p@h/x",
+            "https://hooks.slack.com/services/T0/B0/x", "https://discord.com/api/webhooks/1/x",
+            "https://a.blob.core.windows.net/c?sv=1&sig=abc%3D",
+        ]),
+    ],
+)  # fmt: skip
+def test_a_variable_is_hidden_for_its_name_or_for_the_form_of_its_value(
+    name: str, value: str
+) -> None:
+    assert is_secret(name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, "plain") for name in [
+            "MAX_TOKENS", "max_new_tokens", "TOKENIZERS_PARALLELISM", "TOKENIZER", "SSH_AUTH_SOCK",
+            "GIT_AUTHOR_NAME", "PUBLIC_KEY", "SORT_KEY", "MONKEY", "KEYBOARD", "BYPASS", "COMPASS",
+            "SASH", "PATH", "SIGNAL", "DESIGN",
+        ]),
+        ("GIT_SHA", "0123456789abcdef0123456789abcdef01234567"),
+        ("IMAGE", "sha256:" + "0a" * 32),
+        ("RUN_ID", RANDOM),
+        ("MODEL", "Qwen2.5-7B-Instruct-GPTQ-Int4"),
+        ("WHERE", "/data/checkpoints/Run2026Best0123456789abc/weights.bin"),
+        ("ENDPOINT", "https://example.com/v1/models/abcdefghijklmnop0123456789"),
+        ("GREETING", "hello world, this is 1 sentence of more than twenty characters"),
+        ("NUMBER", "31415926535897932384626433"),
+        ("WORD", "antidisestablishmentarianism"),
+        ("UUID_LIKE", "123e4567-e89b-12d3-a456-426614174000"),
+    ],
+)  # fmt: skip
+def test_a_variable_that_only_resembles_a_secret_is_shown(name: str, value: str) -> None:
+    assert not is_secret(name, value)
+
+
+def test_a_long_value_is_read_once() -> None:
+    assert not is_secret("SETTING", "a-" * 200_000)
+    assert not is_secret("SETTING", "a1/" * 200_000)
