@@ -7,12 +7,13 @@ page is written from the table below, without importing any.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
@@ -61,6 +62,7 @@ OTHER_WORDS = {
 # What is meant by an argument of a command that takes none.
 _WITH_ARGUMENT = {"openenv stop": "down", "openenv requests": "status", "openenv up": "launch"}
 _ONE_TOO_MANY = "Got unexpected extra argument ("  # click says it in words alone
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of stdout and stderr
 _EXIT_CODES_HELP = (
     "Exit codes: 0 ok, 1 request failed, 2 usage, 3 daemon not reachable, 4 not found, "
     "130 interrupted, 137 out of memory, 141 stdout was closed early."
@@ -153,10 +155,23 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = run(given)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Flushing stdout at exit is to be no error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = exit_codes.BROKEN_PIPE
+        _discard(sys.stdout)
+    except OSError as exc:
+        if exc.errno not in _CANNOT_WRITE:
+            raise
+        code = exit_codes.FAILED
+        _discard(sys.stdout)
+        try:
+            sys.stderr.write(f"error: the output cannot be written: {exc.strerror}\n")
+        except OSError:
+            _discard(sys.stderr)
     sys.exit(code)
+
+
+def _discard(stream: TextIO) -> None:
+    """Let what is left in a stream's buffer be written nowhere, so that exiting is no error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def run(arguments: list[str]) -> int:

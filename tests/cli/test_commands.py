@@ -8,6 +8,7 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -1092,3 +1093,39 @@ def test_restart_says_what_it_has_replaced(
     assert (answer.code, answer.out) == (0, "✓ restarted 1 replica of trial in 12 s\n")
     payload = {"name": "trial", "replica": 1}
     assert fake.calls[0][2] == {"operation": "restart", "payload": payload}
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(("words", "code"), [(["config"], 0), (["--help"], 0), (["nonsense"], 2)])
+def test_closed_standard_streams_change_no_exit_code(
+    tmp_path: Path, closed: str, words: list[str], code: int
+) -> None:
+    done = _run_redirected(tmp_path, closed, words)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    assert bool(done.stdout) == (code == 0 and " >&-" not in f" {closed}")
+
+
+@pytest.mark.parametrize("words", [["config"], ["--help"], ["config", "--json"]])
+def test_a_full_disk_behind_stdout_is_named(tmp_path: Path, words: list[str]) -> None:
+    done = _run_redirected(tmp_path, ">/dev/full", words)
+    assert done.returncode == 1
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+def test_a_full_disk_behind_stderr_is_no_traceback(tmp_path: Path) -> None:
+    assert _run_redirected(tmp_path, "2>/dev/full", ["nonsense"]).returncode == 1
+
+
+def _run_redirected(
+    home: Path, redirection: str, words: list[str]
+) -> subprocess.CompletedProcess[str]:
+    program = "from openenvd.cli.entry import main; main()"
+    shell = ["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", program]
+    return subprocess.run(
+        [*shell, *words],
+        env={**os.environ, "OPENENV_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
