@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables. `migrations/` must lead to exactly these; a test compares the two.
+"""The tables. A fresh database has exactly these; `migrations/` bring an older one there.
 
 Times are seconds since the epoch (DOUBLE), sizes bytes, JSON is text that `rows.py` encodes.
 
