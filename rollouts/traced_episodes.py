@@ -116,7 +116,6 @@ class _TracedAttempt(Attempt):
     async def _answered(self, session: EpisodeSession, decided: Encoded) -> Answer:
         with self._part("step", SpanKind.CLIENT, self._steps) as span:
             answer = await super()._answered(session, decided)
-            span.set_attribute("openenvd.step.done", answer.done)
             if answer.reward is not None:
                 span.set_attribute("openenvd.step.reward", answer.reward)
             return answer

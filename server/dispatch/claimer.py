@@ -193,9 +193,8 @@ class Claimer:
         """Say in the request's trace what it waited for; `before` are the shortages until now."""
         if (traces := self._context.traces) is None:
             return
-        shortage = before.get(request.id)
-        waited = WaitReason.WORKER if request.created_at <= queue.full_at else WaitReason.NOTHING
-        traces.claimed(request, waited if shortage is None else WaitReason.MEMORY, shortage)
+        reason = WaitReason.WORKER if request.created_at <= queue.full_at else WaitReason.NOTHING
+        traces.claimed(request, WaitReason.MEMORY if request.id in before else reason)
 
     def _release(self) -> None:
         """Give back what found no room; the next `claim` repeats what cannot be written now."""

@@ -1,27 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """`RequestTraces`: the spans of requests, from what the dispatcher knows anyway.
 
-    POST (FastAPI's own span) ──▶ submitting ──▶ requests.traceparent
+    POST (FastAPI's own span) ──▶ traced ──▶ requests.traceparent
     Claimer   ──begin──────▶ `process` begins; claimed ──▶ `queue`
-    Submitter ──cancelled──▶ `queue` of what was never claimed
     Recorder  ──started──▶ `dispatch`, `run` begins; progressed ──▶ its phases; ended ──▶ all end
     recovery  ──lost───────▶ all these, of what a lost daemon left running
 
 All spans are the daemon's, so nothing is lost with a worker. How contexts cross processes:
 `openenvd.tracing`.
 
-What runs is the dispatcher's thread's alone. `submitting` and `cancelled` are the API's loop's, and
-touch none of it, but that `cancelled` takes when its request was queued again, which is claimed by
-nobody then; `lost` is called before either exists.
+The dispatcher's thread alone calls this, but for `traced`, which touches no state, and `lost`,
+which is called before the dispatcher exists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 from opentelemetry.context import Context
 from opentelemetry.trace import (
@@ -36,9 +31,8 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ... import __version__
-from ...executor.policy.admission import Shortage
 from ...processes.exits.exit_reason import ExitReason
-from ...requests_db.records import Event, Json, NewRequest, Request, RequestError
+from ...requests_db.records import Json, NewRequest, Request, RequestError
 from ...requests_db.states import ErrorKind, RequestState
 from ...system.access_tokens import without_token
 from ...system.hidden_values import hide_credentials, hide_values, secret_values
@@ -80,39 +74,23 @@ class RequestTraces:
         self._attempts: dict[str, _Attempt] = {}
         self._requeued_at: dict[str, float] = {}
 
-    @contextmanager
-    def submitting(self, new: NewRequest) -> Iterator[NewRequest]:
-        """Yield the request with the trace that it is to be part of: the call's, or a new one."""
-        is_call = get_current_span().get_span_context().is_valid
-        # Else the daemon itself submits, to scale an environment.
-        own = self._tracer.start_as_current_span(
-            f"submit {new.operation}",
-            kind=SpanKind.PRODUCER,
-            record_exception=False,  # its message may have secrets
-            set_status_on_exception=False,
-        )
-        with nullcontext() if is_call else own:
-            yield replace(new, traceparent=_traceparent(get_current_span()))
-
-    @staticmethod
-    def accepted(request: Request) -> None:
-        """Say on the call's span which request came of it."""
-        get_current_span().set_attributes(_given(_attributes(request)))
-
-    def cancelled(self, events: Iterable[Event]) -> None:
-        """End the wait of requests that were cancelled before they were claimed."""
-        for event in events:
-            request = event.request
-            if request is not None and request.state is RequestState.CANCELLED:
-                next_one = replace(request, attempts=request.attempts + 1)
-                self._end_queue(next_one, event.at, {"openenvd.state": request.state.value})
+    def traced(self, new: NewRequest) -> NewRequest:
+        """Return the request with the trace that it is part of: the call's, or a new one."""
+        span = get_current_span()
+        if span.get_span_context().is_valid:
+            return replace(new, traceparent=_traceparent(span))
+        # The daemon itself submits, to scale an environment.
+        own = self._tracer.start_span(f"submit {new.operation}", kind=SpanKind.PRODUCER)
+        context = _traceparent(own)
+        own.end()
+        return replace(new, traceparent=context)
 
     def begin(self, request: Request) -> str | None:
         """Begin the span of a claimed request; returns the context that its worker is given."""
         if request.traceparent is None or request.started_at is None:
             return None
-        name, at = f"process {request.operation}", request.started_at
-        span = self._begin(name, _context_of(request), request, at, kind=SpanKind.CONSUMER)
+        name, context = f"process {request.operation}", _context_of(request)
+        span = self._begin(name, context, request.started_at, request, kind=SpanKind.CONSUMER)
         self._attempts[request.id] = _Attempt(request, span)
         return _traceparent(span)
 
@@ -120,22 +98,24 @@ class RequestTraces:
         """Forget a request that found no room: it waits on."""
         self._attempts.pop(request_id, None)
 
-    def claimed(self, request: Request, reason: WaitReason, shortage: Shortage | None) -> None:
+    def claimed(self, request: Request, reason: WaitReason) -> None:
         """End the wait of a request, which has a worker now."""
-        why: Json = {"openenvd.queue.wait_reason": reason.value}
-        if shortage is not None:
-            why["openenvd.queue.needs_bytes"] = shortage.needs_bytes
-            why["openenvd.queue.free_bytes"] = shortage.free_bytes
-        self._end_queue(request, request.started_at or request.created_at, why)
+        since = self._requeued_at.pop(request.id, request.created_at)
+        if request.traceparent is not None:
+            name, until = f"queue {request.operation}", request.started_at or since
+            span = self._begin(name, _context_of(request), since, request)
+            span.set_attribute("openenvd.queue.wait_reason", reason.value)
+            span.end(_nanoseconds(max(since, until)))
 
     def started(self, request_id: str, worker: str, pid: int | None, at: float) -> None:
         """End the hand-over of a request to its worker, which runs it now."""
         if (attempt := self._attempts.get(request_id)) is None:
             return
         request, process = attempt.request, set_span_in_context(attempt.process)
-        self._begin("dispatch", process, request, request.started_at or at, until=at)
-        who = {"openenvd.worker.name": worker, "process.pid": pid}
-        attempt.run = self._begin(f"run {request.operation}", process, request, at, who)
+        begun_at = request.started_at or at
+        self._begin("dispatch", process, begun_at).end(_nanoseconds(max(begun_at, at)))
+        attempt.run = self._begin(f"run {request.operation}", process, at)
+        attempt.run.set_attributes(_given({"openenvd.worker.name": worker, "process.pid": pid}))
 
     def progressed(self, request_id: str, data: Json, at: float) -> None:
         """Begin the phase that a request reports, and end the one before it."""
@@ -145,8 +125,8 @@ class RequestTraces:
         if isinstance(phase, str):
             if attempt.phase is not None:
                 attempt.phase.end(_nanoseconds(at))
-            run, attempt.phase_name = set_span_in_context(attempt.run), phase
-            attempt.phase = self._begin(phase, run, attempt.request, at)
+            attempt.phase_name = phase
+            attempt.phase = self._begin(phase, set_span_in_context(attempt.run), at)
 
     def ended(
         self,
@@ -169,18 +149,23 @@ class RequestTraces:
             peak_bytes: The most memory that it used.
         """
         attempt = self._attempts.pop(request.id, None)
-        if state is RequestState.PENDING and request.traceparent is not None:
-            self._requeued_at[request.id] = at
         if attempt is None:
             return
-        evidence = {} if exit_reason is None else exit_reason.to_json()
-        how = {f"openenvd.exit.{name}": _shown(each, request) for name, each in evidence.items()}
-        how |= {"openenvd.state": state.value, "openenvd.memory.peak_bytes": peak_bytes}
+        if state is RequestState.PENDING:
+            self._requeued_at[request.id] = at
+        how: Json = {"openenvd.state": state.value, "openenvd.memory.peak_bytes": peak_bytes}
+        if exit_reason is not None:
+            how["openenvd.exit.kind"] = exit_reason.kind.value
+            how["openenvd.exit.evidence"] = _shown(exit_reason.evidence, request)
         if attempt.phase is not None:
             attempt.phase.end(_nanoseconds(at))
-        if attempt.run is not None:
-            _end(attempt.run, request, at, how, error)
-        _end(attempt.process, request, at, how, error)
+        for span in filter(None, (attempt.run, attempt.process)):
+            span.set_attributes(_given(how))
+            if error is not None:
+                span.set_attribute("error.type", error.kind.value)
+                told = _shown(error.message.partition("\n")[0], request)
+                span.set_status(Status(StatusCode.ERROR, told))
+            span.end(_nanoseconds(at))
 
     def lost(self, request: Request, at: float, *, is_requeued: bool) -> None:
         """Make the spans of an attempt that a lost daemon left running.
@@ -196,44 +181,20 @@ class RequestTraces:
         state = RequestState.PENDING if is_requeued else RequestState.FAILED
         self.ended(request, at, state=state, error=_DAEMON_LOST)
 
-    def _end_queue(self, request: Request, until: float, more: Json) -> None:
-        since = self._requeued_at.pop(request.id, request.created_at)
-        if request.traceparent is not None:
-            name = f"queue {request.operation}"
-            self._begin(name, _context_of(request), request, since, more, until=until)
-
     def _begin(
         self,
         name: str,
         context: Context,
-        request: Request,
-        since: float,
-        more: Json | None = None,
-        *,
+        at: float,
+        request: Request | None = None,
         kind: SpanKind = SpanKind.INTERNAL,
-        until: float | None = None,
     ) -> Span:
-        """Begin a span, and end it where it is known when."""
-        attributes = _given(_attributes(request) | (more or {}))
-        span = self._tracer.start_span(
-            name, context, kind, attributes, start_time=_nanoseconds(since)
-        )
-        if until is not None:
-            span.end(_nanoseconds(max(since, until)))
-        return span
-
-
-def _end(span: Span, request: Request, at: float, how: Json, error: RequestError | None) -> None:
-    span.set_attributes(_given(how))
-    if error is not None:
-        span.set_attribute("error.type", error.kind.value)
-        told = _shown(error.message.partition("\n")[0], request)
-        span.set_status(Status(StatusCode.ERROR, told))
-    span.end(_nanoseconds(at))
+        known = {} if request is None else _attributes(request)
+        return self._tracer.start_span(name, context, kind, known, start_time=_nanoseconds(at))
 
 
 def _traceparent(span: Span) -> str | None:
-    """The span's context as text; None of one that the sampler does not want, or that has ended."""
+    """The span's context as text; None of one that the sampler does not want."""
     carrier: dict[str, str] = {}
     if span.is_recording():
         _W3C.inject(carrier, set_span_in_context(span))
@@ -250,20 +211,20 @@ def _nanoseconds(seconds: float) -> int:
 
 def _attributes(request: Request) -> Json:
     name = request.environment
-    return {
-        "messaging.system": "openenvd",
-        "messaging.destination.name": request.schedule.value,
-        "messaging.message.id": request.id,
-        "openenvd.operation": request.operation,
-        "openenvd.environment": None if name is None else _shown(without_token(name)[0], request),
-        "openenvd.attempt": request.attempts or None,
-    }
+    return _given(
+        {
+            "openenvd.request.id": request.id,
+            "openenvd.environment": name and _shown(without_token(name)[0], request),
+            "openenvd.attempt": request.attempts or None,
+        }
+    )
 
 
 def _given(attributes: Json) -> Json:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-def _shown(value: Any, request: Request) -> Any:
-    """The value without the secrets that the request was given."""
-    return hide_values(hide_credentials(value), secret_values(request.payload))
+def _shown(text: str | None, request: Request) -> str | None:
+    """The text without the secrets that the request was given."""
+    shown: str | None = hide_values(hide_credentials(text), secret_values(request.payload))
+    return shown

@@ -22,7 +22,7 @@ from ...operations.base import Operation
 from ...requests_db import results
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.queue_clock import QueueClock
-from ...requests_db.records import Environment, Event, Generation, Json, NewRequest, Request
+from ...requests_db.records import Environment, Generation, Json, NewRequest, Request
 from ...requests_db.sql import queries
 from ...requests_db.states import EnvironmentState, Schedule
 from ...requests_db.transactions import submitting
@@ -82,14 +82,8 @@ class Submitter:
                 was written.
         """
         new = _new_request(submission)
-        if self.traces is None:
-            return await self._submit(new)
-        with self.traces.submitting(new) as traced:
-            request = await self._submit(traced)
-            self.traces.accepted(request)
-            return request
-
-    async def _submit(self, new: NewRequest) -> Request:
+        if self.traces is not None:
+            new = self.traces.traced(new)
         if new.operation == "launch":
             return await self._write(new, environment=_environment_of(new))
         if new.operation == "down":
@@ -187,7 +181,7 @@ class Submitter:
         )
         match outcome:
             case results.Submitted():
-                self._publish(outcome.events)
+                self.bus.publish(outcome.events)
                 for request_id in outcome.ends:
                     self.dispatcher.claimer.cancel(request_id)
                 self.dispatcher.submitted(new.schedule)
@@ -211,11 +205,6 @@ class Submitter:
                     "wait for some to finish (openenv requests), or raise OPENENV_MAX_PENDING",
                 )
 
-    def _publish(self, events: tuple[Event, ...]) -> None:
-        self.bus.publish(events)
-        if self.traces is not None:
-            self.traces.cancelled(events)
-
     async def cancel(self, request_id: str) -> results.Cancellation:
         """Cancel at once, never through the queue.
 
@@ -228,7 +217,7 @@ class Submitter:
         cancelled = await self.store.write(submitting.cancel, request.id, time.time())
         if cancelled is None:
             raise _no_request(request_id)
-        self._publish(cancelled.events)
+        self.bus.publish(cancelled.events)
         if cancelled.is_under_way:
             self.dispatcher.claimer.cancel(request.id)
         return cancelled

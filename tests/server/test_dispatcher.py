@@ -528,7 +528,7 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 def why_waited(kept: KeptSpans) -> dict[str, str]:
     """The reason of each wait that has ended, by its request."""
     told = [attributes_of(span) for span in kept.all if span.name.startswith("queue")]
-    return {each["messaging.message.id"]: each["openenvd.queue.wait_reason"] for each in told}
+    return {each["openenvd.request.id"]: each["openenvd.queue.wait_reason"] for each in told}
 
 
 def test_a_trace_says_what_a_request_waited_for(tmp_path: Path) -> None:
