@@ -246,11 +246,9 @@ class Session:
 
 def synchronous_session(base_url: str, lost_hint: str) -> AbstractContextManager[AnySession]:
     """Return a session to enter: of OpenEnv's `GenericEnvClient`, or ours without that."""
-    if (upstream := _upstream()) is None:
+    if (client := _upstream_client(base_url)) is None:
         return Session(base_url, lost_hint=lost_hint)
-    session: AbstractContextManager[AnySession] = upstream(
-        base_url=base_url, connect_timeout_s=CONNECT_SECONDS
-    ).sync()
+    session: AbstractContextManager[AnySession] = client.sync()
     return session
 
 
@@ -258,19 +256,17 @@ def asynchronous_session(
     base_url: str, lost_hint: str
 ) -> AbstractAsyncContextManager[AnyAsyncSession]:
     """Return the same for asyncio."""
-    if (upstream := _upstream()) is None:
-        return AsyncSession(base_url, lost_hint=lost_hint)
-    session: AbstractAsyncContextManager[AnyAsyncSession] = upstream(
-        base_url=base_url, connect_timeout_s=CONNECT_SECONDS
-    )
-    return session
+    client: AbstractAsyncContextManager[AnyAsyncSession] | None = _upstream_client(base_url)
+    return AsyncSession(base_url, lost_hint=lost_hint) if client is None else client
 
 
-def _upstream() -> Any:
+def _upstream_client(base_url: str) -> Any:
+    """Make OpenEnv's client of an address; None where its package is not installed."""
     try:
-        return importlib.import_module("openenv").GenericEnvClient
+        client = importlib.import_module("openenv").GenericEnvClient
     except (ImportError, AttributeError):
         return None
+    return client(base_url=base_url, connect_timeout_s=CONNECT_SECONDS)
 
 
 def _result(data: Json) -> StepResult:
