@@ -94,16 +94,11 @@ def _lines(result: Json) -> list[str]:
         "gateway": {"envoy": gateway} if (gateway := result.pop("gateway", None)) else {},
         "machine": result.pop("machine", {}),
     }
-    if parts["machine"]:  # which has it
-        for name in ("cgroups", "disk"):
-            result.pop(name, None)
-        known = {f"{name}: {one['problem']}" for name, one in parts["machine"].items()}
-        others = [p for p in result.pop("problems", ()) if p["message"] not in known]
-        others_told = [_line("", [p["message"], p["hint"]], is_good=False) for p in others]
-    else:
-        others_told = []
+    others = [
+        _line("", [p["message"], p["hint"]], is_good=False) for p in result.pop("problems", ())
+    ]
     checked = [line for title, found in parts.items() for line in _checked(title, found)]
-    return [*phrases.describe_json(result, indent=""), *checked, *others_told]
+    return [*phrases.describe_json(result, indent=""), *checked, *others]
 
 
 def _checked(title: str, found: dict[str, Json]) -> list[str]:

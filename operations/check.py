@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,7 +47,7 @@ class Check(base.Operation):
 
     @staticmethod
     def run(payload: CheckPayload, context: base.OperationContext) -> Json:
-        """`{"python", "limits", "cgroups", "uv", "disk", "providers", "gateway", …}`.
+        """`{"python", "limits", "uv", "providers", "gateway", "machine", …}`.
 
         Of one provider `{"providers"}` alone.
 
@@ -64,9 +63,7 @@ class Check(base.Operation):
         found: Json = {
             "python": {"version": platform.python_version(), "executable": sys.executable},
             "limits": _limits(),
-            "cgroups": _cgroups(),
             "uv": _uv(),
-            "disk": _disk(context.home),
             "environments": sorted(bundled()),
             "providers": {**local, **check_engines()},
             "gateway": _gateway(context.home),
@@ -78,10 +75,7 @@ class Check(base.Operation):
 
 
 def problems(found: Json) -> Iterator[Json]:
-    """What a user should know, each with what to do."""
-    for name, one in found["machine"].items():
-        if one["problem"] is not None:
-            yield {"message": f"{name}: {one['problem']}", "hint": one["remedy"]}
+    """What a user should know beside what was found of the machine, each with what to do."""
     if found["uv"]["path"] is None:
         yield {"message": found["uv"]["why_not"], "hint": "pip install uv"}
     for name, host in found["exposed"].items():
@@ -130,14 +124,6 @@ def _limits() -> Json:
     return asdict(read_limits())
 
 
-def _cgroups() -> Json:
-    from ..system.cgroups import CgroupManager
-
-    manager = CgroupManager("check")
-    manager.remove()
-    return {"available": manager.available, "why_not": manager.why_not or None}
-
-
 def _uv() -> Json:
     try:
         path = find_uv()
@@ -152,8 +138,3 @@ def _uv() -> Json:
         "packages_from": package_source(),
         "why_not": None,
     }
-
-
-def _disk(home: Path) -> Json:
-    usage = shutil.disk_usage(home)
-    return {"path": str(home), "free_bytes": usage.free, "total_bytes": usage.total}

@@ -218,7 +218,6 @@ def test_check_reports_what_the_machine_offers(run: Run) -> None:
     assert found["environments"] == ["benchmark", "brigade", "echo"]
     assert found["limits"]["memory_bytes"] > 0
     assert found["uv"]["version"].startswith("uv ")
-    assert found["disk"]["free_bytes"] > 0
     looks = ["open files", "memory cgroups", "kernel log", "ports", "swap", "disk"]
     assert list(found["machine"]) == looks
     assert all(one["problem"] or one["notes"] for one in found["machine"].values())
@@ -233,17 +232,12 @@ def test_check_of_one_provider_looks_at_nothing_else(run: Run) -> None:
 
 def test_check_reports_missing_parts_with_hints() -> None:
     found = {
-        "machine": {
-            "swap": {"problem": "9 of 9 MB in use", "remedy": "sudo swapoff -a"},
-            "disk": {"problem": None, "remedy": None},
-        },
         "uv": {"path": None, "why_not": "uv is not there"},
         "exposed": {"trial": "0.0.0.0"},
         "failing": {"finqa": "OSError: no data"},
     }
     told = list(problems(found))
     assert [problem["message"] for problem in told] == [
-        "swap: 9 of 9 MB in use",
         "uv is not there",
         "trial listens on 0.0.0.0, which other machines may reach",
         "finqa is ready, but its sessions fail: OSError: no data",
