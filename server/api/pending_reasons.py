@@ -65,15 +65,17 @@ def reason_of_shortage(sentence: str, *, is_update: bool) -> str:
 def _reason(
     deps: Dependencies, request: Request, queues: Mapping[Schedule, Mapping[int, int]]
 ) -> str:
-    if shortage := deps.dispatcher.claimer.shortages.get(request.id):
-        is_update = request.payload.get("replaces") is not None
-        return reason_of_shortage(shortage.sentence(), is_update=is_update)
-    places = queues[request.schedule]
+    places, room = queues[request.schedule], deps.executor.room(request.schedule)
     if len(places) < MOST_COUNTED and request.seq not in places:  # it was claimed meanwhile
         return "about to start"
-    return reason_of(
-        request.schedule,
-        places.get(request.seq, MOST_COUNTED + 1),
-        room=deps.executor.room(request.schedule),
-        is_short=deps.dispatcher.claimer.is_short(request.schedule),
-    )
+    return reason_at(deps, request, places.get(request.seq, MOST_COUNTED + 1), room)
+
+
+def reason_at(deps: Dependencies, request: Request, ahead: int, room: int) -> str:
+    """Say why a request waits, by how many are before it; `room` is as of `reason_of`."""
+    claimer = deps.dispatcher.claimer
+    if shortage := claimer.shortages.get(request.id):
+        is_update = request.payload.get("replaces") is not None
+        return reason_of_shortage(shortage.sentence(), is_update=is_update)
+    is_short = claimer.is_short(request.schedule)
+    return reason_of(request.schedule, ahead, room=room, is_short=is_short)

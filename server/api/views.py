@@ -36,7 +36,7 @@ _SHOWN_OF_REQUEST = (
     *("id", "operation", "state", "schedule", "environment", "priority"),
     *("attempts", "max_attempts", "lost_daemons", "timeout_seconds", "retry_oom", "worker"),
     *("created_at", "started_at", "finished_at", "cancel_requested_at"),
-    *("memory_bytes", "peak_bytes", "result"),
+    *("memory_bytes", "peak_bytes"),
 )
 
 
@@ -50,13 +50,20 @@ def request_view(
         pending_reason: Why a pending one does not run yet.
         retried: The last death after which it was queued again (`retries.py`).
     """
-    return {name: getattr(request, name) for name in _SHOWN_OF_REQUEST} | {
-        "label": hide_credentials(label_of(request)),
-        "environment": hide_credentials(request.environment),
+    return short_request_view(request) | {
         "payload": redact(request.payload),
+        "result": request.result,
         "trace_id": request.traceparent.split("-")[1] if request.traceparent else None,
         "pending_reason": pending_reason if request.state is RequestState.PENDING else None,
         "retried": retried,
+    }
+
+
+def short_request_view(request: Request) -> Json:
+    """One request, without what may be large."""
+    return {name: getattr(request, name) for name in _SHOWN_OF_REQUEST} | {
+        "label": hide_credentials(label_of(request)),
+        "environment": hide_credentials(request.environment),
         "error": error_view(request.error, request.payload),
     }
 

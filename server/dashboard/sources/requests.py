@@ -14,13 +14,11 @@ from ....requests_db.records import RETRYING, Event, Json, Request
 from ....requests_db.sql import queries
 from ....requests_db.states import ErrorKind, RequestState, Schedule
 from ....requests_db.transactions.journal import REQUEST_PROGRESS, REQUEST_STATE
-from ....system.hidden_values import hide_credentials
 from ...api.dependencies import Dependencies
-from ...api.pending_reasons import reason_of, reason_of_shortage
+from ...api.pending_reasons import reason_at
 from ...api.retries import may_have_run_before
 from ...api.routes_daemon import worth_showing
-from ...api.views import error_view
-from ...dispatch.running import label_of
+from ...api.views import short_request_view
 from ..live_state import LiveState
 from .base import Turn
 from .deaths import death_of_attempt, death_of_request
@@ -38,11 +36,6 @@ _PROGRESS = (
     *("eta_seconds", "expected_seconds", "at_most_seconds"),
 )
 _FINAL = [state for state in RequestState if state.is_final]
-_SHOWN = (
-    *("id", "operation", "state", "schedule", "environment", "priority", "attempts"),
-    *("max_attempts", "timeout_seconds", "worker", "created_at", "started_at", "finished_at"),
-    *("cancel_requested_at", "memory_bytes", "peak_bytes"),
-)
 
 
 class RequestSource:
@@ -93,7 +86,7 @@ class RequestSource:
     def _waiting_views(self, waiting: Iterable[tuple[int, Request]]) -> Iterator[tuple[str, Json]]:
         room = {schedule: self._deps.executor.room(schedule) for schedule in Schedule}
         for place, request in waiting:
-            reason = self._reason(request, place, room[request.schedule])
+            reason = reason_at(self._deps, request, place, room[request.schedule])
             yield request.id, self._view(request) | {"place": place, "pending_reason": reason}
 
     def _other_views(self, requests: Iterable[Request]) -> Iterator[tuple[str, Json]]:
@@ -128,21 +121,9 @@ class RequestSource:
         known = self._views.get(request.id)
         if known is not None and known[0] == request:
             return known[1]
-        view: Json = {name: getattr(request, name) for name in _SHOWN} | {
-            "label": hide_credentials(label_of(request)),
-            "environment": hide_credentials(request.environment),
-            "error": error_view(request.error, request.payload),
-        }
+        view = short_request_view(request)
         self._views[request.id] = request, view
         return view
-
-    def _reason(self, request: Request, place: int, room: int) -> str:
-        claimer = self._deps.dispatcher.claimer
-        if shortage := claimer.shortages.get(request.id):
-            is_update = request.payload.get("replaces") is not None
-            return reason_of_shortage(shortage.sentence(), is_update=is_update)
-        is_short = claimer.is_short(request.schedule)
-        return reason_of(request.schedule, place, room=room, is_short=is_short)
 
     async def _put_retries(self, state: LiveState, request_id: str | None) -> None:
         """Put the deaths of attempts that were followed by another."""
