@@ -13,7 +13,7 @@ import click
 from ..client.sources import working_folder
 from ..operations.options import BenchmarkOptions
 from . import completion
-from .following import async_option, follow, leave
+from .following import async_option, follow, leave, submit
 from .options import connect, declared_options, given_options, json_option, seconds
 from .output import Output, good
 
@@ -73,7 +73,7 @@ def bench(name: str, as_json: bool, is_async: bool, **options: Any) -> int:
     client = connect(output)
     client.environment(name)  # an unknown name is refused at once, with similar names
     given = {key: value for key, value in said.items() if value is not None}
-    request = client.submit("benchmark", {"name": name, **given})
+    request = submit(client, "benchmark", {"name": name, **given}, {})
     if is_async:
         return leave(request, output)
     return follow(client, request, output, _conclude)

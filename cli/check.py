@@ -27,7 +27,7 @@ from ..environments.spec import LaunchOptions
 from ..system.terminal_text import plain
 from . import completion, exit_codes, phrases
 from .failures import error_lines
-from .following import run
+from .following import run, submit
 from .option_groups import set_option
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, bad, faint, good
@@ -192,7 +192,7 @@ class _Trial:
         return [_works(found), *found["notes"]]
 
     def _launch(self, client: DaemonClient) -> list[str]:
-        request = client.submit("launch", {**self.payload, "name": self.name})
+        request = submit(client, "launch", {**self.payload, "name": self.name}, {})
         told = ""
         while request["state"] in ("PENDING", "RUNNING"):
             time.sleep(LOOK_SECONDS)

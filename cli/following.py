@@ -22,12 +22,14 @@ import click
 
 from ..client import following
 from ..client.api import DaemonClient
+from ..client.errors import ApiRefused
 from ..operations.options import RequestOptions
 from ..requests_db.states import RequestState
 from ..system.terminal_text import coloured, plain
 from . import exit_codes, phrases
 from .drawing import is_coloured, new_console
 from .failures import request_failure
+from .option_groups import in_words
 from .options import Command, declared_options, given_options, reconnect
 from .output import Output
 
@@ -57,8 +59,15 @@ def async_option(command: Command) -> Command:
 
 
 def submit(client: DaemonClient, operation: str, payload: Json, options: Json) -> Json:
-    """Queue a request with what the command line says of `RequestOptions`; returns the request."""
-    return client.submit(operation, payload, **given_options(RequestOptions, options))
+    """Queue a request with what the command line says of `RequestOptions`; returns the request.
+
+    Raises:
+        ApiRefused: It names the options of the command.
+    """
+    try:
+        return client.submit(operation, payload, **given_options(RequestOptions, options))
+    except ApiRefused as exc:
+        raise in_words(exc, click.get_current_context().command) from None
 
 
 def leave(request: Json, output: Output) -> int:

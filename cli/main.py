@@ -193,10 +193,10 @@ def run(arguments: list[str]) -> int:
     except click.ClickException as exc:
         from .output import Output
 
+        lead = _lead(exc)
         exc.show()
-        hint = "see --help"
-        if lead := _lead(exc):
-            hint = lead
+        hint = lead or "see --help"
+        if lead:
             sys.stderr.write(f"{lead[0].upper()}{lead[1:]}\n")
         details = {"kind": "usage", "message": exc.format_message(), "hint": hint}
         Output(as_json="--json" in arguments).json({"error": details})
@@ -246,7 +246,7 @@ def _tell(error: ClientError, *, as_json: bool) -> None:
 
 
 def _lead(error: click.ClickException) -> str | None:
-    """Return an example of a command that lacks an argument, or what one too many is for."""
+    """Return an example of a command that lacks an argument, or what else was meant."""
     if not isinstance(error, click.UsageError) or error.ctx is None:
         return None
     path, message = error.ctx.command_path, error.format_message()
@@ -255,6 +255,13 @@ def _lead(error: click.ClickException) -> str | None:
 
         examples = EXAMPLES.get(path, ())
         return f"for example: {examples[0][0]}" if examples else None
+    if isinstance(error, click.NoSuchOption):
+        from .option_groups import set_option_of
+
+        of_it = set_option_of(error.ctx.command)
+        if of_it is not None and (meant := of_it.instead_of(error.option_name)):
+            error.possibilities = None  # of other names
+            return f"write {meant}"
     if path in _WITH_ARGUMENT and message.startswith(_ONE_TOO_MANY):
         from shlex import quote
 

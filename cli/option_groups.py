@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
 
+from ..client.errors import ApiRefused
 from ..system.options import Option, options_of
 from .options import Command, help_of, type_of, word_of
+from .output import Output
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -87,20 +89,30 @@ class SetOption(click.Option):
         if "help" in texts:
             formatter = ctx.make_formatter()
             formatter.write_dl([(f"{name}={kind}", told) for name, kind, told in self.rows()])
-            click.echo(formatter.getvalue(), nl=False)
+            output = Output(as_json=ctx.params["as_json"])
+            output.result(formatter.getvalue().rstrip())
+            output.json(
+                [dict(zip(("name", "value", "help"), row, strict=True)) for row in self.rows()]
+            )
             ctx.exit()
         for text in texts:
-            name, equals, value = text.partition("=")
-            item = self.table.get(name.replace("_", "-"))
+            name, _, value = text.partition("=")
+            word = name.replace("_", "-")
+            item = self.table.get(word)
             if item is None:
-                from difflib import get_close_matches
-
-                near = get_close_matches(name, self.table)
-                hint = f"did you mean {' or '.join(near)}?" if near else "--set help lists them"
-                raise click.BadParameter(f"no option is called {name!r}; {hint}", ctx, self)
-            if not equals:
-                raise click.BadParameter(f"write {name}={_value_of(item)}", ctx, self)
+                raise click.BadParameter(self._unknown(word, ctx), ctx, self)
+            if not value.strip():
+                raise click.BadParameter(f"write {word}={_value_of(item)}", ctx, self)
             ctx.params[item.name] = self._read(item, value, ctx)
+
+    def _unknown(self, word: str, ctx: click.Context) -> str:
+        if any(f"--{word}" in option.opts for option in ctx.command.params):
+            return f"{word} has an option of its own; write --{word}"
+        from difflib import get_close_matches
+
+        near = get_close_matches(word, self.table)
+        hint = f"did you mean {' or '.join(near)}?" if near else "--set help lists them"
+        return f"no option is called {word!r}; {hint}"
 
     def _read(self, item: Option, value: str, ctx: click.Context) -> Any:
         kind = click.BOOL if item.kind is bool else click.types.convert_type(type_of(item)[0])
@@ -109,6 +121,15 @@ class SetOption(click.Option):
         except click.BadParameter as exc:
             told = f"{word_of(item)}={_value_of(item)}: {exc.message}"
             raise click.BadParameter(told, ctx, self) from None
+
+    def instead_of(self, flag: str) -> str | None:
+        """Return how an option is given that is no flag; None: there is none of this name."""
+        word = flag.removeprefix("--")
+        if (item := self.table.get(word)) is not None:
+            return f"--set {word}={_value_of(item)}"
+        word = word.removeprefix("no-")
+        item = self.table.get(word)
+        return f"--set {word}=no" if item is not None and item.kind is bool else None
 
     def _complete(
         self, _ctx: click.Context, _parameter: click.Parameter, begun: str
@@ -129,6 +150,25 @@ def set_option(*declarations: type, only: Collection[str]) -> Callable[[Command]
     table = {word_of(item): item for item in declared if item.name in only}
 
     return click.option("--set", cls=SetOption, table=table)
+
+
+def set_option_of(command: click.Command) -> SetOption | None:
+    """Return the `--set` of a command, if it has one."""
+    return next((each for each in command.params if isinstance(each, SetOption)), None)
+
+
+def in_words(refused: ApiRefused, command: click.Command) -> ApiRefused:
+    """Name the options of a command in a refusal, in which the API names its fields."""
+    words = {each.name: max(each.opts, key=len) for each in command.params if each.opts}
+    if (of_it := set_option_of(command)) is not None:
+        words |= {item.name: f"--set {word}" for word, item in of_it.table.items()}
+    message = refused.message.removeprefix("body: ")
+    # A field's name without `_` may be a plain word of the sentence, but where it begins one.
+    for name, word in words.items():
+        if name is not None:
+            found = rf"\b{name}\b" if "_" in name else rf"^{name}(?=: )"
+            message = re.sub(found, word, message)
+    return ApiRefused(refused.status, {**refused.details, "message": message})
 
 
 def _value_of(item: Option) -> str:

@@ -33,7 +33,11 @@ _MEGABYTES = {"k": 1 / 1024, "": 1.0, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
 def json_option(command: Command) -> Command:
     """`--json`, as the argument `as_json`."""
     option = click.option(
-        "--json", "as_json", is_flag=True, help="JSON alone on stdout, text on stderr."
+        "--json",
+        "as_json",
+        is_flag=True,
+        is_eager=True,
+        help="JSON alone on stdout, text on stderr.",
     )
     return option(command)
 

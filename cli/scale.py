@@ -9,7 +9,7 @@ import click
 
 from ..operations.options import DrainOptions
 from . import completion, phrases
-from .following import Conclusion, async_option, follow, leave
+from .following import Conclusion, async_option, follow, leave, submit
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, good
 
@@ -53,7 +53,7 @@ def _change(
     conclude: Conclusion,
 ) -> int:
     client = connect(output)
-    request = client.submit(operation, payload)
+    request = submit(client, operation, payload, {})
     return leave(request, output) if is_async else follow(client, request, output, conclude)
 
 

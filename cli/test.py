@@ -25,7 +25,7 @@ from ..system.terminal_text import plain
 from . import completion, exit_codes
 from .bench import read_action
 from .check import ended_by_signals
-from .following import follow_request, run
+from .following import follow_request, run, submit
 from .option_groups import set_option
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, bad, faint, good
@@ -108,7 +108,7 @@ def _test(client: DaemonClient, launch: Json, payload: Json, output: Output) -> 
 
 def _run(client: DaemonClient, operation: str, payload: Json, output: Output) -> Json:
     """Queue a request, and follow it; it is cancelled with the command."""
-    request = client.submit(operation, payload)
+    request = submit(client, operation, payload, {})
     try:
         return follow_request(
             client, request, output, is_told_later=lambda _: operation == "test", detaches=False

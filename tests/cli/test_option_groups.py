@@ -11,7 +11,7 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from openenvd.cli import exit_codes, launch, rollout
+from openenvd.cli import exit_codes, launch, option_groups, rollout
 from openenvd.cli.main import cli
 from openenvd.cli.option_groups import SCREEN_LINES, GroupedCommand, SetOption
 from openenvd.environments.spec import LaunchOptions
@@ -28,7 +28,8 @@ COMMANDS = (
 
 
 def set_option_of(command: click.Command) -> SetOption:
-    [found] = [each for each in command.params if isinstance(each, SetOption)]
+    found = option_groups.set_option_of(command)
+    assert found is not None
     return found
 
 
@@ -89,6 +90,10 @@ def test_what_a_request_has_is_set_too(payload: Any) -> None:
         ("redy-timeout=5", "did you mean ready-timeout or"),
         ("zzz=1", "--set help lists them"),
         ("ready-timeout", "write ready-timeout=DURATION"),
+        ("reset_first=", "write reset-first=yes|no"),
+        ("idempotency-key= ", "write idempotency-key=KEY"),
+        ("port=80", "port has an option of its own; write --port"),
+        ("min=0", "min has an option of its own; write --min"),
         ("ready-timeout=soon", "ready-timeout=DURATION: 'soon' is not a duration"),
         ("ready-timeout=0", "ready-timeout=DURATION: 0.0 is not in the range x>0"),
         ("max-message=big", "max-message=SIZE: 'big' is not a size"),
@@ -105,10 +110,52 @@ def test_a_wrong_one_says_what_is_right(
     assert fake.calls == []
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("launch", "echo", "--reset-first"), "--set reset-first=yes|no"),
+        (("launch", "echo", "--no-reset-first"), "--set reset-first=no"),
+        (("launch", "echo", "--scale-down=5"), "--set scale-down=DURATION"),
+        (("check", "--ready-timeout", "5"), "--set ready-timeout=DURATION"),
+        (("rollout", "echo", "--out", "x", "--policy-timeout", "5"), "--set policy-timeout="),
+    ],
+)
+def test_an_option_that_is_no_flag_says_how_it_is_set(
+    command: Command, words: tuple[str, ...], told: str
+) -> None:
+    answer = command(*words)
+    assert answer.code == exit_codes.USAGE
+    assert f"Write {told}" in answer.err
+    assert "Did you mean" not in answer.err
+
+
+@pytest.mark.parametrize(
+    ("refused", "told"),
+    [
+        ("max_message_mb: is too large", "--set max-message: is too large"),
+        ("body: serve_as_is has no shards", "--set serve-as-is has no shards"),
+        ("body: base: is none of a base", "--set base: is none of a base"),
+        ("engine_options: 'x' is none", "--engine-option: 'x' is none"),
+        ("body: port: is the gateway's port", "--port: is the gateway's port"),
+    ],
+)
+def test_a_refusal_names_the_words_of_the_command_line(
+    command: Command, fake: FakeDaemon, refused: str, told: str
+) -> None:
+    fake.post("/v1/requests", (422, {"error": {"kind": "invalid", "message": refused}}))
+    assert command("launch", "echo").err == f"error: {told}\n"
+
+
 def test_set_help_lists_all_of_them(command: Command) -> None:
     out = command("launch", "--set", "help").out
     for word in set_option_of(launch.launch).table:
         assert f"{word}=" in out
+
+
+def test_set_help_is_json_alone_on_stdout_where_that_is_asked(command: Command) -> None:
+    answer = command("launch", "--set", "help", "--json")
+    assert [each["name"] for each in answer.json] == list(set_option_of(launch.launch).table)
+    assert "reset-first=yes|no" in answer.err
 
 
 def test_shells_complete_the_names() -> None:
