@@ -219,7 +219,7 @@ class StateLink:
                 await self.connection.closed.wait()
 
     async def _connect(self) -> Connection:
-        """Connect; return after WELCOME."""
+        """Connect; return after WELCOME, unless the connection is lost by then."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection = Connection(self._lost)
         try:
@@ -228,6 +228,8 @@ class StateLink:
                 await self.loop.sock_connect(sock, socket_name(self._address))
                 await self.loop.create_connection(lambda: connection, sock=sock)
                 await connection.welcomed
+                if connection.lost is not None:
+                    raise connection.lost
         except BaseException:
             connection.close()
             sock.close()

@@ -309,6 +309,26 @@ async def test_the_next_epoch_serves_new_sessions_and_none_of_the_old(state: Sta
     await link.close()
 
 
+async def test_a_connection_that_is_lost_as_soon_as_it_is_welcomed_is_not_kept(
+    state: StateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    connect = loop.create_connection
+
+    async def connect_and_lose(make: Callable[[], Any], **more: Any) -> Any:
+        transport, connection = await connect(make, **more)
+        await connection.welcomed
+        transport.abort()
+        await connection.closed.wait()
+        return transport, connection
+
+    monkeypatch.setattr(loop, "create_connection", connect_and_lose)
+    link = StateLink(state.address)
+    with pytest.raises(WorldError, match="cannot be reached"):
+        await link.current(time.monotonic() + 0.5)
+    await link.close()
+
+
 def test_the_exit_of_the_state_process_is_described(state: StateProcess) -> None:
     pid = state.pid
     found = kill(state)
