@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
@@ -22,7 +22,7 @@ from . import phrases
 
 if TYPE_CHECKING:
     import rich.table
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
 
 # Off a terminal nothing is wrapped: what reads us splits lines itself.
 _UNWRAPPED_COLUMNS = 10_000
@@ -42,6 +42,8 @@ _COLOURS: dict[str, str] = {
 }
 
 _WHOLE = ("ID", "STATE", "ADDRESS")  # to be read at a glance, or copied: others are folded first
+_LEFT_OUT = ("SOURCE", "AGE", "REPLICAS", "WHEN")  # in this order, of a table that is too wide
+_MIN_REMARK = 12  # columns of a terminal, in which a remark is folded
 
 
 class Cell(NamedTuple):
@@ -74,16 +76,35 @@ class Table:
             return None
         return [_aligned(row, widths) for row in self._rows]
 
-    def __rich__(self) -> rich.table.Table:
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[rich.table.Table]:
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=None, pad_edge=False, padding=(0, len(_GAP), 0, 0), header_style="bold")
-        for heading in self._headings:
-            table.add_column(heading, overflow="fold", no_wrap=heading in _WHOLE)
+        kept, do_fit = self._fitting(options.max_width)
+        for number in kept:
+            heading = self._headings[number]
+            is_whole = heading in _WHOLE or (do_fit and bool(heading) and self._is_plain(number))
+            table.add_column(heading, overflow="fold", no_wrap=is_whole)
         for row in self._rows[1:]:
-            table.add_row(*(Text.from_ansi(click.style(cell.text, **cell.style)) for cell in row))
-        return table
+            shown = (row[number] for number in kept)
+            table.add_row(*(Text.from_ansi(click.style(cell.text, **cell.style)) for cell in shown))
+        yield table
+
+    def _is_plain(self, number: int) -> bool:
+        return all(_is_plain(row[number].text) for row in self._rows)
+
+    def _fitting(self, columns: int) -> tuple[list[int], bool]:
+        """Return the columns that are shown, and whether they fit; a remark may be folded."""
+        widths = [max(len(cell.text) for cell in cells) for cells in zip(*self._rows, strict=True)]
+        if not self._headings[-1]:
+            widths[-1] = min(widths[-1], _MIN_REMARK)
+        kept = list(range(len(widths)))
+        for heading in (*_LEFT_OUT, None):
+            if sum(widths[number] + len(_GAP) for number in kept) <= columns:
+                return kept, True
+            kept = [number for number in kept if self._headings[number] != heading]
+        return kept, False
 
 
 def _aligned(row: tuple[Cell, ...], widths: list[int]) -> str:

@@ -25,8 +25,8 @@ def table() -> Table:
     return table
 
 
-def drawn_by_rich(table: Table) -> list[str]:
-    console = Console(file=io.StringIO(), width=WIDE, highlight=False, markup=False, emoji=False)
+def drawn_by_rich(table: Table, width: int = WIDE) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False, markup=False, emoji=False)
     with console.capture() as captured:
         console.print(table)
     return [line.rstrip(" ") for line in captured.get().splitlines()]
@@ -41,6 +41,21 @@ def test_aligned_lines_are_those_that_rich_would_draw(table: Table) -> None:
 
 def test_a_table_that_does_not_fit_is_left_to_rich(table: Table) -> None:
     assert table.lines(40) is None
+
+
+def test_a_narrow_terminal_shows_fewer_columns_and_folds_the_remark_alone() -> None:
+    table = Table("REQUEST", "ID", "STATE", "WHEN", "")
+    table.add_row("rollout other_env", "8f3a91c2", "FAILED", "in 1.0 s, 1 min ago", "killed for its memory")
+    assert drawn_by_rich(table, 72) == [
+        "REQUEST            ID        STATE   WHEN",
+        "rollout other_env  8f3a91c2  FAILED  in 1.0 s, 1 min ago  killed for its",
+        " " * 58 + "memory",
+    ]
+    assert drawn_by_rich(table, 55) == [
+        "REQUEST            ID        STATE",
+        "rollout other_env  8f3a91c2  FAILED  killed for its",
+        " " * 37 + "memory",
+    ]
 
 
 @pytest.mark.parametrize("text", ["é", "日本", "two\nlines", "tab\tbed"])
