@@ -116,7 +116,7 @@ class HostApp:
             case _:
                 await self._serve_rest(scope, receive, send)
 
-    async def _answer_mcp(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    async def _answer_mcp(self, _scope: dict[str, Any], receive: Receive, send: Send) -> None:
         body = await _read_body(receive)
         await _answer(send, EncodedReply(await self._mcp.answer_text(body)))
 
