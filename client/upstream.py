@@ -19,7 +19,6 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import time
 from contextlib import suppress
 from typing import Any, Self
 
@@ -31,8 +30,6 @@ from .http import Json
 from .sources import read_source, working_folder
 
 READY_SECONDS = 600.0  # a first launch installs the project's dependencies
-_LOOK_AGAIN_SECONDS = 0.05
-_TAKES_SESSIONS = frozenset({"READY", "ASLEEP"})
 _UPSTREAM_MODULE = "openenv.core.containers.runtime.providers"
 
 
@@ -130,32 +127,14 @@ class OpenEnvdProvider:
     def wait_for_ready(
         self, base_url: str | float | None = None, timeout_s: float | None = None
     ) -> None:
-        """Wait until every replica answers.
+        """Return at once: starting has waited until every replica answers.
 
         Upstream calls it in two forms: `(base_url, timeout_s)` and `(timeout_s)`.
 
-        Args:
-            base_url: Ignored, or the time limit when it is a number.
-            timeout_s: Seconds to wait; None: `context_timeout_s`.
-
         Raises:
-            RuntimeError: The environment has not been started, or has failed.
-            TimeoutError: It is not ready in time.
+            RuntimeError: The environment has not been started.
         """
-        if isinstance(base_url, int | float):
-            timeout_s = base_url
-        if self._launched is None:
-            raise RuntimeError("OpenEnvdProvider has not been started")
-        seconds = self.context_timeout_s if timeout_s is None else timeout_s
-        deadline = time.monotonic() + seconds
-        client = self._connect()
-        while (environment := client.environment(self._launched))["state"] not in _TAKES_SESSIONS:
-            if environment["state"] in {"FAILED", "STOPPED"}:
-                raise RuntimeError(_failure(environment))
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{self._launched} was not ready within {seconds:.0f} s")
-            time.sleep(_LOOK_AGAIN_SECONDS)
-        self._set_environment(client, environment)
+        _ = self.base_url
 
     def __enter__(self) -> Self:
         self.start()
@@ -176,13 +155,7 @@ class OpenEnvdProvider:
         """As `start`; `image` counts only when the provider was made without a source."""
         return self._launch(self._source or image, port, env_vars, options)
 
-    def stop_container(self) -> None:
-        """As `stop`."""
-        self.stop()
-
-    def close(self) -> None:
-        """As `stop`."""
-        self.stop()
+    stop_container = close = stop
 
     def _launch(
         self,
@@ -217,7 +190,8 @@ class OpenEnvdProvider:
         if ended["state"] != "SUCCEEDED":
             self._forget_failed()
             raise RequestFailed(ended)
-        self._set_environment(client, ended["result"]["environment"])
+        environment = ended["result"]["environment"]
+        self._environment = {**environment, **client.base_url(environment["name"])}
         return self.base_url
 
     def _forget_failed(self) -> None:
@@ -226,9 +200,6 @@ class OpenEnvdProvider:
             with suppress(ClientError):  # the launch's own error is the one to raise
                 self.stop()
         self._launched = None
-
-    def _set_environment(self, client: DaemonClient, environment: Json) -> None:
-        self._environment = {**environment, **client.base_url(environment["name"])}
 
     def _connect(self) -> DaemonClient:
         return daemon.connect(Paths.from_environment())
@@ -250,8 +221,3 @@ def _own_name(source: str) -> str:
     stem = source.rstrip("/").rpartition("/")[2].partition(":")[0]
     kept = "".join(c if c.isascii() and c.isalnum() else "_" for c in stem.lower()).strip("_")
     return f"{kept[:50] or 'env'}-{secrets.token_hex(3)}"
-
-
-def _failure(environment: Json) -> str:
-    error = environment.get("error") or {}
-    return error.get("message") or f"{environment['name']} is {environment['state'].lower()}"
