@@ -45,7 +45,9 @@ def test_a_table_that_does_not_fit_is_left_to_rich(table: Table) -> None:
 
 def test_a_narrow_terminal_shows_fewer_columns_and_folds_the_remark_alone() -> None:
     table = Table("REQUEST", "ID", "STATE", "WHEN", "")
-    table.add_row("rollout other_env", "8f3a91c2", "FAILED", "in 1.0 s, 1 min ago", "killed for its memory")
+    table.add_row(
+        "rollout other_env", "8f3a91c2", "FAILED", "in 1.0 s, 1 min ago", "killed for its memory"
+    )
     assert drawn_by_rich(table, 72) == [
         "REQUEST            ID        STATE   WHEN",
         "rollout other_env  8f3a91c2  FAILED  in 1.0 s, 1 min ago  killed for its",

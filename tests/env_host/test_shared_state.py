@@ -357,18 +357,6 @@ async def test_a_call_without_a_state_process_fails_with_a_reason(
         await StateProxy(link).within(0.05).nothing()
 
 
-def test_a_failed_create_state_is_reported_with_its_reason() -> None:
-    class Broken:
-        SHARED_STATE = True
-
-        @staticmethod
-        def create_state() -> None:
-            raise LookupError("no such song")
-
-    with pytest.raises(StateFailed, match="LookupError: no such song"):
-        StateProcess(Broken).start()
-
-
 def test_a_class_without_create_state_is_refused() -> None:
     with pytest.raises(StateFailed, match="needs a create_state"):
         StateProcess(State).start()

@@ -81,11 +81,6 @@ def test_an_invalid_handshake_is_refused_with_a_reason(host: Host) -> None:
         assert b" 4" in client.head()[:13]
 
 
-def test_no_compression_is_agreed_on(host: Host) -> None:
-    with host.open() as client:
-        assert client.connection.protocol.extensions == []
-
-
 def test_a_message_in_fragments_with_a_ping_between_is_one_message(host: Host) -> None:
     with opened(host) as client:
         client.send(frame(Opcode.TEXT, b'{"type":"re', fin=False))

@@ -66,15 +66,6 @@ def test_claim_takes_its_own_schedule_alone(make_request: Make, dispatch: Dispat
     assert len(dispatch.read(queries.first_pending(Schedule.LONG, 10))) == 1
 
 
-def test_claim_skips_cancelled_requests(
-    make_request: Make, dispatch: DispatchStore, writer: WriteConnection
-) -> None:
-    request = make_request()
-    with writer.transaction() as connection:
-        submitting.cancel(connection, request.id, 150.5)
-    assert dispatch.claim(Schedule.SHORT, 3, 200.5).requests == ()
-
-
 def test_a_claimed_request_runs_and_its_attempt_counts(
     make_request: Make, dispatch: DispatchStore, writer: WriteConnection
 ) -> None:
@@ -129,16 +120,6 @@ def test_a_list_of_failed_requests_reads_their_index(writer: WriteConnection) ->
     plan = plan_of(writer, query, up_to=5)
     assert "ix_requests_failed" in plan
     assert "TEMP B-TREE" not in plan
-
-
-def test_started_records_the_worker_of_the_request(
-    make_request: Make, dispatch: DispatchStore, writer: WriteConnection
-) -> None:
-    request = make_request(RequestState.RUNNING)
-    dispatch.record(started=[(request.id, "short-1", 4711, 190.5, 201.5)])
-    found = read(writer, request.id)
-    assert (found.worker, found.worker_pid, found.worker_started_at) == ("short-1", 4711, 190.5)
-    assert found.started_at == 201.5
 
 
 def test_progress_of_a_running_request_becomes_an_event(

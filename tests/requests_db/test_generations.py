@@ -144,7 +144,7 @@ async def test_each_launch_of_a_name_is_its_next_generation_and_the_newest_are_k
     assert [generation.number for generation in history] == [5, 4, 3]
 
 
-async def test_the_launches_of_what_an_environment_can_be_rolled_back_to_are_kept(
+async def test_the_launches_of_an_environments_history_are_kept_until_it_is_down(
     store: AsyncStore, dispatch: DispatchStore, make_environment: MakeEnvironment
 ) -> None:
     launches = []

@@ -60,34 +60,6 @@ async def test_a_change_of_state_is_written_with_its_event(
     )
 
 
-@pytest.mark.usefixtures("trial")
-async def test_an_unchanged_state_writes_no_event(store: AsyncStore) -> None:
-    last = await store.read(queries.last_seq())
-    assert (
-        await store.write(
-            observing.set_environment_state, "trial", EnvironmentState.PENDING, now=200.5
-        )
-        is None
-    )
-    assert await store.read(queries.last_seq()) == last
-
-
-@pytest.mark.usefixtures("trial")
-async def test_a_late_observation_does_not_revive_a_stopping_environment(store: AsyncStore) -> None:
-    await store.write(
-        observing.set_environment_state, "trial", EnvironmentState.STOPPING, now=200.5
-    )
-    assert (
-        await store.write(
-            observing.set_environment_state, "trial", EnvironmentState.READY, now=300.5
-        )
-        is None
-    )
-    environment = await store.read(queries.environment("trial"))
-    assert environment is not None
-    assert environment.state is EnvironmentState.STOPPING
-
-
 async def test_an_unknown_environment_has_no_state_to_change(store: AsyncStore) -> None:
     assert (
         await store.write(

@@ -64,7 +64,8 @@ def test_running_names_the_workers_of_a_lost_daemon(
     make_request()
     dispatch.record(started=[(request.id, "short-1", 4711, 190.5, 201.5)])
     [found] = dispatch.read(queries.running())
-    assert (found.id, found.worker_pid, found.worker_started_at) == (request.id, 4711, 190.5)
+    assert (found.id, found.worker, found.started_at) == (request.id, "short-1", 201.5)
+    assert (found.worker_pid, found.worker_started_at) == (4711, 190.5)
 
 
 def test_an_idempotent_request_is_queued_again_and_forgets_its_worker(
