@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Never
 
 from ...system import forking
-from ...system.backoff import backoff_seconds
 from ...system.json_lines import decode_line, encode_line
 from ...system.proc import exit_sentence
+from ..restart_backoff import RestartSchedule
 from ..startup import run_loop
 from .connection import socket_name
 from .errors import StateFailed
@@ -39,9 +39,6 @@ from .server import StateServer
 BACKLOG = 128  # shards that connect at the same time
 STOP_SECONDS = 3.0  # between SIGTERM and SIGKILL
 WATCH_SECONDS = 1.0  # how often it checks that its supervisor is alive
-LONG_LIFE_SECONDS = 10.0  # after such a life the next is started at once
-FIRST_DELAY_SECONDS = 0.1
-MAX_DELAY_SECONDS = 5.0
 
 EXIT_STATE_FAILED = 4  # `create_state` raised
 STATE_CONFIG = "shared_state"  # the key of a `StateConfig` in what a started process is values
@@ -79,12 +76,6 @@ class StateExit:
         )
 
 
-def restart_delay_seconds(seconds: float, early_exits: int) -> float:
-    """Return how long to wait before the next start, after so many early exits in a row."""
-    failures = 0 if seconds >= LONG_LIFE_SECONDS else early_exits - 1
-    return backoff_seconds(failures, first=FIRST_DELAY_SECONDS, longest=MAX_DELAY_SECONDS)
-
-
 class StateProcess:
     """The state process of one supervisor, which is single-threaded."""
 
@@ -114,16 +105,20 @@ class StateProcess:
         self._listener.listen(BACKLOG)
         self.listen_fd = self._listener.fileno()  # which children must not keep
         self._started_at = 0.0
-        self._early_exits = 0
+        self._restarts = RestartSchedule()  # of one, whose index is 0
         self.epoch = 0
         self.pid: int | None = None
-        self.due: float | None = None  # when the next one is to be started
+
+    @property
+    def due(self) -> float | None:
+        """When the next one is to be started; None: there is one, or none is wanted."""
+        return self._restarts.next_due()
 
     def start(self, *, wait: bool = True) -> None:
         """Start the next one; with `wait`, return when it is ready or raise `StateFailed`."""
         assert self.pid is None
         self.epoch += 1
-        self.due = None
+        self._restarts.cancel()
         self._started_at = time.monotonic()
         reading, writing = os.pipe()
         config = StateConfig(self.epoch, os.getpid(), self.listen_fd, writing)
@@ -146,24 +141,24 @@ class StateProcess:
         ended, status, usage = os.wait4(self.pid, os.WNOHANG)
         if not ended:
             return None
-        lived = time.monotonic() - self._started_at
-        self._early_exits = 0 if lived >= LONG_LIFE_SECONDS else self._early_exits + 1
-        self.due = time.monotonic() + restart_delay_seconds(lived, self._early_exits)
+        now = time.monotonic()
+        lived = now - self._started_at
+        self._restarts.exited(0, seconds=lived, now=now)
         self.pid = None
         return StateExit(ended, self.epoch, status, round(lived, 3), usage.ru_maxrss * 1024)
 
     def start_if_due(self) -> None:
         """Start the next process, if one is due, without waiting until it is ready."""
-        if self.due is not None and time.monotonic() >= self.due:
+        if self._restarts.take_due(time.monotonic()):
             try:
                 self.start(wait=False)
             except OSError as exc:  # no room for a process: the supervisor goes on
-                self.due = time.monotonic() + MAX_DELAY_SECONDS
+                self._restarts.could_not_start(0, time.monotonic())
                 log.warning("the shared state has no process yet: %s", exc)
 
     def stop(self) -> None:
         """Stop the process, and remove the socket; returns when it has exited. Idempotent."""
-        self.due = None
+        self._restarts.cancel()
         self._stop_process()
         self._listener.close()
         if self._folder is not None:

@@ -6,7 +6,6 @@ spawn.py            makes children, by a fork or as new programs
 children.py         the children that run
 exits.py            how a child exited, in words and as facts for the shim
 close_notices.py    copies of the children's sockets, and what is written to them at an exit
-restart_backoff.py  when a shard is started again
 isolated_sessions.py
                     sessions that have processes of their own
 session_memory.py   what such a session holds, and its cap

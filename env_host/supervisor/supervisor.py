@@ -65,6 +65,7 @@ from ..ipc.fd_messages import IS_USED, carried_bytes
 from ..ipc.replica_doors import ReplicaDoors
 from ..ipc.scoreboard import Counters, Field, Scoreboard, now_microseconds
 from ..protocol import LOST_SESSIONS_VARIABLE, HostConfig, Serving
+from ..restart_backoff import RestartSchedule
 from ..shared_state.process import StateProcess
 from ..startup import SPARE_FDS
 from .children import Child, Children
@@ -73,7 +74,6 @@ from .exits import ChildExit, exit_of, facts_of_state
 from .idleness import Idleness, has_sessions
 from .isolated_sessions import IsolatedSessions, rows_for, sessions_in
 from .lobby import Lobby, Waiting, most_at_once
-from .restart_backoff import RestartSchedule
 from .server_memory import ServerMemory
 from .session_memory import MemoryWatchdog
 from .shard_demand import ShardDemand

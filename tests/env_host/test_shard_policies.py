@@ -11,15 +11,15 @@ from openenvd.env_host.environment.plan import ISOLATED_SESSION_BYTES, Machine, 
 from openenvd.env_host.errors import NotConcurrent
 from openenvd.env_host.ipc.scoreboard import ALIVE_SECONDS, MICROSECONDS, Field, Scoreboard
 from openenvd.env_host.protocol import DEFAULT_SESSIONS, HostConfig
-from openenvd.env_host.shard.admission import FAIR_SECONDS, place_of
-from openenvd.env_host.shard.arrivals import Head, Owner, new_session_id, owner_of, read_head
-from openenvd.env_host.startup import SPARE_FDS
-from openenvd.env_host.supervisor.restart_backoff import (
+from openenvd.env_host.restart_backoff import (
     EARLY_SECONDS,
     MAX_BACKOFF_SECONDS,
     RestartSchedule,
     restart_delay_seconds,
 )
+from openenvd.env_host.shard.admission import FAIR_SECONDS, place_of
+from openenvd.env_host.shard.arrivals import Head, Owner, new_session_id, owner_of, read_head
+from openenvd.env_host.startup import SPARE_FDS
 from openenvd.env_host.supervisor.shard_demand import LINGER_SECONDS, ShardDemand
 
 NOW = 1_000 * MICROSECONDS

@@ -31,7 +31,6 @@ from openenvd.env_host.shared_state.errors import (
 from openenvd.env_host.shared_state.process import (
     StateExit,
     StateProcess,
-    restart_delay_seconds,
     shares_state,
 )
 from openenvd.env_host.shared_state.proxy import ProxyFactory, StateProxy
@@ -335,16 +334,6 @@ def test_the_exit_of_the_state_process_is_described(state: StateProcess) -> None
     assert (found.pid, found.epoch, found.wait_status) == (pid, 1, signal.SIGKILL)
     assert f"(pid {pid}, epoch 1)" in found.sentence
     assert "SIGKILL" in found.sentence
-
-
-@pytest.mark.parametrize(
-    ("lived", "early_exits", "wanted"),
-    [(60.0, 0, 0.0), (0.1, 1, 0.0), (0.1, 2, 0.1), (0.1, 3, 0.2), (0.1, 5, 0.8), (0.1, 50, 5.0)],
-)
-def test_early_exits_of_the_state_process_delay_its_restart(
-    lived: float, early_exits: int, wanted: float
-) -> None:
-    assert restart_delay_seconds(lived, early_exits) == pytest.approx(wanted)
 
 
 async def test_a_call_without_a_state_process_fails_with_a_reason(

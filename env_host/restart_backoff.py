@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a shard that has exited, or could not be started, is started again: decisions alone.
+"""When a process that has exited, or could not be started, is started again: decisions alone.
 
 At once, mostly; later each time when its processes exit early again and again.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ...system.backoff import backoff_seconds
+from ..system.backoff import backoff_seconds
 
 EARLY_SECONDS = 5.0  # a process that exits sooner counts as an early exit
 MAX_BACKOFF_SECONDS = 5.0
