@@ -27,12 +27,7 @@ from pydantic import Field, field_validator, model_validator
 
 from ..env_host.protocol import LOOPBACK
 from ..environments import run_files
-from ..environments.engines.registry import (
-    has_own_addresses,
-    moves,
-    pulls_images,
-    runs_programs,
-)
+from ..environments.engines.registry import traits_of
 from ..environments.errors import InvalidSpec, ReplicaFailed, UnknownProvider
 from ..environments.gateway import process as gateway_process
 from ..environments.gateway.process import Gateway
@@ -103,7 +98,8 @@ class LaunchPayload(base.payload_of(LaunchOptions, DrainOptions)):  # type: igno
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         self.name = self.name or name_of_source(self.source)
-        self.gateway: bool = self.gateway or needs_gateway(self.spec()) or moves(self.provider)
+        is_needed = needs_gateway(self.spec()) or traits_of(self.provider).moves
+        self.gateway: bool = self.gateway or is_needed
         if self.gateway:
             self.host: str = _gateway_host(self.host)
         spec = self.spec()
@@ -203,7 +199,7 @@ class _Launching:
     @property
     def _is_elsewhere(self) -> bool:
         """Whether nobody knows its address before it runs."""
-        return self._gateway is None and has_own_addresses(self._spec.provider)
+        return self._gateway is None and traits_of(self._spec.provider).has_own_addresses
 
     def _is_left(self, replica: run_files.RunFile) -> bool:
         """Whether a replica that was there before is to go first."""
@@ -218,8 +214,8 @@ class _Launching:
 
     def _prepare(self, source: ResolvedSource) -> tuple[Path | None, str | None]:
         """Return the Python that a local replica needs, or the image that an engine is to run."""
-        if not runs_programs(self._spec.provider):
-            if pulls_images(self._spec.provider):
+        if not traits_of(self._spec.provider).runs_programs:
+            if traits_of(self._spec.provider).pulls_images:
                 return None, self._named_image(source)
             return None, self._prepare_image(source)
         if isinstance(source, Image):
@@ -229,7 +225,7 @@ class _Launching:
 
     def _pinned(self, image: str | None) -> str | None:
         """Return the image so that replicas which are started later run the same."""
-        if image is None or pulls_images(self._spec.provider):
+        if image is None or traits_of(self._spec.provider).pulls_images:
             return image
         from ..environments.images import build
 

@@ -117,28 +117,9 @@ def address_here(name: str, environ: Variables = os.environ) -> EngineAddress:
     return EngineAddress.of(name, {} if entry is None else entry.address(environ))
 
 
-def runs_programs(name: str) -> bool:
-    """Whether a provider runs programs rather than images: this machine does, too."""
-    entry = entries().get(name)
-    return entry is None or entry.runs_programs
-
-
-def has_own_addresses(name: str) -> bool:
-    """Whether a provider's replicas are reached where their engine says alone."""
-    entry = entries().get(name)
-    return entry is not None and entry.has_own_addresses
-
-
-def moves(name: str) -> bool:
-    """Whether a provider's replica that is started again has another address."""
-    entry = entries().get(name)
-    return entry is not None and entry.moves
-
-
-def pulls_images(name: str) -> bool:
-    """Whether a provider's machines pull images themselves."""
-    entry = entries().get(name)
-    return entry is not None and entry.pulls_images
+def traits_of(provider: str) -> EngineEntry:
+    """Return what distinguishes a provider; this machine, which is no engine, runs programs."""
+    return entries().get(provider) or EngineEntry("", runs_programs=True)
 
 
 def load(name: str) -> Engine:

@@ -33,7 +33,7 @@ from ...shim.files import RUN_FILE_NAME, write_json
 from ...system.options import options_of
 from .. import run_files
 from ..engines.base import Labels, ReplicaPlan
-from ..engines.registry import address_here, has_own_addresses, runs_programs
+from ..engines.registry import address_here, traits_of
 from ..errors import EngineFailed, InvalidSpec
 from ..layout import Layout, make_private
 from ..sizing import share_sessions
@@ -74,7 +74,7 @@ class EngineProvider:
             InvalidSpec: There is no image, or there are more replicas than sessions.
             EngineFailed, PortInUse, OSError
         """
-        if program.image is None and not runs_programs(self.name):
+        if program.image is None and not traits_of(self.name).runs_programs:
             raise InvalidSpec(
                 f"{self.name} runs images, and {spec.source} is none",
                 "make one: openenv image build, then launch docker://IMAGE",
@@ -148,7 +148,7 @@ class EngineProvider:
         return data | {
             "provider": self.name,
             run_files.ENGINE_VARIABLES: dict(address_here(self.name).variables),
-            run_files.IS_ELSEWHERE: has_own_addresses(self.name),
+            run_files.IS_ELSEWHERE: traits_of(self.name).has_own_addresses,
             "plan": plan.to_json(),
             "env": plan.env,
         }
