@@ -4,9 +4,9 @@
 `started_at` is the kernel's own figure (field 22 of `/proc/<pid>/stat`, in seconds since boot),
 not the wall clock's: it survives clock steps, such as the one when a laptop first meets its time
 server. To it is added 2**30 times a 16-bit tag of the boot id, so that a value written before a
-reboot never matches after it. Two such numbers are compared for equality and mean nothing else;
-`age_seconds` says how long a process has run. Elsewhere than on Linux, processes are looked up in
-the table that `use_process_table` was given (`processes/macos.py`).
+reboot never matches after it. Two such numbers are compared for equality and mean nothing else.
+Elsewhere than on Linux, processes are looked up in the table that `use_process_table` was given
+(`processes/macos.py`).
 
 Light on purpose (standard library alone at import): a shim imports it.
 """
@@ -82,13 +82,6 @@ class ProcessIdentity(NamedTuple):
             return self.exists() and not _elsewhere().is_zombie(self.pid)
         stat = read_stat(self.pid)
         return stat is not None and not stat.is_dead and self == ProcessIdentity.of_stat(stat)
-
-    def age_seconds(self) -> float:
-        """Return for how long it has run, or would have by now, in seconds."""
-        if not IS_LINUX:
-            return max(0.0, time.time() - self.started_at)
-        started = self.started_at % _BOOT_TAG_UNIT
-        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
     def open_pidfd(self) -> int | None:
         """Open a pidfd of exactly this process (the caller closes it); None when it is gone.

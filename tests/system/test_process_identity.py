@@ -27,10 +27,6 @@ def test_it_survives_json() -> None:
     assert ProcessIdentity(*json.loads(json.dumps(me))) == me
 
 
-def test_age_is_seconds_since_its_start() -> None:
-    assert 0 <= ProcessIdentity.of(os.getpid()).age_seconds() < 24 * 3600
-
-
 def test_signal_reaches_the_process() -> None:
     with subprocess.Popen(SLEEP, stdin=subprocess.PIPE) as process:
         assert ProcessIdentity.of(process.pid).signal(signal.SIGKILL)
