@@ -14,17 +14,17 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_582,
-    "code lines": 48_022,
+    "shipped lines": 75_040,
+    "code lines": 47_541,
     "modules": 505,
-    "test lines": 71_398,
-    "words of pages": 49_100,
-    "words of decisions": 11_131,
+    "test lines": 71_365,
+    "words of pages": 48_926,
+    "words of decisions": 11_002,
     "folders at the root": 22,
     "large classes": 12,
     "crowded folders": 9,
-    "dialect words": 668,
-    "private names": 332,
+    "dialect words": 663,
+    "private names": 330,
 }
 
 
