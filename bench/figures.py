@@ -9,7 +9,6 @@ The seed's further figures show the same values: summary.csv has its fields, for
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -78,11 +77,11 @@ def _curves(axes: Any, summaries: list[Summary], value: Callable[[Summary], floa
 def _max_batch(pyplot: Any, summaries: list[Summary]) -> Any:
     keys = dict.fromkeys((s.server, s.wait_seconds) for s in summaries)
     largest = {_label(*key): max_batch(summaries, *key) for key in keys}
-    figure, axes = pyplot.subplots(figsize=(2 + 1.5 * len(largest), 5))
+    figure, axes = pyplot.subplots(figsize=(6 + 1.2 * len(largest), 5))
     bars = axes.bar(range(len(largest)), list(largest.values()), color="steelblue")
     cores = usable_cores()
     axes.bar_label(bars, [f"{most:,}\n{most / cores:,.0f} a core" for most in largest.values()])
-    axes.set_xticks(range(len(largest)), [re.sub("[- ]", "\n", label) for label in largest])
+    axes.set_xticks(range(len(largest)), [label.replace(", ", "\n") for label in largest])
     axes.grid(visible=True, axis="y", alpha=0.3)
     axes.margins(y=0.15)
     title = f"Largest batch tried of which {100 * SUCCESS_THRESHOLD:g} % succeed ({cores} cores)"
