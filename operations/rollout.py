@@ -127,7 +127,7 @@ class Rollout(base.Operation):
         Raises:
             EnvironmentsError, RolloutError
         """
-        from ..rollouts.loop_thread import run_on_thread
+        from ..rollouts.loop_thread import reusing_freed_memory, run_on_thread
         from ..rollouts.policies.named_policy import importable
         from ..rollouts.run import roll_out
 
@@ -152,6 +152,7 @@ class Rollout(base.Operation):
             importable(folder),
             _variables(payload.env),
             _tracing() as tracer,
+            reusing_freed_memory(),
         ):
             result = run_on_thread(roll_out(config, reporter.report, base.say, tracer=tracer))
             reporter.finish(result)  # before what is left of the traces is sent

@@ -26,6 +26,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.readers import EpisodeRow, Rollouts, open_rollouts
 from openenvd.rollouts.folder.writer import RolloutWriter
+from openenvd.rollouts.loop_thread import reusing_freed_memory
 from openenvd.rollouts.stages.grouping import GroupSink
 from openenvd.system.loop_lag import EventLoopLagMonitor
 
@@ -247,7 +249,8 @@ def main() -> None:
     way, address, folder = sys.argv[1:4]
     task, told = Task(**json.loads(sys.argv[4])), Told(base_bytes=_status("VmRSS"))
     run = {"ours": ours, "naive": naive}[way]
-    uvloop.run(_measured(run(address, Path(folder), task, told), told))
+    with reusing_freed_memory() if way == "ours" else nullcontext():
+        uvloop.run(_measured(run(address, Path(folder), task, told), told))
     told.peak_bytes = _status("VmHWM")
     print(json.dumps(asdict(told)))
 

@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_040,
-    "code lines": 47_541,
+    "shipped lines": 75_073,
+    "code lines": 47_561,
     "modules": 505,
-    "test lines": 71_365,
+    "test lines": 71_405,
     "words of pages": 48_926,
     "words of decisions": 10_989,
     "folders at the root": 22,
