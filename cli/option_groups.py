@@ -159,15 +159,14 @@ def set_option_of(command: click.Command) -> SetOption | None:
 
 def in_words(refused: ApiRefused, command: click.Command) -> ApiRefused:
     """Name the options of a command in a refusal, in which the API names its fields."""
-    words = {each.name: max(each.opts, key=len) for each in command.params if each.opts}
+    words = {str(each.name): max(each.opts, key=len) for each in command.params if each.opts}
     if (of_it := set_option_of(command)) is not None:
         words |= {item.name: f"--set {word}" for word, item in of_it.table.items()}
     message = refused.message.removeprefix("body: ")
     # A field's name without `_` may be a plain word of the sentence, but where it begins one.
     for name, word in words.items():
-        if name is not None:
-            found = rf"\b{name}\b" if "_" in name else rf"^{name}(?=: )"
-            message = re.sub(found, word, message)
+        found = rf"\b{name}\b" if "_" in name else rf"^{name}(?=: )"
+        message = re.sub(found, word, message)
     return ApiRefused(refused.status, {**refused.details, "message": message})
 
 
