@@ -170,6 +170,8 @@ class _Launching:
         source = resolve(self._spec.source, self._cwd)
         self._spec = self._spec.with_manifest(source.resources)
         self._say("resolved", source.sentence)
+        for note in source.notes if isinstance(source, Project) else ():
+            base.say(note)
         python, image = self._prepare(source)
         self._gateway = self._ensure_gateway()
         program = program_of(self._spec, source, python)

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import itertools
 import logging
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -188,8 +189,10 @@ def _import_attribute(candidate: str) -> Any:
     module_name, _, attribute = candidate.partition(":")
     before = set(sys.modules)
     try:
-        module = importlib.import_module(module_name)
-        return getattr(module, attribute or "app")
+        app = operator.attrgetter(attribute.removesuffix("()") or "app")(
+            importlib.import_module(module_name)
+        )
+        return app() if attribute.endswith("()") else app
     except Exception:
         _forget_since(before, module_name.partition(".")[0])
         raise

@@ -57,6 +57,8 @@ def ensure_image(
     if tag is None and docker.id_of(own):
         return own
     started = time.monotonic()
+    for note in context.notes:
+        say(note)
     say(f"building the image {tags[-1]} on {base}")
     with tempfile.TemporaryFile() as archive:
         context.write(archive)

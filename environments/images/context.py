@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -25,10 +26,11 @@ from typing import IO, Any
 from ... import __version__
 from ..errors import UnknownSource
 from ..sources.content import files_below, hash_of, module_files
+from ..sources.dockerfile import read_text
+from ..sources.needs import Way, lock_fault, metadata_of, names_with_wheels, packaging_of
 from ..sources.program import Program
 from ..sources.resolve import Bundled, ClassSource, Image, Project, ResolvedSource
 from ..venv.package_index import uv_variables
-from ..venv.project_venv import is_dynamic, requires_python
 from . import recipe as recipes
 from .recipe import Recipe
 
@@ -49,6 +51,7 @@ class Context:
     files: Files
     certificates: Path | None
     variables: dict[str, str]  # for the command that builds
+    notes: tuple[str, ...] = ()  # for the user
 
     @property
     def digest(self) -> str:
@@ -97,7 +100,8 @@ def context_of(
         files |= {f"{recipes.PROJECT}/{name}": path for name, path in _project_files(project)}
     elif isinstance(source, ClassSource):
         files |= {f"{recipes.PROJECT}/{name}": path for name, path in _module_files(source).items()}
-    needs = _needs_of(source, files)
+    way, why = way_in_image(source, base) if isinstance(source, Project) else (None, [])
+    needs = _needs_of(way, files)
     files |= {f"{recipes.NEEDS}/{path.name}": path for path in needs}
     variables = {**uv_variables(), **os.environ}
     named = variables.get(_CERTIFICATES_VARIABLE)
@@ -110,14 +114,18 @@ def context_of(
         config=_config_in_image(source, program, folder),
         version=__version__,
         folder=folder,
-        requirements=needs[0].name if needs else None,
-        has_lock=any(path.name == "uv.lock" for path in needs),
-        requires_python=requires_python(needs[0] if needs else None),
+        requirements=way.file.name if way is not None and way.file is not None else None,
+        packages=() if way is None else way.packages,
+        locked_wheels=None
+        if way is None or way.lock is None
+        else tuple(names_with_wheels(read_text(way.lock))),
+        requires_python=None if way is None else way.requires_python,
+        metadata={} if project is None else metadata_of(packaging_of(project)),
         more=tuple(more),
         index=index,
         has_certificates=certificates is not None,
     )
-    return Context(made, files, certificates, index)
+    return Context(made, files, certificates, index, tuple(why))
 
 
 def _folder_in_image(source: Buildable, program: Program) -> str | None:
@@ -185,16 +193,29 @@ def _module_files(source: ClassSource) -> Files:
     return found
 
 
-def _needs_of(source: Buildable, files: Files) -> list[Path]:
-    """Return the files that say what a project needs, the main one first."""
-    if not isinstance(source, Project) or (main := source.dependencies_file) is None:
+def way_in_image(project: Project, base: str) -> tuple[Way | None, list[str]]:
+    """Return how what a project needs is installed in an image, and why not in a better way."""
+    found = re.search(r"python:(\d+)\.(\d+)", base)
+    python = None if found is None else (int(found[1]), int(found[2]))
+    why: list[str] = []
+    for way in project.ways:
+        text = None if way.lock is None else read_text(way.lock)
+        fault = None if text is None else lock_fault(text, way.packaging, python)
+        if fault is None:
+            return way, why
+        why.append(f"{way.name} is not used: {fault}")
+    return None, why
+
+
+def _needs_of(way: Way | None, files: Files) -> list[Path]:
+    """Return the files that say what a project needs."""
+    if way is None:
         return []
-    if is_dynamic(main):  # its build system is asked, which may read any of its files
+    if way.is_dynamic:  # its build system is asked, which may read any of its files
         prefix = f"{recipes.PROJECT}/"
         own = {name: path for name, path in files.items() if name.startswith(prefix)}
         files |= {f"{recipes.NEEDS}/{n.removeprefix(prefix)}": path for n, path in own.items()}
-    lock = source.folder / "uv.lock"
-    return [main, lock] if lock.is_file() and main.suffix == ".toml" else [main]
+    return [path for path in (way.file, way.lock) if path is not None]
 
 
 def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:

@@ -36,8 +36,11 @@ class Recipe:
         config: The part of the env host's configuration that belongs to the program.
         folder: Where the project's files are in the image; None: it has none.
         requirements: The file that says what it needs, relative to the folder `needs`.
-        has_lock: Whether a `uv.lock` lies beside it.
+        packages: What is installed beside what that file names.
+        locked_wheels: Of a `uv.lock` beside it, the packages that it has wheels of; None: there
+            is no lock.
         requires_python: The versions of Python that it can run on.
+        metadata: Of the project itself, as its installation would have them: texts by their paths.
         more: Packages to install beside what it needs.
         index: Variables of uv that say where packages come from. Not part of the digest.
         has_certificates: Whether the context has certificates for the package index.
@@ -48,11 +51,23 @@ class Recipe:
     version: str
     folder: str | None = None
     requirements: str | None = None
-    has_lock: bool = False
+    packages: tuple[str, ...] = ()
+    locked_wheels: tuple[str, ...] | None = None
     requires_python: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
     more: tuple[str, ...] = ()
     index: Mapping[str, str] = field(default_factory=dict)
     has_certificates: bool = False
+
+
+# Writes the texts of a JSON object into the folder of the installed packages.
+_WRITE = (
+    "import json, pathlib, sys, sysconfig\n"
+    "for name, text in json.loads(sys.argv[1]).items():\n"
+    " path = pathlib.Path(sysconfig.get_path('purelib'), name)\n"
+    " path.parent.mkdir(exist_ok=True)\n"
+    " path.write_text(text)"
+)
 
 
 def dockerfile(recipe: Recipe) -> str:
@@ -80,23 +95,27 @@ def _build_stage(recipe: Recipe) -> Iterable[str]:
 def _installation(recipe: Recipe) -> Iterable[str]:
     """Yield what `venv/project_venv.py` does on this machine."""
     ours = shlex.join(HOST_REQUIREMENTS)
-    if recipe.requirements is None:
-        yield f"uv pip install --no-cache {ours}"
-    elif recipe.has_lock:
+    if recipe.locked_wheels is not None:
         locked = "/tmp/locked.txt"  # noqa: S108  in the image's build stage
         options = "--quiet --frozen --no-dev --no-emit-project"
+        wheels = shlex.join(f"--only-binary={name}" for name in recipe.locked_wheels)
         yield (
             f"uv export {options} --output-file {locked} "
-            f"&& uv pip install --no-cache --verify-hashes --no-deps -r {locked} "
+            f"&& uv pip install --no-cache --verify-hashes --no-deps {wheels} -r {locked} "
             f"&& uv pip install --no-cache {ours}"
         )
     else:
-        yield f"uv pip install --no-cache -r {shlex.quote(recipe.requirements)} {ours}"
+        file = f"-r {shlex.quote(recipe.requirements)} " if recipe.requirements else ""
+        packages = shlex.join(["--", *recipe.packages]) if recipe.packages else ""
+        yield f"uv pip install --no-cache {file}{ours} {packages}".rstrip()
     if recipe.more:
         yield f"uv pip install --no-cache -- {shlex.join(recipe.more)}"
     extras = shlex.join(HOST_EXTRAS)
     install = f"uv pip install --no-cache --only-binary :all: {extras}"
     yield f"{install} || echo continuing without {extras}"
+    if recipe.metadata:
+        program = f"exec({_WRITE!r})"  # on one line, as instructions are
+        yield shlex.join([f"{VENV}/bin/python", "-c", program, json.dumps(dict(recipe.metadata))])
 
 
 def _image_stage(recipe: Recipe) -> Iterable[str]:

@@ -4,10 +4,14 @@
 Covers the keys that decide how an environment is launched; all others are kept as they are (they
 are the project's, and go to `/metadata`).
 
-    name                    required; the environment's and, mostly, the package's name
-    app                     `module:attribute` of an upstream project's app; `server.app:app`
+    name                    the environment's and, mostly, the package's name; else the folder's
+    app                     `module:attribute` of an upstream project's app, or the module's path
     class                   `module:Class`: served without upstream's package
     validation.resources    {cpu, memory_mb, disk_mb, episode_timeout_s, gpus}
+
+Upstream's server never reads the file, so projects are published with any text in it. A mistake is
+an error only where the file names a `class`, which we alone serve. In other projects it is a
+warning, and the field counts as absent; the whole file does where it is no YAML.
 """
 
 from __future__ import annotations
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
     import yaml
 
 MANIFEST_NAME = "openenv.yaml"
-DEFAULT_APP = "server.app:app"
 MAX_BYTES = MB // 8
 MAX_VALUES = 100_000
 MOST = 10**9  # of any resource, in its unit
@@ -38,27 +41,34 @@ class Manifest:
 
     path: Path
     name: str
-    app: str = DEFAULT_APP
+    app: str | None = None  # `module:attribute`
     app_place: str = ""  # the file, and the line that names the app
     env_class: str | None = None
     resources: ResourceRequest = field(default_factory=ResourceRequest)
     data: dict[str, Any] = field(default_factory=dict)  # all of it, as it is
+    warnings: tuple[str, ...] = ()  # its mistakes, each with its place
+    fault: ManifestError | None = None  # why nothing of it can be used
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder.
+    """The manifest of a folder; one without a word, where it cannot be used.
 
     Raises:
-        ManifestError: it is missing, unreadable, no YAML, or a field is wrong.
+        ManifestError: it names a class, and a field is wrong.
     """
     path = folder / MANIFEST_NAME
     try:
-        text = _read(path)
+        return parse_manifest(path, _read(path))
     except OSError as exc:
-        raise ManifestError(path, f"cannot be read ({exc.strerror})") from exc
-    except UnicodeDecodeError as exc:
-        raise ManifestError(path, "is not UTF-8 text") from exc
-    return parse_manifest(path, text)
+        fault = ManifestError(path, f"cannot be read ({exc.strerror})")
+    except UnicodeDecodeError:
+        fault = ManifestError(path, "is not UTF-8 text")
+    except ManifestError as exc:
+        if exc.field is not None:
+            raise
+        fault = exc
+    warning = f"{fault.message}; going on as if there were none"
+    return Manifest(path, folder.name, app_place=str(path), warnings=(warning,), fault=fault)
 
 
 def _read(path: Path) -> str:
@@ -74,18 +84,19 @@ def parse_manifest(path: Path, text: str) -> Manifest:
     """The manifest that `text` spells; `path` is for messages.
 
     Raises:
-        ManifestError
+        ManifestError: it is no YAML; or it names a class, and a field is wrong.
     """
     data, lines = _load(path, text)
     check = _Checker(path, data, lines)
     return Manifest(
         path=path,
-        name=check.text("name", required=True) or "",
-        app=check.reference("app") or DEFAULT_APP,
+        name=check.name() or path.parent.name,
+        app=check.app(),
         app_place=f"{path}, line {lines['app']}" if "app" in lines else str(path),
         env_class=check.reference("class"),
         resources=_resources(check),
         data=data,
+        warnings=tuple(check.warnings),
     )
 
 
@@ -110,36 +121,53 @@ class _Checker:
         self._path = path
         self._data = data
         self._lines = lines
+        self.warnings: list[str] = []
 
-    def text(self, name: str, *, required: bool = False) -> str | None:
-        value = self._value(name)
-        if value is None and not required:
+    def name(self) -> str | None:
+        value = self._value("name")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(value)  # `2048`
+        return self._text("name", value)
+
+    def app(self) -> str | None:
+        """`module:attribute`, also where it is written as a path, or within a mapping."""
+        value = self._value("app")
+        if isinstance(value, Mapping):
+            words = (word for each in value.values() for word in str(each).split())
+            found = next((each for word in words if (each := app_reference(word))), None)
+            return found or self._fault("app", "names no app: write it module:attribute")
+        if (text := self._text("app", value)) is None:
             return None
-        if value is None:
-            raise self._error(name, "is missing; every environment has a name")
-        if not isinstance(value, str) or not value.strip():
-            raise self._error(name, f"must be text, not {value!r}")
-        if not value.isprintable():
-            raise self._error(name, f"must be one line of printable text, not {value!r}")
-        return value.strip()
+        return app_reference(text) or self._fault(
+            "app", f"must be written module:attribute, not {value!r}"
+        )
 
     def reference(self, name: str) -> str | None:
         """`module:attribute`."""
-        value = self.text(name)
+        value = self._text(name, self._value(name))
         if value is None or is_reference(value):
             return value
-        raise self._error(name, f"must be written module:attribute, not {value!r}")
+        return self._fault(name, f"must be written module:attribute, not {value!r}")
+
+    def _text(self, name: str, value: Any) -> str | None:
+        if value is None:
+            return None
+        if not isinstance(value, str) or not value.strip():
+            return self._fault(name, f"must be text, not {value!r}")
+        if not value.isprintable():
+            return self._fault(name, f"must be one line of printable text, not {value!r}")
+        return value.strip()
 
     def number(self, name: str) -> float | None:
         value = self._value(name)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._error(name, f"must be a number, not {value!r}")
+            return self._fault(name, f"must be a number, not {value!r}")
         if not 0 <= value <= MOST:  # nor is nan
             is_short = isinstance(value, float) or value.bit_length() < 64
             told = repr(value) if is_short else "a larger one"
-            raise self._error(name, f"must be a number from 0 to {MOST:,}, not {told}")
+            return self._fault(name, f"must be a number from 0 to {MOST:,}, not {told}")
         return float(value)
 
     def _value(self, name: str) -> Any:
@@ -147,15 +175,24 @@ class _Checker:
         seen: list[str] = []
         for key in name.split("."):
             if not isinstance(value, Mapping):
-                raise self._error(".".join(seen), f"must have fields, not be {value!r}")
+                return self._fault(".".join(seen), f"must have fields, not be {value!r}")
             seen.append(key)
             value = value.get(key)
             if value is None:
                 return None
         return value
 
-    def _error(self, name: str, why: str) -> ManifestError:
-        return ManifestError(self._path, why, line=self._lines.get(name), field=name)
+    def _fault(self, name: str, why: str) -> None:
+        """Note a mistake, once; the field counts as absent.
+
+        Raises:
+            ManifestError: The manifest names a class.
+        """
+        fault = ManifestError(self._path, why, line=self._lines.get(name), field=name)
+        if is_reference(str(self._data.get("class"))):
+            raise fault
+        if fault.message not in self.warnings:
+            self.warnings.append(fault.message)
 
 
 def is_reference(text: str) -> bool:
@@ -163,6 +200,21 @@ def is_reference(text: str) -> bool:
     module, colon, attribute = text.partition(":")
     parts = [*module.split("."), *attribute.split(".")]
     return bool(colon) and all(part.isidentifier() for part in parts)
+
+
+def app_reference(text: str) -> str | None:
+    """Return the `module:attribute` that a text names, also by a path; None when it names none.
+
+    `server/app.py`, `server/app.py:app` and `server.app` are `server.app:app`.
+    """
+    place, colon, attribute = text.partition(":")
+    is_path = place.endswith(".py")
+    if not (is_path or "." in place or colon):
+        return None
+    module = place.removesuffix(".py").removeprefix("./").replace("/", ".")
+    called = attribute.removesuffix("()")
+    reference = f"{module}:{called if colon else 'app'}"
+    return reference + attribute[len(called) :] if is_reference(reference) else None
 
 
 def _load(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:

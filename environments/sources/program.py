@@ -15,7 +15,8 @@ from typing import Any
 from ...env_host.protocol import HostConfig, ServeOptions
 from ..errors import InvalidSpec
 from ..spec import EnvironmentSpec
-from .manifest import DEFAULT_APP, Manifest
+from .manifest import Manifest
+from .needs import packaging_of, table_in
 from .resolve import Bundled, ClassSource, Image, Project, ResolvedSource
 
 HOST_PROGRAM = Path(__file__).resolve().parents[2] / "env_host" / "__main__.py"
@@ -82,11 +83,11 @@ def package_of(project: Project) -> str | None:
     Upstream's template says it twice: as the package that is mapped to the folder itself, and in
     the `server` script. Older projects say it only by their name, or by their folder's.
     """
-    packaging = _packaging(project.folder)
-    mapped = packaging.get("tool", {}).get("setuptools", {}).get("package-dir", {})
+    packaging = packaging_of(project.folder)
+    mapped = table_in(packaging, "tool", "setuptools", "package-dir")
     itself = [name for name, path in mapped.items() if name and path in (".", "./")]
-    script = packaging.get("project", {}).get("scripts", {}).get("server", "")
-    module, _, _ = script.partition(":")
+    script = table_in(packaging, "project", "scripts").get("server", "")
+    module, _, _ = str(script).partition(":")
     candidates = [
         *itself,
         module.partition(".server")[0] if ".server" in module else "",
@@ -108,15 +109,20 @@ def app_candidates(package: str | None, app: str) -> tuple[str, ...]:
 
 def _project_program(spec: EnvironmentSpec, project: Project, python: Path) -> Program:
     package = package_of(project)
+    app = project.app
     paths = _import_paths(project.folder)
     is_importable = package is None or any((Path(path) / package).is_dir() for path in paths)
-    candidates = app_candidates(package, project.manifest.app)
-    usual = app_candidates(package, DEFAULT_APP)
+    if app.folder is not None:
+        paths = (str(app.folder), *paths)
+    candidates = app_candidates(package, app.reference)
+    if app.is_own_form:
+        candidates = tuple(dict.fromkeys([app.reference, *candidates]))
+    usual = app_candidates(package, app.fallback)
     config = HostConfig(
         name=project.manifest.name,
         app_candidates=candidates,
         app_fallbacks=tuple(app for app in usual if app not in candidates),
-        app_place=project.manifest.app_place,
+        app_place=app.place,
         venv=None if str(python) == sys.executable else str(python.parent.parent),
         import_paths=paths,
         manifest=_plain(project.manifest.data),
@@ -149,15 +155,6 @@ def _serve_options(spec: EnvironmentSpec) -> dict[str, Any]:
 
 def _import_paths(folder: Path) -> tuple[str, ...]:
     return tuple(str(path) for path in (folder, folder / "src") if path.is_dir())
-
-
-def _packaging(folder: Path) -> dict[str, Any]:
-    import tomllib  # 2 MB that only projects need
-
-    try:
-        return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}  # uv says what is wrong with it, with more care
 
 
 def _plain(value: Any) -> Any:

@@ -2,7 +2,7 @@
 """Resolves a source, as the user wrote it, to the environment it names.
 
     echo               a bundled name (wins over a folder of that name: write ./echo for that)
-    my_env, ./my_env   a folder with `openenv.yaml`
+    my_env, ./my_env   a folder with `openenv.yaml`, or with an app
     module:Class       a class, found from the folder the user is in
     docker://IMAGE     a container image, which an engine runs
 
@@ -11,13 +11,15 @@ Nothing is imported and nothing is started here. How it becomes a process: `prog
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..errors import EnvironmentsError, UnknownSource, UnsupportedSource
 from ..image_names import image_of
 from ..spec import ResourceRequest
+from .app_place import App, choose_app
 from .manifest import MANIFEST_NAME, Manifest, is_reference, read_manifest
+from .needs import Way, packaging_of, table_in, ways_of
 
 BUNDLED_FOLDER = Path(__file__).resolve().parents[2] / "env_host" / "bundled"
 MAX_NEAR = 3  # bundled names that look like an unknown one
@@ -25,7 +27,6 @@ WHAT_CAN_BE_LAUNCHED = (
     f"a bundled name ({{bundled}}), a folder with {MANIFEST_NAME}, module:Class, or docker://IMAGE"
 )
 _KINDS_TO_COME = ("http://", "https://", "hf://", "git+")
-_PROJECT_FILES = ("pyproject.toml", "server/requirements.txt", "requirements.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,11 @@ class Bundled:
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """A folder with `openenv.yaml`."""
+    """A folder with `openenv.yaml`, or with an app."""
 
     folder: Path
     manifest: Manifest
+    app: App = field(default_factory=App)
 
     @property
     def resources(self) -> ResourceRequest:
@@ -59,15 +61,20 @@ class Project:
         return self.manifest.resources
 
     @property
-    def dependencies_file(self) -> Path | None:
-        """Where it says what it needs; None when it needs nothing but openenvd."""
-        found = (self.folder / name for name in _PROJECT_FILES)
-        return next((path for path in found if path.is_file()), None)
+    def ways(self) -> list[Way]:
+        """The ways to install what it needs; none when it needs nothing but openenvd."""
+        return ways_of(self.folder)
 
     @property
     def sentence(self) -> str:
         """The sentence about it in the launch's log."""
         return f"{self.manifest.name} is the project in {self.folder}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of how it was read."""
+        chosen = () if self.app.note is None else (f"note: {self.app.note}",)
+        return (*(f"warning: {each}" for each in self.manifest.warnings), *chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +158,23 @@ def _local(source: str, cwd: Path) -> ResolvedSource:
 
 
 def _project(folder: Path) -> Project:
-    if not (folder / MANIFEST_NAME).is_file():
+    manifest = read_manifest(folder)
+    if manifest.env_class is not None:
+        return Project(folder, manifest)
+    is_named = manifest.path.exists()
+    app = None
+    if is_named or not any((parent / MANIFEST_NAME).is_file() for parent in folder.parents):
+        scripts = table_in(packaging_of(folder), "project", "scripts")
+        app = choose_app(folder, manifest.app, manifest.app_place, scripts)
+    if not is_named and app is None:
         raise UnknownSource(
-            f"{folder} has no {MANIFEST_NAME}, so it is not an environment",
+            f"{folder} has no {MANIFEST_NAME} and no app, so it is not an environment",
             _hint_for_folder(folder),
         )
-    return Project(folder, read_manifest(folder))
+    if manifest.fault is not None and app is None:
+        raise manifest.fault
+    manifest = manifest if is_named else replace(manifest, warnings=())
+    return Project(folder, manifest, app or App(place=manifest.app_place))
 
 
 def _hint_for_folder(folder: Path) -> str:

@@ -1,23 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """The virtual environment of an upstream project: made once by uv, found again by a key.
 
-    key = what the project says it needs (pyproject.toml, uv.lock, requirements) + our Python
+    key = what the project says it needs, in each way of `sources/needs.py` + our Python
     venvs/<key>.lock     held while it is made: two launches at once make it once
     venvs/<key>/         bin/, lib/, …; and `complete`, written last
 
 Each use writes `used`; unused environments are removed one day (`cleanup.py`). A folder without
 `complete` was left by a launch that failed or was killed: the next launch starts afresh. The
-project itself is not installed (its folder is on the import path), and nothing is written into its
-folder: no lock file, no egg-info, no byte code.
+project itself is not installed (its folder is on the import path), but for its metadata, which tell
+its version; and nothing is written into its folder: no lock file, no egg-info, no byte code.
 
-With a `uv.lock`, its versions are installed (`uv export`), from the user's own package index, and
-only files that have the hashes that stand there; what the env host needs comes beside them.
+The ways are tried in order. One that cannot be used (`Unusable`) is named in one line, and the next
+is tried; any other failure (the network, a disk, a file of another hash) ends the launch. With a
+`uv.lock`, its versions are installed (`uv export`), from the user's own package index, and only
+files that have the hashes that stand there; what the env host needs comes beside them. Of a package
+that the lock has wheels of, a wheel is installed or the lock cannot be used: nothing is compiled
+because the lock was made for another Python.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -33,12 +38,21 @@ from ...system.process_identity import boot_seconds
 from ..errors import PreparationFailed
 from ..layout import Layout, make_private
 from ..sources.content import COPY_IGNORED
+from ..sources.dockerfile import read_text
+from ..sources.needs import (
+    Way,
+    lock_fault,
+    metadata_of,
+    names_with_wheels,
+    packaging_of,
+    table_in,
+)
 from ..sources.resolve import Project
 from .uv import Say, Uv, UvFailed
 
 COMPLETE = "complete"
 USED = "used"  # at which second of which boot; its own time is for people
-KEY_VERSION = 2  # a higher one makes every environment anew
+KEY_VERSION = 3  # a higher one makes every environment anew
 
 # What the env host itself needs; a project on upstream's package has all of it already.
 HOST_REQUIREMENTS = ("uvicorn>=0.35", "websockets>=13", "pydantic>=2")
@@ -58,7 +72,7 @@ def project_python(project: Project, layout: Layout, say: Say) -> Path | None:
     Raises:
         PreparationFailed: uv failed; the message has its last lines.
     """
-    if project.dependencies_file is None:
+    if not project.ways:
         return None
     venv = layout.venvs / venv_key(project)
     note = {"project": str(project.folder)}
@@ -121,14 +135,15 @@ def _key_parts(project: Project) -> Iterator[bytes]:
     yield str(KEY_VERSION).encode()
     yield f"{sys.version_info[:3]} {sys.base_prefix} {sys.platform}".encode()
     yield " ".join((*HOST_REQUIREMENTS, *HOST_EXTRAS)).encode()
-    dependencies = project.dependencies_file
-    assert dependencies is not None
-    for path in (dependencies, project.folder / "uv.lock"):
-        yield path.read_bytes() if path.is_file() else b""
-    uv = _packaging(dependencies).get("tool", {}).get("uv", {})
-    # What it needs depends on where it lies: `../shared`, a workspace, `setup.py`.
-    if "sources" in uv or "workspace" in uv or is_dynamic(dependencies):
-        yield os.fsencode(project.folder)
+    yield repr(sorted(metadata_of(packaging_of(project.folder)).items())).encode()
+    for way in project.ways:
+        for path in (way.lock, way.file):
+            yield b"" if path is None else path.read_bytes()
+        yield " ".join(way.packages).encode()
+        uv = table_in(way.packaging, "tool", "uv")
+        # What it needs depends on where it lies: `../shared`, a workspace, `setup.py`.
+        if "sources" in uv or "workspace" in uv or way.is_dynamic:
+            yield os.fsencode(project.folder)
 
 
 @contextlib.contextmanager
@@ -161,6 +176,14 @@ def _make(venv: Path, note: dict[str, Any], build: Callable[[], None], say: Say)
     say(f"dependencies installed in {seconds:.1f} s; the next launch reuses them")
 
 
+class Unusable(Exception):
+    """A way to install what a project needs cannot be used; `failure` is for when it is the last."""
+
+    def __init__(self, why: str, failure: PreparationFailed) -> None:
+        super().__init__(why)
+        self.failure = failure
+
+
 class Builder:
     """Makes one virtual environment."""
 
@@ -177,64 +200,110 @@ class Builder:
             PreparationFailed: uv failed; the message has its last lines.
         """
         self._say(f"installing the dependencies of {self._project.manifest.name} (first launch)")
-        try:
-            self._uv.make_venv(self._find_python(), self._venv)
-            with tempfile.TemporaryDirectory(prefix="openenvd-") as scratch:
-                self._install(Path(scratch))
-        except UvFailed as exc:
-            message = f"the dependencies of {self._project.manifest.name} cannot be installed"
-            raise exc.explained(message, f"look at {self._project.dependencies_file}") from exc
+        ways = self._project.ways
+        for way, following in itertools.zip_longest(ways, ways[1:]):
+            try:
+                self._install(way)
+                break
+            except Unusable as exc:
+                if following is None:
+                    raise exc.failure from exc
+                self._say(f"{way.name} is not used: {exc}; installing from {following.name}")
         try:
             self._uv.install(self._venv, "--only-binary", ":all:", *HOST_EXTRAS)
         except UvFailed as exc:
             self._say(f"continuing without {', '.join(HOST_EXTRAS)}: {exc.cause}")
+        [packages] = self._venv.glob("lib/python*/site-packages")
+        for path, text in metadata_of(packaging_of(self._project.folder)).items():
+            (packages / path).parent.mkdir(exist_ok=True)
+            (packages / path).write_text(text, encoding="utf-8")
 
-    def _find_python(self) -> str:
+    def _find_python(self, way: Way) -> str:
         """Ours, when the project's `requires-python` allows it; otherwise another one that does."""
-        wanted = requires_python(self._project.dependencies_file)
+        wanted = way.requires_python
         if not wanted:
             return sys.executable
         options = ("--no-project", "--python-preference", "system")
         try:
-            return self._uv.run("python", "find", *options, str(wanted), quiet=True)[-1]
+            return self._uv.run("python", "find", *options, wanted, quiet=True)[-1]
         except UvFailed as exc:
-            raise PreparationFailed(
+            why = (
                 f"{self._project.manifest.name} needs Python {wanted}; there is none on this "
-                f"machine (this is {sys.version.split()[0]})",
+                f"machine (this is {sys.version.split()[0]})"
+            )
+            hint = (
                 f"install one (uv python install '{wanted}'), or change requires-python in "
-                f"{self._project.folder / 'pyproject.toml'}",
-            ) from exc
+                f"{self._project.folder / 'pyproject.toml'}"
+            )
+            raise Unusable(why, PreparationFailed(why, hint)) from exc
 
-    def _install(self, scratch: Path) -> None:
-        """Install what the project needs, and what the env host needs beside it."""
-        dependencies = self._project.dependencies_file
-        assert dependencies is not None
-        lock = self._project.folder / "uv.lock"
-        if not lock.is_file() or dependencies.suffix != ".toml":
-            needed = self._requirements(dependencies, scratch)
-            self._uv.install(self._venv, "-r", str(needed), *HOST_REQUIREMENTS)
-            return
+    def _install(self, way: Way) -> None:
+        """Install what the project needs in one way, and what the env host needs beside it.
+
+        Raises:
+            Unusable: The way cannot be used.
+            PreparationFailed: uv failed for another reason.
+        """
+        python = self._find_python(way)
+        shutil.rmtree(self._venv, ignore_errors=True)
+        try:
+            self._uv.make_venv(python, self._venv)
+            with tempfile.TemporaryDirectory(prefix="openenvd-") as scratch:
+                if way.lock is not None:
+                    self._install_locked(way, way.lock, Path(scratch))
+                    return
+                files = () if way.file is None else ("-r", str(self._copied(way, Path(scratch))))
+                self._uv.install(self._venv, *files, *HOST_REQUIREMENTS, "--", *way.packages)
+        except UvFailed as exc:
+            message = f"the dependencies of {self._project.manifest.name} cannot be installed"
+            place = way.file or self._project.folder / way.name
+            failure = exc.explained(message, f"look at {place}")
+            if exc.is_of_the_way:
+                raise Unusable(exc.cause, failure) from exc
+            raise failure from exc
+
+    def _install_locked(self, way: Way, lock: Path, scratch: Path) -> None:
+        text = read_text(lock)
+        message = f"the versions that {lock} names cannot be installed"
+        fault = lock_fault(text, way.packaging, version_of(self._venv))
+        if fault is not None:
+            raise Unusable(fault, PreparationFailed(f"{message}: {fault}", "uv lock"))
         exported = scratch / "requirements.txt"
         options = ("--quiet", "--frozen", "--no-dev", "--no-emit-project")
         try:
-            self._uv.run("export", *options, "--output-file", str(exported))
-            self._uv.install(self._venv, "--verify-hashes", "--no-deps", "-r", str(exported))
+            self._uv.run("export", *options, "--output-file", str(exported), quiet=True)
         except UvFailed as exc:
-            message = f"the versions that {lock} names cannot be installed"
-            raise exc.explained(message, f"look at {place_in_lock(lock, exc.lines)}") from exc
+            why = "uv cannot read it"
+            raise Unusable(why, PreparationFailed(f"{message}: {why}", "uv lock")) from exc
+        wheels = [f"--only-binary={name}" for name in names_with_wheels(text)]
+        options = ("--verify-hashes", "--no-deps", *wheels)
+        try:
+            self._uv.install(self._venv, *options, "-r", str(exported))
+        except UvFailed as exc:
+            failure = exc.explained(message, f"look at {place_in_lock(lock, exc.lines)}")
+            if exc.is_of_the_way:
+                raise Unusable(exc.cause, failure) from exc
+            raise failure from exc
         for line in self._uv.install(self._venv, *HOST_REQUIREMENTS):
             if line.startswith(_REMOVED):
                 pinned = line.removeprefix(_REMOVED)
                 self._say(f"{pinned} of uv.lock is too old for the env host, and was replaced")
 
-    def _requirements(self, dependencies: Path, scratch: Path) -> Path:
+    def _copied(self, way: Way, scratch: Path) -> Path:
         """A file that uv can install from without writing into the project's folder."""
-        if not is_dynamic(dependencies):
-            return dependencies
+        assert way.file is not None
+        if not way.is_dynamic:
+            return way.file
         # Its build system must be asked what it needs, and leaves traces where it is asked.
         copy = scratch / self._project.folder.name
         shutil.copytree(self._project.folder, copy, ignore=COPY_IGNORED, symlinks=True)
-        return copy / dependencies.name
+        return copy / way.file.name
+
+
+def version_of(venv: Path) -> tuple[int, ...] | None:
+    """Return the version of an environment's Python; None where it is not noted."""
+    found = re.search(r"(?m)^version(?:_info)?\s*=\s*([\d.]+)", read_text(venv / "pyvenv.cfg"))
+    return None if found is None else tuple(map(int, found[1].strip(".").split(".")[:3]))
 
 
 def place_in_lock(lock: Path, lines: Iterable[str]) -> str:
@@ -249,29 +318,3 @@ def place_in_lock(lock: Path, lines: Iterable[str]) -> str:
             line = text.count("\n", 0, at) + 1
             return f"{lock}, line {line}: {name}=={version}"
     return str(lock)
-
-
-def _packaging(path: Path | None) -> dict[str, Any]:
-    if path is None or path.suffix != ".toml":
-        return {}
-    import tomllib  # 2 MB that only projects need
-
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}  # uv says what is wrong with it
-
-
-def requires_python(dependencies: Path | None) -> str | None:
-    """Return which versions of Python a project can run on, as its `pyproject.toml` spells them."""
-    wanted = _packaging(dependencies).get("project", {}).get("requires-python")
-    return str(wanted) if wanted else None
-
-
-def is_dynamic(dependencies: Path) -> bool:
-    """Whether what it needs stands in no file: its build system must be asked."""
-    packaging = _packaging(dependencies)
-    project = packaging.get("project")
-    if not packaging:
-        return False
-    return project is None or "dependencies" in project.get("dynamic", ())

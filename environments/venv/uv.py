@@ -16,10 +16,14 @@ from ..errors import PreparationFailed, with_last_lines
 from .package_index import uv_variables
 
 LAST_LINES = 20  # of uv's output, in a failure
-_TEDIOUS = ("+ ", "Downloaded ", "Using Python ")  # a hundred packages, one line each
+# A hundred packages, one line each; and what a failure shows again.
+_TEDIOUS = ("+ ", "Downloaded ", "Using Python ", "error: ", "cause: ", "And because ", "hint: ")
 
 # `error: …`, then `  cause: …`; before 0.9 `  Caused by: …`, and `╰─▶ …` of what cannot be resolved.
 _CAUSE = re.compile(r"\s*(?:error:|cause:|Caused by:|╰─▶)\s*(\S.*)")
+
+# Of failures that lie in what is asked for; a file of another hash is none of them.
+_OF_THE_WAY = ("No solution found", "Failed to build", "Failed to parse", "Couldn't parse")
 
 Say = Callable[[str], None]
 
@@ -36,6 +40,11 @@ class UvFailed(Exception):
         """What uv gives as the innermost cause; else that it failed."""
         causes = [found[1] for line in self.lines if (found := _CAUSE.match(line))]
         return causes[-1] if causes else str(self)
+
+    @property
+    def is_of_the_way(self) -> bool:
+        """Whether what was asked for cannot be installed, whatever network and disk do."""
+        return any(sign in line for line in self.lines for sign in _OF_THE_WAY)
 
     def explained(self, message: str, hint: str) -> PreparationFailed:
         """The failure as the user is to see it: what cannot be done, and where to look.
@@ -98,7 +107,11 @@ class Uv:
         return lines
 
     def _relay(self, line: str) -> None:
-        if line and not line.lstrip().startswith(_TEDIOUS):
+        text = line.strip()
+        if (built := text.removeprefix("Building ")) != text:
+            source = "it is named by its source" if " @ " in built else "no wheel fits this Python"
+            self._say(f"  uv: building {built} from source, which may take minutes: {source}")
+        elif text and not text.startswith(_TEDIOUS):
             self._say(f"  uv: {line}")
 
 

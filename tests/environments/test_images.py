@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -139,10 +142,52 @@ def test_where_packages_come_from_stays_in_the_stage_that_builds(
     assert made.digest == before
 
 
+LOCK = """version = 1
+requires-python = ">=3.11"
+[[package]]
+name = "openenv-my-env"
+version = "1"
+source = { virtual = "." }
+[[package]]
+name = "openenv"
+version = "1"
+source = { registry = "x" }
+wheels = [{ url = "x" }]
+"""
+
+
 def test_a_locked_project_gets_the_versions_of_its_lock(project: Path) -> None:
     assert "uv export" not in dockerfile(context(str(project), project).recipe)
-    (project / "uv.lock").write_text("version = 1\n")
-    assert "uv export" in dockerfile(context(str(project), project).recipe)
+    (project / "uv.lock").write_text(LOCK)
+    made = dockerfile(context(str(project), project).recipe)
+    assert "uv export" in made
+    assert "--no-deps --only-binary=openenv -r" in made
+
+
+def test_a_lock_file_that_cannot_serve_in_the_image_is_named_and_not_used(project: Path) -> None:
+    (project / "uv.lock").write_text(LOCK)
+    made = context(str(project), project, "python:3.10-slim")
+    assert made.notes == ("uv.lock is not used: it was made for Python >=3.11, and this is 3.10",)
+    assert "uv export" not in dockerfile(made.recipe)
+    assert "-r pyproject.toml" in dockerfile(made.recipe)
+
+
+def test_the_metadata_of_the_project_are_written_where_packages_are(
+    project: Path, tmp_path: Path
+) -> None:
+    lines = dockerfile(context(str(project), project).recipe).splitlines()
+    [line] = [each for each in lines if "METADATA" in each]
+    program, texts = shlex.split(line.removeprefix("RUN "))[2:]
+    patched = program.replace("sysconfig.get_path('purelib')", repr(str(tmp_path)))
+    subprocess.run([sys.executable, "-c", patched, texts], check=True)
+    [path] = tmp_path.glob("*.dist-info/METADATA")
+    assert "Name: openenv-my_env\nVersion: 0\n" in path.read_text()
+
+
+def test_what_the_dockerfile_alone_names_is_installed_in_the_image(project: Path) -> None:
+    (project / "pyproject.toml").unlink()
+    (project / "Dockerfile").write_text("FROM x\nRUN pip install 'thing>=1'\n")
+    assert "-- 'thing>=1'" in dockerfile(context(str(project), project).recipe)
 
 
 def test_nothing_is_substituted_in_the_configuration() -> None:

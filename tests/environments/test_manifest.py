@@ -51,18 +51,47 @@ def test_the_keys_that_matter_are_taken_and_the_rest_is_kept() -> None:
     assert manifest.data["port"] == 8000
 
 
-def test_the_default_app_is_the_templates() -> None:
-    assert parse_manifest(PATH, "name: x").app == "server.app:app"
+@pytest.mark.parametrize(
+    ("app", "reference"),
+    [
+        ("server/app.py", "server.app:app"),
+        ("./server/app.py", "server.app:app"),
+        ("app.py", "app:app"),
+        ("server/app.py:api", "server.app:api"),
+        ("server.app", "server.app:app"),
+        ("server.app:create_app()", "server.app:create_app()"),
+        ("{port: 7860}", None),
+        ("{module: server.app, port: 1}", "server.app:app"),
+        ("{command: 'uvicorn server.app:api --host 0.0.0.0 --port 80'}", "server.app:api"),
+        ("{title: My app, entry: 'server.app:api'}", "server.app:api"),
+        ("[server.app:app]", None),
+        ("3", None),
+        ("true", None),
+        ("", None),
+    ],
+)
+def test_an_app_may_be_written_as_a_path_or_a_mapping(app: str, reference: str | None) -> None:
+    manifest = parse_manifest(PATH, f"name: x\napp: {app}\n")
+    assert manifest.app == reference
+    assert bool(manifest.warnings) is (reference is None and app != "")
+    assert all(f"{PATH}, line 2: app: " in each for each in manifest.warnings)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("app: a:b\n", "x"), ("name:\n", "x"), ("name: 2048\n", "2048"), ("name: [a]\n", "x")],
+)
+def test_a_project_without_a_name_has_that_of_its_folder(text: str, name: str) -> None:
+    assert parse_manifest(PATH, text).name == name
 
 
 @pytest.mark.parametrize(
     ("text", "line", "field", "word"),
     [
         ("name: x\n  bad: [indent\n", 2, None, "mapping"),
-        ("spec_version: 1\n", None, "name", "missing"),
         ("\nname: [a]\n", 2, "name", "text"),
         ("name: ''\n", 1, "name", "text"),
-        ("name: x\napp: server.app\n", 2, "app", "module:attribute"),
+        ("name: x\napp: an app\n", 2, "app", "module:attribute"),
         ("name: x\nclass: 3\n", 2, "class", "text"),
         ("name: x\nvalidation: all\n", 2, "validation", "fields"),
         ("name: x\nvalidation:\n  resources:\n    cpu: x\n", 4, f"{RESOURCES}.cpu", "number"),
@@ -85,38 +114,45 @@ def test_the_default_app_is_the_templates() -> None:
         ("name: !!python/object:os.system x\n", 1, None, "constructor"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_reported_with_line_and_field(
-    text: str, line: int | None, field: str | None, word: str
+def test_a_mistake_is_a_warning_with_line_and_field(
+    tmp_path: Path, text: str, line: int | None, field: str | None, word: str
 ) -> None:
+    path = tmp_path / "openenv.yaml"
+    path.write_text(text)
+    manifest = read_manifest(tmp_path)
+    [warning] = manifest.warnings
+    where = f"{path}: " if line is None else f"{path}, line {line}: "
+    assert warning.startswith(where if field is None else f"{where}{field}: ")
+    assert word in warning
+    assert manifest.name == (tmp_path.name if field in (None, "name") else "x")
+    assert (manifest.fault is None) is (field is not None)
+
+
+def test_a_mistake_beside_a_class_which_we_alone_serve_is_an_error() -> None:
     with pytest.raises(ManifestError) as caught:
-        parse_manifest(PATH, text)
-    assert (caught.value.line, caught.value.field) == (line, field)
-    assert str(PATH) in str(caught.value)
-    assert line is None or f"line {line}" in str(caught.value)
-    assert word in str(caught.value)
+        parse_manifest(PATH, "class: a:B\n" + CPU % "x")
+    assert (caught.value.line, caught.value.field) == (3, f"{RESOURCES}.cpu")
 
 
-def test_a_manifest_that_is_not_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "openenv.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ManifestError, match="UTF-8"):
-        read_manifest(tmp_path)
-
-
-def test_a_missing_manifest_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="No such file"):
-        read_manifest(tmp_path)
+@pytest.mark.parametrize(
+    ("content", "word"),
+    [
+        (b"\xff\xfe\x00", "UTF-8"),
+        (b"x" * (MAX_BYTES + 1), "a manifest has at most"),
+        (None, "No such file"),
+    ],
+)
+def test_a_manifest_that_cannot_be_read_says_nothing(
+    tmp_path: Path, content: bytes | None, word: str
+) -> None:
+    if content is not None:
+        (tmp_path / "openenv.yaml").write_bytes(content)
+    assert word in str(read_manifest(tmp_path).fault)
 
 
 def test_a_manifest_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "openenv.yaml")
-    with pytest.raises(ManifestError, match="is not a file"):
-        read_manifest(tmp_path)
-
-
-def test_a_manifest_of_many_megabytes_is_not_read(tmp_path: Path) -> None:
-    (tmp_path / "openenv.yaml").write_text("x" * (MAX_BYTES + 1))
-    with pytest.raises(ManifestError, match="a manifest has at most"):
-        read_manifest(tmp_path)
+    assert "is not a file" in str(read_manifest(tmp_path).fault)
 
 
 def test_a_repeated_part_may_be_written_once(tmp_path: Path) -> None:

@@ -64,6 +64,18 @@ def test_an_app_is_also_looked_for_where_the_template_has_it(tmp_path: Path) -> 
     assert config.app_place == f"{source.folder / 'openenv.yaml'}, line 2"
 
 
+def test_an_app_is_imported_first_as_the_dockerfile_does(tmp_path: Path) -> None:
+    folder = project(tmp_path / "p", MAPPED).folder
+    (folder / "backend").mkdir()
+    (folder / "backend" / "core.py").write_text("app = object()\n")
+    (folder / "Dockerfile").write_text("CMD cd backend && uvicorn core:app\n")
+    source = resolve(str(folder), folder)
+    config = program_of(EnvironmentSpec("x", "p"), source, PYTHON).config
+    assert config.app_candidates == ("core:app", "the_thing.core:app")
+    assert config.import_paths == (str(folder / "backend"), str(folder))
+    assert config.app_place == str(folder / "Dockerfile")
+
+
 def test_a_package_that_is_the_folder_itself_gets_a_link(tmp_path: Path) -> None:
     source = project(tmp_path / "p", MAPPED)
     program = program_of(EnvironmentSpec("x", "p"), source, PYTHON)

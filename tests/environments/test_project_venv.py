@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import io
 import re
+import shutil
 import subprocess
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -48,7 +51,7 @@ class Index(SimpleHTTPRequestHandler):
             super().do_GET()
             return
         name = self.path.removeprefix("/simple/").strip("/")
-        paths = Path(self.directory).glob(f"{name.replace('-', '_')}-*.whl")
+        paths = Path(self.directory).glob(f"{name.replace('-', '_')}-*.*")
         links = [
             f'<a href="/{p.name}#sha256={sha256(p.read_bytes()).hexdigest()}">{p.name}</a>'
             for p in sorted(paths)
@@ -100,6 +103,25 @@ def make_wheel(folder: Path, name: str, version: str) -> None:
         )
 
 
+def make_sdist(folder: Path, name: str, version: str) -> None:
+    """Turn the wheel that lies in the folder into a source distribution, which builds to it."""
+    wheel = folder / f"{name}-{version}-py3-none-any.whl"
+    build = f"return shutil.copy({wheel.name!r}, folder).rpartition('/')[2]\n"
+    texts = {
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "own"\n'
+        f'backend-path = ["."]\n[project]\nname = "{name}"\nversion = "{version}"\n',
+        "own.py": f"import shutil\n\ndef build_wheel(folder, *args, **named):\n    {build}",
+        "PKG-INFO": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+    }
+    with tarfile.open(folder / f"{name}-{version}.tar.gz", "w:gz") as archive:
+        archive.add(wheel, f"{name}-{version}/{wheel.name}")
+        for path, text in texts.items():
+            entry = tarfile.TarInfo(f"{name}-{version}/{path}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    wheel.unlink()
+
+
 def make_project(folder: Path, *lines: str, **files: str) -> Project:
     folder.mkdir(exist_ok=True)
     (folder / "openenv.yaml").write_text("name: sample\n")
@@ -142,6 +164,24 @@ def test_dependencies_are_installed_and_the_projects_folder_is_unchanged(
 
 
 @pytest.mark.usefixtures("wheels")
+@pytest.mark.parametrize("follows", ["pyproject.toml", "requirements.txt"])
+def test_a_project_finds_its_own_version_and_entry_points(
+    tmp_path: Path, layout: Layout, follows: str
+) -> None:
+    lines = ['dependencies = ["thing"]'] if follows == "pyproject.toml" else []
+    lines += ['[project.entry-points."sample.plugins"]', 'own = "sample:plugin"']
+    texts = {} if follows == "pyproject.toml" else {"requirements_txt": "thing\n"}
+    python = project_python(make_project(tmp_path / "p", *lines, **texts), layout, lambda _: None)
+    assert python is not None
+    code = (
+        "from importlib.metadata import entry_points, version\n"
+        "print(version('sample'), *(each.value for each in entry_points(group='sample.plugins')))"
+    )
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "1 sample:plugin\n"
+
+
+@pytest.mark.usefixtures("wheels")
 def test_a_second_launch_reuses_the_environment_silently(tmp_path: Path, layout: Layout) -> None:
     project = make_project(tmp_path / "p", 'dependencies = ["thing"]')
     first = project_python(project, layout, lambda _: None)
@@ -180,17 +220,93 @@ def test_a_file_that_has_not_the_hash_of_the_lock_file_is_not_installed(
     assert re.search(r"look at .*/uv\.lock, line \d+: thing==1\.0;", str(caught.value.hint))
 
 
-def test_a_pin_that_cannot_be_met_is_blamed_on_the_lock_file(
+def test_a_version_that_the_index_no_longer_has_is_named_and_another_is_installed(
     tmp_path: Path, layout: Layout, index: Path
 ) -> None:
-    project = locked(tmp_path / "p")
-    (index / "thing-1.0-py3-none-any.whl").unlink()
-    with pytest.raises(PreparationFailed) as caught:
-        project_python(project, layout, lambda _: None)
+    project = locked(tmp_path / "p", "thing")
+    (index / "thing-2.0-py3-none-any.whl").unlink()
+    said: list[str] = []
+    assert version_seen_by(project_python(project, layout, said.append)) == "1.0"
+    [told] = [line for line in said if "uv.lock" in line]
+    assert told.startswith("uv.lock is not used: Because there is no version of thing==2.0")
+    assert told.endswith("; installing from pyproject.toml")
+
+
+OWN = '[[package]]\nname = "{}"\nversion = "1"\nsource = {{ virtual = "." }}\n'
+THING = """[[package]]
+name = "thing"
+version = "1.0"
+source = { registry = "wheels" }
+sdist = { path = "thing-1.0.tar.gz" }
+"""
+HEAD = 'version = 1\nrequires-python = ">=3.10"\n'
+
+
+@pytest.mark.usefixtures("wheels")
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (HEAD.replace("3.10", "3.99") + OWN.format("sample") + THING, "made for Python >=3.99"),
+        ("thing==1.0\n    # via -r pyproject.toml\n", "no lock file of uv"),
+        (HEAD + OWN.format("old-name") + THING, "of another project: sample is not in it"),
+        (HEAD, "has no packages"),
+        (HEAD + OWN.format("sample"), "lacks thing"),
+        (HEAD.replace("1", "9", 1) + OWN.format("sample") + THING, "uv cannot read it"),
+    ],
+)
+@pytest.mark.parametrize("follows", ["pyproject.toml", "requirements.txt", "Dockerfile"])
+def test_a_lock_file_that_cannot_serve_is_named_in_one_line_and_not_used(
+    tmp_path: Path, layout: Layout, text: str, why: str, follows: str
+) -> None:
+    wanted = "thing" if follows == "pyproject.toml" else "not-there"
+    project = make_project(tmp_path / "p", f'dependencies = ["{wanted}"]')
+    (project.folder / "uv.lock").write_text(text.replace("thing", wanted))
+    if follows == "requirements.txt":
+        (project.folder / follows).write_text("thing==2.0")
+    else:
+        (project.folder / "Dockerfile").write_text("FROM x\nRUN pip install thing==2.0\n")
+    said: list[str] = []
+    assert version_seen_by(project_python(project, layout, said.append)) == "2.0"
+    [told] = [line for line in said if line.startswith("uv.lock")]
+    assert why.replace("thing", wanted) in told
+    assert told.endswith("; installing from pyproject.toml")
+    assert not any("--frozen" in line for line in said)
+    assert any(line.endswith(f"; installing from {follows}") for line in said)
+
+
+@pytest.mark.usefixtures("index")
+def test_nothing_is_compiled_without_a_word_and_never_for_the_sake_of_a_lock_file(
+    tmp_path: Path, layout: Layout, wheels: Path
+) -> None:
+    make_wheel(wheels, "thing", "3.0")
+    project = locked(tmp_path / "p", "thing")
+    other = wheels / "thing-3.0-cp399-cp399-any.whl"
+    shutil.copy(wheels / "thing-3.0-py3-none-any.whl", other)
     text = (project.folder / "uv.lock").read_text()
-    line = text.splitlines().index('name = "thing"') + 1
-    told = f"look at {project.folder / 'uv.lock'}, line {line}: thing==1.0;"
-    assert str(caught.value.hint).startswith(told)
+    (project.folder / "uv.lock").write_text(text.replace("3.0-py3-none", "3.0-cp399-cp399"))
+    make_sdist(wheels, "thing", "3.0")
+    said: list[str] = []
+    assert version_seen_by(project_python(project, layout, said.append)) == "3.0"
+    [told] = [line for line in said if line.startswith("uv.lock is not used")]
+    assert "thing==3.0 has no" in told
+    compiled = "building thing==3.0 from source, which may take minutes: no wheel fits this Python"
+    assert said.index(told) < said.index(f"  uv: {compiled}")
+
+
+@pytest.mark.usefixtures("wheels")
+def test_another_file_serves_where_the_python_that_pyproject_wants_is_missing(
+    tmp_path: Path, layout: Layout
+) -> None:
+    project = make_project(
+        tmp_path / "p",
+        'requires-python = ">=4.5"',
+        'dependencies = ["thing"]',
+        requirements_txt="thing==1.0\n",
+    )
+    said: list[str] = []
+    assert version_seen_by(project_python(project, layout, said.append)) == "1.0"
+    [told] = [line for line in said if line.startswith("pyproject.toml is not used")]
+    assert "needs Python >=4.5" in told
 
 
 @pytest.mark.usefixtures("index")
@@ -356,7 +472,7 @@ def test_extras_that_cannot_be_had_are_done_without(
 
 @pytest.mark.usefixtures("wheels")
 def test_a_missing_python_version_is_reported(tmp_path: Path, layout: Layout) -> None:
-    project = make_project(tmp_path / "p", 'requires-python = ">=4.5"')
+    project = make_project(tmp_path / "p", 'requires-python = ">=4.5"', 'dependencies = ["thing"]')
     with pytest.raises(PreparationFailed, match=r"sample needs Python >=4\.5"):
         project_python(project, layout, lambda _: None)
 

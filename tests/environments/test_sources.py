@@ -94,7 +94,33 @@ def test_an_image_is_a_source(tmp_path: Path) -> None:
     assert resolve("docker://org/echo:1", tmp_path) == Image("org/echo:1")
 
 
-def test_a_broken_manifest_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "openenv.yaml").write_text("nam: x\n")
-    with pytest.raises(ManifestError, match="name"):
+@pytest.mark.parametrize("text", ["name: x\n bad: [", "", "- a list\n", "just text\n"])
+def test_a_manifest_that_cannot_be_used_is_a_warning_where_an_app_is_found(
+    tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "openenv.yaml").write_text(text)
+    with pytest.raises(ManifestError):
         resolve(".", tmp_path)
+    (tmp_path / "main.py").write_text("app = object()\n")
+    found = resolve(".", tmp_path)
+    assert isinstance(found, Project)
+    warning, note = found.notes
+    assert warning.startswith(f"warning: {tmp_path / 'openenv.yaml'}")
+    assert warning.endswith("; going on as if there were none")
+    assert note.startswith("note: serving main:app")
+
+
+def test_a_folder_with_an_app_needs_no_manifest(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text("app = object()\n")
+    found = resolve(".", tmp_path)
+    assert isinstance(found, Project)
+    assert found.manifest.name == tmp_path.name
+    assert found.notes == (f"note: serving main:app, the only app that was found in {tmp_path}",)
+
+
+def test_a_folder_within_a_project_is_no_other_project(tmp_path: Path) -> None:
+    folder = make_project(tmp_path / "sample")
+    (folder / "server").mkdir()
+    (folder / "server" / "app.py").write_text("app = object()\n")
+    with pytest.raises(UnknownSource, match="is not an environment"):
+        resolve("./sample/server", tmp_path)

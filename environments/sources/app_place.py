@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides which app of a project is served: by reading its files, without importing any.
+
+    the Dockerfile starts one that is there ─▶ that: upstream's server never reads `openenv.yaml`
+    `openenv.yaml` names one                ─▶ that
+    `server/app.py` has one                 ─▶ that, upstream's place
+    another usual file has one              ─▶ that
+    none of these                           ─▶ upstream's place, whose absence the launch reports
+
+Where a module is started as a program, or a function is named that starts a server, the app is what
+the module gives to `uvicorn.run`, else its `app`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .dockerfile import Started, find_dockerfile, read_text, started
+
+DEFAULT_APP = "server.app:app"
+_USUAL = ("server.app", "app", "main", "app.main", "app.app", "server.main", "server", "src.main")
+_FACTORY = re.compile(r"(create|make|build|get)_\w*app")
+MAX_SOURCE_CHARACTERS = 256 * 1024  # of a module that is read: it takes a hundred times as much
+_EVERYTHING = "*"  # stands for the names of a module that cannot be known
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """The app that is served.
+
+    Attributes:
+        reference: `module:attribute`; with `()` behind it the attribute is called.
+        place: Where it is named, for messages.
+        folder: A further folder that modules are imported from.
+        note: A sentence for the user, where there was a choice.
+        is_own_form: Whether the author's own server imports it by this reference.
+        fallback: What is served where it is not there.
+    """
+
+    reference: str = DEFAULT_APP
+    place: str = ""
+    folder: Path | None = None
+    note: str | None = None
+    is_own_form: bool = False
+    fallback: str = DEFAULT_APP
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An app whose file is there."""
+
+    module: str  # as the project can import it
+    asked: str  # as it was asked for
+    attribute: str
+    path: Path
+    folder: Path | None
+
+    @property
+    def reference(self) -> str:
+        return f"{self.module}:{self.attribute}"
+
+
+def choose_app(
+    folder: Path, named: str | None, place: str, scripts: Mapping[str, str]
+) -> App | None:
+    """Return the app of the project in a folder; None when no file of it has one.
+
+    Args:
+        folder: The project's.
+        named: The app that `openenv.yaml` names.
+        place: Where it does, for messages.
+        scripts: The commands that the project declares: `module:function` by name.
+    """
+    dockerfile = find_dockerfile(folder)
+    text = read_text(dockerfile) if dockerfile is not None else ""
+    own = next(_all_found(folder, started(text, folder, scripts)), None)
+    asked = next(_all_found(folder, [] if named is None else [_parse(named)]), None)
+    usual = [
+        each
+        for each in _all_found(folder, map(Started, _USUAL))
+        if each.folder is None and each.module == each.asked
+    ]
+    if own is not None and dockerfile is not None:
+        others = [each for each in [asked, *usual] if each and each.path != own.path]
+        note = f"serving {own.reference}, which {dockerfile.relative_to(folder)} starts"
+        if asked in others:
+            note += f"; {place} names {named}"
+        is_noted = bool(others) or own.path != folder / "server" / "app.py"
+        is_own_form = own.module == own.asked
+        return App(
+            own.reference, str(dockerfile), own.folder, note if is_noted else None, is_own_form
+        )
+    if named is not None:
+        other = usual[0].reference if usual else DEFAULT_APP
+        return App(f"{asked.asked}:{asked.attribute}" if asked else named, place, fallback=other)
+    if not usual:
+        return None
+    first, *others = usual
+    note = f"serving {first.reference}, the only app that was found in {folder}"
+    if others := [each for each in others if each.path != first.path]:
+        more = ", ".join(each.reference for each in others)
+        note = f"serving {first.reference}; to serve {more}, name it as `app` in openenv.yaml"
+    return App(first.reference, place, note=None if first.reference == DEFAULT_APP else note)
+
+
+def _parse(reference: str) -> Started:
+    module, _, attribute = reference.partition(":")
+    return Started(module, attribute.removesuffix("()"), attribute.endswith("()"))
+
+
+def _all_found(folder: Path, asked: Iterable[Started]) -> Iterator[_Found]:
+    """Yield those that are there, as what is served of them."""
+    for each in asked:
+        if (found := _find(folder, each)) is not None:
+            yield found
+
+
+def _find(folder: Path, asked: Started, depth: int = 0) -> _Found | None:
+    """Return the app of a module: the named one, what it gives to a server, or its `app`."""
+    located = _locate(folder, asked)
+    if located is None or depth > 2:
+        return None
+    module, path, base = located
+    names, functions, served = _contents(read_text(path))
+    attribute = asked.attribute
+    if asked.is_factory:
+        attribute += "()"
+    elif attribute.partition(".")[0] not in names:
+        if own := next((name for name in (served, "app") if name in names), None):
+            attribute = own
+        elif ":" in served:
+            return _find(folder, _parse(served), depth + 1)
+        elif attribute in functions and _FACTORY.fullmatch(attribute):
+            attribute += "()"
+        elif attribute not in functions and not (attribute and _EVERYTHING in names):
+            return None
+    return _Found(module, asked.module, attribute or "app", path, base)
+
+
+def _locate(folder: Path, asked: Started) -> tuple[str, Path, Path | None] | None:
+    """Find a module's file: its name in the project, and the further folder that it is found from.
+
+    The image may have the project in a folder of another name (`envs.my_env.server.app`), and the
+    author's command may run in one of the project's folders.
+    """
+    parts = asked.module.split(".")
+    inner = [part for part in Path(asked.folder).parts if part not in ("/", ".", "..")]
+    places = [folder.joinpath(*inner[start:]) for start in range(len(inner))]
+    for base in [*places, folder, folder / "src", folder / "server", folder / "app"]:
+        module = base.joinpath(*parts)
+        for path in (module.with_suffix(".py"), module / "__init__.py"):
+            if path.is_file():
+                is_known = base in (folder, folder / "src")
+                return asked.module, path, None if is_known else base
+    for start in range(1, len(parts)):
+        path = folder.joinpath(*parts[start:]).with_suffix(".py")
+        if path.is_file():
+            return ".".join(parts[start:]), path, None
+    return None
+
+
+def _contents(source: str) -> tuple[set[str], set[str], str]:
+    """Return the names of a module's values, of its functions, and what it gives to uvicorn."""
+    try:
+        tree = ast.parse(source if len(source) <= MAX_SOURCE_CHARACTERS else "from app import *")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return {_EVERYTHING}, set(), ""
+    names: set[str] = set()
+    functions: set[str] = set()
+    for node in _top_level(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            (functions if isinstance(node, ast.FunctionDef) else names).add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {each.asname or each.name.partition(".")[0] for each in node.names}
+        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+    return names, functions - names, next(_served(tree), "")
+
+
+def _top_level(scope: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements that run when a module is imported."""
+    for node in ast.iter_child_nodes(scope):
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            yield from _top_level(node)
+
+
+def _served(tree: ast.AST) -> Iterator[str]:
+    """Yield what a module gives to `uvicorn.run`: a reference, or one of its names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("uvicorn.run"):
+            first = next(iter(node.args), None)
+            if isinstance(first, ast.Constant) and ":" in str(first.value):
+                yield str(first.value)
+            elif isinstance(first, ast.Name):
+                yield first.id

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The author's own set-up, as the project's Dockerfile spells it. It is read, never run.
+
+    Dockerfile ─▶ RUN ───────────────▶ commands ─▶ `installed`: what pip or uv gets, in order
+               └▶ ENTRYPOINT and CMD ▶ commands ─▶ `started`: the app, or the module that starts it
+
+A command is a list of words. One that runs a shell, or a script of the project, counts as the
+commands in it. Variables are not substituted, and other stages than the last count, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ...system.units import MB
+
+NAMES = ("Dockerfile", "server/Dockerfile")
+MAX_BYTES = 16 * MB
+_SHELLS = ("sh", "bash", "dash", "ash", "zsh")
+_SERVERS = ("uvicorn", "gunicorn", "hypercorn", "granian", "daphne")
+_REFERENCE = re.compile(r"([A-Za-z_][\w./]*?)(?:\.py)?:([A-Za-z_][\w.]*)(\(\))?")
+_REQUIREMENT = re.compile(r"(git\+\S+|[A-Za-z0-9][\w.-]*(\[[\w.,\s-]*\])?\s*($|[@=<>!~;,(].*))")
+_INSTALLERS = ("pip", "setuptools", "uv", "wheel")  # which the image needs, and no project does
+# Options of pip and uv with a value of their own, which is no package.
+_WITH_VALUE = frozenset(
+    {"-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--trusted-host", "--index"}
+    | {"-t", "--target", "--prefix", "-p", "--python", "-c", "--constraint", "--timeout"}
+    | {"--retries", "--default-index", "--cache-dir", "--index-strategy", "--platform"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What the commands install: files of requirements, and packages."""
+
+    files: tuple[str, ...] = ()  # as the commands name them
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What a command starts.
+
+    Attributes:
+        module: The module, dotted.
+        attribute: The app in it; empty: the module is run as a program.
+        is_factory: Whether the attribute is called for the app.
+        folder: Where the module is found, as the command names it.
+    """
+
+    module: str
+    attribute: str = ""
+    is_factory: bool = False
+    folder: str = ""
+
+
+def find_dockerfile(folder: Path) -> Path | None:
+    """Return the project's Dockerfile; None when it has none."""
+    return next((path for name in NAMES if (path := folder / name).is_file()), None)
+
+
+def read_text(path: Path) -> str:
+    """Return a file's text; none of a file that cannot be read, or is too large to be one."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            return ""
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def installed(text: str) -> Installed:
+    """Return what the RUN instructions of a Dockerfile install for Python."""
+    files: list[str] = []
+    packages: list[str] = []
+    for name, rest in _instructions(text):
+        if name == "RUN":
+            for words in _commands(_exec_form(rest) or ["sh", "-c", rest], None):
+                _take_installed(words, files, packages)
+    return Installed(tuple(dict.fromkeys(files)), tuple(dict.fromkeys(packages)))
+
+
+def started(text: str, folder: Path, scripts: Mapping[str, str]) -> Iterator[Started]:
+    """Yield what a Dockerfile starts, the likeliest first.
+
+    Args:
+        text: The Dockerfile.
+        folder: The project's, where scripts that it starts are looked for.
+        scripts: The commands that the project itself declares: `module:function` by name.
+    """
+    last = {name: rest for name, rest in _instructions(text) if name in ("ENTRYPOINT", "CMD")}
+    entry, command = (_exec_form(last.get(name, "")) for name in ("ENTRYPOINT", "CMD"))
+    shells = [["sh", "-c", rest] for rest in last.values() if not _exec_form(rest)]
+    for words in [[*entry, *command], *shells]:
+        directory = ""
+        for each in _commands(words, folder):
+            if each[0] == "cd" and len(each) > 1:
+                directory = each[1]
+            elif (found := _started_by(each, scripts)) is not None:
+                yield Started(
+                    found.module, found.attribute, found.is_factory, found.folder or directory
+                )
+
+
+def _instructions(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each instruction's name and the rest of it, continued lines joined."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
+    for line in joined.splitlines():
+        name, _, rest = line.strip().partition(" ")
+        if rest:
+            yield name.upper(), re.sub(r"^(--[\w-]+=\S+\s+)+", "", rest.strip())
+
+
+def _exec_form(text: str) -> list[str]:
+    """Return the words of an instruction in its exec form, `["a", "b"]`; none of another form."""
+    with suppress(ValueError):
+        words = json.loads(text)
+        if isinstance(words, list):
+            return [str(word) for word in words]
+    return []
+
+
+def _commands(words: list[str], folder: Path | None, depth: int = 0) -> Iterator[list[str]]:
+    """Yield the commands that one command stands for: itself, those of a shell or a script."""
+    if not words:
+        return
+    program = PurePosixPath(words[0]).name
+    text = None
+    if program in _SHELLS:
+        at = next((n for n, word in enumerate(words) if re.fullmatch(r"-\w*c", word)), None)
+        text = words[at + 1] if at is not None and len(words) > at + 1 else None
+    script = next((word for word in words[:2] if word.endswith(".sh")), None)
+    if text is None and script is not None and folder is not None:
+        text = read_text(find_file(script, folder) or folder)
+    if text is None or depth > 2:
+        yield words
+        return
+    for each in _split(text):
+        yield from _commands(each, folder, depth + 1)
+
+
+def find_file(named: str, folder: Path) -> Path | None:
+    """Return the project's file that a path in the image is: of `/app/x/y` `x/y`, or else `y`."""
+    parts = [part for part in PurePosixPath(named).parts if part not in ("/", ".", "..")]
+    paths = (folder.joinpath(*parts[start:]) for start in range(len(parts)))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _split(text: str) -> Iterator[list[str]]:
+    """Yield the commands of a shell's text."""
+    for line in re.sub(r"\\[ \t]*\n", " ", text).splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        try:
+            words = list(lexer)
+        except ValueError:
+            words = line.split()
+        command: list[str] = []
+        for word in [*words, ";"]:
+            if set(word) <= set("&|;()"):
+                if command:
+                    yield command
+                command = []
+            else:
+                command.append(word)
+
+
+def _take_installed(words: list[str], files: list[str], packages: list[str]) -> None:
+    if "install" not in words or not any(
+        re.fullmatch(r"pip[\d.]*", PurePosixPath(word).name) for word in words
+    ):
+        return
+    rest = iter(words[words.index("install") + 1 :])
+    for word in rest:
+        if word in ("-r", "--requirement", "--requirements"):
+            files += [named for named in [next(rest, "")] if named]
+        elif word.startswith(("--requirement=", "-r")):
+            files.append(word.removeprefix("--requirement=").removeprefix("-r"))
+        elif word in _WITH_VALUE or set(word) <= set("<>"):
+            next(rest, None)
+        elif _REQUIREMENT.fullmatch(word) and word not in _INSTALLERS:
+            packages.append(word)
+
+
+def _started_by(words: list[str], scripts: Mapping[str, str]) -> Started | None:
+    names = [PurePosixPath(word).name for word in words]
+    if server := next((n for n, name in enumerate(names, 1) if name in _SERVERS), None):
+        return _of_server(words[server:])
+    if "fastapi" in names and {"run", "dev"} & set(words):
+        return _of_path(next((word for word in words if word.endswith(".py")), "main.py"))
+    if "-m" in words and len(words) > words.index("-m") + 1:
+        return Started(words[words.index("-m") + 1])
+    if path := next((word for word in words[1:] if word.endswith(".py")), None):
+        return _of_path(path)
+    script = next((scripts[name] for name in names if name in scripts), "")
+    return Started(script.partition(":")[0]) if script else None
+
+
+def _of_server(words: list[str]) -> Started | None:
+    found = next((match for word in words if (match := _REFERENCE.fullmatch(word))), None)
+    if found is None:
+        return None
+    folder = next(
+        (after for word, after in itertools.pairwise(words) if word == "--app-dir"),
+        next((word[10:] for word in words if word.startswith("--app-dir=")), ""),
+    )
+    module = found[1].replace("/", ".").strip(".")
+    return Started(module, found[2], bool(found[3]) or "--factory" in words, folder)
+
+
+def _of_path(path: str) -> Started:
+    parts = [p for p in PurePosixPath(path.removesuffix(".py")).parts if p not in ("/", ".")]
+    return Started(".".join(parts))

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which app of a project is served, wherever its author has put and named it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openenvd.environments.sources.app_place import App, choose_app
+
+APP = "app = object()\n"
+PLACES = ["server/app.py", "app.py", "main.py", "app/main.py"]
+COMMANDS = {
+    "exec": 'CMD ["uvicorn", "{reference}"]',
+    "shell": "CMD uvicorn {reference} --port 80",
+    "gunicorn": 'CMD ["gunicorn", "-k", "uvicorn.workers.UvicornWorker", "{reference}"]',
+    "module": 'CMD ["python", "-m", "{module}"]',
+    "uv run": 'CMD ["uv", "run", "uvicorn", "{reference}"]',
+    "file": "CMD python {path}",
+}
+
+
+def put(folder: Path, path: str, text: str = APP) -> str:
+    """Write a module; returns the reference of its app."""
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_text(text)
+    return path.removesuffix(".py").replace("/", ".") + ":app"
+
+
+def choose(folder: Path, named: str | None = None) -> App | None:
+    return choose_app(folder, named, f"{folder}/openenv.yaml, line 2", {})
+
+
+@pytest.mark.parametrize("path", PLACES)
+def test_the_only_app_is_found_in_each_usual_place_and_named(tmp_path: Path, path: str) -> None:
+    reference = put(tmp_path, path)
+    found = choose(tmp_path)
+    assert found is not None
+    assert found.reference == reference
+    is_upstreams = path == "server/app.py"
+    assert (found.note is None) is is_upstreams
+    assert is_upstreams or reference in str(found.note)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("path", PLACES)
+@pytest.mark.parametrize("named", [None, "other:app"])
+def test_of_two_apps_that_of_the_dockerfile_is_served_and_named(
+    tmp_path: Path, path: str, command: str, named: str | None
+) -> None:
+    reference = put(tmp_path, path)
+    put(tmp_path, "other.py")
+    put(tmp_path, "main.py" if path == "server/app.py" else "server/app.py")
+    text = COMMANDS[command].format(reference=reference, module=reference[:-4], path=path)
+    (tmp_path / "Dockerfile").write_text(f"FROM x\n{text}\n")
+    found = choose(tmp_path, named)
+    assert found is not None
+    assert (found.reference, found.is_own_form) == (reference, True)
+    assert f"serving {reference}, which Dockerfile starts" in str(found.note)
+    assert ("line 2 names other:app" in str(found.note)) is (named is not None)
+
+
+def test_two_apps_and_no_word_on_which_is_said(tmp_path: Path) -> None:
+    put(tmp_path, "main.py")
+    put(tmp_path, "app.py")
+    found = choose(tmp_path)
+    assert found is not None
+    assert found.note == "serving app:app; to serve main:app, name it as `app` in openenv.yaml"
+
+
+def test_one_app_that_two_name_alike_needs_no_word(tmp_path: Path) -> None:
+    put(tmp_path, "server/app.py")
+    (tmp_path / "Dockerfile").write_text("CMD uvicorn my_env.server.app:app\n")
+    assert choose(tmp_path, "server.app:app") == App("server.app:app", str(tmp_path / "Dockerfile"))
+
+
+@pytest.mark.parametrize(
+    ("named", "text", "reference"),
+    [
+        ("server.app:main", APP + "def main(): ...\n", "server.app:app"),
+        ("pkg.server.app:main", APP + "def main(): ...\n", "pkg.server.app:app"),
+        ("server.app:main", "api = 1\ndef main():\n uvicorn.run(api)\n", "server.app:api"),
+        ("server.app:create_app", "def create_app(): ...\n", "server.app:create_app()"),
+        ("server.app:create_app()", APP + "def create_app(): ...\n", "server.app:create_app()"),
+        ("server.app:create_app", APP + "def create_app(): ...\n", "server.app:app"),
+        ("server.app:api", "api: object = 1\n", "server.app:api"),
+        ("server.app:app", "from x import app\n", "server.app:app"),
+        ("server.app:app", "from x import *\n", "server.app:app"),
+        ("server.app:app", "try:\n  app = 1\nfinally: ...\n", "server.app:app"),
+        ("server.app:app", "async def app(scope, receive, send): ...\n", "server.app:app"),
+        ("server.app:app", "def app(): ...\n", "server.app:app"),
+        ("server.app:app", "this is no Python", "server.app:app"),
+        ("server.app:web.app", "web = 1\n", "server.app:web.app"),
+        ("not.there:app", APP, "not.there:app"),
+    ],
+)
+def test_a_named_app_is_what_its_module_has_under_that_name(
+    tmp_path: Path, named: str, text: str, reference: str
+) -> None:
+    put(tmp_path, "server/app.py", text)
+    found = choose(tmp_path, named)
+    assert found is not None
+    assert (found.reference, found.place) == (reference, f"{tmp_path}/openenv.yaml, line 2")
+
+
+def test_a_named_app_that_is_not_there_gives_way_to_the_one_that_is(tmp_path: Path) -> None:
+    put(tmp_path, "main.py")
+    found = choose(tmp_path, "old.server:app")
+    assert found is not None
+    assert (found.reference, found.fallback) == ("old.server:app", "main:app")
+
+
+@pytest.mark.parametrize("is_run_by", ["docker", "nothing"])
+def test_a_program_that_serves_another_module_names_its_app(tmp_path: Path, is_run_by: str) -> None:
+    put(tmp_path, "backend.py")
+    put(tmp_path, "server/app.py", "import uvicorn\ndef main():\n uvicorn.run('backend:app')\n")
+    if is_run_by == "docker":
+        (tmp_path / "Dockerfile").write_text('CMD ["python", "-m", "server.app"]\n')
+    found = choose(tmp_path)
+    assert found is not None
+    assert found.reference == "backend:app"
+
+
+def test_a_folder_that_the_command_runs_in_is_imported_from(tmp_path: Path) -> None:
+    put(tmp_path, "backend/core.py")
+    (tmp_path / "Dockerfile").write_text("CMD cd /app/backend && uvicorn core:app\n")
+    found = choose(tmp_path)
+    assert found is not None
+    assert (found.reference, found.folder) == ("core:app", tmp_path / "backend")
+
+
+@pytest.mark.parametrize("text", ["", "def app(): ...\n", "class App: ...\n"])
+def test_a_folder_without_an_app_has_none(tmp_path: Path, text: str) -> None:
+    put(tmp_path, "main.py", text)
+    assert choose(tmp_path) is None

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a project's dependencies are installed: which files count, and which lock file does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openenvd.environments.sources.needs import allows_python, lock_fault, ways_of
+
+PROJECT = {"project": {"name": "My.Env", "dependencies": ["thing>=1", "win; os_name == 'nt'"]}}
+OWN = '[[package]]\nname = "my-env"\nversion = "1"\nsource = { virtual = "." }\n'
+THING = '[[package]]\nname = "thing"\nversion = "1"\nsource = { registry = "x" }\n'
+HEAD = 'version = 1\nrequires-python = ">=3.10"\n'
+TEXTS = {
+    "pyproject.toml": '[project]\nname = "x"\ndependencies = ["thing"]\n',
+    "uv.lock": HEAD,
+    "requirements.txt": "thing\n",
+    "server/requirements.txt": "thing\n",
+    "Dockerfile": "FROM python:3.11\nRUN pip install --no-cache-dir 'thing>=1' other[x]\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (HEAD + OWN + THING, None),
+        (HEAD + OWN.replace("my-env", "old-name") + THING, "another project: My.Env is not in it"),
+        (HEAD + OWN, "it lacks thing, which pyproject.toml names"),
+        (HEAD, "it has no packages"),
+        ("version = 1\npackage = []\n", "it has no packages"),
+        (HEAD.replace("3.10", "3.13") + OWN + THING, "made for Python >=3.13, and this is 3.11.7"),
+        ("thing==1.0\n    # via -r pyproject.toml\n", "it is no lock file of uv: "),
+        ('{"version": 1}', "it is no lock file of uv: "),
+        ("<<<<<<< HEAD\n" + HEAD, "it is no lock file of uv: "),
+        ("", "it is no lock file of uv"),
+        ('package = "thing"\n', "it is no lock file of uv"),
+    ],
+)
+def test_a_lock_file_is_judged_before_anything_is_installed(text: str, why: str | None) -> None:
+    fault = lock_fault(text, PROJECT, (3, 11, 7))
+    assert (fault is None) if why is None else (fault is not None and why in fault)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_allowed"),
+    [
+        ("", True), (">=3.10", True), (">=3.11.7", True), (">=3.11.8", False), (">=3.12", False),
+        (">3.11", True), (">3.11.7", False), ("<3.12", True), ("<3.11", False), ("<=3.11", False),
+        (">=3.10,<3.13", True), (">=3.10, <3.11", False), ("==3.11.*", True), ("==3.12.*", False),
+        ("!=3.11.*", False), ("~=3.10", True), ("~=3.12", False), ("~=3.11.0", True),
+        ("~=3.10.0", False), ("==3.11.7", True), ("==3.11", False), ("anything", True),
+    ],
+)  # fmt: skip
+def test_a_required_python_is_compared_with_the_one_that_is_there(
+    wanted: str, is_allowed: bool
+) -> None:
+    assert allows_python(wanted, (3, 11, 7)) is is_allowed
+
+
+@pytest.mark.parametrize(
+    ("names", "ways"),
+    [
+        ("pyproject.toml uv.lock requirements.txt", "uv.lock pyproject.toml requirements.txt"),
+        ("pyproject.toml", "pyproject.toml"),
+        ("uv.lock requirements.txt", "requirements.txt"),
+        ("requirements.txt server/requirements.txt", "server/requirements.txt requirements.txt"),
+        ("Dockerfile", "Dockerfile"),
+        ("Dockerfile requirements.txt", "requirements.txt Dockerfile"),
+        ("", ""),
+    ],
+)
+def test_each_way_is_for_where_those_before_it_cannot_be_used(
+    tmp_path: Path, names: str, ways: str
+) -> None:
+    (tmp_path / "server").mkdir()
+    for name in names.split():
+        (tmp_path / name).write_text(TEXTS[name])
+    assert " ".join(way.name for way in ways_of(tmp_path)) == ways
+
+
+@pytest.mark.parametrize(
+    ("pyproject", "is_used"),
+    [
+        ('[project]\nname = "x"\ndependencies = ["a"]\n', True),
+        ('[project]\nname = "x"\ndynamic = ["dependencies"]\n', True),
+        ('[build-system]\nrequires = ["hatchling"]\n', True),
+        ("[tool.poetry]\nname = 'x'\n", True),
+        ('[project]\nname = "x"\n', False),
+        ("[tool.ruff]\nline-length = 100\n", False),
+        ("project = 3\n", False),
+        ("not toml [", False),
+    ],
+)
+def test_a_pyproject_that_names_no_needs_gives_way_to_requirements(
+    tmp_path: Path, pyproject: str, is_used: bool
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(pyproject)
+    assert [way.name for way in ways_of(tmp_path)] == ["pyproject.toml"]
+    (tmp_path / "requirements.txt").write_text("a\n")
+    assert ("pyproject.toml" in [way.name for way in ways_of(tmp_path)]) is is_used
+
+
+def test_the_requirements_that_the_dockerfile_installs_come_first(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("a\n")
+    (tmp_path / "docker").mkdir()
+    (tmp_path / "docker" / "needs.txt").write_text("b\n")
+    (tmp_path / "Dockerfile").write_text(
+        "FROM x\nCOPY . /app\nRUN python -m pip install -r /app/docker/needs.txt && \\\n"
+        "    uv pip install --system c\n"
+    )
+    first, *others = ways_of(tmp_path)
+    assert (first.name, first.packages) == ("docker/needs.txt", ("c",))
+    assert [way.name for way in others] == ["requirements.txt", "Dockerfile"]
