@@ -27,14 +27,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
 from ..system.listening_sockets import (
-    descriptors_text,
     listening,
     open_listening_sockets,
     sockets_of,
 )
 from .environment import gradio_stub
-from .environment.notes import NEEDS_GRADIO, Notes
-from .errors import ConfigError, LoadError, ShardFailed, StartError
+from .environment.notes import Notes
+from .errors import ConfigError, ShardFailed, StartError
 from .ipc.notify import Notifier
 from .protocol import (
     CHILD_CONFIG_VARIABLE,
@@ -142,17 +141,12 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
     if config.venv is not None:
         # Another environment may lie below it.
         write_bytecode_below(str(Path(config.venv).parent), _PACKAGE)
-    if not (config.serve_as_is or gradio_stub.is_wanted() or notes.get(NEEDS_GRADIO)):
+    if not (config.serve_as_is or gradio_stub.is_wanted()):
         gradio_stub.keep_out()
     definition, app = None, None
     gc.disable()  # imports make a million objects and hardly any garbage
     try:
         definition, app = _load(config, notifier.note)
-    except LoadError as exc:
-        if gradio_stub.was_missed(exc):
-            notes.keep(NEEDS_GRADIO, True)
-            _start_again_with_gradio(inputs)
-        raise
     finally:
         gc.enable()
     if definition is None:
@@ -360,16 +354,6 @@ def _fd(variable: str) -> int | None:
         return int(text)
     except ValueError as exc:
         raise ConfigError(f"{variable}={text!r} is not a file descriptor") from exc
-
-
-def _start_again_with_gradio(inputs: Inputs) -> None:
-    log.warning("this project imports gradio itself: restarting with it")
-    for fd in inputs.fds:
-        os.set_inheritable(fd, True)
-    os.environ[gradio_stub.ALLOW_VARIABLE] = "1"
-    os.environ[HOST_CONFIG_VARIABLE] = json.dumps(inputs.config.to_json())
-    os.environ[LISTEN_FD_VARIABLE] = descriptors_text(one.fileno() for one in inputs.listeners)
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  ourselves again
 
 
 def _fail(notifier: Notifier, message: str, cause: BaseException) -> int:

@@ -85,7 +85,10 @@ class _Upstream:
             return None
         sys.meta_path.remove(_Upstream)
         spec = PathFinder.find_spec(name, path)
-        is_installed = all(importlib.util.find_spec(package) for package in _PACKAGES)
+        try:
+            is_installed = all(importlib.util.find_spec(package) for package in _PACKAGES)
+        except (ImportError, ValueError):  # the project has put something else in its place
+            is_installed = False
         if spec is not None and spec.loader is not None and is_installed:
             spec.loader.exec_module = _among_standins(spec.loader.exec_module)  # type: ignore[assignment,method-assign]
         return spec

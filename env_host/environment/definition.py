@@ -290,10 +290,10 @@ def class_made_by(factory: Callable[[], Any]) -> type | None:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(factory)))
         known = inspect.getclosurevars(factory)
-    except (OSError, SyntaxError, ValueError):  # no source, or a part of a line
+        scope = {**known.globals, **known.nonlocals}
+        made = [_called(value, scope) for value in _returned(tree, factory.__name__)]
+    except Exception:  # no source, a part of a line, or names that answer with an error
         return None
-    scope = {**known.globals, **known.nonlocals}
-    made = [_called(value, scope) for value in _returned(tree, factory.__name__)]
     is_one = bool(made) and all(found is made[0] for found in made)
     return made[0] if is_one and inspect.isclass(made[0]) else None
 

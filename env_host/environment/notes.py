@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Notes`: what earlier launches of a project have found out, kept in its virtual environment.
 
-    needs_gradio    it imports gradio itself
     concurrency     what calling its factory once has shown
 
 They are forgotten when any of the project's Python files has changed, and are not those of a launch
@@ -18,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-NEEDS_GRADIO = "needs_gradio"
 CONCURRENCY = "concurrency"
 _NOT_ITS_OWN = ("__pycache__", "node_modules", "venv")
 
@@ -39,7 +37,7 @@ class Notes:
         known = "\0".join((*_files(folders), *_variables()))
         digest = hashlib.sha256(known.encode(errors="surrogateescape")).hexdigest()
         self._path = Path(venv, "notes", f"{digest[:20]}.json")
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, TypeError):
             self._values = dict(json.loads(self._path.read_bytes()))
 
     def get(self, name: str) -> Any:

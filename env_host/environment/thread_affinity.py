@@ -5,7 +5,8 @@ What binds an object to a thread (SQLite, Playwright, greenlets, `threading.loca
 variables, a GPU's context) is a module that the code has to import. So the source of the modules
 that hold an environment's class is read, and of those that they import: where nothing is imported
 but modules that are known to be the same on every thread, its calls may move from thread to thread.
-Extension modules, modules without a source and code made at run time count as bound.
+Extension modules, modules without a source and code made at run time count as bound, and so does
+whatever this cannot read: it only makes sessions faster, and may stop none.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ def is_bound_to_thread(env_class: type) -> bool:
     kept, also for processes that are forked later.
     """
     hashable: Any = env_class
-    return _is_bound(hashable)
+    try:
+        return _is_bound(hashable)
+    except Exception:  # what cannot be read may be anything
+        return True
 
 
 @functools.cache
@@ -122,7 +126,10 @@ def _named_by(node: Any, package: str) -> Iterator[str]:
                 yield alias.name.partition(".")[0]  # `import a.b` gives the code all of `a`
     elif isinstance(node, ast.ImportFrom):
         relative = "." * node.level + (node.module or "")
-        base = importlib.util.resolve_name(relative, package) if node.level else relative
+        try:
+            base = importlib.util.resolve_name(relative, package) if node.level else relative
+        except ImportError:  # beyond the top: the code has had the same answer
+            return
         for alias in node.names:
             part = f"{base}.{alias.name}"
             yield part if part in sys.modules else base

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import LoadError
 from ..protocol import HostConfig
-from . import deferred_mcp
+from . import deferred_mcp, gradio_stub
 from .definition import AnyAction, Definition
 from .interfaces import Observation, State
 from .own_middleware import own_middleware
@@ -146,7 +146,10 @@ def _has_own_hooks(app: Any) -> bool:
     router = getattr(app, "router", None)
     hooks = [*getattr(router, "on_startup", ()), *getattr(router, "on_shutdown", ())]
     lifespan = getattr(router, "lifespan_context", None)
-    return any(map(_is_the_projects, [*hooks, lifespan] if lifespan else hooks))
+    try:
+        return any(map(_is_the_projects, [*hooks, lifespan] if lifespan else hooks))
+    except Exception:  # it cannot be looked into, so no library has made it
+        return True
 
 
 def _is_the_projects(hook: Any) -> bool:
@@ -171,6 +174,7 @@ def _noted_servers() -> Iterator[list[tuple[Any, Any]]]:
     except ImportError:
         yield noted  # the project does not use it, or its own import fails
         return
+    gradio_stub.give_when_asked()
     register = server_class.register_routes
 
     def note(self: Any, app: Any, *args: Any, **kwargs: Any) -> Any:

@@ -233,7 +233,6 @@ def test_data_may_be_left_out_where_it_is_not_needed(message: dict[str, Any]) ->
         ({}, False),
         ({"ENABLE_WEB_INTERFACE": "false"}, False),
         ({"ENABLE_WEB_INTERFACE": "True"}, True),
-        ({"OPENENVD_ALLOW_GRADIO": "1"}, True),
     ],
 )
 def test_gradio_is_wanted_when_the_web_interface_is_on(

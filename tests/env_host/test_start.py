@@ -185,6 +185,30 @@ def test_the_second_form_of_import_is_tried(start: StartHost, upstream: Path) ->
     start(None, app_candidates=("package.app:app", "app:app")).ready()
 
 
+@pytest.mark.parametrize("where", ["__init__.py", "client.py"])
+def test_a_package_that_only_trainers_can_import_is_served_without_it(
+    start: StartHost, tmp_path: Path, upstream: Path, where: str
+) -> None:
+    package = upstream / "package"
+    (package / "server").mkdir(parents=True)
+    (package / "__init__.py").write_text("from .client import Client\n")
+    (package / "client.py").write_text("Client = object\n")
+    (package / where).write_text("import a_library_of_trainers\n")
+    (package / "server" / "__init__.py").write_text("")
+    (package / "models.py").write_text("size = 1\n")
+    guarded = "try:\n  from ..models import size\nexcept ImportError:\n  from models import size\n"
+    own = "class Mine(Counter): pass\napp = create_app(Mine,"  # whose code is read
+    app = APP.format(name="Counter").replace("app = create_app(Counter,", own)
+    (package / "server" / "app.py").write_text(guarded + app)
+    paths = (str(upstream), str(package))
+    host = start(
+        None, app_candidates=("package.server.app:app", "server.app:app"), import_paths=paths
+    )
+    host.ready()
+    with host.open() as client:
+        assert client.ask("reset")["type"] == "observation"
+
+
 def test_the_most_informative_failure_is_reported(start: StartHost, upstream: Path) -> None:
     (upstream / "app.py").write_text("import a_module_that_nobody_has\n")
     message, _ = failure(start(None, app_candidates=("package.app:app", "app:app")))
@@ -251,54 +275,69 @@ def test_serve_as_is_does_not_change_the_projects_app(start: StartHost, upstream
     assert host.stop() == 0
 
 
-def write_gradio(folder: Path) -> None:
-    (folder / "gradio.py").write_text("print('gradio was imported')\n")
+UPSTREAM_WITH_GRADIO = """
+try:
+    from .web_interface import create_web_interface_app, WebInterfaceManager
+except ModuleNotFoundError:
+    create_web_interface_app = None
+    WebInterfaceManager = None
+"""
+WEB_INTERFACE = """
+import gradio
+WebInterfaceManager = object
+def create_web_interface_app(*args, **named):
+    from .http_server import create_app
+    return create_app(*args, **named)
+"""
 
 
-def test_gradio_is_kept_out_of_a_project_that_can_do_without(
-    start: StartHost, upstream: Path
+@pytest.fixture
+def gradio(upstream: Path) -> Path:
+    """Upstream's package, as it imports gradio; and what says that it was imported."""
+    server = upstream / "openenv" / "core" / "env_server"
+    (server / "__init__.py").write_text(UPSTREAM_WITH_GRADIO)
+    (server / "web_interface.py").write_text(WEB_INTERFACE)
+    (upstream / "gradio.py").write_text("print('gradio was imported')\nBlocks = dict\n")
+    return upstream
+
+
+GUARDED = "try:\n    import gradio\nexcept {}:\n    gradio = None\n"
+USUAL = "env_server.http_server import create_app"
+OF_GRADIO = "env_server import create_web_interface_app as create_app"
+
+
+@pytest.mark.parametrize(
+    ("head", "is_imported"),
+    [
+        ("", False),
+        ("from openenv.core.env_server import http_server\n", False),
+        ("import gradio\n", True),
+        (GUARDED.format("ImportError"), True),
+        (GUARDED.format("ModuleNotFoundError"), True),
+        ("from page import Blocks\n", True),
+        ("import openenv.core.env_server.web_interface\n", True),
+        (OF_GRADIO, True),
+    ],
+)
+def test_gradio_is_kept_out_of_upstreams_package_and_of_no_code_of_the_project(
+    start: StartHost, gradio: Path, head: str, is_imported: bool
 ) -> None:
-    write_gradio(upstream)
-    guarded = "try:\n    import gradio\nexcept ModuleNotFoundError:\n    pass\n"
-    (upstream / "app.py").write_text(guarded + APP.format(name="Counter"))
+    (gradio / "page.py").write_text("from gradio import Blocks\n")
+    app = APP.format(name="Counter")
+    text = app.replace(USUAL, head) if head == OF_GRADIO else head + app
+    (gradio / "app.py").write_text(text)
     host = start(None, app_candidates=("app:app",))
     host.ready()
-    assert "gradio was imported" not in host.log.read_text()
-
-
-def test_gradio_is_there_when_the_web_interface_is_on(start: StartHost, upstream: Path) -> None:
-    write_gradio(upstream)
-    (upstream / "app.py").write_text("import gradio\n" + APP.format(name="Counter"))
-    start(None, app_candidates=("app:app",), env={"ENABLE_WEB_INTERFACE": "true"}).ready()
-
-
-def test_a_project_that_needs_gradio_is_started_again_with_it(
-    start: StartHost, upstream: Path
-) -> None:
-    write_gradio(upstream)
-    (upstream / "app.py").write_text("import gradio\n" + APP.format(name="Counter"))
-    host = start(None, app_candidates=("app:app",))
-    host.ready()
+    assert host.log.read_text().count("gradio was imported") == is_imported
     with host.open() as client:
         assert client.ask("reset")["type"] == "observation"
 
 
-def test_that_a_project_needs_gradio_is_remembered_until_it_changes(
-    start: StartHost, upstream: Path, tmp_path: Path
-) -> None:
-    write_gradio(upstream)
-    (tmp_path / "venv").mkdir()
-    app = upstream / "app.py"
-    app.write_text("import gradio\n" + APP.format(name="Counter"))
-    counts = []
-    for _ in range(3):
-        host = start(None, app_candidates=("app:app",), venv=str(tmp_path / "venv"))
-        host.ready()
-        host.stop()
-        counts.append(host.log.read_text().count("restarting with it"))
-        if len(counts) == 2:
-            app.write_text(app.read_text() + "# changed\n")
-    assert counts == [1, 0, 1]
+def test_gradio_is_there_when_the_web_interface_is_on(start: StartHost, gradio: Path) -> None:
+    (gradio / "app.py").write_text(APP.format(name="Counter"))
+    host = start(None, app_candidates=("app:app",), env={"ENABLE_WEB_INTERFACE": "true"})
+    host.ready()
+    assert "gradio was imported" in host.log.read_text()
 
 
 CALLED = """

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.env_host.environment.definition import AnyAction, Definition
+from openenvd.env_host.environment.definition import AnyAction, Definition, class_made_by
 from openenvd.env_host.environment.thread_affinity import is_bound_to_thread
 
 CLASS = "\nclass Made:\n    def step(self, action):\n        {}\n"
@@ -125,3 +125,57 @@ def test_a_factory_that_is_no_class_may_hand_out_what_is_bound() -> None:
 
 def definition_with(factory: Callable[[], Any]) -> Definition:
     return Definition("made", factory, AnyAction, AnyAction, AnyAction, AnyAction)
+
+
+GUARDED = "try:\n    from ..models import Model\nexcept ImportError:\n    Model = dict"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        GUARDED,
+        "try:\n    from .models import Model\nexcept ImportError:\n    Model = dict",
+        "try:\n    from . import models\nexcept ImportError:\n    models = None",
+        "def late():\n    from ...far import away",
+    ],
+)
+def test_an_import_beyond_the_top_is_no_part_of_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"top_{next(_numbers)}"
+    (tmp_path / f"{name}.py").write_text(head + CLASS.format("return 1"))
+    assert not is_bound_to_thread(importlib.import_module(name).Made)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value"),
+    [
+        ("__package__", None), ("__package__", 3), ("__spec__", None), ("__file__", None),
+        ("__name__", 3), ("__loader__", None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("head", ["import math", GUARDED])
+def test_a_module_that_has_changed_what_is_known_of_it_stops_nothing(
+    package: Path, attribute: str, value: object, head: str
+) -> None:
+    made = made_by(package, f"{head}\n{attribute} = {value!r}")
+    assert is_bound_to_thread(made) in (True, False)
+
+
+class Raising(type):
+    """A type whose attributes answer with an error that is no `AttributeError`."""
+
+    def __getattr__(cls, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class Broken(metaclass=Raising):
+    """Has none that its type does not raise for."""
+
+
+def test_names_that_answer_with_an_error_stop_nothing(package: Path) -> None:
+    made: Any = made_by(package, "import math")
+    made.__module__ = 3
+    assert is_bound_to_thread(made)
+    assert class_made_by(lambda: Broken.made()) is None
