@@ -36,6 +36,7 @@ RARE = (
     *("serve_as_is", "scale_down_seconds", "base", "ready_timeout_seconds"),
     *("drain_timeout_seconds", *following.RARE),
 )
+WITHOUT_SESSIONS = "http"  # what a replica says of itself whose app has none
 
 
 @click.command(cls=grouped(GROUPS))
@@ -154,12 +155,19 @@ def _conclude(
     return {"environment": environment}, [
         f"{good('✓')} {environment['name']} is ready at {environment['address']}",
         "",
-        *_code_for(environment["name"], base_url),
+        *_code_for(environment["name"], base_url, launched["replicas"][0]),
     ]
 
 
-def _code_for(name: str, base_url: str) -> list[str]:
-    """Return lines that run in this Python: with upstream's client where that is installed."""
+def _code_for(name: str, base_url: str, replica: dict[str, Any]) -> list[str]:
+    """Return lines that run in this Python: with upstream's client where that is installed.
+
+    An app without sessions has no client; it is called from the shell.
+    """
+    if replica.get("serving") == WITHOUT_SESSIONS:
+        method, _, path = (replica.get("route") or "GET /").partition(" ")
+        body = " -H 'Content-Type: application/json' -d '{}'" if method == "POST" else ""
+        return [f"  curl -X {method}{body} '{base_url}{path}'"]
     if passthrough.is_installed():
         return [
             "  from openenv import GenericEnvClient",

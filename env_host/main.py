@@ -45,6 +45,7 @@ from .protocol import (
     LISTEN_ADDRESS_VARIABLE,
     LISTEN_FD_VARIABLE,
     LOOPBACK,
+    NO_SESSIONS,
     NOTIFY_FD_VARIABLE,
     TRIAL_VARIABLE,
     HostConfig,
@@ -170,17 +171,24 @@ def _load(config: HostConfig, note: Callable[[str], None]) -> tuple[Definition |
 
 def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
     """Serve an app untouched: one process and no shards, since it may keep its state in memory."""
+    from .environment.upstream_project import example_route, has_sessions
     from .serving.access import Access
+    from .serving.own_app import WithoutSessions
     from .serving.uvicorn_server import serve
     from .startup import run_loop
 
+    how: dict[str, Any] = {"serving": Serving.AS_IS}
+    if not has_sessions(app):
+        notifier.note(f"{NO_SESSIONS}; it is served as it is")
+        how = {"serving": Serving.HTTP, "route": example_route(app)}
+        app = WithoutSessions(app)
     serving = serve(
         app,
         listening(inputs.listeners),
         access=Access.of(inputs.config),
         headers=inputs.config.headers,
         max_message_bytes=inputs.config.max_message_bytes,
-        on_ready=lambda: notifier.ready(max_sessions=None, serving=Serving.AS_IS),
+        on_ready=lambda: notifier.ready(max_sessions=None, **how),
         on_draining=notifier.draining,
     )
     run_loop(serving, _exit_soon)

@@ -23,10 +23,10 @@ The shim sets environment variables, and reads the *notify pipe*, one JSON objec
     {"sleeps": true}                                             once, before it exits since nobody
                                                                  uses it
 
-`serving` is a `Serving`; `max_sessions` is null when sessions are not counted (`as_is`: there
-are no shards then). `notes`, if any, are for its user. `sessions` of a `shard_exit`: how many ended
-with it. `lost_sessions`: that were ended for their clients, and have not returned. Error codes:
-`errors.py`.
+`serving` is a `Serving`; `max_sessions` is null when sessions are not counted (`as_is` and `http`:
+there are no shards then). `route` is one to try where there are no sessions. `notes`, if any, are
+for its user. `sessions` of a `shard_exit`: how many ended with it. `lost_sessions`: that were ended
+for their clients, and have not returned. Error codes: `errors.py`.
 """
 
 from __future__ import annotations
@@ -68,6 +68,11 @@ ATTEMPT_HEADER = "X-Envoy-Attempt-Count"  # which of them this is
 DRAIN_ROUTE = "/openenvd/drain"
 DRAIN_HEADER = "OpenEnvd-Drain"
 
+# What a project's app without sessions answers to who begins one; also said of it elsewhere.
+NO_SESSIONS = (
+    "this app has no sessions: it has no WebSocket at /ws, and answers HTTP requests alone"
+)
+
 EXIT_FAILED_TO_START = 3  # it could not be imported or served; a `failed` line said why
 DEFAULT_SESSIONS = 1024  # at once, by default, when the class supports concurrent sessions
 LEAST_SESSION_MEMORY_MB = 16  # a session's process holds about 14 before it has done anything
@@ -87,6 +92,7 @@ class Serving(StrEnum):
 
     SESSIONS = "sessions"  # the env host
     AS_IS = "as_is"  # the project's own app, untouched
+    HTTP = "http"  # the same, which has no sessions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

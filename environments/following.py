@@ -17,6 +17,7 @@ from ..system.access_tokens import with_token
 from ..system.process_identity import ProcessIdentity
 from . import run_files
 from .errors import NotAnswering
+from .http_get import check_sessions
 from .run_files import RunFile
 
 
@@ -33,12 +34,13 @@ class FollowedEnvironment:
         """Find it.
 
         Raises:
-            NotAnswering: None of its replicas has been started here.
+            NotAnswering: None of its replicas has been started here, or it has no sessions.
         """
         found = run_files.that_serves(runs, name)
         if found is None:
             hint = "openenv status shows what runs, openenv logs NAME what it printed"
             raise NotAnswering(f"{name} has no replica on this machine", hint)
+        check_sessions(found)
         self._runs = runs
         self.name = name
         self._launch = found.request_id

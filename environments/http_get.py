@@ -11,10 +11,13 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..env_host.protocol import NO_SESSIONS, Serving
+from ..shim.client import read_status_file
 from ..system.access_tokens import bearer_header, with_token, without_token
 from ..system.units import MB
 from . import run_files
 from .errors import NotAnswering
+from .run_files import RunFile
 
 MAX_ANSWER_BYTES = 16 * MB  # of a schema, say; more is no sensible answer
 
@@ -66,16 +69,31 @@ def ask(
         raise NotAnswering(f"{address}{path} does not answer with JSON", _HINT) from exc
 
 
-def base_url_by_name(runs: Path, name: str) -> str:
+def base_url_by_name(runs: Path, name: str, *, for_sessions: bool = False) -> str:
     """The base URL, with its token, of the environment of this name on this machine.
 
     Raises:
-        NotAnswering: none of its replicas has been started here.
+        NotAnswering: none of its replicas has been started here; or it has no sessions, and they
+            are wanted.
     """
     found = run_files.that_serves(runs, name)
     if found is None:
         raise NotAnswering(f"{name} has no replica on this machine", _HINT)
+    if for_sessions:
+        check_sessions(found)
     return with_token(found.address, found.token)
+
+
+def check_sessions(replica: RunFile) -> None:
+    """Refuse a replica whose app has no sessions.
+
+    Raises:
+        NotAnswering
+    """
+    info = (read_status_file(replica.run_dir) or {}).get("info") or {}
+    if info.get("serving") == Serving.HTTP:
+        hint = f"call its own routes, such as {info.get('route') or '/'} at {replica.address}"
+        raise NotAnswering(f"{replica.environment}: {NO_SESSIONS}", hint)
 
 
 _HINT = "openenv status shows what runs, openenv logs NAME what it printed"

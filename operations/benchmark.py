@@ -129,7 +129,7 @@ def _target(payload: BenchmarkPayload, runs: Path) -> Target:
     """
     from ..bench.target import Target
 
-    base_url = base_url_by_name(runs, payload.name)
+    base_url = base_url_by_name(runs, payload.name, for_sessions=True)
     known = (ask(base_url, "/schema", SCHEMA_SECONDS).get("action") or {}).get("properties") or {}
     if payload.action is None and "wait_seconds" not in known:
         fields = ", ".join(name for name in known if name != "metadata") or "none"

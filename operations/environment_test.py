@@ -78,7 +78,7 @@ def _subject(payload: EnvironmentTestPayload, layout: Layout, reporter: _Reporte
     from .testing.actions import actions_of
     from .testing.subject import Plan, Subject
 
-    base_url = base_url_by_name(layout.runs, payload.name)
+    base_url = base_url_by_name(layout.runs, payload.name, for_sessions=True)
     replica = run_files.that_serves(layout.runs, payload.name)
     if replica is None or not replica.is_local:
         raise NotAnswering(f"{payload.name} does not run on this machine", "openenv test SOURCE")

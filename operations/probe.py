@@ -38,7 +38,9 @@ class Probe(base.Operation):
         Raises:
             NotAnswering
         """
-        base_url = base_url_by_name(Layout(context.home).runs, payload.name)
+        base_url = base_url_by_name(
+            Layout(context.home).runs, payload.name, for_sessions=payload.session
+        )
         started = time.monotonic()
         health = ask(base_url, "/health", payload.timeout_seconds)
         seconds = time.monotonic() - started

@@ -28,6 +28,7 @@ from .own_middleware import own_middleware
 
 UPSTREAM_SERVER = "openenv.core.env_server.http_server"
 OUR_PATHS = frozenset({"/ws", "/mcp", "/capacity", "/metrics"})
+MAX_MIDDLEWARE = 20  # around an app without sessions, through which its routes are read
 GAUGES = frozenset({"/capacity", "/metrics"})  # read outside of the project's app
 # Whose routes keep nothing in the process: they make an environment for each request.
 _LIBRARIES = frozenset({"openenv", "fastapi", "starlette", "gradio"})
@@ -52,6 +53,8 @@ def import_app(config: HostConfig, note: Callable[[str], None]) -> Any:
         except Exception as exc:
             failures[candidate] = exc
             continue
+        if not _is_asgi(app):
+            raise LoadError(_no_asgi(candidate, app))
         if failures and candidate in config.app_fallbacks:
             note(f"{_misnamed(config, failures)}; serving {candidate} instead")
         return app
@@ -60,6 +63,65 @@ def import_app(config: HostConfig, note: Callable[[str], None]) -> Any:
     if cause is None or _lacks_attribute(cause, failures):
         raise LoadError(f"{_misnamed(config, failures)}; tried {', '.join(failures)}")
     raise LoadError(f"{type(cause).__name__}: {cause}") from cause
+
+
+def _is_asgi(app: Any) -> bool:
+    """Tell whether an app can be called as ASGI's are: `await app(scope, receive, send)`."""
+    call = app if inspect.isroutine(app) else getattr(app, "__call__", None)  # noqa: B004
+    if inspect.isclass(app) or inspect.iscoroutinefunction(call):
+        return not inspect.isclass(app)
+    try:
+        parameters = inspect.signature(app).parameters.values()
+    except (TypeError, ValueError):  # cannot be called; or compiled, and does not say how
+        return callable(app)
+    fixed = [each for each in parameters if each.kind <= each.POSITIONAL_OR_KEYWORD]
+    needed = [each for each in fixed if each.default is each.empty]
+    return len(needed) <= 3 <= len(fixed)
+
+
+def _no_asgi(candidate: str, app: Any) -> str:
+    what = "a class" if inspect.isclass(app) else f"of the type {type(app).__qualname__}"
+    advice = "name the app itself in openenv.yaml"
+    if hasattr(app, "wsgi_app"):
+        advice = "it is a WSGI application: wrap it, as asgiref.wsgi.WsgiToAsgi does"
+    return f"{candidate} is {what}, and no ASGI application, so it can answer no request; {advice}"
+
+
+def has_sessions(app: Any, path: str = "/ws") -> bool:
+    """Tell whether an app that is not upstream's answers WebSockets at the path of sessions."""
+    app = _unwrapped(app)
+    scope = {"type": "websocket", "path": path, "root_path": "", "headers": [], "query_string": b""}
+    return any(_answers(route, scope) for route in app.routes) if hasattr(app, "routes") else True
+
+
+def _unwrapped(app: Any) -> Any:
+    for _ in range(MAX_MIDDLEWARE):
+        app = app if hasattr(app, "routes") else getattr(app, "app", app)
+    return app
+
+
+def _answers(route: Any, scope: dict[str, Any]) -> bool:
+    try:
+        match, inner = route.matches(dict(scope))
+    except Exception:  # a route of its own kind
+        return True
+    if match.value == 0 or not hasattr(route, "app") or hasattr(route, "endpoint"):
+        return bool(match.value)
+    below = scope["path"].removeprefix(inner.get("root_path", "")) or "/"  # another app, mounted
+    return type(route.app).__name__ != "StaticFiles" and has_sessions(route.app, below)
+
+
+def example_route(app: Any) -> str | None:
+    """Return a route to try of an app without sessions, `POST /reset`; None: it shows none."""
+    shown = [
+        f"{method} {route.path}"
+        for route in getattr(_unwrapped(app), "routes", ())
+        for method in sorted(getattr(route, "methods", None) or ())
+        if getattr(route, "include_in_schema", True)
+    ]
+    return next((each for each in ("POST /reset", "GET /health") if each in shown), None) or next(
+        (each for each in shown if each.startswith("GET ")), None
+    )
 
 
 def _candidates(config: HostConfig, failures: Mapping[str, Exception]) -> Iterator[str]:

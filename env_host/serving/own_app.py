@@ -57,6 +57,7 @@ from ...system.access_tokens import split_target, without_parameter
 from ...system.http_limits import MAX_HEAD_BYTES
 from ..environment.own_middleware import Receive, Send, answered_by
 from ..ipc.fd_messages import duplicate
+from ..protocol import NO_SESSIONS
 from ..websocket.handshake import END_OF_HEAD, Upgrade
 
 CHECK_SECONDS = 30.0  # for the middleware to answer
@@ -66,6 +67,24 @@ Message = dict[str, Any]
 Headers = list[tuple[bytes, bytes]]
 
 log = logging.getLogger("openenvd.env_host")
+
+
+class WithoutSessions:
+    """An app that has no sessions, with an answer for clients that begin one."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Refuse a session's handshake; everything else is the app's."""
+        if scope["type"] != "websocket" or scope["path"] != "/ws":
+            await self._app(scope, receive, send)
+            return
+        await receive()
+        headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(NO_SESSIONS))]
+        start = {"type": "websocket.http.response.start", "status": HTTPStatus.NOT_FOUND.value}
+        await send({**start, "headers": headers})
+        await send({"type": "websocket.http.response.body", "body": NO_SESSIONS.encode()})
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ class StartedReplica:
     memory_bytes: int | None = None  # what it holds, once it is ready
     notes: tuple[str, ...] = ()  # what a user should know of it
     sessions_fail: str | None = None  # why no environment could be created
+    serving: str | None = None  # `env_host.protocol.Serving`
+    route: str | None = None  # one to try, where there are no sessions: `POST /reset`
 
     def to_json(self) -> dict[str, Any]:
         """Return the replica as plain JSON."""

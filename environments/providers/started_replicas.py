@@ -80,6 +80,8 @@ class StartedReplicas:
                         memory_bytes=replica_bytes(status),
                         notes=tuple(info.get("notes", ())),
                         sessions_fail=status.get("sessions_fail"),
+                        serving=info.get("serving"),
+                        route=info.get("route"),
                     )
                     ready[run_file.replica_id] = replica
                     on_ready(replica)

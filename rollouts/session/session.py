@@ -26,7 +26,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.frames import CloseCode
 from websockets.protocol import State
 
-from ...env_host.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER, MAX_MESSAGE_BYTES
+from ...env_host.protocol import (
+    ENVIRONMENT_HEADER,
+    GENERATION_HEADER,
+    MAX_MESSAGE_BYTES,
+    NO_SESSIONS,
+)
 from ...system.access_tokens import without_token
 from .connection import Connection, Message
 
@@ -158,7 +163,10 @@ class Session:
         except InvalidStatus as exc:
             status, body = exc.response.status_code, exc.response.body or b""
             reason = SessionEnd.NO_CAPACITY if status in _FULL else SessionEnd.NOT_CONNECTED
-            said = f": {body.decode(errors='replace').strip()}" if body else ""
+            said = body.decode(errors="replace").strip()
+            if said == NO_SESSIONS:
+                raise SessionFailed(reason, f"{shown}: {said}") from exc
+            said = f": {said}" if said else ""
             raise SessionFailed(reason, f"{shown} refuses: {exc}{said}") from exc
         except (OSError, WebSocketException) as exc:
             told = f"{shown} does not answer: {_said(exc)}"

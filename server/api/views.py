@@ -31,6 +31,10 @@ from ..dispatch.running import label_of
 from ..reconcile.replica_watch import WAITING
 
 SLEEPING = "sleeping; wakes on connect"
+_OWN_SERVERS = {
+    "as_is": "as it is: the project's own server",
+    "http": "as it is: the project's own server, which has no sessions",
+}
 _WITH_SESSIONS = (ReplicaState.READY, ReplicaState.DRAINING)
 _SHOWN_OF_REQUEST = (
     *("id", "operation", "state", "schedule", "environment", "priority"),
@@ -199,11 +203,11 @@ def serving_view(lives: Iterable[Json | None]) -> Json | None:
         return None
     shards = sum(info.get("shards", 1) for info in infos)
     is_isolated = any(info.get("isolate") for info in infos)
-    as_is = infos[0].get("serving") == "as_is"
+    how = _OWN_SERVERS.get(infos[0].get("serving", ""))
     return {
         "shards": shards,
         "isolated": is_isolated,
-        "sentence": _isolated_serving(known) if is_isolated else _serving(shards, as_is=as_is),
+        "sentence": _isolated_serving(known) if is_isolated else how or _serving(shards),
         "held": _held_view(known),
     }
 
@@ -242,9 +246,7 @@ def shard_exit_view(live: Json | None, environment: Environment | None = None) -
     return {**last, "count": live.get("shard_exits", 1), "message": message, "hint": hint}
 
 
-def _serving(shards: int, *, as_is: bool) -> str:
-    if as_is:
-        return "as it is: the project's own server"
+def _serving(shards: int) -> str:
     return "1 shard" if shards == 1 else f"{shards} shards"
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,13 @@ from urllib.request import urlopen
 
 import pytest
 
-from openenvd.env_host.protocol import DEFAULT_SESSIONS, EXIT_FAILED_TO_START, HostConfig
+from openenvd.env_host.protocol import (
+    DEFAULT_SESSIONS,
+    EXIT_FAILED_TO_START,
+    NO_SESSIONS,
+    HostConfig,
+)
+from openenvd.rollouts.session.session import Session, SessionFailed
 
 from .conftest import ECHO, StartHost
 from .hosts import PROGRAM, WAIT_SECONDS, Host
@@ -229,7 +236,7 @@ def test_an_app_that_is_named_wrongly_is_found_where_it_usually_is_and_that_is_s
     (upstream / "app.py").write_text(APP.format(name="Counter"))
     host = start(None, serve_as_is=serve_as_is, **ABSENT)
     told = "/p/openenv.yaml, line 5: app: No module named 'envs'; serving app:app instead"
-    assert host.ready()["notes"] == [told]
+    assert host.ready()["notes"][0] == told
     assert told in host.log.read_text()
 
 
@@ -260,15 +267,95 @@ def test_an_app_that_is_not_upstreams_is_served_as_it_is(start: StartHost, upstr
         "from openenv.core.env_server.http_server import FastAPI\napp = FastAPI()\n"
     )
     host = start(None, app_candidates=("app:app",))
-    assert host.ready() == {"ready": True, "max_sessions": None, "serving": "as_is"}
+    assert host.ready()["serving"] == "http"
     assert host.http("GET", "/health") == (200, "the project")
+
+
+FOREIGN = """
+from fastapi import FastAPI, WebSocket
+from fastapi.staticfiles import StaticFiles
+from starlette.middleware.gzip import GZipMiddleware
+inner = FastAPI()
+app = FastAPI()
+@app.post("/reset")
+def reset():
+    return {"observation": 0}
+"""
+OWN_SESSIONS = """
+@inner.websocket("/ws")
+async def ws(socket: WebSocket):
+    await socket.accept()
+    await socket.send_text("my own")
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "serving"),
+    [
+        ("", "http"),
+        ("app.mount('/static', StaticFiles(directory='.'))", "http"),
+        ("app.mount('/', StaticFiles(directory='.'))", "http"),
+        ("app.mount('/', inner)", "http"),
+        ("app = GZipMiddleware(app)", "http"),
+        ("app.websocket('/other')(lambda socket: None)", "http"),
+        (OWN_SESSIONS + "app.mount('/', inner)", "as_is"),
+        (OWN_SESSIONS + "app.include_router(inner.router)", "as_is"),
+        (OWN_SESSIONS + "app = GZipMiddleware(inner)", "as_is"),
+        ("made = app\nasync def app(*call):\n    await made(*call)", "as_is"),
+    ],
+)
+def test_an_app_without_sessions_says_so_at_the_handshake(
+    start: StartHost, tmp_path: Path, more: str, serving: str
+) -> None:
+    (tmp_path / "app.py").write_text(FOREIGN + more)
+    host = start(None, app_candidates=("app:app",))
+    ready = host.ready()
+    assert ready["serving"] == serving
+    if serving == "as_is":
+        return
+    assert ready["route"] == "POST /reset"
+    assert any(note.startswith(NO_SESSIONS) for note in ready["notes"])
+    assert host.http("POST", "/reset", {}) == (200, {"observation": 0})
+    address = f"http://127.0.0.1:{host.port}"
+    with pytest.raises(SessionFailed) as failed:
+        asyncio.run(Session.open(address))
+    assert str(failed.value) == f"{address}: {NO_SESSIONS}"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("def app():\n    raise SystemExit", "of the type function"),
+        ("class app:\n    async def __call__(self, scope, receive, send): ...", "a class"),
+        ("app = 3", "of the type int"),
+        ("class Flask:\n  wsgi_app = 1\n  def __call__(self, environ, start): ...\napp = Flask()",
+         "of the type Flask"),
+        ("class Group:\n    def __call__(self, *args, **named): ...\napp = Group()",
+         "of the type Group"),
+    ],
+)  # fmt: skip
+def test_an_app_that_is_no_asgi_application_is_not_ready(
+    start: StartHost, tmp_path: Path, text: str, what: str
+) -> None:
+    (tmp_path / "app.py").write_text(text)
+    message, lines = failure(start(None, app_candidates=("app:app",)))
+    assert message.startswith(f"app:app is {what}, and no ASGI application")
+    assert ("WSGI" in message) is ("Flask" in text)
+    assert lines == []
+
+
+def test_an_app_may_be_made_by_a_function(start: StartHost, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(FOREIGN + "made = app\ndef create_app():\n    return made\n")
+    host = start(None, app_candidates=("app:create_app()",))
+    host.ready()
+    assert host.http("POST", "/reset", {}) == (200, {"observation": 0})
 
 
 def test_serve_as_is_does_not_change_the_projects_app(start: StartHost, upstream: Path) -> None:
     (upstream / "app.py").write_text(APP.format(name="Counter"))
     said = {"OpenEnvd-Environment": "counter"}
     host = start(None, app_candidates=("app:app",), serve_as_is=True, headers=said)
-    assert host.ready()["serving"] == "as_is"
+    assert host.ready()["serving"] == "http"  # the stand-in has no sessions of its own
     assert host.http("POST", "/mcp", {}) == (200, "the project")
     with urlopen(f"http://127.0.0.1:{host.port}/health", timeout=10.0) as answer:
         assert answer.headers["OpenEnvd-Environment"] == "counter"
