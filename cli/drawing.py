@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
-from ..requests_db.states import EnvironmentState, GenerationState, ReplicaState, RequestState
+from ..requests_db.states import (
+    FAILING,
+    EnvironmentState,
+    GenerationState,
+    ReplicaState,
+    RequestState,
+)
 from ..system.terminal_text import coloured, plain
 from . import phrases
 
@@ -31,6 +37,7 @@ _GAP = "  "  # between two columns
 _COLOURS: dict[str, str] = {
     EnvironmentState.READY: "green",
     EnvironmentState.DEGRADED: "yellow",
+    FAILING: "red",
     EnvironmentState.ASLEEP: "blue",
     EnvironmentState.STARTING: "cyan",
     EnvironmentState.STOPPING: "cyan",

@@ -105,7 +105,7 @@ def _launch_to_wait_for(
     else:
         if environment["state"] in _BEING_LAUNCHED:
             return client.request(environment["request_id"])
-        if EnvironmentState(environment["state"]).is_live:
+        if environment["state"] not in (EnvironmentState.FAILED, EnvironmentState.STOPPED):
             return None
         source = environment.get("source") or name
     if launches:

@@ -117,10 +117,10 @@ def _gpus(environments: list[dict[str, Any]]) -> list[str]:
 
 
 def _failing(environments: list[dict[str, Any]]) -> list[str]:
-    """Which environments are ready, but cannot be created."""
+    """Which environments answer, but cannot be created."""
     return [
-        f"  {environment['name']}: {environment['state']}, "
-        f"{bad('sessions fail')}: {environment['sessions_fail']}"
+        f"  {environment['name']}: {bad('sessions fail')}: {environment['sessions_fail']} "
+        f"(see openenv logs {environment['name']})"
         for environment in environments
         if environment.get("sessions_fail")
     ]

@@ -307,15 +307,16 @@ class _Launching:
             )
 
     def _check_sessions(self, ready: list[StartedReplica]) -> None:
-        """Refuse an update whose sessions would fail; of a first launch it is only noted.
+        """Refuse what would fail each session.
 
         Raises:
             ReplicaFailed
         """
         cause = next((each.sessions_fail for each in ready if each.sessions_fail), None)
-        if self._payload.replaces is not None and cause is not None:
+        if cause is not None:
+            what = "launch" if self._payload.replaces is None else "update"
             raise ReplicaFailed(
-                f"the sessions of this update would fail: {cause}",
+                f"the sessions of this {what} would fail: {cause}",
                 "mend the constructor, or what it needs, and launch again",
             )
 
@@ -378,9 +379,6 @@ class _Launching:
 def _notes(ready: list[StartedReplica]) -> Iterator[str]:
     """Yield what a user should know of the replicas, each once."""
     yield from dict.fromkeys(f"note: {note}" for replica in ready for note in replica.notes)
-    for cause in dict.fromkeys(replica.sessions_fail for replica in ready):
-        if cause is not None:
-            yield f"warning: sessions fail: {cause}"
 
 
 def _count(replicas: int) -> str:

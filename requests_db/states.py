@@ -50,6 +50,10 @@ class ErrorKind(StrEnum):
     INVALID = "invalid"  # it can never work as asked: unknown source, broken manifest, …
 
 
+# Shown in place of READY while no session can begin, since the constructor raises. Never stored.
+FAILING = "FAILING"
+
+
 class EnvironmentState(StrEnum):
     """The state of an environment, observed by the reconciler."""
 

@@ -147,12 +147,11 @@ def test_middleware_refuses_what_it_refuses_on_upstreams_server(
     assert statuses(machine.environment("my_env")["address"]) == expected == [403, 401, 101, 200]
 
 
-def test_a_factory_that_fails_is_told_by_launch_and_status(machine: Machine, project: Path) -> None:
+def test_a_factory_that_fails_fails_its_first_launch(machine: Machine, project: Path) -> None:
     app = project / "server" / "app.py"
     app.write_text(app.read_text().replace("\n\ndef main():", FAILING + "\n\ndef main():", 1))
-    cause = "ModuleNotFoundError: No module named 'textarena'"
-    answer = machine.ok("launch", str(project), timeout=600)
-    assert f"warning: sessions fail: {cause}" in answer.err
-    assert f"READY, sessions fail: {cause}" in machine.ok("status").out
-    assert machine.environment("my_env")["sessions_fail"] == cause
-    assert cause in machine.run("check").out
+    answer = machine.run("launch", str(project), timeout=600)
+    assert answer.code == 1
+    cause = f"ModuleNotFoundError: No module named 'textarena' ({app}, line "
+    assert f"The sessions of this launch would fail: {cause}" in answer.err
+    assert "Mend the constructor, or what it needs, and launch again" in answer.err

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from .conftest import Machine, eventually
@@ -24,6 +26,16 @@ RESET_RAISES = (
 class Sample(EchoEnvironment):
     def reset(self, **kwargs):
         raise RuntimeError("the level file is missing")
+"""
+)
+RAISES_WHEN_TOLD = (
+    HEAD
+    + """
+class Sample(EchoEnvironment):
+    def __init__(self):
+        super().__init__()
+        if os.path.exists("is-broken"):
+            raise OSError("the licence has expired")
 """
 )
 IMPORT_FAILS = "import a_module_that_nobody_has\n"
@@ -54,6 +66,35 @@ def ask(address: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:
             socket.send(json.dumps(message))
             answers.append(json.loads(socket.recv()))
     return answers
+
+
+@pytest.mark.parametrize("how", [[], ["--isolate"]])
+def test_a_constructor_that_raises_fails_a_launch_and_is_shown_until_one_succeeds(
+    machine: Machine, write_environment: Callable[[str], str], tmp_path: Path, how: list[str]
+) -> None:
+    source = write_environment(RAISES_WHEN_TOLD)
+    launch = ("launch", source, "--name", "sample", *how)
+    broken = tmp_path / "is-broken"
+    broken.touch()
+    answer = machine.run(*launch)
+    assert answer.code == 1
+    cause = "OSError: the licence has expired ("
+    assert f"The sessions of this launch would fail: {cause}" in answer.err
+    broken.unlink()
+    machine.ok(*launch)
+    broken.touch()
+    address = machine.environment("sample")["address"]
+    for state in ("FAILING", "READY"):
+        with contextlib.suppress(ConnectionClosed):  # before it was asked anything
+            ask(address, {"type": "reset", "data": {}})
+        eventually(lambda state=state: machine.environment("sample")["state"] == state)
+        if state == "FAILING":
+            found = machine.environment("sample")["sessions_fail"]
+            assert found.startswith(cause)
+            assert found.endswith(".py, line 10)")
+            text = machine.ok("status").out
+            assert f"sample: sessions fail: {found} (see openenv logs sample)" in text
+        broken.unlink(missing_ok=True)
 
 
 def test_an_exception_in_reset_is_sent_to_the_client(
@@ -148,7 +189,7 @@ def test_a_class_that_allows_one_session_refuses_the_second_when_not_isolated(
         (["launch", "ehco"], 1, ["ehco", "echo"]),
         (["launch", "./empty"], 1, ["openenv.yaml"]),
         (["launch", "./broken"], 1, ["openenv.yaml", "line 2"]),
-        (["launch", "./nameless"], 1, ["openenv.yaml", "name"]),
+        (["launch", "./nameless"], 1, ["openenv.yaml, line 2: app: ", "server"]),
         (["launch", "echo", "--name", "../escape"], 2, ["name"]),
         (["launch", "echo", "--replicas", "0"], 2, ["replicas"]),
         (["launch", "echo", "-e", "NOVALUE=", "--provider", "nowhere"], 2, ["nowhere", "local"]),

@@ -19,9 +19,11 @@ import inspect
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from pathlib import Path
 from typing import Any
 
 from . import interfaces
@@ -37,6 +39,9 @@ MAX_LOGGED = 20  # causes of failures whose tracebacks a process logs
 MAX_STALLS = 3  # a machine that is busy elsewhere causes some, too
 
 _OVERRIDABLE = frozenset({"reset", "reset_async", "step", "step_async", "close", "mcp_session"})
+
+# How the paths of files begin that are no project's: ours, and the standard library.
+_NOT_ITS_OWN = (str(Path(__file__).parents[1]), str(Path(inspect.__file__).parent), "<frozen ")
 
 _accepted: dict[Any, frozenset[str] | None] = {}  # by function; None: it takes any keyword
 _signatures: dict[type, CallSignature] = {}
@@ -112,12 +117,14 @@ def keep_accepted(function: Callable[..., Any], arguments: dict[str, Any]) -> di
 
 
 def failure_of(exc: BaseException) -> str:
-    """Say in one line why an environment could not be created."""
+    """Return in one line why an environment could not be created: class, text, file and line."""
     try:
         lines = str(exc).splitlines() or [""]
     except Exception:  # it cannot describe itself
         lines = [""]
-    return f"{type(exc).__name__}: {lines[0]}"[:MAX_FAILURE_CHARACTERS]
+    path, line = _place(exc)
+    where = f" ({path}, line {line})" if line else ""
+    return f"{type(exc).__name__}: {lines[0]}"[: MAX_FAILURE_CHARACTERS - len(where)] + where
 
 
 class Place(Enum):
@@ -190,7 +197,7 @@ class Factory:
     def _note(self, exc: BaseException) -> None:
         """Keep why an environment could not be created, and log the traceback of another cause."""
         self.failure = failure_of(exc)
-        cause = (type(exc), _last_line(exc))
+        cause = (type(exc), _place(exc))
         if cause not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(cause)
             log.warning("an environment could not be created", exc_info=exc)
@@ -210,12 +217,13 @@ class Factory:
         self.place = Place.THREAD
 
 
-def _last_line(exc: BaseException) -> tuple[str, int]:
-    """The file and the line where it was raised."""
-    where = exc.__traceback__
-    while where is not None and where.tb_next is not None:
-        where = where.tb_next
-    return ("", 0) if where is None else (where.tb_frame.f_code.co_filename, where.tb_lineno)
+def _place(exc: BaseException) -> tuple[str, int]:
+    """Return the last file and line of the project's on the way to an exception, else the last."""
+    walked = traceback.walk_tb(exc.__traceback__)
+    places = [(frame.f_code.co_filename, line) for frame, line in walked]
+    own = [(path, line) for path, line in places if not path.startswith(_NOT_ITS_OWN)]
+    own = [(path, line) for path, line in own if "/site-packages/" not in path]
+    return (own or places or [("", 0)])[-1]
 
 
 def _find_signature(env: Any) -> CallSignature:

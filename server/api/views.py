@@ -21,7 +21,7 @@ from ...requests_db.records import (
     Request,
     RequestError,
 )
-from ...requests_db.states import EnvironmentState, ReplicaState, RequestState
+from ...requests_db.states import FAILING, EnvironmentState, ReplicaState, RequestState
 from ...system.hidden_values import hide_credentials, hide_values, redact, secret_values
 from ...system.loop_lag import LagSnapshot
 from ...system.request_origin import is_loopback
@@ -88,14 +88,16 @@ def environment_view(
     views = [replica_view(replica, live.get(replica.id), environment) for replica in replicas]
     staying = [replica for replica in replicas if replica.state is not ReplicaState.DRAINING]
     known = [size for r in staying if (size := _max_sessions(live.get(r.id)))]
+    cause = sessions_fail(live.get(replica.id) for replica in replicas)
+    is_failing = cause is not None and environment.state is EnvironmentState.READY
     return {
         "name": environment.name,
-        "state": environment.state,
+        "state": FAILING if is_failing else environment.state,
         "address": environment.address,
         "sessions": sum(view["sessions"] for view in views),
         "max_sessions": sum(known) if known else spec.get("max_sessions"),
         "serving": _serving_now(environment, [live.get(replica.id) for replica in replicas]),
-        "sessions_fail": sessions_fail(live.get(replica.id) for replica in replicas),
+        "sessions_fail": cause,
         "provider": spec.get("provider"),
         "gpus": gpus_of(spec),
         "source": hide_credentials(spec.get("source")),

@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 
 from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
-from openenvd.requests_db.records import Environment
-from openenvd.requests_db.states import EnvironmentState
-from openenvd.server.api.views import serving_view, sessions_fail, shard_exit_view
+from openenvd.requests_db.records import Environment, Replica
+from openenvd.requests_db.states import EnvironmentState, ReplicaState
+from openenvd.server.api.views import (
+    environment_view,
+    serving_view,
+    sessions_fail,
+    shard_exit_view,
+)
 from openenvd.system.units import MB
 
 
@@ -127,6 +132,26 @@ def test_the_exit_of_an_isolated_session_is_named_as_such() -> None:
     view = shard_exit_view({"last_shard_exit": told})
     assert view is not None
     assert view["message"] == "an isolated session (pid 7) exited"
+
+
+@pytest.mark.parametrize(
+    ("state", "shown"),
+    [
+        (EnvironmentState.READY, "FAILING"),
+        (EnvironmentState.DEGRADED, "DEGRADED"),
+        (EnvironmentState.STOPPING, "STOPPING"),
+    ],
+)
+def test_an_environment_that_is_ready_and_whose_sessions_fail_is_failing(
+    state: EnvironmentState, shown: str
+) -> None:
+    environment = Environment("trial", {}, state, 1.0, 1.0, request_id="a0")
+    replica = Replica("trial-0", "trial", 0, "local", ReplicaState.READY, "", 1.0)
+    failing = {**live(shards=1), "sessions_fail": "OSError: no licence"}
+    view = environment_view(environment, [replica], {"trial-0": failing})
+    assert (view["state"], view["sessions_fail"]) == (shown, "OSError: no licence")
+    failing["sessions_fail"] = None
+    assert environment_view(environment, [replica], {"trial-0": failing})["state"] == state
 
 
 def test_a_replica_whose_sessions_fail_is_told_with_the_environment() -> None:

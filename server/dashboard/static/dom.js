@@ -109,7 +109,7 @@ const SHAPES = {
   READY: ["●", "good"], SUCCEEDED: ["✓", "good"], RUNNING: ["▶", "live"], STARTING: ["◐", "live"],
   PENDING: ["○", "wait"], ASLEEP: ["◌", "wait"], DRAINING: ["◒", "wait"], STOPPING: ["◒", "wait"],
   STOPPED: ["■", "wait"], CANCELLED: ["⊘", "wait"], DEGRADED: ["▲", "warn"], BACKING_OFF: ["↻", "warn"],
-  FAILED: ["✕", "bad"], SERVING: ["●", "good"], RETIRED: ["■", "wait"],
+  FAILED: ["✕", "bad"], FAILING: ["✕", "bad"], SERVING: ["●", "good"], RETIRED: ["■", "wait"],
 };
 
 export function state(name) {

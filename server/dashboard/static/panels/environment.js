@@ -98,7 +98,7 @@ export default {
         text(memory, size(environment.memory_bytes));
         text(serving, environment.serving?.sentence ?? "–");
         const error = environment.error;
-        text(problem, error ? `${error.message}${error.hint ? ` Try: ${error.hint}` : ""}` : environment.sessions_fail ? `Sessions fail: ${environment.sessions_fail}` : "");
+        text(problem, error ? `${error.message}${error.hint ? ` Try: ${error.hint}` : ""}` : environment.sessions_fail ? `Sessions fail: ${environment.sessions_fail}. See: openenv logs ${name}` : "");
         problem.hidden = !problem.textContent;
         for (const each of buttons) each.disabled = isOver;
         address.hidden = !environment.address || isOver;

@@ -9,7 +9,7 @@ const COLUMNS = [
   ["Steps/s", "number p2"], ["Restarts", "number p3"], ["Lag p99", "number p3"], ["Memory", "number p2"], ["Address", "p2"], ["Actions", "p2"],
 ];
 export const IS_OVER = new Set(["FAILED", "STOPPED"]);
-const SERVES = new Set(["READY", "DEGRADED", "ASLEEP"]);
+const SERVES = new Set(["READY", "FAILING", "DEGRADED", "ASLEEP"]);
 
 export const addressOf = async (app, name) => (await app.api("GET", `/v1/environments/${encodeURIComponent(name)}/base_url`)).base_url;
 
