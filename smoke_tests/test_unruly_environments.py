@@ -186,8 +186,8 @@ def test_a_class_that_allows_one_session_refuses_the_second_when_not_isolated(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["launch", "ehco"], 1, ["ehco", "echo"]),
-        (["launch", "./empty"], 1, ["openenv.yaml"]),
+        (["launch", "ehco"], 2, ["ehco", "echo"]),
+        (["launch", "./empty"], 2, ["openenv.yaml"]),
         (["launch", "./broken"], 1, ["openenv.yaml", "line 2"]),
         (["launch", "./nameless"], 1, ["openenv.yaml, line 2: app: ", "server"]),
         (["launch", "echo", "--name", "../escape"], 2, ["name"]),

@@ -11,6 +11,7 @@ Nothing is imported and nothing is started here. How it becomes a process: `prog
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -146,6 +147,19 @@ def resolve(source: str, cwd: Path) -> ResolvedSource:
         raise UnknownSource(
             f"{source!r} cannot be looked for: {why}", f"launch {_what_can_be_launched()}"
         ) from exc
+
+
+def check_source(source: str, cwd: Path) -> None:
+    """Refuse what names nothing that can be launched; a manifest is not read.
+
+    Raises:
+        UnknownSource, UnsupportedSource
+    """
+    with suppress(OSError, RuntimeError):  # `resolve` says why
+        if (cwd / Path(source).expanduser() / MANIFEST_NAME).is_file():
+            return
+    if source not in bundled():
+        resolve(source, cwd)
 
 
 def _local(source: str, cwd: Path) -> ResolvedSource:

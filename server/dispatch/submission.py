@@ -2,20 +2,23 @@
 """From an accepted payload to a durable request.
 
 What an operation means for the environment it names is decided here, before the request is
-written, and written with it: `launch` takes the name, or updates what runs under it; `down` marks
-the environment as stopping (and cancels launches that are still under way). Everything else happens
-in the worker and is observed by the reconciler.
+written, and written with it: a source that names nothing is refused; `launch` takes the name, or
+updates what runs under it; `down` marks the environment as stopping (and cancels launches that are
+still under way). Everything else happens in the worker and is observed by the reconciler.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ...environments.errors import EnvironmentsError
 from ...environments.names import validate_name
+from ...environments.sources.resolve import check_source
 from ...environments.spec import sleep_seconds_of
 from ...operations import registry
 from ...operations.base import Operation
@@ -36,6 +39,7 @@ from .running import label_of
 
 NEAR_MATCHES = 3
 CHANGING = ("scale", "restart")  # of what serves, by one request at a time
+FROM_SOURCE = ("launch", "build_image")
 _UNDER_WAY = {
     "launch": "being launched",
     "down": "being taken down",
@@ -81,6 +85,8 @@ class Submitter:
             Invalid, NotFound, NameTaken, CannotChange, KeyReused, QueueFull, DatabaseError: nothing
                 was written.
         """
+        if submission.operation.name in FROM_SOURCE:
+            await asyncio.to_thread(_check_source, submission.payload)
         new = _new_request(submission)
         if self.traces is not None:
             new = self.traces.traced(new)
@@ -285,6 +291,13 @@ class Submitter:
             raise NotFound(
                 f"{new.environment} has been taken down already", "openenv status lists the rest"
             )
+
+
+def _check_source(payload: Json) -> None:
+    try:
+        check_source(payload["source"], Path(payload.get("cwd") or Path.cwd()))
+    except EnvironmentsError as exc:
+        raise Invalid(exc.message, exc.hint, field="source") from exc
 
 
 def _new_request(submission: Submission) -> NewRequest:

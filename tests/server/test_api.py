@@ -24,6 +24,8 @@ from openenvd.client.errors import ApiRefused
 from openenvd.client.following import run, wait
 from openenvd.client.http import HttpClient, Json
 from openenvd.env_host.ipc.capacity import render_metrics as metrics_of_shards
+from openenvd.environments.errors import EnvironmentsError
+from openenvd.environments.sources.resolve import resolve
 from openenvd.operations import registry
 from openenvd.server.settings import Paths
 
@@ -164,12 +166,29 @@ def test_a_launch_that_fails_is_shown_as_a_request_and_as_no_environment(
     client: DaemonClient, name: str, tmp_path: Path
 ) -> None:
     run(client, "launch", {"source": "echo", "name": name})
-    payload = {"source": str(tmp_path / "missing"), "name": f"{name}-missing"}
+    payload = {"source": "missing:Missing", "cwd": str(tmp_path), "name": f"{name}-missing"}
     failed = wait(client, client.submit("launch", payload)["id"])
     becomes(client, payload["name"], "FAILED")
     assert set(listed(client)) == {name}
     assert failed["id"] in [request["id"] for request in client.status()["requests"]]
     assert payload["name"] in [each["name"] for each in client.environments()]
+
+
+@pytest.mark.parametrize("source", ["ech", "/nope", "./nope", "hf://org/env", "~nobody-here/x"])
+@pytest.mark.parametrize("operation", ["launch", "build_image"])
+def test_a_source_that_names_nothing_is_refused_before_it_is_queued(
+    client: DaemonClient, name: str, tmp_path: Path, operation: str, source: str
+) -> None:
+    before = [request["id"] for request in client.requests()]
+    payload = {"source": source, "cwd": str(tmp_path)}
+    with pytest.raises(ApiRefused) as refused:
+        client.submit(operation, payload | ({"name": name} if operation == "launch" else {}))
+    assert (refused.value.status, refused.value.kind) == (422, "invalid")
+    with pytest.raises(EnvironmentsError) as caught:
+        resolve(source, tmp_path)
+    assert (refused.value.message, refused.value.hint) == (caught.value.message, caught.value.hint)
+    assert [request["id"] for request in client.requests()] == before
+    assert name not in [each["name"] for each in client.environments()]
 
 
 def test_openapi_shows_every_operation_with_its_fields(http_client: HttpClient) -> None:
@@ -377,7 +396,7 @@ def test_the_history_of_an_environment_has_each_launch_of_its_name(
     becomes(client, name, "READY")
     run(client, "down", {"name": name, "grace_seconds": 0})
     becomes(client, name, "STOPPED")
-    missing = {"source": str(tmp_path / "missing"), "name": name}
+    missing = {"source": "missing:Missing", "cwd": str(tmp_path), "name": name}
     wait(client, client.submit("launch", missing)["id"])
     found = becomes(client, name, "FAILED")
     failed, retired = found["generations"]
