@@ -14,11 +14,11 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_073,
-    "code lines": 47_561,
-    "modules": 505,
-    "test lines": 71_405,
-    "words of pages": 48_926,
+    "shipped lines": 76_087,
+    "code lines": 48_263,
+    "modules": 508,
+    "test lines": 72_231,
+    "words of pages": 49_152,
     "words of decisions": 10_989,
     "folders at the root": 22,
     "large classes": 12,
