@@ -7,7 +7,7 @@ HostError
 │   ├── LoadError           the environment does not import
 │   ├── NotConcurrent       several sessions in a process asked of a class that allows one
 │   └── ShardFailed         a process that was to serve could not start
-├── NotReset                a step before the session's reset: an error frame, and it goes on
+├── NotReset                a step before the session's first reset: an error frame, and it goes on
 └── SessionError            one session: an error frame with `code`, then the close
     ├── CapacityReached     no room for another session
     ├── FactoryFailed       the environment's constructor raised
@@ -72,13 +72,14 @@ class ShardFailed(StartError):
 
 
 class NotReset(HostError):
-    """A step is refused: the session has not been reset, and may have taken a lost one's place."""
+    """A step is refused: the session was not reset yet, and may have taken a lost one's place."""
 
     def __init__(self) -> None:
         super().__init__(
-            "This session is a new one, and was not reset: the session before it may be lost, as "
-            "others of this environment were. Call reset. Where steps need no reset, launch with "
-            "--set reset-first=no, or set RESET_FIRST = False in the class."
+            "This session is new and was not reset. If you had one before, it was lost with the "
+            "process that served it, and so is its episode. Call reset to begin an episode. An "
+            "environment whose steps need no reset says `reset_first: false` in openenv.yaml, or "
+            "RESET_FIRST = False in its class."
         )
 
 

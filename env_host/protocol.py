@@ -7,7 +7,7 @@ The shim sets environment variables, and reads the *notify pipe*, one JSON objec
      "shards": 4, "isolate": false, "notes": ["…"]}
     {"sessions_fail": "ImportError: …"}                          creating an environment has failed,
                                                                  also before ready; null: one was
-    {"sessions": 3, "lost_sessions": 0}                          whenever a number has changed
+    {"sessions": 3}                                              whenever the number has changed
     {"capacity": {"max_sessions": 64, "waiting", "begun", "refused", "steps", "step_timeouts",
      "lag_p99_seconds", "lag_max_seconds", "shards": {"alive": 4},
      "isolated_session_bytes"}}        the last: once it could be measured
@@ -25,8 +25,7 @@ The shim sets environment variables, and reads the *notify pipe*, one JSON objec
 
 `serving` is a `Serving`; `max_sessions` is null when sessions are not counted (`as_is` and `http`:
 there are no shards then). `route` is one to try where there are no sessions. `notes`, if any, are
-for its user. `sessions` of a `shard_exit`: how many ended with it. `lost_sessions`: that were ended
-for their clients, and have not returned. Error codes: `errors.py`.
+for its user. `sessions` of a `shard_exit`: how many ended with it. Error codes: `errors.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ from ..system.units import MB
 
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"  # the writing end of the notify pipe
 LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # the listening sockets, separated by commas
-LOST_SESSIONS_VARIABLE = "OPENENVD_LOST_SESSIONS"  # of its predecessors, not returned yet
 # The reading end of the gate, if there is one: connections are accepted when it has been closed.
 GATE_FD_VARIABLE = "OPENENVD_GATE_FD"
 # Set when a launch starts a server: whether an environment can be created is tried before ready.
@@ -124,7 +122,7 @@ class ServeOptions:
         None, "Time limit of a reset, step or tool. Past it the client gets an error.", above=0
     )
     reset_first: bool | None = option(
-        None, "Refuse steps before a session's reset; by default only after sessions were lost."
+        None, "Refuse a session's steps before its first reset. By default as the class says: yes."
     )
     http_session_idle_seconds: float = option(
         900.0, "A session without a WebSocket ends when unused for so long; 0: never.", least=0
@@ -201,6 +199,11 @@ class HostConfig(ServeOptions):
     headers: dict[str, str] = field(default_factory=dict)  # of every answer: whose it is
     sleep_after_seconds: float | None = None  # without a connection; None: never
     drain_secret: str | None = None  # what `DRAIN_ROUTE` wants; None: there is no such route
+
+    @property
+    def refuses_unreset(self) -> bool | None:
+        """Whether steps before a session's first reset are refused; None: as its class says."""
+        return self.manifest.get("reset_first") if self.reset_first is None else self.reset_first
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON, which `from_json` reads."""

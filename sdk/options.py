@@ -55,7 +55,7 @@ class LaunchOptions(DrainOptions, total=False):
     """Time limit of a reset, step or tool. Past it the client gets an error. In seconds."""
 
     reset_first: bool | None
-    """Refuse steps before a session's reset; by default only after sessions were lost."""
+    """Refuse a session's steps before its first reset. By default as the class says: yes."""
 
     http_session_idle_seconds: float
     """A session without a WebSocket ends when unused for so long; 0: never. In seconds [900.0]."""

@@ -22,7 +22,6 @@ from ..system.listening_sockets import sockets_of
 
 RUN_FILE_NAME = "replica.json"
 STATUS_FILE_NAME = "status.json"
-LOST_FILE_NAME = "lost"
 LOCK_FILE_NAME = "shim.lock"
 
 CONTROL_FD_VARIABLE = "OPENENVD_CONTROL_FD"  # the control socket, already listening
@@ -30,11 +29,9 @@ CONTROL_FD_VARIABLE = "OPENENVD_CONTROL_FD"  # the control socket, already liste
 LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # of several sockets, separated by commas
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"
 GATE_FD_VARIABLE = "OPENENVD_GATE_FD"
-LOST_SESSIONS_VARIABLE = "OPENENVD_LOST_SESSIONS"
 TRIAL_VARIABLE = "OPENENVD_TRIAL"
 
 CONTROL_BACKLOG = 512
-_NUMBER_BYTES = 20
 
 
 def inherited_sockets(variable: str) -> list[socket.socket]:
@@ -66,26 +63,6 @@ def open_control_socket(path: str) -> socket.socket:
         control.close()
         raise OSError(exc.errno, exc.strerror or str(exc), path) from exc
     return control
-
-
-class NumberFile:
-    """One number, written in place: cheap, and there when its writer was killed."""
-
-    def __init__(self, path: str) -> None:
-        """Open the file; `value` is what was written last, or 0."""
-        self.value = 0
-        self._fd: int | None = None
-        with contextlib.suppress(OSError):  # a full disk: it is not kept then
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            with contextlib.suppress(ValueError):
-                self.value = int(os.pread(self._fd, _NUMBER_BYTES, 0))
-
-    def write(self, value: int) -> None:
-        """Write the number, if it is another."""
-        if self._fd is not None and value != self.value:
-            with contextlib.suppress(OSError):
-                os.pwrite(self._fd, b"%*d" % (_NUMBER_BYTES, value), 0)
-                self.value = value
 
 
 def read_run_file(run_dir: str) -> dict[str, Any]:

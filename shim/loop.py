@@ -63,10 +63,8 @@ from ..system.signal_pipe import TERMINAL_SIGNALS, SignalPipe
 from .connections import DEFAULT_GRACE_SECONDS, Connection, Connections, error_line, read_operation
 from .files import (
     CONTROL_FD_VARIABLE,
-    LOST_FILE_NAME,
     RUN_FILE_NAME,
     STATUS_FILE_NAME,
-    NumberFile,
     inherited_sockets,
     is_missing,
     lock,
@@ -133,7 +131,6 @@ class Shim:
         name = self._run.get("cgroups") or GROUPS_NAME  # its home's
         self._group = enter_shims_group(name)  # out of the starter's (a worker's, capped)
         groups = None if self._group is None else self._group[0]
-        self._lost = NumberFile(f"{run_dir}/{LOST_FILE_NAME}")
         self._server = ServerStateMachine(
             self._run,
             groups,
@@ -141,7 +138,6 @@ class Shim:
             self._on_change,
             self._start_anew,
             is_forked=is_forked,
-            lost_sessions=self._lost.value,
         )
         self._status_is_written = True
         self._run_dir_watch = RunDirectoryWatch()
@@ -266,7 +262,6 @@ class Shim:
         """Send every client the status; what is durable is written to disk first."""
         if self._server.is_over:  # first: a client that reads of it finds nothing of us
             self._clean_up()
-        self._lost.write(self._server.lost_sessions)
         if is_durable:
             self._write_status()
         self._clients.send_status()

@@ -30,7 +30,6 @@ from ..system.process_identity import ProcessIdentity
 from .files import (
     GATE_FD_VARIABLE,
     LISTEN_FD_VARIABLE,
-    LOST_SESSIONS_VARIABLE,
     NOTIFY_FD_VARIABLE,
     TRIAL_VARIABLE,
     inherited_sockets,
@@ -110,8 +109,8 @@ class ServerProcess:
                     self._run["replica_id"], self._run.get("memory_limit_bytes")
                 )
 
-    def start(self, lost_sessions: int, *, is_tried: bool) -> int:
-        """Start it, and tell it how many sessions ended with its predecessors.
+    def start(self, *, is_tried: bool) -> int:
+        """Start it.
 
         When it `is_tried`, it first sees whether an environment can be created at all.
 
@@ -128,10 +127,10 @@ class ServerProcess:
             passed.callback(os.close, writing)
             try:
                 gate = self._make_gate(passed)
-                told = {LOST_SESSIONS_VARIABLE: lost_sessions}
+                trial = {}
                 if is_tried and not self._run.get("ordinal"):  # one replica of a launch is enough
-                    told[TRIAL_VARIABLE] = 1
-                self.pid = self._spawn(log_fd, writing, gate, told)
+                    trial[TRIAL_VARIABLE] = 1
+                self.pid = self._spawn(log_fd, writing, gate, trial)
             except OSError:
                 os.close(reading)
                 raise
@@ -163,11 +162,11 @@ class ServerProcess:
             self._gate_fd = None
 
     def _spawn(
-        self, log_fd: int, notify_fd: int, gate: dict[str, int], told: dict[str, int]
+        self, log_fd: int, notify_fd: int, gate: dict[str, int], trial: dict[str, int]
     ) -> int:
         assert self._listeners  # prepared
         listen_fds = self.listener_fds
-        variables = {NOTIFY_FD_VARIABLE: notify_fd, **told, **gate}
+        variables = {NOTIFY_FD_VARIABLE: notify_fd, **trial, **gate}
         return spawn(
             self._run["argv"],
             self._run["env"]

@@ -40,8 +40,8 @@ LOG_TAIL_LINES = 20
 class ServerStatus:
     """What is known of one server at a time, counted through its generations. No effects."""
 
-    def __init__(self, lost_sessions: int = 0) -> None:
-        """Begin with the sessions that were lost with an earlier shim's server."""
+    def __init__(self) -> None:
+        """Begin before the first generation."""
         self.state = "starting"
         self.failed: str | None = None  # why the server gave up, in its own words
         self.last_exit: Json | None = None
@@ -50,7 +50,6 @@ class ServerStatus:
         self._wakes = 0
         self._ready_at: float | None = None
         self._sessions = 0
-        self._lost_sessions = lost_sessions  # ended for their clients, which are not back yet
         self._capacity: Json | None = None
         self._info: Json | None = None
         self._sessions_fail: str | None = None  # why no environment could be created
@@ -58,11 +57,6 @@ class ServerStatus:
         self._log_tail: list[str] | None = None
         self._shard_exits = 0
         self._last_shard_exit: Json | None = None
-
-    @property
-    def lost_sessions(self) -> int:
-        """How many sessions are lost if the server ends now, with those that were lost before."""
-        return self._lost_sessions + self._sessions
 
     @property
     def is_first(self) -> bool:
@@ -91,7 +85,6 @@ class ServerStatus:
         self.sleeps |= bool(message.get("sleeps"))
         if "sessions" in message:
             self._sessions = message["sessions"]
-            self._lost_sessions = message.get("lost_sessions", self._lost_sessions)
         if "failed" in message:
             self.failed = str(message["failed"])
         if "sessions_fail" in message:
@@ -109,7 +102,6 @@ class ServerStatus:
         self.state = "exited"
         self._exit = self.last_exit = reason
         self._log_tail = log_tail
-        self._lost_sessions = self.lost_sessions
         self._sessions = 0
         self._capacity = self._sessions_fail = None
 
@@ -152,9 +144,8 @@ class ServerStateMachine:
         wake: Callable[[], None],
         *,
         is_forked: bool,
-        lost_sessions: int,
     ) -> None:
-        """Make one without a server yet; `lost_sessions` are those of an earlier shim's.
+        """Make one without a server yet.
 
         `changed` is called after every change, with whether it must be written to disk; `wake` when
         a client connects while the server is asleep.
@@ -168,7 +159,7 @@ class ServerStateMachine:
         self._server = ServerProcess(run, groups, is_forked=is_forked)
         self._notify = NotifyPipe(selector, self._on_messages)
         self._evidence = ExitEvidence(run.get("memory_limit_bytes"))
-        self._status = ServerStatus(lost_sessions)
+        self._status = ServerStatus()
         self._shutdown = ShutdownPolicy()
 
     @property
@@ -195,11 +186,6 @@ class ServerStateMachine:
     def listener_fds(self) -> tuple[int, ...]:
         """The sockets on which the server listens; none when they could not be opened yet."""
         return self._server.listener_fds
-
-    @property
-    def lost_sessions(self) -> int:
-        """How many sessions are lost if this process ends now, with those lost before."""
-        return self._status.lost_sessions
 
     def to_json(self) -> Json:
         """Return the status that clients are sent, but for whose it is."""
@@ -229,8 +215,7 @@ class ServerStateMachine:
 
     def _start_server(self) -> int:
         """Start the server. Only the first is tried: clients wait for what replaces or wakes it."""
-        status = self._status
-        return self._server.start(status.lost_sessions, is_tried=status.is_first)
+        return self._server.start(is_tried=self._status.is_first)
 
     # Running
 

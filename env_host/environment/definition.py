@@ -91,11 +91,6 @@ class Definition:
         return bool(getattr(self.made_class, "REQUIRES_SINGLE_THREAD_EXECUTOR", False))
 
     @property
-    def resets_first(self) -> bool | None:
-        """Whether a session must be reset before its first step; None: the class does not say."""
-        return getattr(self.env_class, "RESET_FIRST", None)
-
-    @property
     def is_thread_safe(self) -> bool:
         """Whether calls may run on any thread, so that sessions can share threads."""
         return bool(getattr(self.made_class, "THREAD_SAFE", False))

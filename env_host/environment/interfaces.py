@@ -74,7 +74,7 @@ class Environment(ABC, Generic[ActionT, ObservationT, StateT]):
     SUPPORTS_CONCURRENT_SESSIONS: ClassVar[bool] = False
     REQUIRES_SINGLE_THREAD_EXECUTOR: ClassVar[bool] = False  # all sessions share one thread
     THREAD_SAFE: ClassVar[bool] = False  # calls may run on any thread, one at a time
-    RESET_FIRST: ClassVar[bool | None] = None  # a session's first step must follow a reset
+    RESET_FIRST: ClassVar[bool] = True  # a session's steps are refused before its first reset
 
     @abstractmethod
     def reset(

@@ -19,7 +19,7 @@ class Notifier:
 
     def __init__(self, fd: int | None) -> None:
         self.fd = fd
-        self.reported = 0, 0
+        self.reported = 0
         self._notes: list[str] = []
         self._sessions_fail: str | None = None
 
@@ -64,18 +64,18 @@ class Notifier:
         with contextlib.suppress(OSError):
             os.write(self.fd, encode_line({"capacity": summary}))  # whole or not at all
 
-    def sessions(self, count: int, lost: int) -> None:
-        """Report the number of sessions, and of those lost, unless the pipe is full."""
-        if self.fd is not None and (count, lost) != self.reported:
+    def sessions(self, count: int) -> None:
+        """Report the number of sessions, unless the pipe is full."""
+        if self.fd is not None and count != self.reported:
             os.set_blocking(self.fd, False)
-            line = encode_line({"sessions": count, "lost_sessions": lost})
+            line = encode_line({"sessions": count})
             try:
                 os.write(self.fd, line)  # whole or not at all
             except BlockingIOError:
                 return
             except OSError:  # the shim is gone; the sessions need not be
                 self.fd = None
-        self.reported = count, lost
+        self.reported = count
 
     def silence(self) -> None:
         """Write nothing from now on: this process is not the supervisor any more."""

@@ -52,12 +52,10 @@ class Field(IntEnum):
     ARRIVING = 22  # connections taken whose first request is not known yet
     IDLE = 23  # 1: nothing to do, so no heartbeat
     PARKED = 24  # 1: it is not wanted now; its process, if any, is about to be stopped
-    LOST = 25  # sessions that were ended for their clients, ever, with all processes of the row
-    RETURNED = 26  # sessions refused a step since one of those may be behind it, ever
-    DRAINING = 27  # since when no new session is answered; 0: they are
+    DRAINING = 25  # since when no new session is answered; 0: they are
 
 
-_OF_THE_ROW = (Field.GENERATION, Field.LOST, Field.RETURNED, Field.DRAINING)
+_OF_THE_ROW = (Field.GENERATION, Field.DRAINING)
 _FIELDS = 32  # room for more without a new layout
 _ROW_BYTES = _FIELDS * _FIELD_BYTES
 
@@ -157,11 +155,6 @@ class Scoreboard:
     def others(self, index: int) -> list[Counters]:
         """Return the counters of all shards but one."""
         return [counters for counters in self.shard_counters() if counters.index != index]
-
-
-def sessions_to_return(scoreboard: Scoreboard) -> int:
-    """Count the sessions that were ended for their clients, and may be behind a new one's step."""
-    return max(0, sum(row[Field.LOST] - row[Field.RETURNED] for row in scoreboard))
 
 
 def now_microseconds() -> int:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 # Of a client that does not wait for answers; a client with more is not read.
 MAX_WAITING = 256  # messages
 MAX_WAITING_BYTES = 4 * MB
+LIST_TOOLS = "list_tools"  # the step that upstream allows before a reset
 
 Settle = Callable[[Any, BaseException | None], None]
 AnswerMcp = Callable[[Any, Session | None], Coroutine[Any, Any, dict[str, Any]]]
@@ -300,23 +301,14 @@ class SessionSocket(WebSocketProtocol):
     def _step(self, data: dict[str, Any]) -> None:
         session = self._ready()
         calls = session.ready_calls
-        if session.may_step is not True:
-            self._check_reset(session, data)
+        if not session.may_step and data.get("type") != LIST_TOOLS:
+            raise NotReset
         action = session.definition.parse_action(data)
         self._service.table.counts.steps += 1
         if calls.signature.step_is_async:
             self._begin("step", calls.step(action), self._observed, session.context)
         else:
             self._submit("step", self._observed, calls.step, action)
-
-    def _check_reset(self, session: Session, data: dict[str, Any]) -> None:
-        """Refuse a step before the reset of a session whose client may take it for a lost one."""
-        if data.get("type") == "list_tools":
-            return  # upstream lists tools by a step, which needs no reset
-        if session.may_step is None:
-            session.may_step = not self._service.table.reset_rule.refuses_step()
-        if not session.may_step:
-            raise NotReset
 
     def _reset(self, data: dict[str, Any]) -> None:
         session = self._ready()

@@ -102,7 +102,7 @@ class Session:
         self.calls: Calls | None = None  # None until the environment is ready
         self.socket: Attached | None = None
         self.close_when_detached = False
-        self.may_step: bool | None = None  # None: neither reset nor step was asked for yet
+        self.may_step: bool | None = None  # None: as its environment's class says
         self.busy = 0  # calls in progress; a busy session is never idle
         self.call_name = ""  # of the last one over its WebSocket, and when it began
         self.call_began = 0.0
@@ -188,6 +188,8 @@ class Session:
 
     def _set_ready(self, calls: Calls) -> None:
         self.calls = calls
+        if self.may_step is None:
+            self.may_step = not getattr(type(self.env), "RESET_FIRST", True)
         if calls.signature.is_async and self._thread is not self._threads.shared:
             self.release_thread()
             self._thread = None

@@ -25,7 +25,6 @@ from .session import Session, Threads
 
 if TYPE_CHECKING:
     from ..environment.definition import Definition
-    from .reset_rule import ResetRule
     from .session import Attached
 
 CLOSE_SECONDS = 10.0  # how long a session's end waits for its environment's `close`
@@ -87,7 +86,7 @@ class SessionTable:
         exclusive: bool,
         hooks: Hooks,
         admission: Admission,
-        reset_rule: ResetRule,
+        reset_first: bool | None = None,
         step_timeout_seconds: float | None = None,
     ) -> None:
         self.definition = definition
@@ -96,7 +95,7 @@ class SessionTable:
         self._exclusive = exclusive
         self._hooks = hooks
         self._admission = admission
-        self.reset_rule = reset_rule
+        self._reset_first = reset_first
         self._sessions: dict[str, Session] = {}
         self.occupied = asyncio.Event()  # set while there is a session
         self.counts = Counts()
@@ -321,7 +320,9 @@ class SessionTable:
             self._hooks.on_end(session)
 
     def _new(self) -> Session:
-        return Session(self._hooks.new_id(), self.definition, self._factory, self._threads)
+        session = Session(self._hooks.new_id(), self.definition, self._factory, self._threads)
+        session.may_step = None if self._reset_first is None else not self._reset_first
+        return session
 
     def _begin(self, socket: Attached | None) -> Session:
         self.taken += 1

@@ -92,7 +92,6 @@ async def close_idle_sessions(table: SessionTable, limit_seconds: float) -> None
         await asyncio.sleep(max(limit_seconds / 4, MIN_IDLE_LOOK_SECONDS))
         for session in table.idle(loop.time(), limit_seconds):
             if session.socket is not None:
-                table.reset_rule.note_lost()
                 session.socket.end(SessionEnded(text, GOING_AWAY_CLOSE))
             else:
                 await table.close(session)

@@ -34,7 +34,6 @@ from ..ipc.child_config import HOME, ChildConfig
 from ..ipc.fd_messages import MessageChannel
 from ..ipc.replica_doors import ReplicaDoors
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
-from ..sessions.reset_rule import ResetRule
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
 from ..sessions.watch import UnattachedExpiry, close_idle_sessions
@@ -133,11 +132,7 @@ class ServingProcess:
             hooks=self.registry,
             admission=self.admission,
             step_timeout_seconds=config.step_timeout_seconds,
-            reset_rule=ResetRule(
-                definition.resets_first if config.reset_first is None else config.reset_first,
-                scoreboard,
-                self._counters,
-            ),
+            reset_first=config.refuses_unreset,
         )
         if limit := config.http_session_idle_seconds:
             self.table.on_unattached = UnattachedExpiry(self.table, limit).note
@@ -195,7 +190,6 @@ class ServingProcess:
         """End all sessions: the state that they share is gone."""
         for session in self.table:
             if session.socket is not None:
-                self.table.reset_rule.note_lost()
                 session.socket.end(lost)
             else:
                 self._begin(self.table.close(session))

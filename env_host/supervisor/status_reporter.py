@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..ipc.capacity import blocked_seconds, summary_of
-from ..ipc.scoreboard import Field, Scoreboard, now_microseconds, sessions_to_return
+from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from .session_memory import mean_private_bytes
 
 if TYPE_CHECKING:
@@ -36,15 +36,10 @@ class StatusReporter:
         """The number of sessions of all shards."""
         return sum(counters[Field.SESSIONS] for counters in self._scoreboard.shard_counters())
 
-    @property
-    def _counts(self) -> tuple[int, int]:
-        """What `Notifier.sessions` reports."""
-        return self.sessions, sessions_to_return(self._scoreboard)
-
     def due(self) -> float | None:
         """Return when `report` has something to do, on the monotonic clock; None while all idle."""
         capacity = self._capacity_reported_at + CAPACITY_SECONDS
-        if self._counts != self._notifier.reported:
+        if self.sessions != self._notifier.reported:
             return min(capacity, self._sessions_reported_at + SESSIONS_SECONDS)
         self._is_settled = self._is_settled and self._is_idle
         return None if self._is_settled else capacity
@@ -65,11 +60,11 @@ class StatusReporter:
         """Report what is due."""
         now = time.monotonic()
         if (
-            self._counts != self._notifier.reported
+            self.sessions != self._notifier.reported
             and now - self._sessions_reported_at >= SESSIONS_SECONDS
         ):
             self._sessions_reported_at = now
-            self._notifier.sessions(*self._counts)
+            self._notifier.sessions(self.sessions)
         if now - self._capacity_reported_at >= CAPACITY_SECONDS:
             self._capacity_reported_at = now
             self._is_settled = self._is_idle

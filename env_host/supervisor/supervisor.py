@@ -64,7 +64,7 @@ from ..errors import ShardFailed
 from ..ipc.fd_messages import IS_USED, carried_bytes
 from ..ipc.replica_doors import ReplicaDoors
 from ..ipc.scoreboard import Counters, Field, Scoreboard, now_microseconds
-from ..protocol import LOST_SESSIONS_VARIABLE, HostConfig, Serving
+from ..protocol import HostConfig, Serving
 from ..restart_backoff import RestartSchedule
 from ..shared_state.process import StateProcess
 from ..startup import SPARE_FDS
@@ -129,7 +129,6 @@ class Supervisor:
         self._scoreboard = Scoreboard.create(plan.shards, extra)
         for row in self._scoreboard.shard_counters():
             row[Field.MAX_SESSIONS] = plan.share(row.index)
-        self._scoreboard[0][Field.LOST] = int(os.environ.pop(LOST_SESSIONS_VARIABLE, 0))
         self._children = Children()
         self._server_memory = ServerMemory()
         most_copies = max(0, max_fds - 2 * SPARE_FDS - most_at_once(max_fds))
@@ -555,7 +554,6 @@ class Supervisor:
             os.close(child.connection_fd)
         row = self._scoreboard[child.index]
         self._idleness.note_shards([row])
-        row.add(Field.LOST, 0 if exited.is_expected else exited.sessions)
         row.clear()
         if not child.is_isolated:
             row[Field.MAX_SESSIONS] = self._plan.share(child.index)

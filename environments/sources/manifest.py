@@ -7,6 +7,7 @@ are the project's, and go to `/metadata`).
     name                    the environment's and, mostly, the package's name; else the folder's
     app                     `module:attribute` of an upstream project's app, or the module's path
     class                   `module:Class`: served without upstream's package
+    reset_first             `false`: steps need no reset before them; the env host reads it
     validation.resources    {cpu, memory_mb, disk_mb, episode_timeout_s, gpus}
 
 Upstream's server never reads the file, so projects are published with any text in it. A mistake is
@@ -88,6 +89,7 @@ def parse_manifest(path: Path, text: str) -> Manifest:
     """
     data, lines = _load(path, text)
     check = _Checker(path, data, lines)
+    check.flag("reset_first")
     return Manifest(
         path=path,
         name=check.name() or path.parent.name,
@@ -157,6 +159,11 @@ class _Checker:
         if not value.isprintable():
             return self._fault(name, f"must be one line of printable text, not {value!r}")
         return value.strip()
+
+    def flag(self, name: str) -> None:
+        value = self._value(name)
+        if value is not None and not isinstance(value, bool):
+            raise self._error(name, f"must be true or false, not {value!r}")
 
     def number(self, name: str) -> float | None:
         value = self._value(name)

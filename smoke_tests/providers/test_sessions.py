@@ -30,6 +30,23 @@ with GenericEnvClient(base_url=sys.argv[1]).sync() as env:
     assert env.step({"do": "life"}).observation["value"]
 """
 
+THINKING = """
+import sys
+from openenv import GenericEnvClient
+
+with GenericEnvClient(base_url=sys.argv[1]).sync() as env:
+    env.reset()
+    env.step({"do": "life"})
+    print("thinking", flush=True)
+    sys.stdin.readline()
+    try:
+        print(env.step({"do": "life"}).observation["value"])
+    except Exception as exc:
+        print(exc)
+    env.reset()
+    print(env.step({"do": "life"}).observation["value"])
+"""
+
 
 def test_client_of_openenv(harness: Harness, upstream: Path) -> None:
     """OpenEnv's own client resets, steps and asks for the state, in two sessions at once."""
@@ -38,6 +55,21 @@ def test_client_of_openenv(harness: Harness, upstream: Path) -> None:
     command = [str(upstream), "-c", CLIENT, address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_client_that_thinks_is_told(harness: Harness, upstream: Path) -> None:
+    """OpenEnv's client, which thought while its replica was killed, is told at its next step."""
+    harness.launched()
+    words = [str(upstream), "-c", THINKING, harness.environment()["address"]]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, **pipes) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "thinking\n"
+        harness.tell_server("signal:9")
+        harness.until_restarted()
+        told, life = client.communicate("\n", timeout=100)[0].splitlines()
+    assert "SESSION_NOT_RESET" in told
+    assert life == harness.ask("life")
 
 
 def test_routes(harness: Harness) -> None:

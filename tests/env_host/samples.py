@@ -29,6 +29,7 @@ class Speechless(Exception):
 
 class Counter(Environment[Do, Seen, State]):
     SUPPORTS_CONCURRENT_SESSIONS = True
+    RESET_FIRST = False
 
     def __init__(self):
         self._state = State(episode_id="none")
@@ -282,6 +283,7 @@ class Server:
 
 class Plain(Environment[Action, Observation, State]):
     SUPPORTS_CONCURRENT_SESSIONS = True
+    RESET_FIRST = False
     def reset(self, seed=None, episode_id=None, **kwargs):
         return Observation()
     def step(self, action, timeout_s=None, **kwargs):
@@ -308,6 +310,7 @@ class Plain(Environment[Do, Seen, State]):
     """Nothing in its code is bound to a thread."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
+    RESET_FIRST = False
 
     def __init__(self):
         self._state = State()

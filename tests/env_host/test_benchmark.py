@@ -35,7 +35,7 @@ def test_a_step_waits_as_asked_and_reports_the_process_that_served_it(
 
 @both_variants
 def test_sessions_wait_side_by_side(start: StartHost, env: dict[str, str]) -> None:
-    host = start(SERVED, env=env)
+    host = start(SERVED, env=env, reset_first=False)
     host.ready()
     with host.open() as one, host.open() as other:
         one.send("step", {"wait_seconds": 600})
@@ -43,7 +43,7 @@ def test_sessions_wait_side_by_side(start: StartHost, env: dict[str, str]) -> No
 
 
 def test_messages_have_the_requested_size(start: StartHost) -> None:
-    host = start(SERVED)
+    host = start(SERVED, reset_first=False)
     host.ready()
     with host.open() as session:
         action = {"payload": "y" * 1000, "answer_bytes": 3000}

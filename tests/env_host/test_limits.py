@@ -41,7 +41,7 @@ async def upload(request: Request) -> int:
 @pytest.fixture
 def host(start: StartHost) -> Host:
     """An env host that takes messages and bodies of 2 MB, and has memory for few at once."""
-    started = start(ECHO, max_message_mb=2, memory_bytes=64 * MB)
+    started = start(ECHO, reset_first=False, max_message_mb=2, memory_bytes=64 * MB)
     started.ready()
     return started
 
@@ -188,7 +188,7 @@ def test_long_messages_are_answered_behind_unfinished_ones_that_do_not_go_on(hos
 def test_long_messages_are_answered_beside_unfinished_ones_that_go_on_by_bytes(
     start: StartHost,
 ) -> None:
-    host = start(ECHO, max_message_mb=8, memory_bytes=64 * MB)
+    host = start(ECHO, reset_first=False, max_message_mb=8, memory_bytes=64 * MB)
     host.ready()
     sent = long_step(8)
     rest = len(sent) - 2000
@@ -221,7 +221,7 @@ def test_long_messages_are_answered_beside_unfinished_ones_that_go_on_by_bytes(
 
 
 def test_of_more_unfinished_messages_than_may_be_the_largest_is_closed(start: StartHost) -> None:
-    host = start(ECHO, max_message_mb=2, memory_bytes=64 * MB)
+    host = start(ECHO, reset_first=False, max_message_mb=2, memory_bytes=64 * MB)
     host.ready()
     sent = long_step(2)
     with contextlib.ExitStack() as stack:
@@ -234,7 +234,7 @@ def test_of_more_unfinished_messages_than_may_be_the_largest_is_closed(start: St
 
 
 def test_with_memory_for_them_more_unfinished_messages_are_kept(start: StartHost) -> None:
-    host = start(ECHO, max_message_mb=2, memory_bytes=1000 * MB)
+    host = start(ECHO, reset_first=False, max_message_mb=2, memory_bytes=1000 * MB)
     host.ready()
     sent = long_step(2)
     with contextlib.ExitStack() as stack:

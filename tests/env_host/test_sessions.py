@@ -114,7 +114,7 @@ def test_a_binary_frame_ends_the_session_with_an_error(start: StartHost) -> None
 
 
 def test_a_frame_of_many_megabytes_is_answered(start: StartHost) -> None:
-    host = start(ECHO)
+    host = start(ECHO, reset_first=False)
     host.ready()
     message = "x" * (20 * 2**20)
     with host.open() as client:

@@ -180,7 +180,7 @@ def test_a_host_that_cannot_fork_starts_its_state_process_as_a_program(
 def test_a_failed_call_fails_its_step_and_the_session_continues(
     worlds: StartHost, stack: ExitStack, line: str, text: str
 ) -> None:
-    host = worlds("Writer", shards=1, max_sessions=8)
+    host = worlds("Writer", shards=1, max_sessions=8, reset_first=False)
     host.ready()
     client = stack.enter_context(host.open())
     frame = client.ask("step", {"line": line})

@@ -15,10 +15,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Opcode
 
 from openenvd.env_host.environment.definition import definition_of_class
-from openenvd.env_host.ipc.scoreboard import Scoreboard
 from openenvd.env_host.serving.mcp import Mcp
 from openenvd.env_host.serving.ws_session import SessionService, SessionSocket
-from openenvd.env_host.sessions.reset_rule import ResetRule
 from openenvd.env_host.sessions.session import Attached, Session
 from openenvd.env_host.sessions.table import SessionTable
 from openenvd.env_host.sessions.watch import SessionWatch, UnattachedExpiry
@@ -42,7 +40,7 @@ def begun(host: Host) -> Iterator[Raw]:
 
 @pytest.fixture
 def host(start: StartHost) -> Host:
-    host = start(ECHO)
+    host = start(ECHO, reset_first=False)
     host.ready()
     return host
 
@@ -307,15 +305,7 @@ class AdmissionOnDemand:
 
 def table_of(admission: AdmissionOnDemand) -> SessionTable:
     definition = definition_of_class(ECHO, "echo")
-    board = Scoreboard.create(1)
-    return SessionTable(
-        definition,
-        1,
-        exclusive=False,
-        hooks=Hooks(),
-        admission=admission,
-        reset_rule=ResetRule(None, board, board[0]),
-    )
+    return SessionTable(definition, 1, exclusive=False, hooks=Hooks(), admission=admission)
 
 
 def session_socket_of(table: SessionTable) -> SessionSocket:

@@ -93,6 +93,7 @@ def test_a_project_without_a_name_has_that_of_its_folder(text: str, name: str) -
         ("name: ''\n", 1, "name", "text"),
         ("name: x\napp: an app\n", 2, "app", "module:attribute"),
         ("name: x\nclass: 3\n", 2, "class", "text"),
+        ("name: x\nreset_first: 'no'\n", 2, "reset_first", "true or false"),
         ("name: x\nvalidation: all\n", 2, "validation", "fields"),
         ("name: x\nvalidation:\n  resources:\n    cpu: x\n", 4, f"{RESOURCES}.cpu", "number"),
         ("name: x\nvalidation: {resources: {memory_mb: -1}}\n", 2, f"{RESOURCES}.memory_mb", "-1"),

@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 76_087,
-    "code lines": 48_263,
-    "modules": 508,
-    "test lines": 72_231,
-    "words of pages": 49_152,
-    "words of decisions": 10_989,
+    "shipped lines": 75_979,
+    "code lines": 48_200,
+    "modules": 507,
+    "test lines": 72_219,
+    "words of pages": 49_203,
+    "words of decisions": 10_983,
     "folders at the root": 22,
     "large classes": 12,
     "crowded folders": 9,
-    "dialect words": 663,
+    "dialect words": 658,
     "private names": 330,
 }
 

@@ -62,16 +62,3 @@ def test_lost_shards_are_counted_through_generations() -> None:
     status.begin()
     status.note_shard_exit({"shard": 2})
     assert found(status, "shard_exits", "last_shard_exit") == (2, {"shard": 2})
-
-
-def test_sessions_that_have_returned_are_not_lost_to_the_next_server() -> None:
-    status = ready()
-    status.note_message({"sessions": 3, "lost_sessions": 2}, NOW)
-    assert status.lost_sessions == 5
-    status.end(EXIT, [])
-    status.begin()
-    assert status.lost_sessions == 5
-    status.note_message({"sessions": 1, "lost_sessions": 4}, NOW)
-    status.end(EXIT, [])
-    assert status.lost_sessions == 5
-    assert ServerStatus(7).lost_sessions == 7

@@ -63,7 +63,6 @@ def _exit_of(status: dict[str, object]) -> ExitReason:
 def test_its_variables_are_those_of_the_protocol() -> None:
     assert files.LISTEN_FD_VARIABLE == protocol.LISTEN_FD_VARIABLE
     assert files.NOTIFY_FD_VARIABLE == protocol.NOTIFY_FD_VARIABLE
-    assert files.LOST_SESSIONS_VARIABLE == protocol.LOST_SESSIONS_VARIABLE
     assert files.GATE_FD_VARIABLE == protocol.GATE_FD_VARIABLE
     assert files.TRIAL_VARIABLE == protocol.TRIAL_VARIABLE
 
@@ -449,20 +448,6 @@ def test_server_of_a_killed_shim_is_killed_and_its_orphans_can_be_stopped(replic
     if status["cgroup"] is None:
         os.kill(orphan.pid, signal.SIGKILL)  # only a cgroup finds it again
     assert wait_until_dead([orphan], WAIT_SECONDS)
-
-
-def test_the_sessions_of_a_killed_shim_are_lost_to_the_server_of_the_next(replica: Make) -> None:
-    one = replica().ready()
-    one.tell("sessions 3")
-    status = one.wait(lambda s: s["sessions"] == 3)
-    os.kill(status["shim"]["pid"], signal.SIGKILL)
-    one.wait_for_end()
-    clean_up_after_shim(one.run_dir, grace_seconds=0.0)
-    again = one.again()
-    again.tell("show OPENENVD_LOST_SESSIONS")
-    again.tell("sessions 1")
-    again.wait(lambda s: s["sessions"] == 1)
-    assert "OPENENVD_LOST_SESSIONS 3\n" in again.log()
 
 
 def test_after_an_orderly_stop_nothing_is_looked_for(replica: Make) -> None:
