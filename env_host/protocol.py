@@ -52,7 +52,8 @@ LISTEN_ADDRESS_VARIABLE = "OPENENVD_LISTEN"
 CONTAINER_PORT = 8000  # upstream's images listen there, too
 
 # Headers of every answer, handshakes included: whose it is. A client that connects again asks
-# whether it is still the same environment, and the same launch of it.
+# whether it is still the same environment, and the same launch of it. Headers of every request that
+# a gateway sends, too: whose it is to be (`serving/access.py`).
 ENVIRONMENT_HEADER = "OpenEnvd-Environment"
 GENERATION_HEADER = "OpenEnvd-Generation"  # the launch's request
 REPLICA_HEADER = "OpenEnvd-Replica"

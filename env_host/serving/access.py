@@ -4,24 +4,34 @@
     every HTTP request, every handshake ──▶ `AccessGuard` ──▶ the application
     handshakes of our own sessions ───────▶ `Access.permits` ──▶ the session; or else as above
 
-Host and Origin first (`system/request_origin.py`), then the token (`system/access_tokens.py`), and
+Whose the request is comes first. A gateway names the environment, the launch (its generation) and
+the replica that it takes an address to be. Addresses are used again: after a restart of dockerd two
+containers may have each other's, and a killed server may be followed by another's at its port,
+while the gateway still has the old one. A request that names another server than this one is
+refused with 503 and `RETRY_HEADER`: nothing was begun, and the gateway sends it to another replica,
+if there is one. A request that names none comes from a client that knows the address alone.
+
+Then Host and Origin (`system/request_origin.py`), then the token (`system/access_tokens.py`), and
 last what a request is made of: routes that take JSON take nothing else, since a browser sends text
 and forms to any server without asking it.
 
-A refusal has a status and a sentence: 403 for a wrong Host or Origin, 401 without the token, 415
-for a body that is not JSON. A handshake is refused with the same status, not by a close after it.
+A refusal has a status and a sentence: 503 for another's request, 403 for a wrong Host or Origin,
+401 without the token, 415 for a body that is not JSON. A handshake is refused with the same status,
+not by a close after it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ...system.access_tokens import bearer, is_token, split_target, without_parameter
 from ...system.request_origin import is_allowed_host, is_allowed_origin
+from ..protocol import ENVIRONMENT_HEADER, GENERATION_HEADER, REPLICA_HEADER, RETRY_HEADER
 
 if TYPE_CHECKING:
     from ..protocol import HostConfig
@@ -36,8 +46,15 @@ Headers = list[tuple[bytes, bytes]]
 JSON_ROUTES = frozenset({"/reset", "/step", "/mcp", "/web/reset", "/web/step"})
 PREFLIGHT_SECONDS = 600
 SHOWN_CHARACTERS = 100  # of a header, in a refusal
+_WHOSE = tuple(
+    name.lower().encode() for name in (ENVIRONMENT_HEADER, GENERATION_HEADER, REPLICA_HEADER)
+)
 _ONCE = frozenset({b"host", b"origin", b"authorization", b"content-type", b"sec-fetch-site"})
-_READ = _ONCE | {b"sec-fetch-mode", b"sec-fetch-dest", b"content-length", b"transfer-encoding"}
+_READ = (
+    _ONCE
+    | {*_WHOSE}
+    | {b"sec-fetch-mode", b"sec-fetch-dest", b"content-length", b"transfer-encoding"}
+)
 _ALLOW_ORIGIN = b"access-control-allow-origin"
 
 
@@ -47,6 +64,7 @@ class Refusal:
 
     status: int
     detail: str
+    headers: Headers = field(default_factory=list)
 
 
 class Access:
@@ -56,17 +74,26 @@ class Access:
         bound: The address that it is bound to.
         origins: Further origins that are allowed, as `read_origin` spells them.
         token: What every request must carry; None: nothing.
+        whose: The headers of its answers, which name it.
     """
 
-    def __init__(self, bound: str, origins: Iterable[str] = (), token: str | None = None) -> None:
+    def __init__(
+        self,
+        bound: str,
+        origins: Iterable[str] = (),
+        token: str | None = None,
+        whose: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._bound = bound
         self._origins = frozenset(origins)
         self._token = token
+        own = {name.lower().encode(): value.encode("latin-1") for name, value in whose.items()}
+        self._own = [(name, own[name]) for name in _WHOSE if name in own]
 
     @classmethod
     def of(cls, config: HostConfig) -> Access:
         """Return the rules that a configuration asks for."""
-        return cls(config.host, config.allow_origin, config.token)
+        return cls(config.host, config.allow_origin, config.token, config.headers)
 
     def permits(self, upgrade: Upgrade) -> bool:
         """Tell whether a handshake may begin a session."""
@@ -79,7 +106,20 @@ class Access:
             headers: The headers by their names in lower case, none of which came twice.
             query: The query of its target.
         """
-        return self.origin_refusal(headers) or self.token_refusal(headers, query)
+        return (
+            self.other_refusal(headers)
+            or self.origin_refusal(headers)
+            or self.token_refusal(headers, query)
+        )
+
+    def other_refusal(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
+        """Return why a request is refused that is for another server; None: for this one."""
+        for name, own in self._own:
+            if (wanted := headers.get(name, own)) != own:
+                asked = wanted.decode("latin-1")[:SHOWN_CHARACTERS]
+                text = f"the gateway asks for {asked}, and {own.decode('latin-1')} has its address"
+                return Refusal(503, f"{text} now", [(RETRY_HEADER.encode(), b"1")])
+        return None
 
     def origin_refusal(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
         """Return why a request is refused by its Host and Origin; None when both are allowed."""
@@ -121,7 +161,8 @@ class AccessGuard:
             return
         headers, twice = _guarded(scope["headers"])
         _put_route_back(scope)
-        refusal = twice or self._access.origin_refusal(headers)
+        refusal = twice or self._access.other_refusal(headers)
+        refusal = refusal or self._access.origin_refusal(headers)
         if refusal is None and (origin := headers.get(b"origin")) is not None:
             if preflight := _preflight(scope, origin):
                 await _answer(scope, receive, send, 204, preflight, b"")
@@ -224,7 +265,7 @@ def _readable_by(origin: bytes, send: Send) -> Send:
 
 def _headers_of(refusal: Refusal) -> Headers:
     asked = [(b"www-authenticate", b"Bearer")] if refusal.status == 401 else []
-    return [(b"content-type", b"application/json"), *asked]
+    return [(b"content-type", b"application/json"), *refusal.headers, *asked]
 
 
 async def _answer(

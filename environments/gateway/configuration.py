@@ -31,6 +31,16 @@ had: to it a session that its replica ends, as all do, is a connection that fail
 end one after another eject a replica that is well. Those that do not answer are not tried while any
 does (`PANIC_PERCENT`).
 
+Identity. Addresses are used again: two containers may have each other's after a restart of their
+engine, while Envoy still has the old ones. So every attempt of a request names the environment, the
+launch (its generation) and the replica that Envoy takes the address to be, and another server
+refuses it (`env_host/serving/access.py`). A route adds its headers before a replica is chosen, and
+has two generations while one drains: its sessions go on, and so do requests for its HTTP sessions.
+So launch and replica are added by a filter of the cluster, which runs for each attempt, from the
+metadata of the endpoint that was chosen. They come with the address, in one file, so that no order
+of updates can part them. Health checks name the same: a server that has taken a replica's address
+is ill, and gets no request. A server that is not ours (upstream's, in an image) refuses nothing.
+
 Tokens are compared here, and again by the replica. Host and Origin are passed on as the client sent
 them, and are the replica's to judge.
 
@@ -45,7 +55,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ...env_host.protocol import ATTEMPTS_HEADER, ENVIRONMENT_HEADER, RETRY_HEADER
+from ...env_host.protocol import (
+    ATTEMPTS_HEADER,
+    ENVIRONMENT_HEADER,
+    GENERATION_HEADER,
+    REPLICA_HEADER,
+    RETRY_HEADER,
+)
 from ...system.access_tokens import PARAMETER
 from .lua import SOURCE as LUA
 
@@ -72,6 +88,9 @@ _NO_REPLICA = (
 _TYPE = "type.googleapis.com/envoy."
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _PREVIOUS_HOSTS = "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
+_HEADER_MUTATION = "extensions.filters.http.header_mutation.v3.HeaderMutation"
+_UPSTREAM_CODEC = "extensions.filters.http.upstream_codec.v3.UpstreamCodec"
+_OF_AN_ENDPOINT = {GENERATION_HEADER: "generation", REPLICA_HEADER: "replica"}  # in its metadata
 _SESSION_DIGITS = 4  # of a session's id, that name its replica (`env_host/shard/arrivals.py`)
 
 
@@ -84,6 +103,8 @@ class Endpoint:
     port: int
     is_draining: bool = False  # it gets no new session
     weight: int = 1  # how many new sessions it gets in its turn
+    generation: str = ""  # its launch, and its id: what a request for it says; empty: nothing
+    replica: str = ""
 
     @property
     def address(self) -> str:
@@ -437,6 +458,10 @@ def _cluster(backend: Backend) -> Json:
         "@type": f"{_TYPE}{_HTTP_OPTIONS.removeprefix('envoy.')}",
         "common_http_protocol_options": {"idle_timeout": _seconds(UPSTREAM_IDLE_SECONDS)},
         "explicit_http_config": {"http_protocol_options": {}},
+        "http_filters": [
+            _filter("http.header_mutation", _whose_request_it_is()),
+            _filter("http.upstream_codec", {"@type": f"{_TYPE}{_UPSTREAM_CODEC}"}),
+        ],
     }
     return {
         "name": backend.name,
@@ -456,6 +481,19 @@ def _cluster(backend: Backend) -> Json:
     }
 
 
+def _whose_request_it_is() -> Json:
+    """Name the endpoint that was chosen."""
+    mutations = [{"append": header} for header in _named_by_endpoint()]
+    return {"@type": f"{_TYPE}{_HEADER_MUTATION}", "mutations": {"request_mutations": mutations}}
+
+
+def _named_by_endpoint() -> list[Json]:
+    return [
+        _added(name, f"%UPSTREAM_METADATA(openenvd:{key})%")
+        for name, key in _OF_AN_ENDPOINT.items()
+    ]
+
+
 def _override_host() -> Json:
     source = {"metadata": {"key": "openenvd", "path": [{"key": "endpoint"}]}}
     in_turn = _policy("round_robin", {})
@@ -471,8 +509,10 @@ def _policy(name: str, settings: Json) -> Json:
 
 def _health_check(backend: Backend) -> Json:
     http: Json = {"path": backend.health_path, "host": "127.0.0.1"}
+    named = [_added(ENVIRONMENT_HEADER, backend.name), *_named_by_endpoint()]
     if backend.token is not None:
-        http["request_headers_to_add"] = [_added("authorization", f"Bearer {backend.token}")]
+        named.append(_added("authorization", f"Bearer {backend.token}"))
+    http["request_headers_to_add"] = named
     return {
         "timeout": _seconds(HEALTH_SECONDS),
         "interval": _seconds(HEALTH_SECONDS),
@@ -491,6 +531,11 @@ def _load_assignment(backend: Backend) -> Json:
             "endpoint": {"address": _address(each.host, each.port)},
             "health_status": "DRAINING" if each.is_draining else "HEALTHY",
             "load_balancing_weight": each.weight,
+            "metadata": {
+                "filter_metadata": {
+                    "openenvd": {key: getattr(each, key) for key in _OF_AN_ENDPOINT.values()}
+                }
+            },
         }
         for each in backend.endpoints
     ]

@@ -374,6 +374,8 @@ def backend_of(
             *watch.endpoint,
             is_draining=watch.is_draining or watch.replica.state is ReplicaState.DRAINING,
             weight=weighed.get(watch.run_file.number, most),
+            generation=watch.run_file.request_id,
+            replica=watch.run_file.replica_id,
         )
         for watch in found
         if watch.replica.state in _SERVING and not watch.status.get("held")

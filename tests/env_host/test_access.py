@@ -18,7 +18,13 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from openenvd.env_host.protocol import HostConfig
+from openenvd.env_host.protocol import (
+    ENVIRONMENT_HEADER,
+    GENERATION_HEADER,
+    REPLICA_HEADER,
+    RETRY_HEADER,
+    HostConfig,
+)
 from openenvd.env_host.serving.access import JSON_ROUTES, Access
 from openenvd.env_host.websocket.handshake import Upgrade, parse_upgrade
 
@@ -86,6 +92,7 @@ UPGRADE = {
     "Sec-WebSocket-Version": "13",
     "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
 }
+WHOSE = {ENVIRONMENT_HEADER: "w", GENERATION_HEADER: "launch", REPLICA_HEADER: "w-0-launch"}
 STRANGERS: dict[str, list[tuple[str, str]]] = {
     "rebound": [("Host", "evil.example:{port}")],
     "rebound with a loopback origin": [("Host", "evil.example"), ("Origin", "http://localhost")],
@@ -151,7 +158,7 @@ def serving(folder: Path, *, as_is: bool = False, **config: Any) -> Iterator[Ser
     (folder / "witness.py").write_text(WITNESS)
     (folder / "app.py").write_text(APP)
     what = {"env_class": None if as_is else "witness:Witness", "serve_as_is": as_is}
-    config = {"shards": 1, "admission_timeout_seconds": 0.0, **what, **config}
+    config = {"shards": 1, "admission_timeout_seconds": 0.0, "headers": WHOSE, **what, **config}
     apps = ("app:app",) if as_is else ()
     host = Host(
         HostConfig(name="w", app_candidates=apps, import_paths=(str(folder),), **config), folder
@@ -211,6 +218,27 @@ def test_a_stranger_is_refused_on_every_route_and_nothing_runs(
     for path in HANDSHAKES:
         assert served.ask("GET", path, [*headers, *UPGRADE.items()]).status in (400, 403), path
     assert served.seen() == before
+
+
+@pytest.mark.parametrize("header", WHOSE)
+def test_a_request_for_another_server_is_refused_on_every_route_and_nothing_runs(
+    served: Served, header: str
+) -> None:
+    before = served.seen()
+    own = [("Host", "localhost"), ("Content-Type", "application/json"), *WHOSE.items()]
+    other = [(name, "another" if name == header else value) for name, value in own]
+    for method, path in ROUTES:
+        answer = served.ask(method, path, other, b'{"action": {}}')
+        assert (answer.status, answer.headers[RETRY_HEADER]) == (503, "1"), (method, path)
+        assert "asks for another, and" in json.loads(answer.body)["detail"]
+    for path in HANDSHAKES:
+        answer = served.ask("GET", path, [*other, *UPGRADE.items()])
+        assert (answer.status, answer.headers[RETRY_HEADER]) == (503, "1"), path
+    assert served.seen() == before
+    assert served.ask("GET", "/health", own).status == 200
+    with connect(f"ws://localhost:{served.host.port}/ws", additional_headers=WHOSE) as client:
+        client.send('{"type":"reset"}')
+        assert json.loads(client.recv(WAIT_SECONDS))["type"] == "observation"
 
 
 def test_a_refusal_names_the_header_and_what_would_allow_it(served: Served) -> None:

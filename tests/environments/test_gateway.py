@@ -12,7 +12,9 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
+from http import HTTPStatus
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import psutil
@@ -23,7 +25,13 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Request, Response
 
-from openenvd.env_host.protocol import RETRY_HEADER
+from openenvd.env_host.protocol import (
+    ENVIRONMENT_HEADER,
+    GENERATION_HEADER,
+    REPLICA_HEADER,
+    RETRY_HEADER,
+    HostConfig,
+)
 from openenvd.environments.errors import GatewayFailed, PortInUse
 from openenvd.environments.gateway import process
 from openenvd.environments.gateway.admin import endpoint_statuses
@@ -47,7 +55,10 @@ from openenvd.system.websocket import (
     upgrade_request,
 )
 
+from ..env_host.hosts import Host
+
 TOKEN = "a-token.of_16~letters"
+ECHO = "openenvd.env_host.bundled.echo.environment:EchoEnvironment"
 LONG_BYTES = 8_000_000  # more than the buffers on the way take
 TLS = Path(__file__).with_name("tls")
 WAIT_SECONDS = 20.0
@@ -269,6 +280,105 @@ async def test_replicas_that_are_ill_get_no_session_when_few_others_are_left(
     sessions = [await begin(gateway.options.address_of("sample")) for _ in range(16)]
     assert not any(replica.handshakes for replica in many[:-1])
     await close(sessions)
+
+
+Life = tuple[str, str, str]  # an environment, a generation of it, a replica
+
+
+class LivesAtPorts:
+    """Replicas of two environments and two generations, as real env hosts at four ports."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lives: list[Life] = [
+            (name, f"{name}-{generation}", f"{name}-{generation}-0")
+            for name in ("one", "two")
+            for generation in ("old", "new")
+        ]
+        self.listeners = [socket.create_server(("127.0.0.1", 0)) for _ in self.lives]
+        self._folder = folder
+        self._hosts: list[Host] = []
+
+    def start(self, chance: Random) -> dict[Life, int]:
+        """End all that run, and start each at a port drawn at random; their ports."""
+        self.stop()
+        ports = chance.sample(self.listeners, len(self.listeners))
+        for (name, generation, replica), listener in zip(self.lives, ports, strict=True):
+            folder = self._folder / replica
+            folder.mkdir(exist_ok=True)
+            headers = {
+                ENVIRONMENT_HEADER: name,
+                GENERATION_HEADER: generation,
+                REPLICA_HEADER: replica,
+            }
+            config = HostConfig(name=name, env_class=ECHO, shards=1, headers=headers)
+            self._hosts.append(Host(config, folder, listener=listener.dup()))
+        for host in self._hosts:
+            host.ready()
+        found = zip(self.lives, (each.getsockname()[1] for each in ports), strict=True)
+        return dict(found)
+
+    def stop(self) -> None:
+        """End all."""
+        for host in self._hosts:
+            host.close()
+        self._hosts.clear()
+
+    def close(self) -> None:
+        """End all, and free the ports."""
+        self.stop()
+        for listener in self.listeners:
+            listener.close()
+
+
+@pytest.fixture
+def lives(tmp_path: Path) -> Iterator[LivesAtPorts]:
+    made = LivesAtPorts(tmp_path)
+    yield made
+    made.close()
+
+
+async def sessions_of(gateway: Gateway, name: str) -> list[Headers | None]:
+    """Whose a few sessions of an environment are; None for each that was refused."""
+    found: list[Headers | None] = []
+    for _ in range(3):
+        try:
+            async with await begin(gateway.options.address_of(name)) as session:
+                assert session.response is not None
+                found.append(session.response.headers)
+        except InvalidStatus as exc:
+            if exc.response.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+            found.append(None)
+    return found
+
+
+async def test_no_answer_is_of_another_environment_or_generation_whoever_has_its_address(
+    gateway: Gateway, lives: LivesAtPorts
+) -> None:
+    """Replicas come back at each other's addresses, while Envoy keeps those that it had."""
+    chance = Random(1)
+    is_refused = []
+    for _ in range(2):
+        ports = await asyncio.to_thread(lives.start, chance)
+        serving = [life for life in lives.lives if life[1].endswith("new")]
+        known = [
+            Endpoint(0, "127.0.0.1", ports[life], generation=life[1], replica=life[2])
+            for life in serving
+        ]
+        backends = [Backend(life[0], (each,)) for life, each in zip(serving, known, strict=True)]
+        await asyncio.to_thread(write_backends, gateway.config_folder, backends)
+        await seen(gateway, {each.address: False for each in known})
+        before = [await sessions_of(gateway, life[0]) for life in serving]
+        await asyncio.to_thread(lives.start, chance)
+        after = [await sessions_of(gateway, life[0]) for life in serving]
+        for (name, generation, _), found in zip(serving * 2, before + after, strict=True):
+            for whose in found:
+                is_refused.append(whose is None)
+                if whose is not None:
+                    told = whose[ENVIRONMENT_HEADER], whose[GENERATION_HEADER]
+                    assert told == (name, generation)
+        assert all(whose is not None for found in before for whose in found)
+    assert any(is_refused)
 
 
 async def test_endpoints_are_rolled_without_dropping_a_session(

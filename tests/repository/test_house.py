@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_979,
-    "code lines": 48_200,
+    "shipped lines": 76_068,
+    "code lines": 48_262,
     "modules": 507,
-    "test lines": 72_219,
-    "words of pages": 49_203,
+    "test lines": 72_364,
+    "words of pages": 49_233,
     "words of decisions": 10_983,
     "folders at the root": 22,
     "large classes": 12,
     "crowded folders": 9,
-    "dialect words": 658,
+    "dialect words": 659,
     "private names": 330,
 }
 

@@ -49,8 +49,15 @@ def test_replicas_get_sessions_when_they_are_ready_and_keep_them_while_they_drai
     found = backend_of(environment(), watches).endpoints
     ready, draining = by_state[ReplicaState.READY], by_state[ReplicaState.DRAINING]
     assert set(found) == {
-        Endpoint(ready.run_file.ordinal, "127.0.0.1", ready.run_file.port),
-        Endpoint(draining.run_file.ordinal, "127.0.0.1", draining.run_file.port, is_draining=True),
+        Endpoint(
+            each.run_file.ordinal,
+            "127.0.0.1",
+            each.run_file.port,
+            is_draining=each is draining,
+            generation=each.run_file.request_id,
+            replica=each.run_file.replica_id,
+        )
+        for each in (ready, draining)
     }
 
 
