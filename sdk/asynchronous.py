@@ -21,7 +21,7 @@ from ..client.http import Json
 from .client import Client, Folder
 from .handles import Environment, Progress, Request, pauses
 from .options import DrainOptions, LaunchOptions, RequestOptions, RolloutOptions
-from .session import AnyAsyncSession, asynchronous_session
+from .session import AsyncSession
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -206,10 +206,10 @@ class AsyncEnvironment:
         return self
 
     @asynccontextmanager
-    async def connect(self) -> AsyncIterator[AnyAsyncSession]:
-        """Open a session: of OpenEnv's `GenericEnvClient` where that is installed, or ours."""
+    async def connect(self) -> AsyncIterator[AsyncSession]:
+        """Open a session."""
         hint = self._environment.lost_hint
-        async with asynchronous_session(await self.base_url(), hint) as session:
+        async with AsyncSession(await self.base_url(), lost_hint=hint) as session:
             yield session
 
     async def scale(

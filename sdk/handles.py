@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
@@ -18,7 +17,7 @@ from ..client.api import DaemonClient
 from ..client.errors import RequestFailed
 from ..client.http import Json
 from .options import DrainOptions, RequestOptions
-from .session import AnySession, synchronous_session
+from .session import Session
 
 if TYPE_CHECKING:
     from .client import Client
@@ -206,9 +205,9 @@ class Environment:
         self.data = self.client.daemon().environment(self.name)
         return self
 
-    def connect(self) -> AbstractContextManager[AnySession]:
-        """Return a session to enter: of OpenEnv's `GenericEnvClient`, or ours without that."""
-        return synchronous_session(self.base_url(), self.lost_hint)
+    def connect(self) -> Session:
+        """Return a session to enter with `with`."""
+        return Session(self.base_url(), lost_hint=self.lost_hint)
 
     def scale(self, replicas: int, **options: Unpack[DrainOptions]) -> Request[Environment]:
         """Give it so many replicas, at the same address, without ending a session."""

@@ -23,7 +23,7 @@ import pytest
 
 if TYPE_CHECKING:
     from .handles import Environment
-    from .session import AnySession
+    from .session import Session
 
 MANIFEST = "openenv.yaml"
 LOG_LINES = 30
@@ -57,7 +57,7 @@ def openenv_env(pytestconfig: pytest.Config) -> Iterator[Environment]:
 
 
 @pytest.fixture
-def openenv_session(openenv_env: Environment) -> Iterator[AnySession]:
+def openenv_session(openenv_env: Environment) -> Iterator[Session]:
     """A session of the environment, for one test."""
     with openenv_env.connect() as session:
         yield session

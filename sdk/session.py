@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One session over OpenEnv's WebSocket protocol: reset, step, state, close.
 
-Where the package `openenv` is installed, sessions are those of its own `GenericEnvClient`. Where it
-is not, they are these: the same methods and the same results, and nothing beyond them.
+The methods and results are those of OpenEnv's `GenericEnvClient`, which is not used where it is
+installed: it takes the late answer to a call that was given up for the answer to the next one.
 
     {"type": "reset", "data": {…}}     {"type": "observation", "data": {observation, reward, done}}
     {"type": "step", "data": action}   the same
@@ -18,14 +18,12 @@ under way at a time, and others wait; a call that is cancelled or out of time en
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from ..client.errors import SessionError
 from ..env_host.errors import WSErrorCode
@@ -57,54 +55,6 @@ class StepResult:
     observation: Json
     reward: float | None = None
     done: bool = False
-
-
-class AnyResult(Protocol):
-    """What `StepResult` and OpenEnv's own have in common."""
-
-    @property
-    def observation(self) -> Any:
-        """What the agent sees."""
-
-    @property
-    def reward(self) -> Any:
-        """The reward of the step, or None."""
-
-    @property
-    def done(self) -> bool:
-        """Whether the episode has ended."""
-
-
-class AnySession(Protocol):
-    """What `Session` and OpenEnv's synchronous client have in common."""
-
-    def reset(self, **kwargs: Any) -> AnyResult:
-        """Begin an episode."""
-
-    def step(self, action: Any) -> AnyResult:
-        """Take a step."""
-
-    def state(self) -> Any:
-        """Return the environment's state."""
-
-    def close(self) -> None:
-        """End the session."""
-
-
-class AnyAsyncSession(Protocol):
-    """What `AsyncSession` and OpenEnv's client have in common."""
-
-    async def reset(self, **kwargs: Any) -> AnyResult:
-        """Begin an episode."""
-
-    async def step(self, action: Any) -> AnyResult:
-        """Take a step."""
-
-    async def state(self) -> Any:
-        """Return the environment's state."""
-
-    async def close(self) -> None:
-        """End the session."""
 
 
 class AsyncSession:
@@ -242,31 +192,6 @@ class Session:
             told = f"the session was opened by process {thread.pid}; open one in this process"
             raise SessionError(told)
         return thread
-
-
-def synchronous_session(base_url: str, lost_hint: str) -> AbstractContextManager[AnySession]:
-    """Return a session to enter: of OpenEnv's `GenericEnvClient`, or ours without that."""
-    if (client := _upstream_client(base_url)) is None:
-        return Session(base_url, lost_hint=lost_hint)
-    session: AbstractContextManager[AnySession] = client.sync()
-    return session
-
-
-def asynchronous_session(
-    base_url: str, lost_hint: str
-) -> AbstractAsyncContextManager[AnyAsyncSession]:
-    """Return the same for asyncio."""
-    client: AbstractAsyncContextManager[AnyAsyncSession] | None = _upstream_client(base_url)
-    return AsyncSession(base_url, lost_hint=lost_hint) if client is None else client
-
-
-def _upstream_client(base_url: str) -> Any:
-    """Make OpenEnv's client of an address; None where its package is not installed."""
-    try:
-        client = importlib.import_module("openenv").GenericEnvClient
-    except (ImportError, AttributeError):
-        return None
-    return client(base_url=base_url, connect_timeout_s=CONNECT_SECONDS)
 
 
 def _result(data: Json) -> StepResult:

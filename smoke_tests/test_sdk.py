@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python SDK against a real daemon, with our own sessions and with OpenEnv's."""
+"""The Python SDK against a real daemon, also where OpenEnv's package is installed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .conftest import Machine, eventually
 
 WITH_UPSTREAM = """\
 import sys
-from openenv import GenericEnvClient
+import openenv
 from openenvd import Client
 
 env = Client(sys.argv[1]).launch("echo").wait()
 with env.connect() as session:
-    assert type(session).__module__.startswith("openenv."), type(session)
+    assert type(session).__module__.startswith("openenvd."), type(session)
     session.reset()
     print(session.step({"message": "hello"}).observation["echoed_message"])
 """
@@ -153,7 +153,9 @@ def streams() -> list[str]:
     return [each.name for each in threading.enumerate() if "openenvd stream" in each.name]
 
 
-def test_sessions_are_openenvs_own_where_it_is_installed(both: Path, machine: Machine) -> None:
+def test_sessions_are_ours_where_openenvs_package_is_installed_too(
+    both: Path, machine: Machine
+) -> None:
     command = [str(both), "-c", WITH_UPSTREAM, str(machine.home)]
     done = subprocess.run(
         command, env=machine.environ, capture_output=True, text=True, timeout=120, check=False

@@ -6,7 +6,8 @@
 
 An answer names no question. After a call that nobody waits for any more, its late answer would be
 taken for the next call's: so the session ends with it, and each later call says why. Calls at once
-wait for their turn. A process that was forked has the socket as well, and is refused.
+wait for their turn. A process that was forked has the socket as well, and is refused; so is another
+event loop, which the socket does not wake. A session without a reference is closed.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class SessionEnd(StrEnum):
     ABANDONED = "abandoned"  # a call was cancelled before its answer came
     CLOSED = "closed"  # by its own client
     OTHER_PROCESS = "other_process"  # it was opened before a fork
+    OTHER_LOOP = "other_loop"  # it was opened in another event loop
 
 
 class SessionFailed(Exception):
@@ -217,6 +219,10 @@ class Session:
         """End the session, and say so to the server; wait for its answer, but not for ever."""
         if self._pid != os.getpid():
             return  # it is the other process's to close
+        if asyncio.get_running_loop() is not self._socket.loop:
+            self._end = self._end or _closed()
+            self._abort_from_elsewhere()
+            return
         is_open, self._end = self.is_open, self._end or _closed()
         with contextlib.suppress(ConnectionClosed, TimeoutError):
             async with asyncio.timeout(self._socket.close_timeout):
@@ -245,6 +251,14 @@ class Session:
         self._end = self._end or end or _closed()
         self._socket.transport.abort()
 
+    def __del__(self) -> None:
+        if self._pid == os.getpid() and self._socket.state is not State.CLOSED:
+            self._abort_from_elsewhere()
+
+    def _abort_from_elsewhere(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and its sockets with it
+            self._socket.loop.call_soon_threadsafe(self._socket.transport.abort)
+
     async def _exchange(self, message: str | bytes) -> Message:
         if (early := self._socket.unasked) is not None:
             # A server sends an error on its own to report why it ends a session. Any other message
@@ -265,6 +279,9 @@ class Session:
             raise SessionFailed(SessionEnd.OTHER_PROCESS, told)
         if self._end is not None:
             raise self._end.again()
+        if asyncio.get_running_loop() is not self._socket.loop:
+            message = "the session was opened in another event loop; open one in this one"
+            raise SessionFailed(SessionEnd.OTHER_LOOP, message)
 
 
 def _is_error(message: Message) -> bool:

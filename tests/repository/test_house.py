@@ -14,11 +14,11 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 76_068,
-    "code lines": 48_262,
+    "shipped lines": 76_009,
+    "code lines": 48_240,
     "modules": 507,
-    "test lines": 72_364,
-    "words of pages": 49_233,
+    "test lines": 72_551,
+    "words of pages": 49_239,
     "words of decisions": 10_983,
     "folders at the root": 22,
     "large classes": 12,

@@ -3,16 +3,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from threading import Thread
@@ -266,147 +261,6 @@ def test_a_refused_handshake_says_what_the_server_said() -> None:
             pass
         running.shutdown()
         thread.join()
-
-
-def test_an_answer_that_does_not_come_closes_the_session() -> None:
-    with server() as address, Session(address, answer_timeout=0.2) as session:
-        with pytest.raises(SessionError, match=r"not answered within 0\.2 s"):
-            session.reset()
-        with pytest.raises(SessionError, match=r"not answered within 0\.2 s"):
-            session.reset()
-
-
-@contextmanager
-def slow_server(seconds: float = 0.2) -> Iterator[str]:
-    """Answer each message after a while, with what it was."""
-
-    def handle(socket: ServerConnection) -> None:
-        for message in socket:
-            time.sleep(seconds)
-            data = json.loads(message).get("data")
-            with suppress(ConnectionClosed):
-                socket.send(observation(observation=data))
-
-    with serve(handle, "127.0.0.1", 0) as running:
-        thread = Thread(target=running.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{running.socket.getsockname()[1]}"
-        running.shutdown()
-        thread.join()
-
-
-async def by_a_limit(session: AsyncSession) -> None:
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(session.step({"n": 1}), 0.05)
-
-
-async def by_cancellation(session: AsyncSession) -> None:
-    step = asyncio.create_task(session.step({"n": 1}))
-    await asyncio.sleep(0.05)
-    step.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await step
-
-
-async def by_a_failed_neighbour(session: AsyncSession) -> None:
-    async def both() -> None:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(session.step({"n": 1}))
-            await asyncio.sleep(0.05)
-            raise RuntimeError
-
-    with pytest.raises(ExceptionGroup):
-        await both()
-
-
-async def by_garbage_collection(session: AsyncSession) -> None:
-    step = session.step({"n": 1})
-    step.send(None)  # as far as its wait for the answer
-    step.close()
-
-
-@pytest.mark.parametrize(
-    "abandon", [by_a_limit, by_cancellation, by_a_failed_neighbour, by_garbage_collection]
-)
-async def test_an_abandoned_call_ends_the_session_which_says_so(
-    abandon: Callable[[AsyncSession], Awaitable[None]],
-) -> None:
-    """The late answer would be taken for the next call's."""
-    with slow_server() as address:
-        async with AsyncSession(address) as session:
-            await abandon(session)
-            for _ in range(2):
-                with pytest.raises(SessionError, match="a step was abandoned before its answer"):
-                    await session.step({"n": 2})
-
-
-def test_an_interrupted_call_ends_the_session_which_says_so() -> None:
-    """Ctrl-C in a notebook."""
-    with slow_server() as address, Session(address) as session:
-        here = threading.get_ident()
-        threading.Timer(0.05, lambda: signal.pthread_kill(here, signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            session.step({"n": 1})
-        for _ in range(2):
-            with pytest.raises(SessionError, match="a step was abandoned before its answer"):
-                session.step({"n": 2})
-
-
-async def test_calls_at_once_have_each_its_own_answer() -> None:
-    with slow_server(0.01) as address:
-        async with AsyncSession(address) as session:
-            results = await asyncio.gather(*(session.step({"n": n}) for n in range(5)))
-        with Session(address) as same, ThreadPoolExecutor(5) as threads:
-            results += threads.map(lambda n: same.step({"n": n}), range(5))
-    assert [result.observation for result in results] == [{"n": n} for n in range(5)] * 2
-
-
-async def test_a_call_that_is_cancelled_in_its_turn_ends_nothing() -> None:
-    with slow_server() as address:
-        async with AsyncSession(address) as session:
-            first = asyncio.create_task(session.step({"n": 1}))
-            second = asyncio.create_task(session.step({"n": 2}))
-            await asyncio.sleep(0.05)
-            second.cancel()
-            assert (await first).observation == {"n": 1}
-            assert (await session.step({"n": 3})).observation == {"n": 3}
-
-
-def in_a_forked_child(function: Callable[[], object]) -> str:
-    """What the function raises there."""
-    reading, writing = os.pipe()
-    if (pid := os.fork()) == 0:
-        with suppress(BaseException):
-            try:
-                function()
-            except Exception as exc:
-                os.write(writing, str(exc).encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        said = pipe.read()
-    os.waitpid(pid, 0)
-    return said
-
-
-def test_a_session_is_refused_to_another_process_and_goes_on_in_its_own() -> None:
-    with slow_server(0) as address, Session(address) as session:
-        assert session.step({"n": 1}).observation == {"n": 1}
-        said = in_a_forked_child(lambda: session.step({"n": 2}))
-        assert said == f"the session was opened by process {os.getpid()}; open one in this process"
-        assert in_a_forked_child(session.close) == ""
-        assert session.step({"n": 3}).observation == {"n": 3}
-
-
-def test_a_forked_process_may_open_a_session_of_its_own() -> None:
-    with slow_server(0) as address:
-
-        def play() -> None:
-            with Session(address) as session:
-                raise RuntimeError(session.step({"n": 2}).observation)
-
-        with Session(address):
-            assert in_a_forked_child(play) == "{'n': 2}"
 
 
 IN_A_GENERATOR = """
