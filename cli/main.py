@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -147,6 +148,7 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """The installed command."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored no exit code can be read
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a `✓` gets a `?`
             stream.reconfigure(errors="replace")

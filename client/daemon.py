@@ -271,8 +271,13 @@ def _spawn(paths: Paths, settings: Mapping[str, Any], ready: int) -> int:
                 (os.POSIX_SPAWN_DUP2, ready, _READY_FD),
             ],
             setsid=True,
+            setsigmask=(),  # what a starting process blocks or ignores is its own
+            setsigdef=(signal.SIGCHLD,),
         )
-        _, status = os.waitpid(shell, 0)
+        try:
+            _, status = os.waitpid(shell, 0)
+        except ChildProcessError:  # it ignores SIGCHLD: the kernel has reaped the shell
+            status = 0
     except BlockingIOError as exc:  # EAGAIN: as for every fork beyond a limit
         raise _no_room() from exc
     finally:

@@ -15,6 +15,7 @@ import contextlib
 import gc
 import json
 import os
+import signal
 import sys
 import types
 from collections.abc import Callable
@@ -45,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     getproctitle()  # finds where titles are written; later the environment may have moved
     options = _parser().parse_args(arguments)
     os.umask(0o077)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever has started it may ignore it
     close_all_but(fd for fd in (options.ready_fd,) if fd is not None)
     paths = Paths.from_environment()
     try:

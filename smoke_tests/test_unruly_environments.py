@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
@@ -243,3 +246,23 @@ def test_a_daemon_of_another_version_is_named(machine: Machine) -> None:
     assert "0.0.1" in answer.err
     assert "openenv stop" in answer.err
     path.write_text(json.dumps(identity))
+
+
+SIGNALS_OF_THE_PARENT = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, signal.SIGTERM})
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_what_started_the_command_may_ignore_and_block_signals(machine: Machine) -> None:
+    below = replace(machine, command=sys.executable)
+    answer = below.ok("-c", SIGNALS_OF_THE_PARENT, machine.command, "launch", "echo", "--json")
+    address = answer.json["environment"]["address"]
+    reset = ask(address, {"type": "reset", "data": {}})
+    assert reset[0]["type"] == "observation"
+    machine.ok("down", "echo")
+    pid = machine.daemon_pid()
+    machine.ok("stop")
+    assert not psutil.pid_exists(pid)
