@@ -5,22 +5,24 @@
                                 ├─▶ one of those, when it had to be started as a program
                                 └─▶ the project's own app, as it is: one process, no shards
 
-Nothing heavy is imported before the environment itself has been asked for, and a failure to start
-is reported twice: to the log for people, and through the notify pipe for the process that waits.
+All that serves is imported before the environment: it may have a `queue.py` or a folder `uvicorn`,
+which comes first from then on. A failure to start is reported twice: to the log for people, and
+through the notify pipe for the process that waits.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import gc
 import importlib
 import json
 import logging
 import os
+import resource
+import signal
 import socket
 import sys
-import threading
+import time
 import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,12 +33,15 @@ from ..system.listening_sockets import (
     open_listening_sockets,
     sockets_of,
 )
+from ..system.proc import raise_fd_limit
+from ..system.signal_pipe import take_over
 from .environment import gradio_stub
 from .environment.notes import Notes
 from .errors import ConfigError, ShardFailed, StartError
 from .ipc.notify import Notifier
 from .protocol import (
     CHILD_CONFIG_VARIABLE,
+    DEFAULT_SESSIONS,
     EXIT_FAILED_TO_START,
     FAILURE_LOG_LINES,
     GATE_FD_VARIABLE,
@@ -51,7 +56,7 @@ from .protocol import (
     HostConfig,
     Serving,
 )
-from .startup import write_bytecode_below
+from .startup import no_collections, write_bytecode_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,24 +142,28 @@ def read_inputs() -> Inputs:
 
 def _run(inputs: Inputs, notifier: Notifier) -> None:
     config = inputs.config
-    sys.path[:0] = config.import_paths
-    notes = Notes(config.venv, config.import_paths)
     if config.venv is not None:
         # Another environment may lie below it.
         write_bytecode_below(str(Path(config.venv).parent), _PACKAGE)
+    from . import preload
+
+    preload.take_own_view()
+    preload.yield_names(config.import_paths)
+    sys.path[:0] = config.import_paths
+    fd_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    notes = Notes(config.venv, config.import_paths)
     if not (config.serve_as_is or gradio_stub.is_wanted()):
         gradio_stub.keep_out()
     definition, app = None, None
-    gc.disable()  # imports make a million objects and hardly any garbage
-    try:
+    with no_collections():
         definition, app = _load(config, notifier.note)
-    finally:
-        gc.enable()
     if definition is None:
         _serve_as_it_is(inputs, notifier, app)
     elif inputs.child is not None:
         _serve_as_program(config, definition, inputs.child)
     else:
+        if fd_limit == resource.getrlimit(resource.RLIMIT_NOFILE):  # else it is the environment's
+            raise_fd_limit()
         _supervise(inputs, notifier, definition, notes)
 
 
@@ -172,10 +181,10 @@ def _load(config: HostConfig, note: Callable[[str], None]) -> tuple[Definition |
 def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
     """Serve an app untouched: one process and no shards, since it may keep its state in memory."""
     from .environment.upstream_project import example_route, has_sessions
+    from .event_loop import run_loop
     from .serving.access import Access
     from .serving.own_app import WithoutSessions
     from .serving.uvicorn_server import serve
-    from .startup import run_loop
 
     how: dict[str, Any] = {"serving": Serving.AS_IS}
     if not has_sessions(app):
@@ -191,12 +200,11 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
         on_ready=lambda: notifier.ready(max_sessions=None, **how),
         on_draining=notifier.draining,
     )
-    run_loop(serving, _exit_soon)
+    run_loop(serving, _exit_soon, has_project_code=True)
 
 
 def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes: Notes) -> None:
     """Be the parent of the processes that serve."""
-    from ..system.proc import raise_fd_limit
     from .environment.plan import (
         note_on_hooks,
         partial_messages_bytes,
@@ -204,16 +212,16 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes
         supports_concurrency,
         this_machine,
     )
-    from .preload import preload
     from .shard import shard  # noqa: F401  before a fork, so that children share it
     from .shared_state.process import shares_state
-    from .startup import warn_of_few_fds
+    from .startup import note_on_few_fds
     from .supervisor.spawn import what_forbids_forking
     from .supervisor.supervisor import Supervisor
 
-    preload()
+    # What is forked from now on is waited for, also where the environment ignores SIGCHLD.
+    take_over((signal.SIGCHLD,), lambda number: signal.signal(number, signal.SIG_DFL))
     config = inputs.config
-    max_fds = raise_fd_limit()
+    max_fds, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     shared_class = definition.env_class if shares_state(definition.env_class) else None
     is_tried = os.environ.pop(TRIAL_VARIABLE, None) is not None
     is_concurrent, class_name = supports_concurrency(
@@ -234,8 +242,11 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes
     _ = definition.may_change_threads  # found out once, before shards are forked
     if definition.has_own_hooks:
         notifier.note(note_on_hooks(plan))
-    if config.max_sessions is not None:
-        warn_of_few_fds(config.max_sessions, plan.max_sessions, max_fds, plan.shards)
+    wanted = 1 if plan.exclusive else config.max_sessions or DEFAULT_SESSIONS
+    if not plan.isolates:
+        note = note_on_few_fds(wanted, plan.max_sessions, max_fds, plan.shards)
+        if note is not None:
+            notifier.note(note)
 
     def serve(own: ChildConfig, scoreboard: Scoreboard, head: bytes) -> Never:
         sys.exit(_serve_as_child(config, definition, own, scoreboard, head))
@@ -248,7 +259,6 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes
 def _serve_as_program(config: HostConfig, definition: Definition, child: dict[str, Any]) -> None:
     """Be a child that was started rather than forked: `spawn.what_forbids_forking`."""
     from ..system.prctl import die_with_parent
-    from ..system.proc import raise_fd_limit
     from .ipc.child_config import ChildConfig
     from .ipc.scoreboard import Scoreboard
     from .shared_state.process import STATE_CONFIG, serve_as_program
@@ -256,7 +266,6 @@ def _serve_as_program(config: HostConfig, definition: Definition, child: dict[st
     if STATE_CONFIG in child:
         serve_as_program(definition.env_class, child[STATE_CONFIG])
     die_with_parent(os.getppid())
-    raise_fd_limit()
     head = base64.b64decode(child.pop("head"))
     own = ChildConfig.from_json(child)
     for fd in own.fds:
@@ -274,12 +283,14 @@ def _serve_as_child(
 ) -> int:
     """Serve as one of the supervisor's children; the exit code."""
     from ..system.descriptors import Message, send_message
-    from .startup import pin_gpu, run_loop
+    from .event_loop import run_loop
+    from .startup import pin_gpu
 
     pin_gpu(own.index, config.gpus or 0)
 
     try:
-        run_loop(_run_child(config, definition, own, scoreboard, head), _exit_soon)
+        serving = _run_child(config, definition, own, scoreboard, head)
+        run_loop(serving, _exit_soon, has_project_code=definition.runs_on_loop)
     except SystemExit:  # uvicorn: the application's own start-up failed, and the log says how
         text = "the application failed to start (its lifespan ended with an error)"
         failed = {"failed": text, "log_tail": []}
@@ -410,6 +421,10 @@ def _log_to_stderr() -> None:
 
 def _exit_soon() -> None:
     """Make sure that a call that never returns cannot keep the process from exiting."""
-    timer = threading.Timer(EXIT_SECONDS, os._exit, (0,))
-    timer.daemon = True
-    timer.start()
+    from .sessions.threads import start_thread
+
+    def exit_late() -> None:
+        time.sleep(EXIT_SECONDS)
+        os._exit(0)
+
+    start_thread(exit_late)

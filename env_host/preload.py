@@ -1,15 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports the modules that serve sessions, for the fork server, which forks env hosts.
+"""Imports the modules that serve sessions: for the fork server, and before the environment.
 
 Importing them starts no thread and makes no loop. A module that is missing here costs each host a
-copy of its own, and is no fault otherwise.
+copy of its own, and may be taken from the project's folder, which comes first on the path later: it
+may have a `queue.py`. Upstream's server has imported most of these by then, too. A file with the
+name of one of the others is found by the project's code there, and so it is here: `yield_names`.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
 
+from .event_loop import host_libraries
+
+# Of the standard library: what we import, and upstream's server does not before the app does.
+OURS_ALONE = ("mmap", "resource", "stringprep", "sysconfig")
+_PATCHED = ("_thread", "os", "queue", "select", "selectors", "signal", "socket", "subprocess")
+_PATCHED += ("threading", "time")
 MODULES = (
     "asyncio.runners",
     "concurrent.futures.thread",
@@ -27,13 +39,14 @@ MODULES = (
     "uvicorn.protocols.http.httptools_impl",
     "uvicorn.protocols.websockets.websockets_sansio_impl",
     "uvicorn.server",
-    "uvloop",
     "openenvd.env_host.environment.definition",
     "openenvd.env_host.environment.interfaces",
+    "openenvd.env_host.environment.upstream_project",
     "openenvd.env_host.main",
     "openenvd.env_host.serving.app",
     "openenvd.env_host.serving.uvicorn_server",
     "openenvd.env_host.shard.shard",
+    "openenvd.env_host.shared_state.proxy",
     "openenvd.env_host.startup",
     "openenvd.env_host.supervisor.supervisor",
 )
@@ -41,9 +54,36 @@ MODULES = (
 
 def preload() -> None:
     """Import each module on its own: one that is not installed must not keep out the others."""
-    for module in MODULES:
-        with suppress(ImportError):
-            importlib.import_module(module)
+    with host_libraries():
+        for module in MODULES:
+            with suppress(ImportError):
+                importlib.import_module(module)
+
+
+def take_own_view() -> None:
+    """Give our modules copies of those that libraries patch for a whole process, once for all.
+
+    After `gevent.monkey.patch_all()` or `eventlet.monkey_patch()` a thread is none any more, and
+    whoever waits for a child or a socket waits for a loop that nobody runs here.
+    """
+    copies: dict[int, ModuleType] = {}
+    for name in _PATCHED:
+        module = importlib.import_module(name)
+        copies[id(module)] = copy = ModuleType(name, module.__doc__)
+        vars(copy).update(vars(module))
+    for name, module in list(sys.modules.items()):
+        if name.startswith(f"{__package__.partition('.')[0]}."):
+            for attribute, value in list(vars(module).items()):
+                if (own := copies.get(id(value))) is not None:
+                    setattr(module, attribute, own)
+
+
+def yield_names(folders: Iterable[str]) -> None:
+    """Let the project's files that are called as one of our modules be imported by their names."""
+    for folder in folders:
+        for name in OURS_ALONE:
+            if Path(folder, f"{name}.py").exists() or Path(folder, name).is_dir():
+                sys.modules.pop(name, None)
 
 
 preload()

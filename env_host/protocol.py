@@ -76,6 +76,8 @@ EXIT_FAILED_TO_START = 3  # it could not be imported or served; a `failed` line 
 DEFAULT_SESSIONS = 1024  # at once, by default, when the class supports concurrent sessions
 LEAST_SESSION_MEMORY_MB = 16  # a session's process holds about 14 before it has done anything
 LOOPBACK = "127.0.0.1"
+# The folder in a project's virtual environment with libraries that are the host's alone.
+HOST_LIBRARIES = "openenvd-libraries"
 DEFAULT_MESSAGE_MB = 100  # one WebSocket message; what upstream's client accepts itself
 MAX_MESSAGE_BYTES = DEFAULT_MESSAGE_MB * MB
 FAILURE_LOG_LINES = 20  # most lines of a traceback in a `failed` line

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process of the env host does before it serves: descriptors, GPU, byte code, event loop.
+"""What a process of the env host does before it serves: descriptors, GPU, byte code, garbage.
 
 Byte code is written for what is imported from some folders, and for nothing else. A project's
 dependencies are thousands of files, of which it imports a fifth: each is compiled when it is first
@@ -10,37 +10,33 @@ sixth of what a start costs. The project's own folder is left as it is
 
 from __future__ import annotations
 
-import importlib.util
-import logging
+import contextlib
+import gc
 import os
 import resource
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
 SPARE_FDS = 128  # besides those of sessions: modules, pipes, files of environments
+NEVER = 2**31 - 1  # objects until a collection
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
-log = logging.getLogger("openenvd.env_host")
 
+@contextlib.contextmanager
+def no_collections() -> Iterator[None]:
+    """Collect no garbage meanwhile: imports make a million objects and hardly any garbage.
 
-def run_loop(main: Awaitable[None], on_end: Callable[[], None]) -> None:
-    """Run `main` on the fastest event loop there is; `on_end` before the loop is taken down."""
-    import asyncio
-
-    factory = None
-    if importlib.util.find_spec("uvloop") is not None:
-        import uvloop
-
-        factory = uvloop.new_event_loop
-
-    async def run() -> None:
-        await main
-
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(run())
-        on_end()
+    What they set themselves (`gc.disable`, a threshold) stays.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(NEVER)
+    try:
+        yield
+    finally:
+        if gc.get_threshold()[0] == NEVER:
+            gc.set_threshold(*before)
 
 
 def sessions_of_process(limit: int) -> int:
@@ -55,14 +51,15 @@ def fitting_sessions(asked: int, limit: int, shards: int) -> int:
     return max(1, min(asked, sessions_of_process(limit) * shards))
 
 
-def warn_of_few_fds(asked: int, fitting: int, limit: int, shards: int) -> None:
-    """Warn that there will be fewer sessions than were asked for."""
-    if fitting < asked:
-        log.warning(
-            "%d sessions were asked for, and %d are possible: each needs a file descriptor, and "
-            "each of %d processes may have %d (ulimit -n). Raise the limit, or use more --shards.",
-            asked, fitting, shards, limit,
-        )  # fmt: skip
+def note_on_few_fds(wanted: int, fitting: int, limit: int, shards: int) -> str | None:
+    """Say that there will be fewer sessions than are wanted, if that is so."""
+    if fitting >= wanted:
+        return None
+    return (
+        f"{wanted} sessions were to be possible, and {fitting} are: each needs a file descriptor, "
+        f"and each of {shards} processes may have {limit} (ulimit -Hn). Raise the limit, or use "
+        "more --shards"
+    )
 
 
 def device_of(index: int, gpus: int, visible: str | None) -> str:

@@ -5,7 +5,7 @@
 
     what exec would do                 here
     descriptors close on exec          `close_all_but`
-    handlers and mask are the default  `reset_signals`
+    handlers and mask are the default  `reset_signals`; our own (`signal_pipe`) at every fork
     a new argv and environment         `set_environment`
     the program runs, then exits       `run_and_exit`
 
@@ -39,6 +39,17 @@ _FIRST_FREE_FD = 3
 _DESCRIPTORS = "/proc/self/fd" if sys.platform == "linux" else "/dev/fd"
 # By fork server, shim, zygote, host. Not all there are: to look at each costs every process 300 kB.
 TAKEN_OVER = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT)
+
+
+forks = 0  # on the way from the first process to this one
+
+
+def _count_fork() -> None:
+    global forks
+    forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
 
 
 def preload(modules: Iterable[str], *, collect: bool = True) -> None:
@@ -78,35 +89,23 @@ def close_all_but(kept: Iterable[int]) -> None:
                 os.close(int(name))
 
 
-def fork() -> int:
-    """Fork; the child misses no signal meanwhile, and has none of its parent's handlers.
-
-    Returns:
-        As `os.fork`: 0 in the child.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN_OVER)
-    try:
-        pid = os.fork()
-        if pid == 0:
-            reset_handlers()
-        return pid
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def leave_parent(parent: int, name: str, to_close: Iterable[int]) -> None:
     """Become a process of its own after `fork`, called `name`, which is killed with its parent."""
     die_with_parent(parent)
     close_all(to_close)
     set_thread_name(name)
-    reseed()
+    tell_libraries()
 
 
-def reseed() -> None:
-    """Give libraries other random numbers than the parent's; Python's own generator does so."""
-    for name in ("numpy.random", "torch.random"):
+def tell_libraries() -> None:
+    """Give libraries other random numbers than the parent's, as Python's own, and other loops."""
+    for name, function in (
+        ("numpy.random", "seed"),
+        ("torch.random", "seed"),
+        ("gevent", "reinit"),
+    ):
         module: Any = sys.modules.get(name)
-        if callable(found := getattr(module, "seed", None)):
+        if callable(found := getattr(module, function, None)):
             found()
 
 
@@ -126,8 +125,7 @@ def reset_signals() -> None:
 
 
 def reset_handlers() -> None:
-    """Reset the handlers that a parent has set (`SignalPipe`)."""
-    signal.set_wakeup_fd(-1)
+    """Reset the handlers that are not ours either: some are ignored since before we started."""
     for number in TAKEN_OVER:
         signal.signal(number, signal.SIG_DFL)
 
@@ -151,12 +149,33 @@ def run_and_exit(entry: str) -> NoReturn:
     try:
         module, _, name = entry.partition(":")
         code = _exit_code(getattr(importlib.import_module(module), name)())
-    except SystemExit as exc:
-        code = _exit_code(exc.code)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as exc:
+        code = _code_of(exc)
     finally:
         _finish(code)
+
+
+def end_copy(forks_before: int, exc: BaseException | None) -> None:
+    """End this process if it was forked since then, in a call that has ended now with `exc`.
+
+    It is a copy of its parent that nobody serves: it exits as a program would that comes to its
+    end there, but for the parent's `atexit` functions, which are about things of the parent.
+    """
+    if forks == forks_before:
+        return
+    code = 0 if exc is None else _code_of(exc)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+    os._exit(code)
+
+
+def _code_of(exc: BaseException) -> int:
+    """Return the code to exit with because of an exception, which is printed as Python does."""
+    if isinstance(exc, SystemExit):
+        return _exit_code(exc.code)
+    traceback.print_exception(exc)
+    return EXIT_UNCAUGHT
 
 
 def _exit_code(value: object) -> int:

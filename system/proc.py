@@ -6,8 +6,12 @@ Sizes are bytes. Light: a shim imports it.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
+import sys
+import time
 from typing import NamedTuple
 
 from .units import MB
@@ -16,6 +20,8 @@ _SECONDS_PER_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 OWN_SESSION = "/proc/self/autogroup"
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 _MOST_DEPTH = 16  # of a tree of processes
+_KILL_SECONDS = 1.0  # until what is killed is given up: the kernel cannot end it yet
+_KILL_ROUNDS = 100
 
 
 class ProcessStat(NamedTuple):
@@ -82,6 +88,41 @@ def descendants_of(pid: int) -> set[int]:
             break
         found |= generation
     return found
+
+
+def kill_descendants() -> None:
+    """Kill everything below this process; orphans, too, where it adopts them."""
+    own = os.getpid()
+    for _ in range(_KILL_ROUNDS):  # what forks meanwhile is found in the next one
+        stats = map(read_stat, descendants_of(own))
+        alive = [stat.pid for stat in stats if stat is not None and not stat.is_dead]
+        if not alive:
+            return
+        for pid in alive:
+            kill(pid)
+        time.sleep(_KILL_SECONDS / _KILL_ROUNDS)
+
+
+def kill(pid: int, *, group: bool = False) -> None:
+    """Send SIGKILL to a process or to a process group, unless it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        (os.killpg if group else os.kill)(pid, signal.SIGKILL)
+
+
+def reap(pid: int) -> tuple[int, int, resource.struct_rusage]:
+    """As `os.wait4`, without waiting.
+
+    That imports `resource` each time it is called, and a project may have a module of this name.
+    """
+    theirs = sys.modules.get(resource.__name__)
+    sys.modules[resource.__name__] = resource
+    try:
+        return os.wait4(pid, os.WNOHANG)
+    finally:
+        if theirs is None:
+            del sys.modules[resource.__name__]
+        else:
+            sys.modules[resource.__name__] = theirs
 
 
 def anonymous_bytes(pid: int) -> int | None:
@@ -178,9 +219,6 @@ _fd_limits: list[tuple[int, int]] = []  # of this process, before the first was 
 
 def raise_fd_limit() -> int:
     """Raise the soft limit on open files to the hard one, and return it."""
-    import contextlib
-    import resource
-
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):  # macOS has a lower one in the kernel
@@ -194,9 +232,6 @@ def lower_fd_limit(pid: int) -> None:
 
     Programs that use `select`, or close every descriptor that there could be, count on a low one.
     """
-    import contextlib
-    import resource
-
     if _fd_limits and hasattr(resource, "prlimit"):
         with contextlib.suppress(OSError):  # it has ended
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _fd_limits[0])

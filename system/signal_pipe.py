@@ -1,20 +1,56 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`SignalPipe`: receives signals through a pipe that a process can select on."""
+"""Signals that a process handles for itself alone: `SignalPipe` and `take_over`.
+
+A handler and the descriptor that wakes a loop or a `select` are inherited by every child that is
+forked, also by those that other code forks (`multiprocessing`, a step of an environment). A SIGTERM
+for such a child would be written into its parent's pipe, and the child would go on. So around each
+fork of Python (`os.register_at_fork`):
+
+    before the fork    the signals that were taken over are blocked, in the thread that forks
+    in the child       the wake-up descriptor is reset, and each handler is what it was before,
+                       unless other code has replaced it meanwhile
+    in both            they are no longer blocked
+
+A process that has taken over no signal is left alone.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable
+import time
+from _thread import get_ident, start_new_thread
+from collections.abc import Callable, Iterable
+from typing import Any
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+LATE_SECONDS = 0.01  # for a fork to return in the child
+DRAIN_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # of an env host
+
+_taken: dict[signal.Signals, tuple[Any, Any]] = {}  # our handler, and the one before
+_masks: dict[int, set[int]] = {}  # of the threads that fork, by their idents
+
+
+def take_over(
+    numbers: Iterable[signal.Signals], set_handler: Callable[[signal.Signals], object]
+) -> None:
+    """Have `set_handler` set the handler of each signal, for this process and no child of it."""
+    for number in numbers:
+        before = handler_before(number)
+        set_handler(number)
+        _taken[number] = signal.getsignal(number), before
+
+
+def handler_before(number: signal.Signals) -> Any:
+    """Return the handler that a signal has when what we have set is left out."""
+    handler = signal.getsignal(number)
+    ours, before = _taken.get(number, (None, None))
+    return before if handler is ours and handler is not None else handler
 
 
 class SignalPipe:
-    """Receives signals as bytes of a pipe, in the process that makes it.
-
-    A forked child gives them back with `forking.reset_signals`.
-    """
+    """Receives signals as bytes of a pipe that a process can select on."""
 
     def __init__(
         self, numbers: Iterable[signal.Signals], *, ignored: Iterable[signal.Signals] = ()
@@ -24,10 +60,9 @@ class SignalPipe:
         for fd in self.fds:
             os.set_blocking(fd, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        for number in numbers:
-            signal.signal(number, lambda *_: None)  # the byte in the pipe is the handler
-        for number in ignored:
-            signal.signal(number, signal.SIG_IGN)
+        # The byte in the pipe is the handler.
+        take_over(numbers, lambda number: signal.signal(number, lambda *_: None))
+        take_over(ignored, lambda number: signal.signal(number, signal.SIG_IGN))
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable."""
@@ -39,3 +74,35 @@ class SignalPipe:
             return set(os.read(self._reading, 4096))
         except BlockingIOError:
             return set()
+
+
+def _before_fork() -> None:
+    _masks[get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, _taken)
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.pop(get_ident()))
+
+
+def _in_child() -> None:
+    if _taken:
+        signal.set_wakeup_fd(-1)
+        for number in list(_taken):
+            if (before := handler_before(number)) is not None:  # None: set by a C library
+                signal.signal(number, before)
+        late = [n for n in signal.sigpending() & set(_taken) if callable(signal.getsignal(n))]
+        _taken.clear()
+        for number in late:
+            signal.sigwait({number})
+        if late:  # what its handler raises must not end here, where Python ignores it
+            start_new_thread(_send_again, (late,))
+    _after_fork()
+
+
+def _send_again(numbers: list[signal.Signals]) -> None:
+    time.sleep(LATE_SECONDS)
+    for number in numbers:
+        os.kill(os.getpid(), number)
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_child)

@@ -26,9 +26,11 @@ from pydantic_core import SchemaValidator
 
 from ..errors import LoadError
 from . import interfaces, thread_affinity
+from .instances import may_use_loop
 from .own_middleware import OwnMiddleware
 from .upstream_types import McpTypes, ObservationForm, installed_form, upstream_mcp_types
 
+_BUNDLED = f"{__package__.rpartition('.')[0]}.bundled."
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 
 
@@ -54,6 +56,7 @@ class Definition:
     shared_paths: frozenset[str] = frozenset()  # of the app, those that any process can answer
     middleware: OwnMiddleware | None = None  # of the project
     has_own_hooks: bool = False  # the project has start-up or shutdown hooks
+    has_own_routes: bool = False  # and routes that are no library's
     mcp: McpTypes | None = field(default_factory=upstream_mcp_types)
     observation_form: ObservationForm = field(default_factory=installed_form)
     refuses_unknown_ids: bool = True  # of `/ws?session_id=`; upstream before 0.5.0 ignores them
@@ -103,6 +106,16 @@ class Definition:
         factory = self.factory  # one that is no class may hand out what is bound to a thread
         return inspect.isclass(factory) and not thread_affinity.is_bound_to_thread(factory)
 
+    @property
+    def runs_on_loop(self) -> bool:
+        """Whether code of the project runs on the event loop, for all we know."""
+        if self.has_own_hooks or self.middleware is not None or self.has_own_routes:
+            return True
+        env_class = self.made_class
+        if env_class is None or not is_bundled(env_class):
+            return env_class is None or may_use_loop(env_class)
+        return False
+
     def is_own(self, path: str) -> bool:
         """Tell whether requests for a path must be answered by the home shard."""
         return self.app is not None and path not in self.shared_paths
@@ -130,6 +143,11 @@ class Definition:
             "state": self.state_cls.model_json_schema(),
             "reset_observation": self.reset_observation_cls.model_json_schema(),
         }
+
+
+def is_bundled(env_class: type) -> bool:
+    """Tell whether an environment is one of ours."""
+    return env_class.__module__.startswith(_BUNDLED)
 
 
 def _validator_of(model: type[BaseModel]) -> Callable[[Any], Any]:

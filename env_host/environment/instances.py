@@ -34,6 +34,7 @@ UPSTREAM_MCP_ENVIRONMENT = "openenv.core.env_server.mcp_environment"
 QUICK_CPU_SECONDS = 0.002
 QUICK_SECONDS = 0.1
 STALL_SECONDS = 0.05  # on the loop
+MCP_ATTRIBUTES = ("mcp_client", "mcp_server")  # of an environment with tools
 MAX_FAILURE_CHARACTERS = 300
 MAX_LOGGED = 20  # causes of failures whose tracebacks a process logs
 MAX_STALLS = 3  # a machine that is busy elsewhere causes some, too
@@ -43,7 +44,8 @@ _OVERRIDABLE = frozenset({"reset", "reset_async", "step", "step_async", "close",
 # How the paths of files begin that are no project's: ours, and the standard library.
 _NOT_ITS_OWN = (str(Path(__file__).parents[1]), str(Path(inspect.__file__).parent), "<frozen ")
 
-_accepted: dict[Any, frozenset[str] | None] = {}  # by function; None: it takes any keyword
+# By function: whether it takes any keyword; the names that it does not take then, else takes.
+_keywords: dict[Any, tuple[bool, frozenset[str]]] = {}
 _signatures: dict[type, CallSignature] = {}
 
 log = logging.getLogger("openenvd.env_host")
@@ -106,14 +108,26 @@ def call_signature_of(env: Any) -> CallSignature:
     return signature
 
 
+def may_use_loop(env_class: type) -> bool:
+    """Tell whether calls of a class's environments may run on the event loop, tools included."""
+    signature = _find_signature(env_class)
+    functions = (each for owner in env_class.__mro__ for each in vars(owner).values())
+    codes = (each.__code__ for each in functions if inspect.isfunction(each))
+    names = {name for code in codes for name in code.co_names}
+    return (
+        signature.reset_is_async
+        or signature.step_is_async
+        or signature.holds_mcp
+        or not names.isdisjoint(MCP_ATTRIBUTES)
+    )
+
+
 def keep_accepted(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
     """Return those of `arguments` that `function` takes; OpenEnv drops the others silently."""
     if not arguments:
         return arguments
-    accepted = _accepted_names(function)
-    if accepted is None:
-        return arguments
-    return {name: value for name, value in arguments.items() if name in accepted}
+    takes_any, names = _keywords_of(function)
+    return {name: value for name, value in arguments.items() if (name in names) is not takes_any}
 
 
 def failure_of(exc: BaseException) -> str:
@@ -270,10 +284,12 @@ def _pick(env: Any, name: str, inherited: frozenset[Any]) -> tuple[str, bool]:
     return name, inspect.iscoroutinefunction(getattr(env, name))
 
 
-def _accepted_names(function: Callable[..., Any]) -> frozenset[str] | None:
+def _keywords_of(function: Callable[..., Any]) -> tuple[bool, frozenset[str]]:
     key = getattr(function, "__func__", function)
-    if key not in _accepted:
+    if key not in _keywords:
         parameters = inspect.signature(function).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        _accepted[key] = None if takes_any else frozenset(parameters)
-    return _accepted[key]
+        # That of the instance, `self`, is taken already.
+        taken = frozenset(inspect.signature(key).parameters) - frozenset(parameters)
+        _keywords[key] = takes_any, taken if takes_any else frozenset(parameters)
+    return _keywords[key]

@@ -23,7 +23,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Never
 
-from ...system.forking import fork
 from ...system.memory_left import free_memory_bytes
 from ...system.prctl import die_with_parent
 from ...system.units import MB
@@ -205,7 +204,7 @@ def try_factory(definition: Definition, seconds: float = TRIAL_SECONDS) -> Trial
     parent = os.getpid()
     with open(reading, "rb", buffering=0) as answer:
         try:
-            pid = fork()
+            pid = os.fork()
         except OSError as exc:
             os.close(writing)
             return Trial(failure=f"it could not be tried: {exc}")

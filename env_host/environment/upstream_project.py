@@ -181,9 +181,17 @@ def _definition(server: Any, registered: Any, app: Any, name: str) -> Definition
         own_paths=own_paths,
         shared_paths=shared_paths,
         has_own_hooks=_has_own_hooks(app) or _has_own_hooks(registered),
+        has_own_routes=any(not _is_librarys(endpoint) for endpoint in _endpoints(app)),
         middleware=middleware,
         refuses_unknown_ids=hasattr(server, "_session_websocket_attachments"),
     )
+
+
+def _endpoints(app: Any) -> Iterator[Any]:
+    """Yield what answers the routes of an app; one that is mounted answers its own."""
+    for route in getattr(app, "routes", ()):
+        if endpoint := getattr(route, "endpoint", None) or getattr(route, "app", None):
+            yield endpoint
 
 
 def _serves_itself(app: Any, path: str) -> bool:
@@ -216,10 +224,14 @@ def _has_own_hooks(app: Any) -> bool:
 
 def _is_the_projects(hook: Any) -> bool:
     """Tell whether a hook, or one that it wraps (as gradio's does), is not a library's."""
-    if hook.__module__.partition(".")[0] not in _LIBRARIES:
+    if not _is_librarys(hook):
         return True
     wrapped = inspect.getclosurevars(hook).nonlocals if inspect.isfunction(hook) else {}
     return any(_is_the_projects(each) for each in wrapped.values() if callable(each))
+
+
+def _is_librarys(function: Any) -> bool:
+    return str(function.__module__).partition(".")[0] in _LIBRARIES
 
 
 def _is_stateless(route: Any) -> bool:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import signal
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -30,6 +29,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from ...system.connection_limit import ConnectionLimit, connections_within, full_answer
 from ...system.http_limits import MAX_HEAD_BYTES, limited
+from ...system.signal_pipe import DRAIN_SIGNALS, STOP_SIGNALS, take_over
 from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.watch import SessionWatch
 from ..websocket.handshake import END_OF_HEAD, Upgrade, acceptance, parse_upgrade
@@ -182,10 +182,9 @@ async def serve(
         max_message_bytes=max_message_bytes,
         on_ready=on_ready,
     )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, server.request_exit)
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        asyncio.get_running_loop().add_signal_handler(number, drain)
+    loop = asyncio.get_running_loop()
+    take_over(STOP_SIGNALS, lambda n: loop.add_signal_handler(n, server.request_exit))
+    take_over(DRAIN_SIGNALS, lambda n: loop.add_signal_handler(n, drain))
     await server.serve(sockets=listeners)
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from ...system import forking
 from ...system.units import MB
 from ...system.websocket import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
 from ..environment.instances import keep_accepted
@@ -100,13 +101,16 @@ class Call:
         """
         result: Any = None
         error: Exception | None = None
+        forks = forking.forks
         try:
             result = await awaitable
+            forking.end_copy(forks, None)
         except asyncio.CancelledError:
             if not self.socket.is_waiting_for(self):
                 raise
             error = RuntimeError("the environment cancelled its own call")
         except BaseException as exc:
+            forking.end_copy(forks, exc)
             error = plain_error(exc)
         self.settled(result, error)
 

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...system import forking
 from ..environment.instances import Calls
 from ..errors import FactoryFailed, SessionEnded, UnknownSession
 from .shared_thread import CallSharing, SharingRunner
@@ -55,13 +56,13 @@ class Threads:
         self._sharing: CallSharing | None = None
         self._make_own: Callable[[], Runner] = SessionThread
         if definition.shares_one_thread:
-            self.shared = ThreadPool("sessions", 1)
+            self.shared = ThreadPool(1)
         elif definition.is_thread_safe:
-            pool = ThreadPool("sessions")
+            pool = ThreadPool()
             self._make_own = lambda: pool
         if definition.may_change_threads:
             self._sharing = CallSharing()
-        self.spare = ThreadPool("closing", 4)  # for `close` of asynchronous environments
+        self.spare = ThreadPool(4)  # for `close` of asynchronous environments
 
     def for_session(self) -> Runner:
         """Return what the calls of one session run on."""
@@ -179,12 +180,12 @@ class Session:
         if self._thread is not None and self._thread is not self._threads.shared:
             self._thread.stop()
 
-    async def call(self, method: Callable[..., Any], is_async: bool, *args: Any, **kw: Any) -> Any:
+    async def call(self, method: Callable[..., Any], is_async: bool, *args: Any) -> Any:
         """Make one call, on the loop or on the session's thread, and return its result."""
         if is_async:
-            calling = _plainly(method(*args, **kw))
+            calling = _plainly(method(*args))
             return await asyncio.get_running_loop().create_task(calling, context=self.context)
-        return await self.thread.run(method, *args, **kw)
+        return await self.thread.run(method, *args)
 
     def _set_ready(self, calls: Calls) -> None:
         self.calls = calls
@@ -215,12 +216,16 @@ class Session:
 
 async def _plainly(call: Awaitable[Any]) -> Any:
     """Await a call in a task of its own: `sys.exit()` there would end the process."""
+    forks = forking.forks
     try:
-        return await call
+        result = await call
     except asyncio.CancelledError:
         raise
     except BaseException as exc:
+        forking.end_copy(forks, exc)
         raise plain_error(exc) from exc.__cause__
+    forking.end_copy(forks, None)
+    return result
 
 
 class _HeldContext:

@@ -31,7 +31,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from ...system import futures
-from .threads import Runner, Settle, plain_error, start_thread
+from .threads import Runner, Settle, outcome_of, start_thread
 
 STALL_SECONDS = 0.05
 FLUSH_SECONDS = 0.001  # outcomes wait no longer for those of later calls
@@ -114,7 +114,7 @@ class SharedThread:
                 runner, settle, call, args = self._jobs.popleft()
             except IndexError:  # abandoned meanwhile
                 break
-            self._outcomes.append((runner, settle, *_outcome_of(call, args)))
+            self._outcomes.append((runner, settle, *outcome_of(call, args)))
             self.finished += 1
             seconds = time.perf_counter() - began
             if seconds >= FLUSH_SECONDS:
@@ -257,10 +257,3 @@ def waited_seconds(seconds: float, process_cpu_seconds: float) -> float:
     event loop, while calls waited for the GIL.
     """
     return 0.0 if process_cpu_seconds >= seconds / 2 else seconds
-
-
-def _outcome_of(call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Exception | None]:
-    try:
-        return call(*args), None
-    except BaseException as exc:
-        return None, plain_error(exc)

@@ -11,9 +11,9 @@ bounds how many threads there are for others.
         └────────── call_soon_threadsafe ◀───────────┘
 
 A thread starts with its first call. Threads are daemons: a call that never returns must not keep
-the process from exiting. A session's own is started without `threading.Thread`: 14 kB and 120 us
-each instead of 17 kB and 190 us. It has no name therefore; a hung call is logged with its session.
-The stack is virtual memory until it is used; a large one invites huge pages.
+the process from exiting. They are started without `threading.Thread`: 14 kB and 120 us each instead
+of 17 kB and 190 us. They have no names therefore; a hung call is logged with its session. The stack
+is virtual memory until it is used; a large one invites huge pages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from ...system import futures
+from ...system import forking, futures
 from ...system.units import MB
 
 STACK_BYTES = MB  # below the size of a huge page
@@ -48,12 +48,12 @@ class Runner:
         """Have `settle(result, error)` called on the loop when a thread has done `call(*args)`."""
         raise NotImplementedError
 
-    def run(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        """Submit `call(*args, **kwargs)`; cancelling its future before its turn skips the call."""
+    def run(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Submit `call(*args)`; cancelling its future before its turn skips the call."""
         future: asyncio.Future[Any] = self._loop.create_future()
 
         def unless_cancelled() -> Any:
-            return None if future.cancelled() else call(*args, **kwargs)
+            return None if future.cancelled() else call(*args)
 
         self.submit(functools.partial(futures.settle, future), unless_cancelled)
         return future
@@ -92,9 +92,8 @@ class SessionThread(Runner):
 class ThreadPool(Runner):
     """Runs calls of thread-safe environments, on at most `POOL_THREADS` threads."""
 
-    def __init__(self, name: str, threads: int = POOL_THREADS) -> None:
+    def __init__(self, threads: int = POOL_THREADS) -> None:
         super().__init__()
-        self._name = name
         self._most = threads
         self._threads = 0
         self._under_way = 0
@@ -105,8 +104,7 @@ class ThreadPool(Runner):
         self._under_way += 1
         if self._threads < min(self._under_way, self._most):
             self._threads += 1
-            name = f"{self._name}-{self._threads}"
-            threading.Thread(target=self._work, name=name, daemon=True).start()
+            start_thread(self._work)
         self._jobs.put((functools.partial(self._settle, settle), call, args))
 
     def _settle(self, settle: Settle, result: Any, error: BaseException | None) -> None:
@@ -136,17 +134,25 @@ def _do(
     call: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    result, error = None, None
+    futures.tell_loop(loop, settle, *outcome_of(call, args))
+
+
+def outcome_of(call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+    """Make a call and return its result, or its error; a process that it has forked ends here."""
+    forks = forking.forks
     try:
         result = call(*args)
     except BaseException as exc:
-        error = plain_error(exc)
-    futures.tell_loop(loop, settle, result, error)
+        forking.end_copy(forks, exc)
+        return None, plain_error(exc)
+    forking.end_copy(forks, None)
+    return result, None
 
 
 def start_thread(work: Callable[[], None]) -> None:
     """Start a thread without `threading.Thread`."""
-    before = threading.stack_size(STACK_BYTES)
+    before = threading.stack_size()
+    threading.stack_size(before or STACK_BYTES)  # unless the environment has set one
     try:
         _thread.start_new_thread(work, ())
     finally:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...system.connection_limit import closing_answer
 from ...system.descriptors import Message
+from ...system.signal_pipe import STOP_SIGNALS, handler_before, take_over
 from ...system.websocket import GOING_AWAY_CLOSE
 from ..errors import SessionEnded
 from ..ipc.capacity import note_awake
@@ -139,6 +140,7 @@ class ServingProcess:
         self.server = make_server(definition, self.table, self._siblings())
         self._idle_seconds = config.idle_timeout_seconds or definition.session_timeout_seconds
         self._stopping = asyncio.Event()
+        self._stopped_by: signal.Signals | None = None
         self._isolated = own.isolated
         self._may_hand_over = not own.is_home and own.connection_fd is None
         self._refuses_unknown_ids = definition.refuses_unknown_ids
@@ -151,8 +153,8 @@ class ServingProcess:
 
     async def start(self) -> None:
         """Start serving, and say so on the scoreboard."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, self._stopping.set)
+        loop = asyncio.get_running_loop()
+        take_over(STOP_SIGNALS, lambda n: loop.add_signal_handler(n, self._on_signal, n))
         await self.server.start()
         counters, own = self._counters, self._own
         counters[Field.PID] = os.getpid()
@@ -185,6 +187,12 @@ class ServingProcess:
         self._report_failure()
         self.registry.flush()
         self.link.close()
+        if self._stopped_by is not None:
+            _pass_on(self._stopped_by)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._stopped_by = number
+        self._stopping.set()
 
     def on_state_lost(self, lost: WorldLost) -> None:
         """End all sessions: the state that they share is gone."""
@@ -382,6 +390,19 @@ class ServingProcess:
 
     def _on_link(self, message: Message) -> None:
         """Handle a message from the supervisor."""
+
+
+def _pass_on(number: signal.Signals) -> None:
+    """Call the handler that the environment has set when it was imported, if any, at the end.
+
+    What it raises has no effect any more: it may well call `sys.exit`.
+    """
+    handler = handler_before(number)
+    if callable(handler) and handler is not signal.default_int_handler:
+        try:
+            handler(number, None)
+        except BaseException as exc:
+            log.info("the environment's handler of %s raised %r", number.name, exc)
 
 
 def _most_here(own: ChildConfig) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
 import logging
 import os
 import secrets
@@ -29,9 +28,11 @@ from typing import Any, NamedTuple, Never
 
 from ...system import forking
 from ...system.json_lines import decode_line, encode_line
-from ...system.proc import exit_sentence
+from ...system.proc import exit_sentence, reap
+from ...system.signal_pipe import take_over
+from ..environment.definition import is_bundled
+from ..event_loop import run_loop
 from ..restart_backoff import RestartSchedule
-from ..startup import run_loop
 from .connection import socket_name
 from .errors import StateFailed
 from .server import StateServer
@@ -92,8 +93,6 @@ class StateProcess:
         self._env_class = env_class
         self._fds_to_close = fds_to_close
         self._spawn = spawn
-        with suppress(ImportError):
-            importlib.import_module("uvloop")  # before a fork: to load a library is not for after
         self._folder: str | None = None
         if sys.platform == "linux":  # a name without a file: nothing is left after a SIGKILL
             self.address = f"@openenvd-world-{secrets.token_hex(16)}"
@@ -124,7 +123,7 @@ class StateProcess:
         config = StateConfig(self.epoch, os.getpid(), self.listen_fd, writing)
         if self._spawn is not None:
             self.pid = self._spawn({STATE_CONFIG: config._asdict()}, (config.listen_fd, writing))
-        elif (pid := forking.fork()) == 0:
+        elif (pid := os.fork()) == 0:
             os.close(reading)
             _become(self._env_class, config, {*self._fds_to_close()} - {config.listen_fd})
         else:
@@ -138,7 +137,7 @@ class StateProcess:
         """Return how the process exited, if it has; `due` says when the next is to be started."""
         if self.pid is None:
             return None
-        ended, status, usage = os.wait4(self.pid, os.WNOHANG)
+        ended, status, usage = reap(self.pid)
         if not ended:
             return None
         now = time.monotonic()
@@ -203,7 +202,7 @@ def _become(env_class: Any, config: StateConfig, to_close: Iterable[int]) -> Nev
         gc.freeze()  # the supervisor's objects must not be finalized here
         forking.leave_parent(config.supervisor_pid, f"state {env_class.__name__}", to_close)
         # Ctrl-C reaches the supervisor, which then stops this process.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        take_over((signal.SIGINT,), lambda number: signal.signal(number, signal.SIG_IGN))
         try:
             if (create := getattr(env_class, "create_state", None)) is None:
                 raise StateFailed("a class with SHARED_STATE = True needs a create_state()")
@@ -211,7 +210,8 @@ def _become(env_class: Any, config: StateConfig, to_close: Iterable[int]) -> Nev
         except BaseException as exc:
             _report(config.ready_fd, {"failed": f"{type(exc).__name__}: {exc}"})
             raise
-        run_loop(_serve(state, config), lambda: _exit(0))
+        serving = _serve(state, config)
+        run_loop(serving, lambda: _exit(0), has_project_code=not is_bundled(env_class))
     except BaseException:
         traceback.print_exc()
     _exit(EXIT_STATE_FAILED)
@@ -220,7 +220,8 @@ def _become(env_class: Any, config: StateConfig, to_close: Iterable[int]) -> Nev
 async def _serve(state: Any, config: StateConfig) -> None:
     """Serve until SIGTERM, or until the supervisor is gone."""
     asked = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+    loop = asyncio.get_running_loop()
+    take_over((signal.SIGTERM,), lambda number: loop.add_signal_handler(number, asked.set))
     await StateServer(state, config.epoch).listen(socket.socket(fileno=config.listen_fd))
     _report(config.ready_fd, {"ready": True})
     os.close(config.ready_fd)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ...system.cgroups import Cgroup
 from ...system.descriptors import Message
+from ...system.proc import reap
 
 if TYPE_CHECKING:
     from ..ipc.child_config import ChildConfig
@@ -125,7 +126,7 @@ class Children:
         """
         for pid in list(self._by_pid):
             try:
-                reaped, status, usage = os.wait4(pid, os.WNOHANG)
+                reaped, status, usage = reap(pid)
             except ChildProcessError:  # other code in this process has waited for it
                 yield self.take(pid), 0, None
                 continue

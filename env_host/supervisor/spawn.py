@@ -158,7 +158,7 @@ class Spawner:
         parent = os.getpid()
         with childs_link:
             try:
-                new.pid = forking.fork() if self.can_fork else self._start_child(config, head)
+                new.pid = os.fork() if self.can_fork else self._start_child(config, head)
             except OSError:
                 link.close()
                 raise

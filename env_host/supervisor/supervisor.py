@@ -58,7 +58,7 @@ from typing import TYPE_CHECKING
 from ...system import forking
 from ...system.descriptors import Message, receive_message
 from ...system.listening_sockets import listening
-from ...system.signal_pipe import SignalPipe
+from ...system.signal_pipe import DRAIN_SIGNALS, SignalPipe
 from ..environment.plan import ServingPlan
 from ..errors import ShardFailed
 from ..ipc.fd_messages import IS_USED, carried_bytes
@@ -162,8 +162,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Serve until asked to stop; raises `ShardFailed` if one fails before any served."""
-        # Children keep the last handler, which does nothing: it is not theirs to be drained.
-        self._signals = SignalPipe((*forking.TAKEN_OVER, signal.SIGUSR1, signal.SIGUSR2))
+        self._signals = SignalPipe((*forking.TAKEN_OVER, *DRAIN_SIGNALS))
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         self._spawner.prepare()
         if (door := self._door) is not None:
@@ -494,7 +493,7 @@ class Supervisor:
         numbers = self._signals.take()
         if numbers & {signal.SIGTERM, signal.SIGINT}:
             self._stop()
-        elif numbers & {signal.SIGUSR1, signal.SIGUSR2}:
+        elif numbers & {*DRAIN_SIGNALS}:
             self._drain(is_replaced=signal.SIGUSR2 in numbers)
         if signal.SIGCHLD in numbers:
             for child, status, peak_bytes in self._children.reap():

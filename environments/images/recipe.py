@@ -16,7 +16,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...env_host.protocol import CONTAINER_PORT, HOST_CONFIG_VARIABLE, LISTEN_ADDRESS_VARIABLE
+from ...env_host.protocol import (
+    CONTAINER_PORT,
+    HOST_CONFIG_VARIABLE,
+    HOST_LIBRARIES,
+    LISTEN_ADDRESS_VARIABLE,
+)
 from ..engines.base import ENV_HOST_LABEL
 from ..venv.project_venv import HOST_EXTRAS, HOST_REQUIREMENTS
 
@@ -111,8 +116,9 @@ def _installation(recipe: Recipe) -> Iterable[str]:
     if recipe.more:
         yield f"uv pip install --no-cache -- {shlex.join(recipe.more)}"
     extras = shlex.join(HOST_EXTRAS)
-    install = f"uv pip install --no-cache --only-binary :all: {extras}"
-    yield f"{install} || echo continuing without {extras}"
+    libraries = f"{VENV}/{HOST_LIBRARIES}"
+    install = f"uv pip install --no-cache --target {libraries} --only-binary :all: {extras}"
+    yield f"mkdir {libraries} && {install} || echo continuing without {extras}"
     if recipe.metadata:
         program = f"exec({_WRITE!r})"  # on one line, as instructions are
         yield shlex.join([f"{VENV}/bin/python", "-c", program, json.dumps(dict(recipe.metadata))])

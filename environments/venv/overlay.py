@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...env_host.protocol import HOST_LIBRARIES
 from ...system.hidden_values import hide_credentials
 from ..layout import Layout
 from .project_venv import KEY_VERSION, make_once
@@ -86,6 +87,9 @@ class _Overlay:
             if str(self._base) == sys.executable
             else _site_packages(self._base.parent.parent)
         )
+        libraries = self._base.parent.parent / HOST_LIBRARIES
+        if libraries.is_dir():  # else it is our own environment, which has them among its packages
+            (self._venv / HOST_LIBRARIES).symlink_to(libraries)
         pth = _site_packages(self._venv) / PTH
         pth.write_text(f"import site; site.addsitedir({str(packages)!r})\n")
 

@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ...env_host.protocol import HOST_LIBRARIES
 from ...system.process_identity import boot_seconds
 from ..errors import PreparationFailed
 from ..layout import Layout, make_private
@@ -56,7 +57,8 @@ KEY_VERSION = 3  # a higher one makes every environment anew
 
 # What the env host itself needs; a project on upstream's package has all of it already.
 HOST_REQUIREMENTS = ("uvicorn>=0.35", "websockets>=13", "pydantic>=2")
-# Faster, and done without where there is no wheel for the project's Python.
+# Faster, and done without where there is no wheel for the project's Python. The project does not
+# see them (`env_host/event_loop.py`).
 HOST_EXTRAS = ("uvloop", "httptools", "orjson")
 
 _PIN = re.compile(r"([\w.-]+)==([\w.+!]*\w)")  # in what uv says
@@ -209,8 +211,11 @@ class Builder:
                 if following is None:
                     raise exc.failure from exc
                 self._say(f"{way.name} is not used: {exc}; installing from {following.name}")
+        libraries = self._venv / HOST_LIBRARIES
+        libraries.mkdir(exist_ok=True)
         try:
-            self._uv.install(self._venv, "--only-binary", ":all:", *HOST_EXTRAS)
+            options = ("--target", str(libraries), "--only-binary", ":all:")
+            self._uv.install(self._venv, *options, *HOST_EXTRAS)
         except UvFailed as exc:
             self._say(f"continuing without {', '.join(HOST_EXTRAS)}: {exc.cause}")
         [packages] = self._venv.glob("lib/python*/site-packages")

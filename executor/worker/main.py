@@ -52,6 +52,7 @@ from ...processes.resources import pids_limit
 from ...processes.resources.memory import private_bytes
 from ...system import disk_space
 from ...system.proc import set_oom_score_adj
+from ...system.signal_pipe import take_over
 from ...system.units import MB
 from ...tracing import VARIABLE
 from .. import frames
@@ -121,7 +122,7 @@ class Worker:
 
     def run(self) -> None:
         """Run tasks until the pipe ends."""
-        signal.signal(signal.SIGTERM, self._on_terminate)
+        take_over((signal.SIGTERM,), lambda n: signal.signal(n, self._on_terminate))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self._show_title()
         while (task := self._receive()) is not None:

@@ -213,6 +213,8 @@ if "FAIL_SESSIONS" in os.environ:
     os.register_at_fork(after_in_child=lambda: len(forks) > 1 and os._exit(9))
 
 if "NO_ROOM" in os.environ:
+    from openenvd.env_host.supervisor import spawn
+
     refused = [int(number) for number in os.environ["NO_ROOM"].split()]
     numbers, fork = iter(range(1, 1000)), os.fork
 
@@ -221,7 +223,7 @@ if "NO_ROOM" in os.environ:
             raise BlockingIOError(11, "Resource temporarily unavailable")
         return fork()
 
-    os.fork = fork_if_there_is_room
+    spawn.os.fork = fork_if_there_is_room  # the host's own view of `os`
 
 class SlowTools(Counter):
     """Its tools never answer."""

@@ -62,6 +62,40 @@ def test_reset_needs_no_body(echo: Host) -> None:
     assert echo.http("POST", "/reset")[0] == 200
 
 
+NAMED = """
+from samples import Counter, Seen
+
+class Named(Counter):
+    def reset(this, method="", is_async="", call="", function="", **more):
+        return Seen(text=f"{method} {is_async} {call} {function} {sorted(more)}")
+
+    def step(this, action, method="", **more):
+        return Seen(text=f"{method} {sorted(more)}")
+
+class Async(Named):
+    async def reset_async(this, **arguments):
+        return this.reset(**arguments)
+
+    async def step_async(this, action, **arguments):
+        return this.step(action, **arguments)
+"""
+
+
+@pytest.mark.parametrize("kind", ["Named", "Async"])
+def test_parameters_may_have_any_name(start: StartHost, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "named.py").write_text(NAMED)
+    host = start(f"named:{kind}")
+    host.ready()
+    names = ("method", "is_async", "call", "function")
+    given = {name: name for name in (*names, "self", "cls", "args")} | {"this": "the instance"}
+    more = ["args", "cls", "self"]
+    status, answer = host.http("POST", "/reset", given)
+    assert (status, answer["observation"]["text"]) == (200, f"{' '.join(names)} {more}")
+    status, answer = host.http("POST", "/step", {"action": {}, **given})
+    more = sorted([*more, "call", "function", "is_async"])
+    assert (status, answer["observation"]["text"]) == (200, f"method {more}")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "kind"),
     [

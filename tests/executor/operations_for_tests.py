@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -240,3 +241,11 @@ def print_and_hang(payload: Json, request_id: str, home: str, progress: Progress
 
 def environment(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
     return os.environ.get(payload["name"])
+
+
+def terminate_a_child(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(FOREVER_SECONDS,))
+    child.start()
+    child.terminate()
+    child.join()
+    return child.exitcode

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which event loop a process runs, and what the host has installed for itself alone.
+
+    code of the project runs on the loop   the loop that upstream's server would have there:
+                                           uvloop where the project has it, otherwise asyncio's
+    only ours                              uvloop where there is one: a step takes less
+
+Libraries that change the running loop (`nest_asyncio`) know asyncio's alone. uvloop and httptools
+are not among what a project needs: they are installed in a folder of their own, which is on the
+path only while this module and `preload.py` import them, and are no modules to the project.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import selectors
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ..system.signal_pipe import take_over
+from .protocol import HOST_LIBRARIES
+
+_FOLDER = Path(sys.prefix, HOST_LIBRARIES)
+
+
+@contextmanager
+def host_libraries() -> Iterator[None]:
+    """Find the host's own libraries meanwhile, after those of the project."""
+    sys.path.append(str(_FOLDER))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(_FOLDER))
+        for name, module in list(sys.modules.items()):
+            if _is_hosts(module):
+                del sys.modules[name]
+
+
+def _is_hosts(module: Any) -> bool:
+    return (getattr(module, "__file__", None) or "").startswith(f"{_FOLDER}/")
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    return asyncio.SelectorEventLoop(selectors.DefaultSelector())
+
+
+uvloop: Any = None
+with suppress(ImportError), host_libraries():
+    uvloop = importlib.import_module("uvloop")
+
+
+def run_loop(main: Awaitable[None], on_end: Callable[[], None], *, has_project_code: bool) -> None:
+    """Run `main` on an event loop; `on_end` before the loop is taken down."""
+    is_projects = _FOLDER.is_dir() and not _is_hosts(uvloop)
+    is_wanted = uvloop is not None and (is_projects or not has_project_code)
+
+    async def run() -> None:
+        await main
+
+    factory = uvloop.new_event_loop if is_wanted else _new_event_loop
+    # Else the runner handles it, in forked children, too.
+    take_over((signal.SIGINT,), lambda number: signal.signal(number, signal.SIG_IGN))
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(run())
+        on_end()
