@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ from typing import TYPE_CHECKING
 from ...system.connection_limit import turn_away
 from ...system.descriptors import Message
 from ...system.loop_lag import EventLoopLagMonitor, LagSnapshot
+from ...system.prctl import adopt_orphans
+from ...system.proc import kill_descendants
 from ..errors import CapacityReached
 from ..ipc.child_config import HOME, ChildConfig
 from ..ipc.fd_messages import (
@@ -214,10 +217,16 @@ class Shard(ServingProcess):
 
 
 class IsolatedSession(ServingProcess):
-    """Serves one session, and exits with it."""
+    """Serves one session, and exits with it; so does all that the session has started.
+
+    It leads a process group, which the environment may signal, and adopts what loses its parent.
+    When it is killed itself, the supervisor ends its group.
+    """
 
     async def run(self, head: bytes) -> None:
         """Serve the connection until it is over, or the process is asked to stop."""
+        os.setpgid(0, 0)
+        adopt_orphans()
         await self.start()
         fd = self._own.connection_fd
         assert fd is not None
@@ -229,6 +238,7 @@ class IsolatedSession(ServingProcess):
         watching.cancel()
         stopping.cancel()
         await self.stop()
+        kill_descendants()
 
     async def _watch(self, transport: asyncio.BaseTransport | None) -> None:
         """Return when the session is over, or the connection without having begun one.

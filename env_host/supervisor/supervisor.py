@@ -58,6 +58,7 @@ from typing import TYPE_CHECKING
 from ...system import forking
 from ...system.descriptors import Message, receive_message
 from ...system.listening_sockets import listening
+from ...system.proc import kill
 from ...system.signal_pipe import DRAIN_SIGNALS, SignalPipe
 from ..environment.plan import ServingPlan
 from ..errors import ShardFailed
@@ -557,7 +558,10 @@ class Supervisor:
         if not child.is_isolated:
             row[Field.MAX_SESSIONS] = self._plan.share(child.index)
             self._lobby.shard_exited(child.index)
+        if child.is_isolated:  # what its session has started ends with it
+            kill(child.pid, group=True)
         if child.group is not None:
+            child.group.kill()
             child.group.remove()
 
     def _raise_if_never_ready(self, exited: ChildExit) -> None:
