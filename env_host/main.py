@@ -205,6 +205,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
 
 def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes: Notes) -> None:
     """Be the parent of the processes that serve."""
+    from .environment.differences import differences_in
     from .environment.plan import (
         note_on_hooks,
         partial_messages_bytes,
@@ -240,6 +241,8 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes
     )
     plan = replace(plan, partial_messages_bytes=partial_messages_bytes(machine, plan.shards))
     _ = definition.may_change_threads  # found out once, before shards are forked
+    has_several = plan.shards > 1 or plan.isolates
+    notifier.differ(differences_in(config.import_paths), is_noted=has_several)
     if definition.has_own_hooks:
         notifier.note(note_on_hooks(plan))
     wanted = 1 if plan.exclusive else config.max_sessions or DEFAULT_SESSIONS

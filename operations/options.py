@@ -75,7 +75,14 @@ class BenchmarkOptions:
     )
 
 
-CHECK_NAMES = ("protocol", "memory", "blocking", "determinism", "leaks")  # of `operations/testing/`
+CHECK_NAMES = (
+    "protocol",
+    "memory",
+    "blocking",
+    "determinism",
+    "processes",
+    "leaks",
+)  # of `operations/testing/`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ class Notifier:
         self.fd = fd
         self.reported = 0
         self._notes: list[str] = []
+        self._differences: list[str] = []
         self._sessions_fail: str | None = None
 
     def note(self, text: str) -> None:
@@ -28,10 +29,18 @@ class Notifier:
         log.warning("%s", text)
         self._notes.append(text)
 
+    def differ(self, sentences: list[str], *, is_noted: bool) -> None:
+        """Take what several processes make different; the launch says it only if it is noted."""
+        self._differences = sentences
+        for text in sentences if is_noted else ():
+            self.note(text)
+
     def ready(self, *, max_sessions: int | None, serving: Serving, **how: Any) -> None:
         """Report that sessions are accepted; `how` is for people."""
         if self._notes:
             how["notes"] = self._notes
+        if self._differences:
+            how["differences"] = self._differences
         self._write({"ready": True, "max_sessions": max_sessions, "serving": serving, **how})
 
     def failed(self, message: str, log_tail: list[str]) -> None:

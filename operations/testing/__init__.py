@@ -9,6 +9,7 @@
     memory.py       how much memory a session holds
     blocking.py     steps that keep the event loop from everything else
     determinism.py  whether a seed makes an episode repeatable
+    processes.py    what is different where several processes serve sessions
     leaks.py        what stays of many sessions: memory, descriptors, threads, tasks, processes
     report.py       findings, and the outcome of a check
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...processes.exits.exit_reason import ExitReason
 from ...system.units import MB
-from . import blocking, determinism, leaks, memory, protocol
+from . import blocking, determinism, leaks, memory, processes, protocol
 from .report import CheckResult, Finding, Outcome
 from .session import SessionFailed
 from .subject import Subject
@@ -31,6 +31,7 @@ CHECKS: dict[str, Check] = {
     "memory": memory.check,
     "blocking": blocking.check,
     "determinism": determinism.check,
+    "processes": processes.check,
     "leaks": leaks.check,
 }
 MEASURING = ("memory", "blocking", "leaks")

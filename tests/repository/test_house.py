@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 76_009,
-    "code lines": 48_240,
-    "modules": 507,
-    "test lines": 72_551,
-    "words of pages": 49_239,
+    "shipped lines": 76_569,
+    "code lines": 48_620,
+    "modules": 510,
+    "test lines": 73_324,
+    "words of pages": 49_716,
     "words of decisions": 10_983,
     "folders at the root": 22,
     "large classes": 12,
     "crowded folders": 9,
-    "dialect words": 659,
+    "dialect words": 663,
     "private names": 330,
 }
 
