@@ -83,7 +83,7 @@ def own_middleware(app: Any, upstreams: Any) -> OwnMiddleware | None:
         route.app = SessionRoute(route.app)
     return OwnMiddleware(
         names=tuple(getattr(each, "__name__", str(each)) for each in found),
-        sees_handshakes=not all(map(_is_http_only, found)),
+        sees_handshakes=not all(map(is_http_only, found)),
         is_reachable=bool(routes),
     )
 
@@ -93,6 +93,7 @@ def _is_of_sessions(route: Any) -> bool:
     return getattr(route, "path", None) in SESSION_PATHS and name.startswith("HTTPEnvServer.")
 
 
-def _is_http_only(middleware: Any) -> bool:
+def is_http_only(middleware: Any) -> bool:
+    """Tell whether a middleware's class lets handshakes pass unread."""
     call = middleware.__call__ if isinstance(middleware, type) else middleware
-    return call.__module__ in _HTTP_ONLY
+    return getattr(call, "__module__", None) in _HTTP_ONLY

@@ -24,11 +24,10 @@ from ..protocol import HostConfig
 from . import deferred_mcp, gradio_stub
 from .definition import AnyAction, Definition
 from .interfaces import Observation, State
-from .own_middleware import own_middleware
+from .own_middleware import is_http_only, own_middleware
 
 UPSTREAM_SERVER = "openenv.core.env_server.http_server"
 OUR_PATHS = frozenset({"/ws", "/mcp", "/capacity", "/metrics"})
-MAX_MIDDLEWARE = 20  # around an app without sessions, through which its routes are read
 GAUGES = frozenset({"/capacity", "/metrics"})  # read outside of the project's app
 # Whose routes keep nothing in the process: they make an environment for each request.
 _LIBRARIES = frozenset({"openenv", "fastapi", "starlette", "gradio"})
@@ -90,13 +89,16 @@ def _no_asgi(candidate: str, app: Any) -> str:
 def has_sessions(app: Any, path: str = "/ws") -> bool:
     """Tell whether an app that is not upstream's answers WebSockets at the path of sessions."""
     app = _unwrapped(app)
+    middleware = [each.cls for each in getattr(app, "user_middleware", ())]
+    if not hasattr(app, "routes") or not all(map(is_http_only, middleware)):
+        return True  # for all that is known
     scope = {"type": "websocket", "path": path, "root_path": "", "headers": [], "query_string": b""}
-    return any(_answers(route, scope) for route in app.routes) if hasattr(app, "routes") else True
+    return any(_answers(route, scope) for route in app.routes)
 
 
 def _unwrapped(app: Any) -> Any:
-    for _ in range(MAX_MIDDLEWARE):
-        app = app if hasattr(app, "routes") else getattr(app, "app", app)
+    while not hasattr(app, "routes") and is_http_only(type(app)):
+        app = app.app
     return app
 
 

@@ -281,6 +281,11 @@ app = FastAPI()
 def reset():
     return {"observation": 0}
 """
+OWN_MIDDLEWARE = """
+class Own(GZipMiddleware):
+    async def __call__(self, *call):
+        await self.app(*call)
+"""
 OWN_SESSIONS = """
 @inner.websocket("/ws")
 async def ws(socket: WebSocket):
@@ -301,6 +306,8 @@ async def ws(socket: WebSocket):
         (OWN_SESSIONS + "app.mount('/', inner)", "as_is"),
         (OWN_SESSIONS + "app.include_router(inner.router)", "as_is"),
         (OWN_SESSIONS + "app = GZipMiddleware(inner)", "as_is"),
+        (OWN_MIDDLEWARE + "app = Own(app)", "as_is"),
+        (OWN_MIDDLEWARE + "app.add_middleware(Own)", "as_is"),
         ("made = app\nasync def app(*call):\n    await made(*call)", "as_is"),
     ],
 )
