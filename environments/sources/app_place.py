@@ -150,12 +150,14 @@ def _locate(folder: Path, asked: Started) -> tuple[str, Path, Path | None] | Non
     parts = asked.module.split(".")
     inner = [part for part in Path(asked.folder).parts if part not in ("/", ".", "..")]
     places = [folder.joinpath(*inner[start:]) for start in range(len(inner))]
-    for base in [*places, folder, folder / "src", folder / "server", folder / "app"]:
+    usual = [folder, folder / "src"]
+    # A path of the image may be that of the whole project, and not of a folder called so in it.
+    bases = [*usual, *places] if asked.folder.startswith("/") else [*places, *usual]
+    for base in [*bases, folder / "server", folder / "app"]:
         module = base.joinpath(*parts)
-        for path in (module.with_suffix(".py"), module / "__init__.py"):
+        for path in (module / "__init__.py", module.with_suffix(".py")):
             if path.is_file():
-                is_known = base in (folder, folder / "src")
-                return asked.module, path, None if is_known else base
+                return asked.module, path, None if base in usual else base
     for start in range(1, len(parts)):
         path = folder.joinpath(*parts[start:]).with_suffix(".py")
         if path.is_file():

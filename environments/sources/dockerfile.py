@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from ...system.units import MB
 
-NAMES = ("Dockerfile", "server/Dockerfile")
+NAMES = ("Dockerfile", "server/Dockerfile", "docker/Dockerfile")
 MAX_BYTES = 16 * MB
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh")
 _SERVERS = ("uvicorn", "gunicorn", "hypercorn", "granian", "daphne")
@@ -52,7 +52,7 @@ class Started:
         module: The module, dotted.
         attribute: The app in it; empty: the module is run as a program.
         is_factory: Whether the attribute is called for the app.
-        folder: Where the module is found, as the command names it.
+        folder: Where the module is found, as the command or WORKDIR names it.
     """
 
     module: str
@@ -95,11 +95,13 @@ def started(text: str, folder: Path, scripts: Mapping[str, str]) -> Iterator[Sta
         folder: The project's, where scripts that it starts are looked for.
         scripts: The commands that the project itself declares: `module:function` by name.
     """
-    last = {name: rest for name, rest in _instructions(text) if name in ("ENTRYPOINT", "CMD")}
+    last = dict(_instructions(text))
+    work_folder = last.get("WORKDIR", "")
+    last = {name: rest for name, rest in last.items() if name in ("ENTRYPOINT", "CMD")}
     entry, command = (_exec_form(last.get(name, "")) for name in ("ENTRYPOINT", "CMD"))
     shells = [["sh", "-c", rest] for rest in last.values() if not _exec_form(rest)]
     for words in [[*entry, *command], *shells]:
-        directory = ""
+        directory = work_folder
         for each in _commands(words, folder):
             if each[0] == "cd" and len(each) > 1:
                 directory = each[1]

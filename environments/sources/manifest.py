@@ -240,7 +240,7 @@ def _load(path: Path, text: str) -> tuple[dict[str, Any], dict[str, int]]:
     except RecursionError as exc:
         raise ManifestError(path, "is nested too deeply") from exc
     except (yaml.YAMLError, ValueError) as exc:
-        raise ManifestError(path, f"is not YAML: {exc}") from exc
+        raise ManifestError(path, f"is not YAML: {' '.join(str(exc).split())}") from exc
     if not isinstance(data, dict) or not isinstance(node, yaml.MappingNode):
         raise ManifestError(path, "must be a mapping of fields, such as `name: my_env`", line=1)
     return data, _lines_of(node)

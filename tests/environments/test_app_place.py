@@ -122,12 +122,35 @@ def test_a_program_that_serves_another_module_names_its_app(tmp_path: Path, is_r
     assert found.reference == "backend:app"
 
 
-def test_a_folder_that_the_command_runs_in_is_imported_from(tmp_path: Path) -> None:
-    put(tmp_path, "backend/core.py")
-    (tmp_path / "Dockerfile").write_text("CMD cd /app/backend && uvicorn core:app\n")
+@pytest.mark.parametrize(
+    ("lines", "folder"),
+    [
+        ("CMD cd /app/backend && uvicorn core:app", "backend"),
+        ("CMD cd backend && uvicorn core:app", "backend"),
+        ("WORKDIR /app/backend\nCMD uvicorn core:app", "backend"),
+        ("CMD uvicorn --app-dir backend core:app", "backend"),
+        ("WORKDIR /app\nCMD uvicorn root:app", None),
+        ("CMD cd app && uvicorn root:app", "app"),
+    ],
+)
+def test_a_folder_that_the_command_runs_in_is_imported_from(
+    tmp_path: Path, lines: str, folder: str | None
+) -> None:
+    for path in ("backend/core.py", "root.py", "app/root.py"):
+        put(tmp_path, path)
+    (tmp_path / "Dockerfile").write_text(f"{lines}\n")
     found = choose(tmp_path)
     assert found is not None
-    assert (found.reference, found.folder) == ("core:app", tmp_path / "backend")
+    assert found.reference in ("core:app", "root:app")
+    assert found.folder == (None if folder is None else tmp_path / folder)
+
+
+def test_a_package_is_imported_rather_than_the_module_beside_it(tmp_path: Path) -> None:
+    put(tmp_path, "server.py", "")
+    put(tmp_path, "server/__init__.py")
+    assert choose(tmp_path, "server:app") == App(
+        "server:app", f"{tmp_path}/openenv.yaml, line 2", fallback="server:app"
+    )
 
 
 @pytest.mark.parametrize("text", ["", "def app(): ...\n", "class App: ...\n"])
