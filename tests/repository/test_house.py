@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 76_569,
-    "code lines": 48_620,
+    "shipped lines": 76_576,
+    "code lines": 48_625,
     "modules": 510,
-    "test lines": 73_324,
+    "test lines": 73_354,
     "words of pages": 49_716,
     "words of decisions": 10_983,
     "folders at the root": 22,
