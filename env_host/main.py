@@ -147,7 +147,6 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
         write_bytecode_below(str(Path(config.venv).parent), _PACKAGE)
     from . import preload
 
-    preload.take_own_view()
     preload.yield_names(config.import_paths)
     sys.path[:0] = config.import_paths
     fd_limit = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -64,8 +64,8 @@ def preload() -> None:
 def take_own_view() -> None:
     """Give our modules copies of those that libraries patch for a whole process, once for all.
 
-    After `gevent.monkey.patch_all()` or `eventlet.monkey_patch()` a thread is none any more, and
-    whoever waits for a child or a socket waits for a loop that nobody runs here.
+    After `gevent.monkey.patch_all()` or `eventlet.monkey_patch()` a new thread is none, and what
+    waits for a child or a socket waits for a loop that does not run here.
     """
     copies: dict[int, ModuleType] = {}
     for name in _PATCHED:
@@ -88,3 +88,4 @@ def yield_names(folders: Iterable[str]) -> None:
 
 
 preload()
+take_own_view()  # here, where a fork server does it for all its hosts: it touches many pages

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     getproctitle()  # finds where titles are written; later the environment may have moved
     options = _parser().parse_args(arguments)
     os.umask(0o077)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever has started it may ignore it
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # its starter may ignore it
     close_all_but(fd for fd in (options.ready_fd,) if fd is not None)
     paths = Paths.from_environment()
     try:

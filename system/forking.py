@@ -158,8 +158,8 @@ def run_and_exit(entry: str) -> NoReturn:
 def end_copy(forks_before: int, exc: BaseException | None) -> None:
     """End this process if it was forked since then, in a call that has ended now with `exc`.
 
-    It is a copy of its parent that nobody serves: it exits as a program would that comes to its
-    end there, but for the parent's `atexit` functions, which are about things of the parent.
+    It is a copy of its parent that serves no session: it exits as a program would that comes to
+    its end there, but for the parent's `atexit` functions, which are about things of the parent.
     """
     if forks == forks_before:
         return

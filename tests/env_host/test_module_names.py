@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.env_host import preload
 from openenvd.environments.sources.program import HOST_PRELOAD
 
 from .conftest import StartHost
@@ -62,7 +61,7 @@ def test_no_file_of_the_project_is_taken_for_a_module_of_the_host(
 def test_the_project_imports_its_own_file_where_upstream_s_server_lets_it(
     start: StartHost, tmp_path: Path
 ) -> None:
-    for name in preload.OURS_ALONE:
+    for name in ours_alone():
         (tmp_path / f"{name}.py").write_text("KIND = 'the project'\n")
         (tmp_path / "user.py").write_text(
             f"from {name} import KIND\nfrom plain import Plain\n\nassert KIND == 'the project'\n"
@@ -77,11 +76,21 @@ def test_upstream_s_server_has_imported_all_that_the_host_has_but_for_some(more:
     ours = modules_after(f"import {', '.join([*more, *HOST_PRELOAD])}")
     extra = (ours - modules_after(SERVER_OF_UPSTREAM)) & sys.stdlib_module_names
     public = {name for name in extra if not name.startswith("_")} - set(sys.builtin_module_names)
-    assert public - NEEDED == set(preload.OURS_ALONE)
+    assert public - NEEDED == ours_alone()
 
 
 def modules_after(code: str) -> set[str]:
     """The top-level names of all modules that a fresh interpreter has after these imports."""
-    show = "import sys; print(*{name.partition('.')[0] for name in sys.modules})"
-    command = [sys.executable, "-P", "-c", f"{code}\n{show}"]
+    return words_of(
+        f"{code}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    )
+
+
+def ours_alone() -> set[str]:
+    """Not imported here, where it would take the host's view of modules in the tests' process."""
+    return words_of("from openenvd.env_host import preload; print(*preload.OURS_ALONE)")
+
+
+def words_of(code: str) -> set[str]:
+    command = [sys.executable, "-P", "-c", code]
     return set(subprocess.check_output(command, text=True).split())
