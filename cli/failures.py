@@ -27,6 +27,14 @@ _WORDS = {
     ErrorKind.TIMED_OUT: "timed out",
     ErrorKind.INVALID: "cannot work as asked",
 }
+_EXITED = {
+    "oom_killed": "killed for memory",
+    "signaled": "killed by a signal",
+    "exited": "exited",
+    "timed_out": "stopped at a time limit",
+    "lost": "ended from outside",
+}
+_MOST_EXITS = 3  # of a replica, that are shown
 _COMMANDS = ("openenv ", "pip ")
 _PLAIN_WORD = re.compile(r"[a-z]+[\s,;]")
 _SETTLED = (ReplicaState.ASLEEP, ReplicaState.DRAINING, ReplicaState.STOPPED)
@@ -54,21 +62,25 @@ def environment_failure(environment: dict[str, Any]) -> list[str]:
     for replica in environment["replicas"]:
         if replica.get("message") and (replica["state"] not in _SETTLED or replica.get("restarts")):
             lines.append(f"  {name} replica {replica['ordinal']}: {plain(replica['message'])}")
-        lines += _shard_exit(name, replica)
+        lines += _exits(name, replica)
     return lines
 
 
-def _shard_exit(name: str, replica: dict[str, Any]) -> list[str]:
-    """The last process that died below a replica that lives on."""
-    told = replica.get("shard_exit")
-    if not told or replica["state"] != ReplicaState.READY:
+def _exits(name: str, replica: dict[str, Any]) -> list[str]:
+    """The last processes that died in a replica that lives, and how many others there were."""
+    exits = replica.get("exits") or []
+    if not exits or replica["state"] != ReplicaState.READY:
         return []
-    ago = phrases.duration(time.time() - told.get("at", time.time()))
-    more = f" ({told['count']} so far)" if told["count"] > 1 else ""
-    what = plain(told["message"])
-    lines = [f"  {name} replica {replica['ordinal']}: {ago} ago {what}{more}"]
-    if told.get("hint"):
-        lines.append(f"    Try: {plain(told['hint'])}")
+    lines, where, shown = [], f"  {name} replica {replica['ordinal']}:", exits[:_MOST_EXITS]
+    for one in shown:
+        ago = phrases.duration(time.time() - (one.get("at") or time.time()))
+        lines.append(f"{where} {ago} ago {plain(one['message'])}")
+        if one.get("hint"):
+            lines.append(f"    Try: {plain(one['hint'])}")
+    kinds = replica.get("exit_kinds") or {}
+    if sum(kinds.values()) > len(shown):
+        counts = ", ".join(f"{count} {_EXITED.get(kind, kind)}" for kind, count in kinds.items())
+        lines.append(f"{where} so far {counts}")
     return lines
 
 

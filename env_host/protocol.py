@@ -14,14 +14,18 @@ The shim sets environment variables, and reads the *notify pipe*, one JSON objec
                                                                  every 5 s, when it has changed
     {"shard_exit": {"shard": 2, "pid", "generation", "wait_status", "sessions": 3, "seconds",
      "peak_bytes", "isolated": false, "out_of_memory": null, "detector": null,
-     "limit_bytes": null}}
+     "limit_bytes": null, "oom_kills": [0, 1], "cgroup", "number": 1, "at"}}
                                                                  a child has exited; with
-     "shared_state": true and no shard: the process that held the shared state
+     "shared_state": true and no shard: the process that held the shared state; with
+     "programs": n: that many programs of the environment were killed for memory
     {"failed": "ImportError: …", "log_tail": [...]}               once, before it exits on its own
     {"draining": true}                                           once, when it begins no session any
                                                                  more, as it was asked
     {"sleeps": true}                                             once, before it exits since nobody
                                                                  uses it
+
+`oom_kills` are counted in the server's cgroup, before the exit and after; `machine_oom_kills`
+instead on the whole machine, where there is no such group. `number` counts the reports.
 
 `serving` is a `Serving`; `max_sessions` is null when sessions are not counted (`as_is` and `http`:
 there are no shards then). `route` is one to try where there are no sessions. `notes`, if any, are
@@ -201,6 +205,7 @@ class HostConfig(ServeOptions):
     cores: int | None = None  # the same; None: as many as it may run on
     headers: dict[str, str] = field(default_factory=dict)  # of every answer: whose it is
     sleep_after_seconds: float | None = None  # without a connection; None: never
+    owns_cgroup: bool = False  # nothing else runs in its cgroup: that of a container, or of a job
     drain_secret: str | None = None  # what `DRAIN_ROUTE` wants; None: there is no such route
 
     @property

@@ -179,10 +179,10 @@ def leak_in_environment(home: Home) -> Counted:
     [shown] = home.openenv("status", "leaky")["environments"]
     told = count(home, "leaky")
     replica = shown["replicas"][0]
-    death = replica["exit"] or replica["shard_exit"] or {}
+    death = replica["exit"] or next(iter(replica["exits"]), {})
     told.notes = {
         "told of it": death.get("message") or replica["message"],
-        "deaths": replica["restarts"] + death.get("count", 0),
+        "deaths": max(replica["restarts"], sum(replica["exit_kinds"].values())),
         "episodes tried again": (final.get("result") or {}).get("retries"),
     }
     home.openenv("down", "leaky")

@@ -11,8 +11,11 @@ Shim to client, on connecting and on every change:
      "exit": ExitReason, "last_exit": ExitReason, "failed": str, "log_tail": [only when exited],
      "oom_kills": n, "is_draining": since it was asked to, also when it has ended, "held": bool,
      "shim": {pid, started_at}, "cgroup",
-     "shard_exits": n, "last_shard_exit": {facts of the server's own child, "reason", "at"}}
+     "exits": [{facts of the server's child, or "server": true, "reason", "at"}, …],
+     "exit_kinds": {kind: how many exited so, also of those that are not kept},
+     "shard_exits": how many of them were the server's children}
 
+`exits` are the last ones, those for lack of memory first.
 `exit` is of the server of this generation, null while it runs or is asleep; `last_exit` stays. A
 server that is `held` gets ready, and accepts no connection before `serve`. Client to shim:
 

@@ -6,8 +6,8 @@ happened before an exit is not held to be its cause. What they mean is decided i
 `processes/exits/diagnose.py`, which is imported when there is an exit: a shim imports this module,
 and is light. When our modules are gone (upgraded meanwhile) the bare facts are reported.
 
-The exit of a shard is the server's to see, which is its parent and goes on without it; the
-evidence (cgroup counters, the kernel's log) is the shim's.
+The exit of a shard is the server's to see, which is its parent, goes on without it, and counts, too
+(`processes/exits/children.py`); the kernel's log is the shim's to read.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ..system.json_lines import Json
 from ..system.proc import split_wait_status
 
 EXIT_CANNOT_START = 127  # as a shell says it
+KEPT_EXITS = 8  # of those that a status shows
 DYING_SECONDS = 10.0  # from the count of a kill until its victim is reaped, on a busy machine
 
 
@@ -37,6 +38,7 @@ class ExitEvidence:
         self._since = 0.0  # monotonic
         self._counters = [OomCounters()]  # before the last kills, and at the last look
         self._moved_at = 0.0  # monotonic
+        self._explained_pids: set[int] = set()  # that the kernel's log may name
 
     @property
     def oom_kills(self) -> int | None:
@@ -64,7 +66,12 @@ class ExitEvidence:
         return counters.oom_kills != last.oom_kills
 
     def explain(
-        self, pid: int, ended: tuple[int, int] | None, *, stopped_by_us: bool, failed: str | None
+        self,
+        pid: int,
+        ended: tuple[int, int | None] | None,
+        *,
+        stopped_by_us: bool,
+        failed: str | None,
     ) -> Json:
         """Return the server's `ExitReason` as JSON.
 
@@ -86,27 +93,42 @@ class ExitEvidence:
             print(f"shim: cannot explain an exit: {exc!r}", file=sys.stderr)  # noqa: T201
             return bare_exit(pid, status)
 
-    def explain_shard(self, facts: Json) -> Json:
-        """Return what the server reported of a shard's exit, with `reason` and `at`."""
+    def explain_child(self, facts: Json) -> Json:
+        """Return what the server reported of the exit of a process below it, with `reason`.
+
+        The server has counted, too: it says which kills were whose.
+        """
         report = facts
         try:
-            if facts.get("out_of_memory"):  # over the cap of its own, which the server put on it
-                reason = _over_own_cap(facts)
-            else:
-                reason = self._diagnose(
-                    facts["pid"],
-                    facts["wait_status"],
-                    peak_bytes=facts.get("peak_bytes"),
-                    seconds=facts.get("seconds"),
-                )
-            report = {**facts, "at": time.time(), "reason": reason}
+            from ..processes.exits.diagnose import explain_child
+
+            line = self._kernel_line(facts)
+            name = {} if self._cgroup is None else {"cgroup": self._cgroup.name}
+            reason = explain_child(
+                {**facts, **name}, limit_bytes=self._limit_bytes, kernel_log_line=line
+            )
+            report = {"at": time.time(), **facts, "reason": reason.to_json()}
         except Exception as exc:
             print(f"shim: cannot explain a shard's exit: {exc!r}", file=sys.stderr)  # noqa: T201
         self.look()
-        if _is_victim(report.get("reason", {})):  # others may have been killed as well
+        if killed := _victims(report):  # others may have been killed as well
             before, last = self._counters
-            self._counters = [_after_one_kill(before, last), last]
+            self._counters = [_after_kills(before, last, killed), last]
         return report
+
+    def _kernel_line(self, facts: Json) -> str | None:
+        """Return what the kernel's log says of it, where something was killed for memory."""
+        own, of_machine = facts.get("oom_kills"), facts.get("machine_oom_kills")
+        is_any = bool(facts.get("programs")) or (own is not None and own[0] != own[1])
+        if not is_any and (of_machine is None or of_machine[0] == of_machine[1]):
+            return None
+        from ..processes.exits.diagnose import kernel_line
+
+        pid, known = facts["pid"], self._explained_pids - {facts["pid"]}
+        self._explained_pids.add(pid)
+        return kernel_line(
+            self._cgroup, pid, since_monotonic=self._since, is_any=is_any, known=known
+        )
 
     def _diagnose(self, pid: int, wait_status: int | None, **known: Any) -> Json:
         from dataclasses import replace
@@ -124,34 +146,58 @@ def _kills(counters: OomCounters) -> int | None:
     return counters.vmstat if counters.oom_kills is None else counters.oom_kills
 
 
-def _is_victim(reason: Json) -> bool:
-    """Whether the kernel killed it itself; otherwise, the exit of who was killed is to come."""
+def _victims(report: Json) -> int:
+    """Return how many the kernel killed; otherwise, the exit of who was killed is to come."""
+    reason = report.get("reason", {})
     was_killed = reason.get("kind") == "oom_killed" and reason.get("signal_number") == SIGKILL
-    return was_killed and reason.get("detector") != "watchdog"
+    if not was_killed or reason.get("detector") == "watchdog":
+        return 0
+    return int(report.get("programs") or 1)
 
 
-def _after_one_kill(before: OomCounters, last: OomCounters) -> OomCounters:
+def _after_kills(before: OomCounters, last: OomCounters, kills: int) -> OomCounters:
     return OomCounters(
-        _one_more(before.oom_kills, last.oom_kills), _one_more(before.vmstat, last.vmstat)
+        _more(before.oom_kills, last.oom_kills, kills), _more(before.vmstat, last.vmstat, kills)
     )
 
 
-def _one_more(counted: int | None, newest: int | None) -> int | None:
-    return newest if counted is None or newest is None else min(newest, counted + 1)
+def _more(counted: int | None, newest: int | None, kills: int) -> int | None:
+    return newest if counted is None or newest is None else min(newest, counted + kills)
 
 
-def _over_own_cap(facts: Json) -> Json:
-    from ..processes.exits.exit_reason import Detector, ExitKind, ExitReason
+class ExitHistory:
+    """The last exits of a replica's processes, those for lack of memory first, and their number."""
 
-    return ExitReason(
-        ExitKind.OOM_KILLED,
-        pid=facts["pid"],
-        signal_number=9,
-        detector=Detector(facts.get("detector") or Detector.CGROUP),
-        limit_bytes=facts.get("limit_bytes"),
-        peak_bytes=facts.get("peak_bytes"),
-        seconds=facts.get("seconds"),
-    ).to_json()
+    def __init__(self, status: Json | None = None) -> None:
+        """Continue from a replica's status."""
+        known = status or {}
+        self._exits: list[Json] = known.get("exits", [])
+        self._kinds: dict[str, int] = dict(known.get("exit_kinds", {}))
+        self._below: int = known.get("shard_exits", 0)
+
+    def add(self, report: Json) -> None:
+        """Add an exit: what was reported of it, with `reason` and `at`."""
+        kind = _kind_of(report)
+        self._kinds[kind] = self._kinds.get(kind, 0) + (report.get("programs") or 1)
+        self._exits = sorted([report, *self._exits], key=_rank)[:KEPT_EXITS]
+        self._below += not (report.get("server") or report.get("programs"))
+
+    def add_server(self, reason: Json, at: float) -> None:
+        """Add the exit of the server itself, unless that was asked to stop."""
+        if reason["kind"] != "stopped":
+            self.add({"server": True, "pid": reason.get("pid"), "reason": reason, "at": at})
+
+    def to_json(self) -> Json:
+        """Return its part of a replica's status."""
+        return {"exits": self._exits, "exit_kinds": self._kinds, "shard_exits": self._below}
+
+
+def _rank(report: Json) -> tuple[bool, float]:
+    return _kind_of(report) != "oom_killed", -(report.get("at") or 0.0)
+
+
+def _kind_of(report: Json) -> str:
+    return str((report.get("reason") or {}).get("kind") or "lost")
 
 
 def bare_exit(pid: int, status: int | None) -> Json:

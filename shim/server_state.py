@@ -30,7 +30,7 @@ from collections.abc import Callable
 from ..system.cgroups import CgroupManager
 from ..system.json_lines import Json
 from ..system.log_files import BUSY_LOOK_SECONDS, BoundedLog, last_lines
-from .server_exit import ExitEvidence, exit_without_start, why_no_server
+from .server_exit import ExitEvidence, ExitHistory, exit_without_start, why_no_server
 from .server_process import NotifyPipe, ServerProcess
 from .shutdown_policy import LEFT_GRACE_SECONDS, ShutdownPolicy, ShutdownStep
 
@@ -55,8 +55,7 @@ class ServerStatus:
         self._sessions_fail: str | None = None  # why no environment could be created
         self._exit: Json | None = None
         self._log_tail: list[str] | None = None
-        self._shard_exits = 0
-        self._last_shard_exit: Json | None = None
+        self._history = ExitHistory()
 
     @property
     def is_first(self) -> bool:
@@ -92,14 +91,14 @@ class ServerStatus:
         if "capacity" in message:
             self._capacity = message["capacity"]
 
-    def note_shard_exit(self, report: Json) -> None:
+    def note_child_exit(self, report: Json) -> None:
         """Note that the server lost a child of its own, and goes on."""
-        self._shard_exits += 1
-        self._last_shard_exit = report
+        self._history.add(report)
 
     def end(self, reason: Json, log_tail: list[str]) -> None:
         """Note that the server of this generation is gone, with its sessions."""
         self.state = "exited"
+        self._history.add_server(reason, time.time())
         self._exit = self.last_exit = reason
         self._log_tail = log_tail
         self._sessions = 0
@@ -126,8 +125,7 @@ class ServerStatus:
             "exit": self._exit,
             "last_exit": self.last_exit,
             "failed": self.failed,
-            "shard_exits": self._shard_exits,
-            "last_shard_exit": self._last_shard_exit,
+            **self._history.to_json(),
         }
         return status if self._log_tail is None else status | {"log_tail": self._log_tail}
 
@@ -243,8 +241,8 @@ class ServerStateMachine:
         for message in self._notify.messages():
             self._status.note_message(message, time.time())
             if "shard_exit" in message:
-                report = self._evidence.explain_shard(message["shard_exit"])
-                self._status.note_shard_exit(report)
+                report = self._evidence.explain_child(message["shard_exit"])
+                self._status.note_child_exit(report)
 
     # Stopping
 

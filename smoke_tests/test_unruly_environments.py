@@ -152,10 +152,10 @@ def test_a_crash_in_a_step_is_explained_and_survived(
     _, last_word = ask(address, {"type": "reset", "data": {}}, step)
     assert last_word["data"]["code"] == "SESSION_ERROR"
     assert "exited with code 9" in last_word["data"]["message"]
-    eventually(lambda: machine.environment("sample")["replicas"][0]["shard_exit"])
+    eventually(lambda: machine.environment("sample")["replicas"][0]["exits"])
     replica = machine.environment("sample")["replicas"][0]
     assert (replica["state"], replica["restarts"]) == ("READY", 0)
-    assert replica["shard_exit"]["reason"]["exit_code"] == 9
+    assert replica["exits"][0]["reason"]["exit_code"] == 9
     assert "exited with code 9; 1 session ended with it" in machine.ok("status").out
     assert "about to crash" in machine.ok("logs", "sample").out
     [answer] = ask(address, {"type": "reset", "data": {}})

@@ -25,6 +25,7 @@ import signal
 from typing import Any
 
 from .cgroup_tree import TOP, V1, V2, Location, locate, read_keyed, read_text
+from .memory_left import UNLIMITED_BYTES
 from .proc import read_stat
 from .process_identity import ProcessIdentity
 
@@ -82,8 +83,17 @@ class Cgroup:
 
     def oom_kills(self) -> int:
         """How many processes of the group the kernel has killed for memory, ever."""
+        return self.counted_kills() or 0
+
+    def counted_kills(self) -> int | None:
+        """Return the same; None where they are not counted: in the root, or once it is gone."""
         name = "memory.oom_control" if self.version == V1 else "memory.events"
-        return read_keyed(f"{self.directory}/{name}", "oom_kill") or 0
+        return read_keyed(f"{self.directory}/{name}", "oom_kill")
+
+    def limit_bytes(self) -> int | None:
+        """Return its own limit; None when it has none, whatever the groups above it have."""
+        limit = self._number("memory.limit_in_bytes" if self.version == V1 else "memory.max")
+        return limit if limit is not None and limit < UNLIMITED_BYTES else None
 
     def peak_bytes(self) -> int | None:
         """Most memory the group ever held (v2: since Linux 5.19)."""
@@ -277,6 +287,18 @@ class CgroupManager:
                 self.why_not = ""
                 return level.directory
         return None
+
+
+def own_group(*, is_ours: bool) -> Cgroup | None:
+    """Return the memory group that this process stands in; None where its kills are not counted.
+
+    `is_ours`: only if it is one of our own making, or below one; others share all other groups.
+    """
+    found = locate("memory")
+    if found is None or (is_ours and found.outside_ours() == found):
+        return None
+    group = Cgroup(found.directory, found.path, found.version)
+    return None if group.counted_kills() is None else group
 
 
 def existing_groups(pattern: str, *, root: str = "") -> list[Cgroup]:

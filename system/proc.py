@@ -66,6 +66,19 @@ def parse_stat(line: str) -> ProcessStat:
     )
 
 
+def is_dying(pid: int) -> bool:
+    """Return whether a process was sent SIGKILL, or has given its memory back, or is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = dict(line.split(b":", 1) for line in file.read().splitlines())
+    except OSError:
+        return True
+    if b"VmSize" not in lines:
+        return True
+    pending = int(lines[b"SigPnd"], 16) | int(lines[b"ShdPnd"], 16)
+    return bool(pending >> (signal.SIGKILL - 1) & 1)
+
+
 def children_of(pid: int) -> list[int]:
     """Return the pids of a process's children, adopted ones included; none when it has ended."""
     children: list[int] = []

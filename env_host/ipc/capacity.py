@@ -12,6 +12,9 @@ Any shard answers for all of them. A shard's `state` tells apart
 
 `GET /metrics` has the same as Prometheus metrics, read at scrape time. Counters begin anew with a
 shard's process.
+
+`exits` are the last exits of processes below the supervisor, as the notify pipe has them
+(`shard_exit` in `protocol.py`), with the counters by which they are explained elsewhere.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
             for counters in scoreboard
             if counters[Field.ISOLATED] and counters[Field.PID] > 0
         ],
+        "exits": scoreboard.read_exits(),
     }
 
 

@@ -8,16 +8,21 @@ No locks and no messages: a row holds 64-bit integers, each written whole, and n
 two of them having been written together. Times are microseconds of the monotonic clock, which all
 processes of a machine share. The memory has a descriptor, so that a shard that was started as a
 new program can map it too.
+
+Behind the rows are the last exits of children, as JSON, by the supervisor: in one of two places,
+of which a word in front says which is whole. A reader that is overtaken by two reports reads again.
 """
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import tempfile
 import time
 from collections.abc import Iterator
 from enum import IntEnum
+from typing import Any
 
 MICROSECONDS = 1_000_000
 ALIVE_SECONDS = 1.0  # a shard whose loop has not run for so long gets no connections
@@ -58,6 +63,8 @@ class Field(IntEnum):
 _OF_THE_ROW = (Field.GENERATION, Field.DRAINING)
 _FIELDS = 32  # room for more without a new layout
 _ROW_BYTES = _FIELDS * _FIELD_BYTES
+_PLACE_BYTES = 8192  # for the last exits, twice
+_EXITS_BYTES = _FIELD_BYTES + 2 * _PLACE_BYTES
 
 
 class Counters:
@@ -127,8 +134,10 @@ class Scoreboard:
     def __init__(self, fd: int, shards: int, extra: int = 0) -> None:
         self.fd = fd
         self.shards = shards
-        self._map = mmap.mmap(fd, _ROW_BYTES * (shards + extra))
+        self._map = mmap.mmap(fd, size := _ROW_BYTES * (shards + extra) + _EXITS_BYTES)
         values = memoryview(self._map).cast("q")
+        self._exits = memoryview(self._map)[size - _EXITS_BYTES + _FIELD_BYTES :]
+        self._exits_word = values[(size - _EXITS_BYTES) // _FIELD_BYTES :]
         rows = range(shards + extra)
         self._rows = [Counters(i, values[i * _FIELDS : (i + 1) * _FIELDS]) for i in rows]
 
@@ -136,7 +145,7 @@ class Scoreboard:
     def create(cls, shards: int, extra: int = 0) -> Scoreboard:
         """Make a new scoreboard whose rows are all empty."""
         fd = _anonymous_file()
-        os.ftruncate(fd, _ROW_BYTES * (shards + extra))
+        os.ftruncate(fd, _ROW_BYTES * (shards + extra) + _EXITS_BYTES)
         return cls(fd, shards, extra)
 
     def __len__(self) -> int:
@@ -147,6 +156,27 @@ class Scoreboard:
 
     def __iter__(self) -> Iterator[Counters]:
         return iter(self._rows)
+
+    def write_exits(self, exits: list[dict[str, Any]]) -> None:
+        """Replace the exits that are shown; the oldest are left out if there is no room.
+
+        Only the supervisor may.
+        """
+        while len(data := json.dumps(exits).encode()) > _PLACE_BYTES:
+            exits = exits[1:]
+        place = 1 - self._exits_word[0] % 2
+        self._exits[place * _PLACE_BYTES : place * _PLACE_BYTES + len(data)] = data
+        self._exits_word[0] = len(data) * 2 + place
+
+    def read_exits(self) -> list[dict[str, Any]]:
+        """Return the last exits of children, oldest first."""
+        while word := self._exits_word[0]:
+            start, size = word % 2 * _PLACE_BYTES, word // 2
+            data = bytes(self._exits[start : start + size])
+            if word == self._exits_word[0]:
+                found: list[dict[str, Any]] = json.loads(data)
+                return found
+        return []
 
     def shard_counters(self) -> list[Counters]:
         """Return the counters of the shards, without isolated sessions."""

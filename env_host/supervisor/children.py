@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...system.cgroups import Cgroup
 from ...system.descriptors import Message
 from ...system.proc import reap
+from .server_memory import KillCount
 
 if TYPE_CHECKING:
     from ..ipc.child_config import ChildConfig
@@ -31,6 +32,7 @@ class Child:
     started_at: float  # monotonic
     connection_fd: int | None = None  # an isolated session's, until its session has begun
     group: Cgroup | None = None
+    kills: KillCount | None = None  # in its group
     holds_slot: bool = True
     is_ready: bool = False
     retire_at: float | None = None  # when it is to be stopped: it is not needed any more
@@ -38,6 +40,10 @@ class Child:
     failure: Message | None = None
     killed_for: str | None = None  # why the memory watchdog killed it
     socket_copies: dict[int, tuple[int, str]] = field(default_factory=dict)  # token: fd, path
+
+    def __post_init__(self) -> None:
+        if self.group is not None:
+            self.kills = KillCount(self.group)
 
     @property
     def index(self) -> int:
@@ -105,6 +111,11 @@ class Children:
     def fds(self) -> list[int]:
         """Descriptors that the supervisor has open because of its children."""
         return [fd for each in self for fd in each.fds]
+
+    @property
+    def pids(self) -> list[int]:
+        """The pids of all children."""
+        return list(self._by_pid)
 
     def add(self, new: Child) -> None:
         """Remember a child that was started."""

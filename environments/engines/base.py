@@ -180,7 +180,10 @@ class ExitFacts:
 
     Attributes:
         exit_code: As the engine gives it: 128 + n for a signal. None: it never ran, or is unknown.
-        is_oom: Whether the engine says that it was killed for using too much memory.
+        is_oom: Whether the engine says that something in it was killed for using too much memory,
+            since it began.
+        oom_at: When that was the last time, in seconds since the epoch, where the engine says so.
+        reason: How its server exited, as what started that in the instance has explained it.
         detector: Who says that it was, or killed it for that.
         error: Why it could not be started, in the engine's words; None if it could.
         seconds: How long it had run.
@@ -192,6 +195,8 @@ class ExitFacts:
 
     exit_code: int | None = None
     is_oom: bool = False
+    oom_at: float | None = None
+    reason: dict[str, Any] | None = None
     detector: Detector = Detector.ENGINE
     error: str | None = None
     seconds: float | None = None
@@ -224,8 +229,6 @@ class Instance:
         why_anew: In a sentence, what the engine did to begin it anew the last time.
         is_silent: Whether nothing has been heard of it for longer than it may say nothing. It has
             ended, as far as anybody here can tell, when its server does not answer either.
-        shard_exits: How many of its server's own processes have exited while that went on.
-        last_shard_exit: The last of these, as a shim tells it, where the engine has one.
         exit: How it ended, once it is EXITED.
     """
 
@@ -242,8 +245,6 @@ class Instance:
     runs: int = 0
     why_anew: str | None = None
     is_silent: bool = False
-    shard_exits: int = 0
-    last_shard_exit: dict[str, Any] | None = None
     exit: ExitFacts | None = None
 
 

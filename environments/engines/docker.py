@@ -21,10 +21,8 @@ import json
 import math
 import os
 import shutil
-import signal as signals
 import threading
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,7 +41,6 @@ from .base import (
     Check,
     EngineGone,
     EngineRefused,
-    ExitFacts,
     Instance,
     InstanceState,
     Labels,
@@ -52,6 +49,7 @@ from .base import (
     ReplicaPlan,
 )
 from .docker_address import USUAL_SOCKET
+from .docker_exits import events_of, exit_of
 from .docker_hints import INSTALL, hint_on
 from .docker_network import is_rootless, own_address
 from .docker_options import host_config
@@ -66,8 +64,6 @@ REQUEST_SECONDS = 60
 CONNECTIONS = 256  # kept: a stream of logs for each replica, and some for requests
 LOG_FILES, LOG_FILE_SIZE = "2", "16m"  # what the engine keeps of a container's output
 OOM_SCORE_ADJ = 300  # as local replicas have it
-_NEVER = "0001-01-01"  # Go's zero time
-_EXIT_KILLED, _EXIT_TERMINATED = 128 + signals.SIGKILL, 128 + signals.SIGTERM
 _STATES = {
     "created": InstanceState.STARTING,
     "running": InstanceState.RUNNING,
@@ -226,8 +222,13 @@ class DockerEngine:
             pid=found["State"].get("Pid") or None,
             address=own_address(found) if is_running and not self._is_rootless() else None,
             drains=has_env_host(found["Config"]),
-            exit=exit_of(found) if state is InstanceState.EXITED else None,
+            exit=exit_of(found, self._events(found)) if state is InstanceState.EXITED else None,
         )
+
+    def _events(self, found: Json) -> list[Json]:
+        """Return what Docker has told of a container that has exited."""
+        with explained():
+            return events_of(self._api, found)
 
     def _is_rootless(self) -> bool:
         """Whether its bridges are out of reach, asked once."""
@@ -350,29 +351,6 @@ def since(cursor: str | None) -> Json:
     """Return the option of a request for output that leaves most of what is before a cursor out."""
     found = since_of(cursor)
     return {} if found is None else {"since": max(1, int(found.timestamp()))}
-
-
-def exit_of(found: Json) -> ExitFacts:
-    """Return how a container ended, from what the engine says of it."""
-    state = found["State"]
-    if state["StartedAt"].startswith(_NEVER):
-        return ExitFacts(error=state.get("Error") or "it never ran")
-    code = state["ExitCode"]
-    # A process of it was killed for memory. One that goes on, and ends well later, was not.
-    is_oom = state["OOMKilled"] and code not in (0, _EXIT_TERMINATED)
-    return ExitFacts(
-        exit_code=code,
-        is_oom=is_oom,
-        seconds=_seconds_between(state["StartedAt"], state["FinishedAt"]),
-        evidence=f"container {found['Id'][:12]}, OOMKilled" if is_oom else None,
-    )
-
-
-def _seconds_between(started: str, finished: str) -> float | None:
-    if finished.startswith(_NEVER):
-        return None
-    seconds = datetime.fromisoformat(finished) - datetime.fromisoformat(started)
-    return max(0.0, seconds.total_seconds())
 
 
 def _notes(info: Json) -> Iterator[str]:

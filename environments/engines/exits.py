@@ -8,18 +8,29 @@ from .base import ExitFacts
 
 _SIGNALED = 128  # added to a signal's number, by the convention of shells
 _LAST_SIGNAL = 64
+SAME_SECONDS = 1.0  # between the engine's word of a kill and the server's own count of it
 
 
 def exit_reason(
-    facts: ExitFacts | None, *, pid: int, stopped_by_us: bool, limit_bytes: int | None
+    facts: ExitFacts | None,
+    *,
+    pid: int,
+    stopped_by_us: bool,
+    limit_bytes: int | None,
+    oom_reported_at: float | None = None,
 ) -> ExitReason:
     """Explain how an instance ended.
+
+    What an engine says of memory (`OOMKilled`, `OUT_OF_MEMORY`) it says of everything that was ever
+    killed in the instance. It is the cause of this exit when the server, which reports kills below
+    it, has reported none; or when the engine tells of a kill after the last of these.
 
     Args:
         facts: What the engine knows; None: it has no such instance any more.
         pid: Its first process; 0: unknown.
         stopped_by_us: Whether its stop had been requested.
         limit_bytes: Its memory limit.
+        oom_reported_at: When its server has last reported a kill below it, seconds since the epoch.
     """
     if facts is None:
         return ExitReason(ExitKind.STOPPED if stopped_by_us else ExitKind.LOST, pid=pid)
@@ -31,7 +42,10 @@ def exit_reason(
         return ExitReason(
             kind, pid=pid, detector=detector, seconds=facts.seconds, evidence=evidence
         )
+    if facts.reason is not None and not stopped_by_us:
+        return ExitReason.from_json(facts.reason)
     code, number = _code_and_signal(facts.exit_code)
+    is_oom = facts.is_oom and _is_its_own(facts.oom_at, oom_reported_at)
     reason = {
         "pid": pid,
         "exit_code": code,
@@ -39,9 +53,9 @@ def exit_reason(
         "seconds": facts.seconds,
         "peak_bytes": facts.peak_bytes,
         "limit_bytes": limit_bytes,
-        "evidence": facts.evidence,
+        "evidence": facts.evidence if is_oom or not facts.is_oom else None,
     }
-    if facts.is_oom:
+    if is_oom:
         return ExitReason(ExitKind.OOM_KILLED, detector=facts.detector, **reason)  # type: ignore[arg-type]
     if stopped_by_us:
         kind = ExitKind.STOPPED
@@ -50,6 +64,11 @@ def exit_reason(
     else:
         kind = ExitKind.LOST if code is None else ExitKind.EXITED
     return ExitReason(kind, **reason)  # type: ignore[arg-type]
+
+
+def _is_its_own(oom_at: float | None, reported_at: float | None) -> bool:
+    """Whether the kill that an engine tells of is another than those that the server reported."""
+    return reported_at is None or (oom_at is not None and oom_at > reported_at + SAME_SECONDS)
 
 
 def _code_and_signal(exit_code: int | None) -> tuple[int | None, int | None]:

@@ -43,17 +43,21 @@ def http_address(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def server_options(plan: Json, host: str, folder: Path, **limits: int | None) -> dict[str, str]:
+def server_options(
+    plan: Json, host: str, folder: Path, *, owns_cgroup: bool, **limits: int | None
+) -> dict[str, str]:
     """Return the variable of the options of a replica's server, as they are on this node.
 
     Args:
         plan: The replica's plan.
         host: The address that it is reached at.
         folder: The replica's, where the links are made that a project's imports go through.
+        owns_cgroup: Whether nothing else runs in the cgroup that it is started in.
         limits: Options that this node knows, for those that were not asked for.
     """
     options = json.loads(plan["env"].get(HOST_OPTIONS_VARIABLE) or "{}")
     options |= {name: value for name, value in limits.items() if value and not options.get(name)}
+    options["owns_cgroup"] = owns_cgroup
     if not is_loopback(host):  # its own name: of clients that come without a gateway
         origin = http_address(host, 0).removesuffix(":0")
         options["allow_origin"] = [*options.get("allow_origin", ()), origin]

@@ -117,8 +117,7 @@ class RayEngine:
             if labels is not None:
                 state = _state(record, report, lives=lives)
                 identity = record.get("actor") or record["name"]
-                exits = (report or {}).get("shard_exits", 0)
-                found.append(Instance(id=identity, labels=labels, state=state, shard_exits=exits))
+                found.append(Instance(id=identity, labels=labels, state=state))
         return found
 
     def find(self, plan: ReplicaPlan) -> Instance | None:
@@ -140,8 +139,6 @@ class RayEngine:
             address=report.get("address"),
             waiting=_why_waiting(found) if state is InstanceState.STARTING else None,
             is_on_its_way=(found["group"] or {}).get("scheduling") in _NOT_LOOKED_AT,
-            shard_exits=report.get("shard_exits", 0),
-            last_shard_exit=report.get("last_shard_exit"),
             exit=_exit_facts(report, actor) if state is InstanceState.EXITED else None,
         )
 
@@ -193,7 +190,7 @@ class RayEngine:
         """Yield whenever the state of an instance is another: Ray has no events about actors."""
         known = None
         while not self._is_closed.is_set():
-            seen = [(each.id, each.state, each.shard_exits) for each in self.list()]
+            seen = [(each.id, each.state) for each in self.list()]
             if seen != known:
                 known = seen
                 yield None

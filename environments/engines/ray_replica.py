@@ -203,7 +203,7 @@ class RayReplica:
 
     def _environment(self) -> dict[str, str]:
         gpus = {name: os.environ[name] for name in _GPU_VARIABLES if name in os.environ}
-        options = server_options(self._plan, self._report["host"], self._folder)
+        options = server_options(self._plan, self._report["host"], self._folder, owns_cgroup=False)
         return {**self._plan["env"], **gpus, **options}
 
     # Reporting
@@ -230,14 +230,11 @@ class RayReplica:
 
 
 def _of(status: Json) -> Json:
-    """Return of a shim's status the server's pid, how that has ended, and what below it has."""
+    """Return of a shim's status the server's pid, and how that has ended."""
     exit_reason = status.get("exit")
     if exit_reason is None and status.get("state") == "stopped":
         exit_reason = {"kind": "stopped"}
-    below: Json = {
-        name: status[name] for name in ("shard_exits", "last_shard_exit") if name in status
-    }
-    return {"pid": status.get("pid"), "exit": exit_reason, **below}
+    return {"pid": status.get("pid"), "exit": exit_reason}
 
 
 def _socket_path(folder: Path) -> str:

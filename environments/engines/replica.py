@@ -72,6 +72,7 @@ from .status_server import StatusServer
 log = logging.getLogger(__name__)
 
 LOG_TAIL_LINES = 20
+ID_LENGTH = 40  # of an instance's id in messages: engines' own commands take a part of it
 FIRST_PROBE_SECONDS = 0.05  # between two questions whether it is ready; grows with the waiting
 LONGEST_PROBE_SECONDS = 1.0
 CAPACITY_SECONDS = 2.0  # between two questions how full it is
@@ -246,7 +247,7 @@ class EngineReplica:
             reason = self._reason(
                 ExitFacts(ended_by=instance.waiting or instance.why_anew), stopped_by_us=False
             )
-            self.status.note_new_run(reason, instance.runs)
+            self.status.note_new_run(reason, instance.runs, time.time())
             self._publish()
             return 0.0
         if not self._unanswered:
@@ -387,9 +388,6 @@ class EngineReplica:
         self.status.instance = instance.id
         self.status.pid = instance.pid or self.status.pid
         self.status.ends_at, self.status.replace_at = instance.ends_at, instance.replace_at
-        if instance.last_shard_exit is not None:
-            self.status.shard_exits = instance.shard_exits
-            self.status.last_shard_exit = instance.last_shard_exit
         if known != self.status:
             self._publish()
 
@@ -409,6 +407,9 @@ class EngineReplica:
         if stopped_by_us and self.status.exit is not None:
             return
         facts = None if instance is None else instance.exit
+        if instance is None and self.status.instance is not None:
+            what = f"{self._engine.name} has {self.status.instance[:ID_LENGTH]} no more"
+            facts = ExitFacts(ended_by=f"{what}: it was removed, and not by openenvd")
         if instance is not None and instance.is_silent:
             facts = ExitFacts(ended_by=instance.waiting)
         self._note_end(self._reason(facts, stopped_by_us=stopped_by_us))
@@ -419,11 +420,12 @@ class EngineReplica:
             pid=self.status.pid or 0,
             stopped_by_us=stopped_by_us,
             limit_bytes=self.plan.memory_bytes,
+            oom_reported_at=self.status.oom_reported_at,
         ).to_json()
 
     def _note_end(self, reason: Json) -> None:
         state = self.status.state
-        self.status.note_exit(reason, self._log_tail())
+        self.status.note_exit(reason, self._log_tail(), time.time())
         if state not in ("starting", "ready"):  # more is requested of it, maybe only just now
             self.status.state = state
 
@@ -470,7 +472,9 @@ class EngineReplica:
         known = (self.status.sessions, self.status.capacity)
         self.status.sessions = int(found["sessions"])
         self.status.capacity = server_answers.summary(found)
-        if known != (self.status.sessions, self.status.capacity):
+        if self.status.note_reported(found.get("exits", []), self.plan.memory_bytes):
+            self._publish()
+        elif known != (self.status.sessions, self.status.capacity):
             self._server.send_status()
         return found
 
@@ -546,7 +550,7 @@ def _seen(instance: Instance | None) -> tuple[object, ...] | None:
     """Return what makes an instance worth another question when it is otherwise."""
     if instance is None:
         return None
-    facts = instance.waiting, instance.ends_at, instance.runs, instance.shard_exits
+    facts = instance.waiting, instance.ends_at, instance.runs
     return instance.id, instance.state, instance.is_on_its_way, *facts
 
 

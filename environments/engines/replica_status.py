@@ -15,8 +15,12 @@ A restarted agent continues from the file: the state says what it was about to d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from ...processes.exits.diagnose import explain_child
+from ...processes.exits.exit_reason import ExitKind
+from ...shim.server_exit import ExitHistory
 
 Json = dict[str, Any]
 LONGEST_SECONDS = 3650 * 86_400.0  # until a deadline; those of another boot are further away
@@ -33,8 +37,10 @@ class ReplicaStatus:
         ends_at: When the engine ends the instance, as `boot_seconds` counts.
         replace_at: When another is to be asked for, so that its sessions can end before that.
         is_draining: Whether its sessions were to end: it is not started again.
-        shard_exits: How many of the server's own processes have exited while it went on, as far
-            as the engine tells; `last_shard_exit` is the last of them.
+        reported: The number of the last exit that the server has reported of a process below it.
+        exits: The last exits of the server, and below it, those for lack of memory first.
+        exit_kinds: How many exited in which way.
+        shard_exits: How many of them were the server's children.
         deadline: When draining, or the grace of stopping, is over, as `boot_seconds` counts.
     """
 
@@ -58,8 +64,10 @@ class ReplicaStatus:
     ends_at: float | None = None
     replace_at: float | None = None
     is_draining: bool = False
+    reported: int = 0
+    exits: list[Json] = field(default_factory=list)
+    exit_kinds: dict[str, int] = field(default_factory=dict)
     shard_exits: int = 0
-    last_shard_exit: Json | None = None
     deadline: float | None = None
 
     @classmethod
@@ -94,10 +102,11 @@ class ReplicaStatus:
         self.instance = self.pid = self.ready_at = self.info = self.capacity = None
         self.exit = self.failed = self.log_tail = self.deadline = self.waiting = None
         self.ends_at = self.replace_at = None
-        self.sessions = self.runs = 0
+        self.sessions = self.runs = self.reported = 0
 
-    def note_new_run(self, reason: Json, runs: int) -> None:
+    def note_new_run(self, reason: Json, runs: int, now: float) -> None:
         """Begin the next generation with the same instance, which its engine begins anew."""
+        self._remember(reason, now)
         instance = self.instance
         self.begin_again()
         self.instance, self.runs, self.last_exit = instance, runs, reason
@@ -109,8 +118,32 @@ class ReplicaStatus:
         self.info = info
         self.ready_at = now
 
-    def note_exit(self, reason: Json, log_tail: list[str]) -> None:
+    def note_reported(self, exits: list[Json], limit_bytes: int | None) -> bool:
+        """Explain what the server reports of exits below it, oldest first; whether any is new."""
+        new = [facts for facts in exits if facts["number"] > self.reported]
+        history = ExitHistory(vars(self))
+        for facts in new:
+            reason = explain_child(facts, limit_bytes=limit_bytes)
+            history.add({**facts, "life": self.generation, "reason": reason.to_json()})
+            self.reported = facts["number"]
+        vars(self).update(history.to_json())
+        return bool(new)
+
+    @property
+    def oom_reported_at(self) -> float | None:
+        """When the server of this generation has last reported a kill for memory below it."""
+        own = (each for each in self.exits if each.get("life") == self.generation)
+        kills = [each["at"] for each in own if each["reason"]["kind"] == ExitKind.OOM_KILLED]
+        return max(kills, default=None)
+
+    def _remember(self, reason: Json, now: float) -> None:
+        history = ExitHistory(vars(self))
+        history.add_server(reason, now)
+        vars(self).update(history.to_json())
+
+    def note_exit(self, reason: Json, log_tail: list[str], now: float) -> None:
         """Note that the instance of this generation has ended, and its sessions with it."""
+        self._remember(reason, now)
         self.state = "exited"
         self.exit = self.last_exit = reason
         self.log_tail = log_tail

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a Slurm job ended: from Slurm's state, the job's own report, and its output.
 
-Slurm's word counts where something else ended the job; the report's where it ended by itself. What
-`JobAcctGatherParams=OverMemoryKill` kills is FAILED or CANCELLED to Slurm: the output says why.
+Slurm's word counts where something else ended the job; the report's where it ended by itself.
+OUT_OF_MEMORY says only that something in the job was ever killed: what has ended its server, the
+job itself has found out, unless it was killed, too. What `JobAcctGatherParams=OverMemoryKill` kills
+is FAILED or CANCELLED to Slurm: the output says why.
 """
 
 from __future__ import annotations
@@ -67,6 +69,9 @@ def exit_facts(
             is_time_over=state == TIMEOUT,
             seconds=read_duration(fields.get("RunTime", "")),
         )
+    if report is not None and report.exit is not None:
+        seconds = read_duration(fields.get("RunTime", "")) or report.exit.get("seconds")
+        return ExitFacts(exit_code=code, reason={**report.exit, "seconds": seconds})
     is_oom = state == OUT_OF_MEMORY and code not in _FINE_EXITS
     return ExitFacts(
         exit_code=128 + signals.SIGKILL if is_oom and code is None else code,

@@ -17,6 +17,7 @@ import contextlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ...shim.files import write_json
 from .node_program import http_address
@@ -44,6 +45,7 @@ class JobReport:
         pid: Its server, on that node.
         beats: Grows while the job lives: clocks of nodes may differ.
         exit_code: How the server ended, 128 + n for a signal; None: it has not.
+        exit: The same as an `ExitReason`, with what the job's cgroup has counted.
         runs: How many times Slurm has requeued it.
     """
 
@@ -54,6 +56,7 @@ class JobReport:
     pid: int | None = None
     beats: int = 0
     exit_code: int | None = None
+    exit: dict[str, Any] | None = None
     runs: int = 0
 
     @property

@@ -13,7 +13,8 @@ Failure cases
     the folder cannot be written     the job goes on, unheard; the next beat is written again
     the replica has another job      its node was cut off, say, and is back: this one ends
     this process is killed           Slurm ends what is left of the job
-    the server is killed             its signal stands in the report, and is the job's own end
+    the server is killed             its signal stands in the report, and is the job's own end; by
+                                     whom, the counters of the job's cgroup say (`server_exit.py`)
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import select
+import selectors
 import signal
 import socket
 import subprocess
@@ -31,8 +32,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...env_host.protocol import LISTEN_FD_VARIABLE
+from ...env_host.protocol import LISTEN_FD_VARIABLE, NOTIFY_FD_VARIABLE
 from ...shim.files import read_run_file
+from ...shim.server_exit import ExitEvidence
+from ...shim.server_process import NotifyPipe
+from ...system.cgroups import own_group
 from ...system.listening_sockets import descriptors_text
 from ...system.signal_pipe import SignalPipe
 from ...system.units import MB
@@ -79,7 +83,9 @@ def server_environment(
     """
     megabytes = _number(inherited.get("SLURM_MEM_PER_NODE"))
     cores = _number(inherited.get("SLURM_CPUS_ON_NODE"))
-    options = server_options(plan, host, folder, memory_bytes=megabytes * MB, cores=cores)
+    options = server_options(
+        plan, host, folder, owns_cgroup=True, memory_bytes=megabytes * MB, cores=cores
+    )
     of_job = {name: text for name, text in inherited.items() if name.startswith(_OF_JOB)}
     return {**plan["env"], **of_job, **options}
 
@@ -95,6 +101,10 @@ class Job:
         self._run_dir = run_dir
         self._plan: Json = read_run_file(str(run_dir))["plan"]
         self._signals = SignalPipe((*_PASSED_ON, signal.SIGCHLD), ignored=(signal.SIGHUP,))
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._signals, selectors.EVENT_READ, lambda: None)
+        self._notify = NotifyPipe(self._selector, self._explain_children)
+        self._evidence = ExitEvidence(self._plan.get("memory_bytes"))
         host = node_address(os.environ)
         self._listeners = listen(host, int(self._plan["port"]))
         self._report = JobReport(
@@ -107,6 +117,7 @@ class Job:
 
     def run(self) -> int:
         """Serve until the server has ended; returns its exit code, negative for a signal."""
+        self._evidence.begin(own_group(is_ours=False))
         server = self._start()
         self._report.pid = server.pid
         beat_at = 0.0
@@ -114,13 +125,26 @@ class Job:
             if time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + BEAT_SECONDS
                 self._beat(server)
-            select.select([self._signals.fileno()], [], [], max(0.0, beat_at - time.monotonic()))
+                self._evidence.look()
+            for key, _ in self._selector.select(max(0.0, beat_at - time.monotonic())):
+                key.data()
             for number in self._signals.take() - {signal.SIGCHLD}:
                 server.send_signal(number)
+        self._explain_children()
         code = server.returncode
         self._report.exit_code = code if code >= 0 else 128 - code
+        status = code << 8 if code >= 0 else -code
+        self._report.exit = self._evidence.explain(
+            server.pid, (status, None), stopped_by_us=False, failed=None
+        )
         self._write_report()
         return code
+
+    def _explain_children(self) -> None:
+        """Leave to processes below the server the kills for memory that were theirs."""
+        for message in self._notify.messages():
+            if "shard_exit" in message:
+                self._evidence.explain_child(message["shard_exit"])
 
     def _write_report(self) -> None:
         """Write the report; a full disk, a server of files that is away: the next one counts."""
@@ -144,13 +168,17 @@ class Job:
         environ = server_environment(plan, self._report.host, self._run_dir, os.environ)
         fds = [one.fileno() for one in self._listeners]
         environ[LISTEN_FD_VARIABLE] = descriptors_text(fds)
+        reading, writing = os.pipe()
+        environ[NOTIFY_FD_VARIABLE] = str(writing)
         server = subprocess.Popen(
             plan["command"],
             env=environ,
             cwd=plan["folder"],
             stdin=subprocess.DEVNULL,
-            pass_fds=fds,
+            pass_fds=[*fds, writing],
         )
+        os.close(writing)
+        self._notify.watch(reading)
         for one in self._listeners:  # the server's alone: its clients see when it has ended
             one.close()
         return server

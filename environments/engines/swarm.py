@@ -60,13 +60,13 @@ from .docker import (
     LOG_FILE_SIZE,
     LOG_FILES,
     DockerEngine,
-    exit_of,
     explained,
     gone_is_fine,
     has_env_host,
     port_inside,
     since,
 )
+from .docker_exits import events_of, exit_of
 from .docker_options import host_config
 from .host_options import served_anywhere
 from .server_answers import ask_to_drain
@@ -320,7 +320,8 @@ class SwarmEngine(DockerEngine):
         container = status.get("ContainerStatus") or {}
         if identity := container.get("ContainerID"):
             with contextlib.suppress(docker.errors.NotFound):
-                return exit_of(self._api.inspect_container(identity))
+                found = self._api.inspect_container(identity)
+                return exit_of(found, events_of(self._api, found))
         if status["State"] == "rejected" or not identity:
             return ExitFacts(error=status.get("Err") or f"its task was {status['State']}")
         return ExitFacts(exit_code=container.get("ExitCode"), evidence=status.get("Err"))

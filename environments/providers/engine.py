@@ -266,6 +266,7 @@ def _environment(spec: EnvironmentSpec, data: Json, max_sessions: int | None) ->
         "cores": None if spec.cpus is None else math.ceil(spec.cpus),
         "headers": headers,
         "replica": data["number"],
+        "owns_cgroup": True,
     }
     ours = {HOST_OPTIONS_VARIABLE: json.dumps(options)}
     if max_sessions is not None:

@@ -91,7 +91,8 @@ class Subject:
         And whether its memory limit is that of all processes of the replica.
         """
         status = self.status()
-        shard = status.get("last_shard_exit") or {}
+        below = [one for one in status.get("exits") or () if not one.get("server")]
+        shard = max(below, key=lambda one: one.get("at") or 0.0, default={})
         last = shard.get("reason") if of_shard else status.get("last_exit")
         had_own_limit = of_shard and shard.get("isolated") and shard.get("out_of_memory")
         return ExitReason.from_json(last) if last else None, not had_own_limit

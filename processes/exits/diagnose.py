@@ -5,7 +5,8 @@
 
 `Evidence` is everything that is known of one process's end; `diagnose_exit` is a pure function of
 it, tested by a table. Its questions come in the order that `exit_reason.py` lists.
-`gather_evidence` reads the counters after an exit, given those of before (`read_oom_counters`).
+`gather_evidence` reads the counters after an exit, given those of before (`read_oom_counters`). Of
+what exits below a server the server itself counts and reports: `explain_child`.
 
 Two rules keep a `kill -9` by hand from being called out of memory. A cgroup's counter that stood
 still rules memory out, whatever happened elsewhere on the machine. One that moved proves that
@@ -16,8 +17,9 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...system.cgroups import Cgroup
 from .exit_reason import Certainty, Detector, ExitKind, ExitReason
@@ -97,7 +99,9 @@ class Evidence:
     def cgroup_text(self) -> str:
         """What its cgroup counted, for people."""
         counted = f"{self.oom_kills_before}→{self.oom_kills_after}"
-        return f"cgroup {self.cgroup_name or '?'}, oom_kill {counted}"
+        name = self.cgroup_name or "?"  # `/` is all that is seen in a container
+        cgroup = "cgroup of its container" if name == "/" else f"cgroup {name}"
+        return f"{cgroup}, oom_kill {counted}"
 
     def _code(self) -> int | None:
         return None if self.wait_status is None else os.waitstatus_to_exitcode(self.wait_status)
@@ -118,9 +122,10 @@ def gather_evidence(
     """
     after = read_oom_counters(cgroup)
     moved = before.vmstat is None or before.vmstat != after.vmstat
-    directory = None if cgroup is None else cgroup.directory
-    lines = of_cgroup(kernel_log_kills(since_monotonic), directory) if moved else []
     own_moved = before.oom_kills is not None and before.oom_kills != after.oom_kills
+    line = None
+    if moved:
+        line = kernel_line(cgroup, pid, since_monotonic=since_monotonic, is_any=own_moved)
     return Evidence(
         pid,
         wait_status,
@@ -128,9 +133,29 @@ def gather_evidence(
         oom_kills_after=after.oom_kills,
         machine_oom_kills_before=before.vmstat,
         machine_oom_kills_after=after.vmstat,
-        kernel_log_line=telling_line(lines, pid) if own_moved else _line_about(lines, pid),
+        kernel_log_line=line,
         cgroup_name=None if cgroup is None else cgroup.name,
     )
+
+
+def kernel_line(
+    cgroup: Cgroup | None,
+    pid: int,
+    *,
+    since_monotonic: float,
+    is_any: bool,
+    known: Collection[int] = (),
+) -> str | None:
+    """Return what the kernel log says of a kill of `pid`.
+
+    If `is_any`, or else of one in its cgroup, but of none of the pids that are `known`.
+    """
+    directory = None if cgroup is None else cgroup.directory
+    lines = of_cgroup(kernel_log_kills(since_monotonic), directory)
+    if known:
+        victims = [(killed_process(line) or (0, ""))[0] for line in lines]
+        lines = [line for line, victim in zip(lines, victims, strict=True) if victim not in known]
+    return telling_line(lines, pid) if is_any else _line_about(lines, pid)
 
 
 def of_cgroup(lines: list[str], directory: str | None) -> list[str]:
@@ -160,6 +185,39 @@ def diagnose_exit(evidence: Evidence) -> ExitReason:
         peak_bytes=evidence.peak_bytes,
         seconds=evidence.seconds,
     )
+
+
+def explain_child(
+    facts: Mapping[str, Any], *, limit_bytes: int | None, kernel_log_line: str | None = None
+) -> ExitReason:
+    """Return how a process below a server that lives on exited.
+
+    Args:
+        facts: What the server has reported of it (`shard_exit` in `env_host/protocol.py`): it
+            counts kills in its own cgroup, and says which of them belong to which exit.
+        limit_bytes: The memory limit of all processes of the server together.
+        kernel_log_line: What the kernel log says of a kill in their cgroup, where it can be read.
+    """
+    if facts.get("out_of_memory"):  # over the cap of its own, which the server put on it
+        return _over_own_cap(facts)
+    if facts.get("programs"):
+        return _program(facts, limit_bytes, kernel_log_line)
+    before, after = facts.get("oom_kills") or (None, None)
+    of_machine = facts.get("machine_oom_kills") or (None, None)
+    evidence = Evidence(
+        facts["pid"],
+        facts["wait_status"],
+        oom_kills_before=before,
+        oom_kills_after=after,
+        machine_oom_kills_before=of_machine[0],
+        machine_oom_kills_after=of_machine[1],
+        kernel_log_line=kernel_log_line,
+        cgroup_name=facts.get("cgroup"),
+        peak_bytes=facts.get("peak_bytes"),
+        limit_bytes=limit_bytes,
+        seconds=facts.get("seconds"),
+    )
+    return diagnose_exit(evidence)
 
 
 class _Verdict(NamedTuple):
@@ -225,6 +283,33 @@ def _plain_kind(known: Evidence) -> ExitKind:
     if known.wait_status is None:
         return ExitKind.LOST
     return ExitKind.EXITED if known.signal_number is None else ExitKind.SIGNALED
+
+
+def _over_own_cap(facts: Mapping[str, Any]) -> ExitReason:
+    return ExitReason(
+        ExitKind.OOM_KILLED,
+        pid=facts["pid"],
+        signal_number=signal.SIGKILL,
+        detector=Detector(facts.get("detector") or Detector.CGROUP),
+        limit_bytes=facts.get("limit_bytes"),
+        peak_bytes=facts.get("peak_bytes"),
+        seconds=facts.get("seconds"),
+    )
+
+
+def _program(facts: Mapping[str, Any], limit_bytes: int | None, line: str | None) -> ExitReason:
+    """Return the end of what an environment had started: the server does not know which it was."""
+    pid, name = killed_process(line or "") or (0, None)
+    return ExitReason(
+        ExitKind.OOM_KILLED,
+        pid=pid,
+        signal_number=signal.SIGKILL,
+        detector=Detector.CGROUP,
+        limit_bytes=facts.get("limit_bytes") or limit_bytes,
+        peak_bytes=facts.get("peak_bytes"),
+        victim_pid=pid or None,
+        victim_name=name,
+    )
 
 
 def _line_about(lines: list[str], pid: int) -> str | None:

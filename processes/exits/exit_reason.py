@@ -111,7 +111,8 @@ class ExitReason:
             case ExitKind.EXITED:
                 return f"exited with code {self.exit_code}"
             case ExitKind.SIGNALED:
-                return f"was killed by {self.signal_name}"
+                why = f" ({self.evidence})" if self.evidence else ""
+                return f"was killed by {self.signal_name}{why}"
             case ExitKind.STOPPED:
                 return "was stopped"
             case ExitKind.OOM_KILLED:

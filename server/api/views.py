@@ -132,7 +132,8 @@ def replica_view(
         "wakes": (live or {}).get("wakes", 0),
         "exit": replica.exit,
         "message": hide_credentials((live or {}).get("problem") or _replica_message(replica)),
-        "shard_exit": shard_exit_view(live, environment),
+        "exits": exit_views(live, replica.exit, environment),
+        "exit_kinds": (live or {}).get("exit_kinds", {}),
     }
 
 
@@ -234,18 +235,30 @@ def _held_view(lives: Iterable[Json]) -> Json | None:
     return {"shards": shards, "since": min(one["held_since"] for one in held)}
 
 
-def shard_exit_view(live: Json | None, environment: Environment | None = None) -> Json | None:
-    """`{"count", "at", "message", …}` of the last process that died below a server that lives."""
-    if not live or (last := live.get("last_shard_exit")) is None:
-        return None
-    message = _shard_exit_message(last)
+def exit_views(
+    live: Json | None, shown: Json | None = None, environment: Environment | None = None
+) -> list[Json]:
+    """The last exits of a replica's processes, those for lack of memory first, each in a sentence.
+
+    Without the exit of the server that is `shown` otherwise.
+    """
+    exits = (live or {}).get("exits") or ()
+    return [_exit_view(one, environment) for one in exits if not _is_shown(one, shown)]
+
+
+def _is_shown(one: Json, shown: Json | None) -> bool:
+    reason = one.get("reason") or {}
+    return bool(one.get("server") and shown and shown.get("pid") == reason.get("pid"))
+
+
+def _exit_view(one: Json, environment: Environment | None) -> Json:
     hint = None
-    reason = last.get("reason") or {}
+    reason = one.get("reason") or {}
     if environment is not None and reason.get("kind") == ExitKind.OOM_KILLED:
-        exited, is_session = ExitReason.from_json(reason), is_over_session_limit(last)
+        exited, is_session = ExitReason.from_json(reason), is_over_session_limit(one)
         more = more_memory_after(environment, exited, is_session=is_session)
         hint = more.command if more else None
-    return {**last, "count": live.get("shard_exits", 1), "message": message, "hint": hint}
+    return {**one, "message": _exit_message(one), "hint": hint}
 
 
 def _serving(shards: int) -> str:
@@ -260,17 +273,33 @@ def _isolated_serving(lives: Iterable[Json]) -> str:
     return f"isolated: a process per session{cost}"
 
 
-def _shard_exit_message(last: Json) -> str:
-    what = f"shard {last.get('shard')}"
-    if last.get("shared_state"):
-        what = "the process of the shared state"
-    elif last.get("isolated"):
-        what = "an isolated session"
+def _exit_message(one: Json) -> str:
     how = "exited"
-    if last.get("reason"):
-        reason, has_own_limit = ExitReason.from_json(last["reason"]), is_over_session_limit(last)
+    if one.get("reason"):
+        reason, has_own_limit = ExitReason.from_json(one["reason"]), is_over_session_limit(one)
         how = reason.sentence(shares_limit=not has_own_limit)
-    lost = last.get("sessions", 0)
+    if programs := one.get("programs"):
+        return _programs_message(one, programs, how)
+    what = f"shard {one.get('shard')}"
+    if one.get("server"):
+        what = "the server"
+    elif one.get("shared_state"):
+        what = "the process of the shared state"
+    elif one.get("isolated"):
+        what = "an isolated session"
+    lost = one.get("sessions", 0)
     sessions = "1 session" if lost == 1 else f"{lost} sessions"
-    cost = "" if last.get("isolated") else f"; {sessions} ended with it, and it was replaced"
-    return f"{what} (pid {last.get('pid')}) {how}{cost}"
+    ends_alone = one.get("isolated") or one.get("server")
+    cost = "" if ends_alone else f"; {sessions} ended with it, and it was replaced"
+    pid = f" (pid {one['pid']})" if one.get("pid") else ""
+    return f"{what}{pid} {how}{cost}"
+
+
+def _programs_message(one: Json, programs: int, how: str) -> str:
+    """The kill of what an environment had started, whose session goes on."""
+    what = "a program" if programs == 1 else f"{programs} programs"
+    whose = "an isolated session" if one.get("isolated") else "the environment"
+    victim = one["reason"].get("victim_name")
+    name = f" ({victim}, pid {one['reason']['victim_pid']})" if victim else ""
+    verb = how if programs == 1 else how.replace("was ", "were ", 1)
+    return f"{what} that {whose} had started{name} {verb}; the session went on"

@@ -142,7 +142,10 @@ def is_over_session_limit(shard_exit: Json) -> bool:
 
     One that was killed for the memory of its whole replica was not.
     """
-    return bool(shard_exit.get("isolated") and shard_exit.get("out_of_memory"))
+    return bool(
+        shard_exit.get("isolated")
+        and (shard_exit.get("out_of_memory") or shard_exit.get("programs"))
+    )
 
 
 def _with_more(request: Request, memory_bytes: int) -> str:

@@ -498,15 +498,16 @@ def test_status_shows_how_an_environment_is_served_and_its_last_shard_exit(
 ) -> None:
     serving = {"sentence": "4 shards", "shards": 4, "held": {"shards": 1, "since": 0.0}}
     environment = new_environment(serving=serving)
-    told = {"count": 2, "at": 1000.0, "message": "shard 2 (pid 7) was killed by SIGKILL"}
+    told = {"at": 1000.0, "message": "shard 2 (pid 7) was killed by SIGKILL"}
     told["hint"] = "openenv retry a0 --memory 600M"
-    environment["replicas"][0]["shard_exit"] = told
+    environment["replicas"][0] |= {"exits": [told], "exit_kinds": {"oom_killed": 1, "exited": 2}}
     answer = {"daemon": daemon_json(fake), "environments": [environment], "requests": []}
     fake.get("/v1/status", answer)
     out = command("status").out
     assert "trial: 4 shards, 3/64 sessions" in out
     assert "trial: 1 of 4 shards is blocked for" in out
-    assert "ago shard 2 (pid 7) was killed by SIGKILL (2 so far)\n" in out
+    assert "ago shard 2 (pid 7) was killed by SIGKILL\n" in out
+    assert "trial replica 0: so far 1 killed for memory, 2 exited\n" in out
     assert "    Try: openenv retry a0 --memory 600M\n" in out
 
 

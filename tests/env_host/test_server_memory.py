@@ -1,32 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel has killed in the server's own cgroup, of files and of a real one."""
+"""Whose a kill for memory was that the kernel has counted, of files and of real processes."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from openenvd.env_host.supervisor.server_memory import DYING_SECONDS, LOOK_SECONDS, ServerMemory
-from openenvd.system.cgroup_tree import V1, V2, Location
+from openenvd.env_host.supervisor.server_memory import (
+    DYING_SECONDS,
+    LOOK_SECONDS,
+    SETTLE_SECONDS,
+    KillCount,
+    memory_clause,
+    was_for_memory,
+)
+from openenvd.system.cgroup_tree import V1, V2
+from openenvd.system.cgroups import Cgroup
+from openenvd.system.proc import is_dying
 
-EXITED, SIGKILLED = 1 << 8, 9  # wait statuses
-TOLD = "probably for memory: its replica's processes may use 300 MB together"
+SIGKILLED = 9
+OTHER_EXITS = [0, 1 << 8, signal.SIGTERM, signal.SIGSEGV]  # wait statuses
 
 
 @pytest.fixture
-def group(tmp_path: Path) -> Path:
-    folder = tmp_path / "openenvd" / "trial-0"
-    folder.mkdir(parents=True)
-    (folder / "memory.max").write_text(f"{300 << 20}\n")
-    count_kills(folder, 1)
-    return folder
-
-
-@pytest.fixture
-def memory(tmp_path: Path, group: Path) -> ServerMemory:
-    return ServerMemory(Location(V2, str(tmp_path), "/openenvd/trial-0"))
+def kills(tmp_path: Path) -> KillCount:
+    count_kills(tmp_path, 1)
+    return KillCount(Cgroup(str(tmp_path), "openenvd/trial-0", V2))
 
 
 @pytest.fixture
@@ -37,54 +43,114 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of the supervisor's that lives."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as started:
+        yield started
+        started.kill()
+
+
 def count_kills(folder: Path, count: int) -> None:
     (folder / "memory.events").write_text(f"oom {count}\noom_kill {count}\n")
 
 
-def test_a_kill_is_told_once_with_the_limit(memory: ServerMemory, group: Path) -> None:
-    assert memory.kill_of(SIGKILLED) is None  # it was before
-    count_kills(group, 2)
-    assert [memory.kill_of(SIGKILLED) for _ in range(2)] == [TOLD, None]
+def killed_for_memory(kills: KillCount, wait_status: int = SIGKILLED) -> bool:
+    return was_for_memory(kills.evidence_of(wait_status), wait_status)
 
 
-def test_each_of_two_that_are_killed_together_is_told(memory: ServerMemory, group: Path) -> None:
-    count_kills(group, 3)
-    assert [memory.kill_of(SIGKILLED) for _ in range(3)] == [TOLD, TOLD, None]
+def test_a_kill_is_of_one_exit(kills: KillCount, tmp_path: Path) -> None:
+    assert not killed_for_memory(kills)  # it was before
+    count_kills(tmp_path, 2)
+    assert [killed_for_memory(kills) for _ in range(2)] == [True, False]
 
 
-def test_another_exit_leaves_a_kill_to_its_victim(memory: ServerMemory, group: Path) -> None:
-    count_kills(group, 2)
-    assert memory.kill_of(EXITED) is None
-    assert memory.kill_of(SIGKILLED) == TOLD
+def test_each_of_two_that_are_killed_together_is_told(kills: KillCount, tmp_path: Path) -> None:
+    count_kills(tmp_path, 3)
+    assert [killed_for_memory(kills) for _ in range(3)] == [True, True, False]
 
 
-def test_a_kill_long_before_is_not_told(
-    clock: list[float], memory: ServerMemory, group: Path
+@pytest.mark.parametrize("first", OTHER_EXITS)
+def test_another_exit_leaves_a_kill_to_its_victim(
+    kills: KillCount, tmp_path: Path, first: int
 ) -> None:
-    """An environment's own process was killed, whose exit is not the server's to see."""
-    count_kills(group, 2)
+    count_kills(tmp_path, 2)
+    assert not killed_for_memory(kills, first)
+    assert killed_for_memory(kills)
+
+
+def looked(kills: KillCount, clock: list[float], *pids: int) -> int:
     clock[0] += LOOK_SECONDS
-    memory.look()
+    return kills.take_others(pids)
+
+
+def test_a_kill_of_no_process_of_ours_is_of_a_program_that_the_environment_had_started(
+    kills: KillCount, tmp_path: Path, clock: list[float], process: subprocess.Popen[bytes]
+) -> None:
+    """It is told once; a `kill -9` by hand afterwards is none for memory."""
+    assert looked(kills, clock, process.pid) == 0
+    count_kills(tmp_path, 3)
+    assert LOOK_SECONDS > SETTLE_SECONDS
+    assert kills.due(is_used=False) is None
+    assert looked(kills, clock, process.pid) == 0
+    assert kills.due(is_used=False) is not None  # also when its session has ended by then
+    assert [looked(kills, clock, process.pid) for _ in range(2)] == [2, 0]
+    assert kills.due(is_used=False) is None
+    assert not killed_for_memory(kills)
+
+
+def test_a_kill_is_left_to_a_process_of_ours_that_is_dying(
+    kills: KillCount, tmp_path: Path, clock: list[float], process: subprocess.Popen[bytes]
+) -> None:
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # not reaped yet
+    count_kills(tmp_path, 2)
+    assert [looked(kills, clock, process.pid) for _ in range(3)] == [0, 0, 0]
+    assert killed_for_memory(kills)
+    assert looked(kills, clock) == 0
+
+
+def test_a_process_that_never_dies_holds_up_no_report(
+    kills: KillCount, tmp_path: Path, clock: list[float], process: subprocess.Popen[bytes]
+) -> None:
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    count_kills(tmp_path, 2)
+    assert looked(kills, clock, process.pid) == 0
     clock[0] += DYING_SECONDS
-    count_kills(group, 3)
-    assert [memory.kill_of(SIGKILLED) for _ in range(2)] == [TOLD, None]
+    assert looked(kills, clock, process.pid) == 1
+
+
+def test_a_stopped_process_is_dying_once_it_is_killed(process: subprocess.Popen[bytes]) -> None:
+    assert not is_dying(process.pid)
+    process.kill()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert is_dying(process.pid)
 
 
 @pytest.mark.parametrize(
-    ("version", "name", "none"),
-    [(V2, "memory.max", "max"), (V1, "memory.limit_in_bytes", str(2**63 - 4096))],
+    ("version", "name", "counter", "none"),
+    [
+        (V2, "memory.max", "memory.events", "max"),
+        (V1, "memory.limit_in_bytes", "memory.oom_control", str(2**63 - 4096)),
+    ],
 )
-def test_a_limit_that_is_not_the_servers_own_is_not_named(
-    tmp_path: Path, group: Path, version: int, name: str, none: str
+def test_the_limit_is_the_groups_own(
+    tmp_path: Path, version: int, name: str, counter: str, none: str
 ) -> None:
-    (tmp_path / name).write_text(f"{8 << 30}\n")
-    (group / name).write_text(f"{none}\n")
-    (group / "memory.oom_control").write_text("oom_kill 1\n")
-    memory = ServerMemory(Location(version, str(tmp_path), "/openenvd/trial-0"))
-    count_kills(group, 2)
-    (group / "memory.oom_control").write_text("oom_kill 2\n")
-    assert memory.kill_of(SIGKILLED) == "probably for memory"
+    (tmp_path / name).write_text(f"{none}\n")
+    (tmp_path / counter).write_text("oom_kill 1\n")
+    kills = KillCount(Cgroup(str(tmp_path), "trial-0", version))
+    assert memory_clause(kills.limit_bytes) == "probably for memory"
+    (tmp_path / name).write_text(f"{300 << 20}\n")
+    assert memory_clause(kills.limit_bytes) == (
+        "probably for memory: its replica's processes may use 300 MB together"
+    )
+    (tmp_path / counter).write_text("oom_kill 2\n")
+    assert kills.evidence_of(SIGKILLED) == {"oom_kills": [1, 2], "cgroup": "trial-0"}
 
 
-def test_nothing_is_told_without_a_cgroup_of_the_servers_own(tmp_path: Path) -> None:
-    assert ServerMemory(Location(V2, str(tmp_path), "/gone")).kill_of(SIGKILLED) is None
+def test_without_a_cgroup_the_machines_counter_is_told_and_proves_nothing(tmp_path: Path) -> None:
+    evidence = KillCount(None).evidence_of(SIGKILLED)
+    assert list(evidence) in ([], ["machine_oom_kills"])
+    assert not was_for_memory(evidence, SIGKILLED)

@@ -53,6 +53,7 @@ from openenvd.environments.run_files import RunFile
 from openenvd.environments.sources.program import Program
 from openenvd.environments.spec import EnvironmentSpec
 from openenvd.environments.strays import look_again, stop_stray, strays_seen
+from openenvd.processes.exits.exit_reason import ExitReason
 from openenvd.shim.client import ShimClient, clean_up_after_shim, read_status_file
 from openenvd.shim.files import open_control_socket
 
@@ -324,6 +325,7 @@ def test_an_instance_that_is_removed_by_hand_is_lost(
     engine.remove(engine.list()[0])
     status = wait_for(run_file, lambda status: status["state"] == "exited")
     assert status["exit"]["kind"] == "lost"
+    assert "it was removed, and not by openenvd" in ExitReason.from_json(status["exit"]).sentence()
 
 
 def test_a_message_that_is_none_is_answered_with_an_error(

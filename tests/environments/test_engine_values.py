@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from openenvd.environments.engines.base import EngineRefused, ExitFacts, Labels, ReplicaPlan
+from openenvd.environments.engines.docker_exits import exit_of
 from openenvd.environments.engines.exits import exit_reason
 from openenvd.environments.engines.registry import MORE_VARIABLE, load
+from openenvd.environments.engines.replica_status import ReplicaStatus
 from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 
 LABELS = Labels("home", "echo", "echo-0-1", "1")
@@ -91,3 +95,83 @@ def test_an_engine_without_its_library_is_refused_with_the_librarys_name(
     monkeypatch.setenv(MORE_VARIABLE, "mine=not_installed_anywhere:Engine")
     with pytest.raises(EngineRefused, match="not_installed_anywhere"):
         load("mine")
+
+
+@pytest.mark.parametrize(
+    ("oom_at", "reported_at", "kind"),
+    [
+        (None, None, ExitKind.OOM_KILLED),  # nothing below it was killed: it was the server itself
+        (None, 100.0, ExitKind.SIGNALED),  # a shard or a program was, which its server has reported
+        (100.4, 100.0, ExitKind.SIGNALED),  # the same kill, of which the engine tells later
+        (140.0, 100.0, ExitKind.OOM_KILLED),  # and another one
+    ],
+)
+def test_a_flag_for_memory_counts_only_for_a_kill_that_was_no_other_processs(
+    oom_at: float | None, reported_at: float | None, kind: ExitKind
+) -> None:
+    facts = ExitFacts(exit_code=137, is_oom=True, oom_at=oom_at, evidence="OOMKilled")
+    reason = exit_reason(
+        facts, pid=7, stopped_by_us=False, limit_bytes=None, oom_reported_at=reported_at
+    )
+    assert reason.kind is kind
+    assert ("OOMKilled" in reason.sentence()) == (kind is ExitKind.OOM_KILLED)
+
+
+def test_what_the_instance_itself_has_found_out_counts() -> None:
+    told = ExitReason(ExitKind.SIGNALED, pid=9, signal_number=9)
+    facts = ExitFacts(exit_code=137, is_oom=True, reason=told.to_json())
+    assert exit_reason(facts, pid=7, stopped_by_us=False, limit_bytes=None) == told
+    stopped = exit_reason(facts, pid=7, stopped_by_us=True, limit_bytes=None)
+    assert stopped.kind is not ExitKind.SIGNALED
+
+
+KILLED = {"wait_status": 9, "pid": 5, "shard": 0, "sessions": 2}
+
+
+def test_a_replicas_status_explains_each_report_of_its_server_once() -> None:
+    status = ReplicaStatus()
+    first = {**KILLED, "number": 1, "at": 10.0, "oom_kills": [0, 1], "cgroup": "/"}
+    second = {**KILLED, "number": 2, "at": 11.0, "oom_kills": [1, 1], "cgroup": "/"}
+    assert status.note_reported([first], 300)
+    assert status.note_reported([first, second], 300)
+    assert not status.note_reported([first, second], 300)
+    assert [one["reason"]["kind"] for one in status.exits] == ["oom_killed", "signaled"]
+    assert "cgroup of its container, oom_kill 0→1" in status.exits[0]["reason"]["evidence"]
+    assert (status.shard_exits, status.oom_reported_at) == (2, 10.0)
+    again = ReplicaStatus.from_json(status.to_json())
+    assert not again.note_reported([first, second], 300)
+    again.begin_again()
+    assert again.oom_reported_at is None
+    assert again.note_reported([first], 300)
+    assert again.exit_kinds == {"oom_killed": 2, "signaled": 1}
+
+
+def container(code: int, *, oom: bool = False) -> dict[str, Any]:
+    times = {"StartedAt": "2026-11-27T00:00:00.5Z", "FinishedAt": "2026-11-27T00:01:00.5Z"}
+    return {"Id": "c" * 64, "State": {"ExitCode": code, "OOMKilled": oom, **times}}
+
+
+def told(action: str, number: int | None = None) -> dict[str, Any]:
+    attributes = {} if number is None else {"signal": str(number)}
+    return {"Action": action, "Actor": {"Attributes": attributes}, "timeNano": 10**18}
+
+
+@pytest.mark.parametrize(
+    ("code", "oom", "events", "kind", "word"),
+    [
+        (137, True, [told("oom")], "oom_killed", "OOMKilled"),
+        (137, True, [told("oom"), told("kill", 9)], "signaled", "docker kill"),
+        (137, False, [told("kill", 9)], "signaled", "docker kill"),
+        (137, False, [], "signaled", "SIGKILL"),
+        (0, False, [told("kill", 15)], "lost", "somebody sent it SIGTERM through Docker"),
+        (143, False, [told("kill", 15)], "lost", "somebody sent it SIGTERM through Docker"),
+        (3, False, [told("kill", 15)], "exited", "exited with code 3"),
+        (0, False, [told("kill", 10)], "exited", "exited with code 0"),  # drained: by us
+    ],
+)
+def test_who_ended_a_container_is_told_by_dockers_events(
+    code: int, oom: bool, events: list[dict[str, Any]], kind: str, word: str
+) -> None:
+    facts = exit_of(container(code, oom=oom), events)
+    reason = exit_reason(facts, pid=7, stopped_by_us=False, limit_bytes=None)
+    assert (reason.kind, word in reason.sentence()) == (kind, True), reason.sentence()

@@ -128,7 +128,7 @@ def test_each_death_of_a_replica_is_told_once_though_no_pid_is_known() -> None:
 def test_what_did_not_die_for_memory_is_no_such_death(exit_reason: dict[str, Any] | None) -> None:
     assert death_of_replica(replace(REPLICA, exit=exit_reason), TRIAL, None) is None
     last = None if exit_reason is None else {"reason": exit_reason, "pid": 1, "message": "it ended"}
-    assert death_of_shard({"id": "r", "ordinal": 0, "shard_exit": last}, TRIAL) is None
+    assert death_of_shard({"id": "r", "ordinal": 0, "exits": [last] if last else []}, TRIAL) is None
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_process_that_died_below_a_server_that_lives_has_a_button_too(
     facts: dict[str, Any], option: str, limit: str
 ) -> None:
     last = {"reason": KILLED.to_json(), "pid": 5, "at": 8.0, "message": "shard 1 was killed"}
-    death = death_of_shard({"id": "trial-0-a", "ordinal": 0, "shard_exit": last | facts}, TRIAL)
+    death = death_of_shard({"id": "trial-0-a", "ordinal": 0, "exits": [last | facts]}, TRIAL)
     assert death is not None
     assert (death["id"], death["at"], death["message"]) == ("trial-0-a:5", 8.0, last["message"])
     assert death["hint"] == f"openenv retry {'a' * 16} {option} 200M"
@@ -159,7 +159,7 @@ def test_a_process_of_an_environment_whose_launch_is_not_known_has_neither_comma
     None
 ):
     last = {"reason": KILLED.to_json(), "pid": 5, "at": 8.0, "message": "shard 1 was killed"}
-    replica = {"id": "trial-0-a", "ordinal": 0, "shard_exit": last}
+    replica = {"id": "trial-0-a", "ordinal": 0, "exits": [last]}
     death = death_of_shard(replica, replace(TRIAL, request_id=None))
     assert death is not None
     assert (death["hint"], death["again"]) == (None, None)

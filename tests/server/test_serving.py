@@ -13,9 +13,9 @@ from openenvd.requests_db.records import Environment, Replica
 from openenvd.requests_db.states import EnvironmentState, ReplicaState
 from openenvd.server.api.views import (
     environment_view,
+    exit_views,
     serving_view,
     sessions_fail,
-    shard_exit_view,
 )
 from openenvd.system.units import MB
 
@@ -76,16 +76,14 @@ def test_nothing_is_held_where_all_loops_turn() -> None:
 
 def test_nothing_is_said_before_a_replica_is_ready() -> None:
     assert serving_view([None, {"info": None}]) is None
-    assert shard_exit_view(None) is None
-    assert shard_exit_view({"last_shard_exit": None}) is None
+    assert exit_views(None) == []
+    assert exit_views({"exits": []}) == []
 
 
 def test_the_exit_of_a_shard_says_how_many_sessions_it_ended() -> None:
     reason = ExitReason(ExitKind.SIGNALED, pid=7, signal_number=9).to_json()
     told = {"shard": 2, "pid": 7, "sessions": 3, "at": 5.0, "reason": reason}
-    view = shard_exit_view({"last_shard_exit": told, "shard_exits": 2})
-    assert view is not None
-    assert view["count"] == 2
+    [view] = exit_views({"exits": [told]})
     assert view["message"] == (
         "shard 2 (pid 7) was killed by SIGKILL; 3 sessions ended with it, and it was replaced"
     )
@@ -96,8 +94,7 @@ def test_the_exit_of_a_shard_that_was_killed_for_memory_has_a_command_for_more()
     told = {"shard": 0, "pid": 7, "sessions": 1, "at": 5.0, "reason": reason.to_json()}
     spec = {"source": "hog_env:Hog"}
     environment = Environment("hog", spec, EnvironmentState.READY, 1.0, 1.0, request_id="a0")
-    view = shard_exit_view({"last_shard_exit": told}, environment)
-    assert view is not None
+    [view] = exit_views({"exits": [told]}, None, environment)
     assert view["hint"] == "openenv retry a0 --memory 600M"
 
 
@@ -111,8 +108,7 @@ def test_the_exit_of_a_shard_names_the_limit_of_its_whole_replica() -> None:
         limit_bytes=300 * MB,
     )
     told = {"shard": 0, "pid": 7, "sessions": 1, "at": 5.0, "reason": reason.to_json()}
-    view = shard_exit_view({"last_shard_exit": told})
-    assert view is not None
+    [view] = exit_views({"exits": [told]})
     assert view["message"] == (
         "shard 0 (pid 7) was killed by the kernel at 160 MB: its replica's processes may use "
         "300 MB together; 1 session ended with it, and it was replaced"
@@ -122,15 +118,67 @@ def test_the_exit_of_a_shard_names_the_limit_of_its_whole_replica() -> None:
 def test_the_exit_of_an_isolated_session_names_the_limit_of_its_own() -> None:
     reason = ExitReason(ExitKind.OOM_KILLED, pid=7, limit_bytes=30 * MB).to_json()
     over = {"isolated": True, "out_of_memory": "was killed for memory"}
-    view = shard_exit_view({"last_shard_exit": {"pid": 7, "sessions": 1, "reason": reason, **over}})
-    assert view is not None
+    [view] = exit_views({"exits": [{"pid": 7, "sessions": 1, "reason": reason, **over}]})
     assert view["message"].endswith("; its limit was 30 MB")
+
+
+@pytest.mark.parametrize(
+    ("facts", "victim", "message"),
+    [
+        (
+            {"programs": 1},
+            {"victim_pid": 71, "victim_name": "chrome"},
+            (
+                "a program that the environment had started (chrome, pid 71) was killed by the "
+                "kernel at 290 MB: its replica's processes may use 300 MB together; "
+                "the session went on"
+            ),
+        ),
+        (
+            {"programs": 3},
+            {},
+            (
+                "3 programs that the environment had started were killed by the kernel at 290 MB: "
+                "its replica's processes may use 300 MB together; the session went on"
+            ),
+        ),
+        (
+            {"programs": 1, "isolated": True},
+            {},
+            (
+                "a program that an isolated session had started was killed by the kernel at 290 "
+                "MB; its limit was 300 MB; the session went on"
+            ),
+        ),
+    ],
+)
+def test_a_program_that_was_killed_for_memory_is_named_with_limit_and_peak(
+    facts: dict[str, Any], victim: dict[str, Any], message: str
+) -> None:
+    reason = ExitReason(
+        ExitKind.OOM_KILLED,
+        pid=0,
+        signal_number=9,
+        detector=Detector.CGROUP,
+        peak_bytes=290 * MB,
+        limit_bytes=300 * MB,
+        **victim,
+    )
+    [view] = exit_views({"exits": [{"pid": 0, "reason": reason.to_json(), **facts}]})
+    assert view["message"] == message
+
+
+def test_the_exit_of_a_server_is_shown_once() -> None:
+    """The last one is the replica's own message; those before it are among its exits."""
+    reasons = [ExitReason(ExitKind.EXITED, pid=pid, exit_code=3).to_json() for pid in (7, 8)]
+    exits = [{"server": True, "pid": one["pid"], "reason": one, "at": 1.0} for one in reasons]
+    [view] = exit_views({"exits": exits}, reasons[1])
+    assert view["message"] == "the server (pid 7) exited with code 3"
 
 
 def test_the_exit_of_an_isolated_session_is_named_as_such() -> None:
     told = {"shard": 9, "pid": 7, "sessions": 1, "isolated": True}
-    view = shard_exit_view({"last_shard_exit": told})
-    assert view is not None
+    [view] = exit_views({"exits": [told]})
     assert view["message"] == "an isolated session (pid 7) exited"
 
 

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shim keeps of the kernel's counters until a server that was killed is reaped."""
+"""What a shim keeps of the kernel's counters until a killed server is reaped, and of its exits."""
 
 from __future__ import annotations
 
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from openenvd.shim.server_exit import DYING_SECONDS, ExitEvidence
+from openenvd.shim.server_exit import DYING_SECONDS, KEPT_EXITS, ExitEvidence, ExitHistory
 from openenvd.system.cgroup_tree import V2
 from openenvd.system.cgroups import Cgroup
 
@@ -70,42 +71,65 @@ def test_a_kill_for_memory_long_before_is_not_what_ended_the_server(
     assert kind_of_kill(evidence) == "signaled"
 
 
-def kind_of_shard(evidence: ExitEvidence, wait_status: int) -> str:
-    facts = {"pid": PID, "wait_status": wait_status, "seconds": 9.0, "peak_bytes": None}
-    found: str = evidence.explain_shard(facts)["reason"]["kind"]
+def kind_of_child(evidence: ExitEvidence, **facts: Any) -> str:
+    found: str = evidence.explain_child({"pid": PID, "wait_status": SIGKILLED, **facts})["reason"][
+        "kind"
+    ]
     return found
 
 
-@pytest.mark.parametrize("first", [0, 1 << 8, signal.SIGTERM, signal.SIGSEGV])
-def test_another_shards_exit_takes_no_evidence_from_one_that_was_killed(
-    group: Cgroup, tmp_path: Path, first: int
+@pytest.mark.parametrize("counted", [{}, {"programs": 1}])
+def test_a_kill_that_was_another_processs_is_not_what_ended_the_server(
+    group: Cgroup, tmp_path: Path, counted: dict[str, Any]
 ) -> None:
-    """The kernel takes a while to end its victim: others' exits are reported before it."""
+    """A moment after the server has said so, it is killed by hand."""
     evidence = begun(group)
     count_kills(tmp_path, 1)
-    kind_of_shard(evidence, first)
-    evidence.look()
-    assert kind_of_shard(evidence, SIGKILLED) == "oom_killed"
-    assert kind_of_shard(evidence, SIGKILLED) == "signaled"
+    assert kind_of_child(evidence, oom_kills=[0, 1], **counted) == "oom_killed"
+    assert kind_of_kill(evidence) == "signaled"
 
 
-def test_each_of_two_shards_killed_together_was_killed_for_memory(
+def test_another_kill_after_that_of_a_shard_is_the_servers_own(
     group: Cgroup, tmp_path: Path
 ) -> None:
     evidence = begun(group)
     count_kills(tmp_path, 2)
-    kinds = [kind_of_shard(evidence, SIGKILLED) for _ in range(3)]
-    assert kinds == ["oom_killed", "oom_killed", "signaled"]
+    kind_of_child(evidence, oom_kills=[0, 1])
+    assert kind_of_kill(evidence) == "oom_killed"
 
 
-def test_a_shards_exit_keeps_no_kill_from_being_forgotten(
-    group: Cgroup, tmp_path: Path, clock: list[float]
+@pytest.mark.parametrize("status", [0, 1 << 8, signal.SIGTERM, signal.SIGSEGV])
+def test_an_exit_that_was_no_kill_takes_no_evidence_from_the_server(
+    group: Cgroup, tmp_path: Path, status: int
 ) -> None:
     evidence = begun(group)
     count_kills(tmp_path, 1)
-    evidence.look()
-    clock[0] += DYING_SECONDS / 2
-    kind_of_shard(evidence, 1 << 8)
-    clock[0] += DYING_SECONDS / 2
-    evidence.look()
-    assert kind_of_shard(evidence, SIGKILLED) == "signaled"
+    assert kind_of_child(evidence, wait_status=status, oom_kills=[0, 0]) != "oom_killed"
+    assert kind_of_kill(evidence) == "oom_killed"
+
+
+def exited(kind: str, at: float, **facts: Any) -> dict[str, Any]:
+    return {"reason": {"kind": kind, "pid": 1}, "at": at, **facts}
+
+
+def test_a_later_exit_does_not_hide_a_kill_for_memory() -> None:
+    history = ExitHistory()
+    history.add(exited("oom_killed", 1.0))
+    for number in range(2 * KEPT_EXITS):
+        history.add(exited("exited", 1.15 + number))
+    told = history.to_json()
+    kept = [(one["reason"]["kind"], one["at"]) for one in told["exits"]]
+    latest = [("exited", 1.15 + n) for n in reversed(range(KEPT_EXITS + 1, 2 * KEPT_EXITS))]
+    assert kept == [("oom_killed", 1.0), *latest]
+    assert told["exit_kinds"] == {"oom_killed": 1, "exited": 2 * KEPT_EXITS}
+    assert told["shard_exits"] == 2 * KEPT_EXITS + 1
+
+
+def test_what_a_server_did_itself_is_counted_apart_from_its_shards() -> None:
+    history = ExitHistory()
+    history.add_server({"kind": "exited", "pid": 7, "exit_code": 3}, 1.0)
+    history.add_server({"kind": "stopped", "pid": 8}, 2.0)
+    history = ExitHistory(history.to_json())
+    history.add(exited("oom_killed", 3.0, programs=2))
+    told = history.to_json()
+    assert (told["exit_kinds"], told["shard_exits"]) == ({"exited": 1, "oom_killed": 2}, 0)

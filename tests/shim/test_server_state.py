@@ -57,8 +57,9 @@ def test_the_next_generation_keeps_the_last_exit_alone() -> None:
 
 def test_lost_shards_are_counted_through_generations() -> None:
     status = ready()
-    status.note_shard_exit({"shard": 1})
+    status.note_child_exit({"shard": 1, "at": 1.0})
     status.end(EXIT, [])
     status.begin()
-    status.note_shard_exit({"shard": 2})
-    assert found(status, "shard_exits", "last_shard_exit") == (2, {"shard": 2})
+    status.note_child_exit({"shard": 2, "at": 2.0})
+    assert found(status, "shard_exits") == (2,)
+    assert [one["shard"] for one in status.to_json()["exits"] if "shard" in one] == [2, 1]

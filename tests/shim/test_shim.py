@@ -216,13 +216,13 @@ def lost_shard(replica: Replica, order: str) -> ExitReason:
     status = replica.wait(lambda s: s["shard_exits"] > 0)
     assert status["state"] == "ready"
     assert (status["shard_exits"], status["exit"]) == (1, None)
-    return ExitReason.from_json(status["last_shard_exit"]["reason"])
+    return ExitReason.from_json(status["exits"][0]["reason"])
 
 
 def test_exit_of_a_shard_is_explained_while_its_server_runs(replica: Make) -> None:
     one = replica(memory_limit_bytes=64 * MB).ready()
     assert lost_shard(one, "lose_shard 1").signal_name == "SIGKILL"
-    report = one.link.status["last_shard_exit"]
+    report = one.link.status["exits"][0]
     assert (report["shard"], report["sessions"]) == (2, 3)
 
 

@@ -79,15 +79,15 @@ def death_of_replica(replica: Replica, environment: Environment, at: float | Non
 
 
 def death_of_shard(replica: Json, environment: Environment) -> Json | None:
-    """The last death of a process below a server that lives on: of a shard, or of a session."""
-    last = replica["shard_exit"] or {}
+    """The last death of a process below a server that lives on: a shard, a session, a program."""
+    last = next((one for one in replica["exits"] if not one.get("server")), {})
     reason = last.get("reason")
     if reason is None or reason.get("kind") != ExitKind.OOM_KILLED:
         return None
     exited = ExitReason.from_json(reason)
     more = more_memory_after(environment, exited, is_session=is_over_session_limit(last))
     return _of_environment(environment, exited, more) | {
-        "id": f"{replica['id']}:{last.get('pid')}",
+        "id": f"{replica['id']}:{last.get('pid') or last.get('number')}",
         "at": last.get("at"),
         "subject": f"{environment.name} replica {replica['ordinal']}",
         "message": last["message"],

@@ -28,14 +28,14 @@ function replicaRow(first) {
   return element;
 }
 
-const whatHappened = (replica) => replica.shard_exit?.message ?? replica.message;
+const whatHappened = (replica) => replica.exits[0]?.message ?? replica.message;
 
 /** What happened to a replica, below its row. */
 function messageRow() {
   const cell = h("td", { class: "why", colspan: REPLICA.length, "data-tone": "warn" });
   const element = h("tr", {}, cell);
   element.update = ({ replica }) => {
-    const hint = replica.shard_exit?.hint;
+    const hint = replica.exits[0]?.hint;
     text(cell, `↳ ${whatHappened(replica)}${hint ? `. Try: ${hint}` : ""}`);
   };
   return element;
