@@ -62,8 +62,20 @@ def environment_failure(environment: dict[str, Any]) -> list[str]:
     for replica in environment["replicas"]:
         if replica.get("message") and (replica["state"] not in _SETTLED or replica.get("restarts")):
             lines.append(f"  {name} replica {replica['ordinal']}: {plain(replica['message'])}")
+        lines += _abandoned(name, replica)
         lines += _exits(name, replica)
     return lines
+
+
+def _abandoned(name: str, replica: dict[str, Any]) -> list[str]:
+    """Steps that go on although nobody waits for them any more."""
+    return [
+        f"  {name} replica {replica['ordinal']}: shard {one['shard']}: "
+        f"{phrases.plural(one['count'], 'abandoned step')} "
+        f"{'has' if one['count'] == 1 else 'have'} run for "
+        f"{phrases.duration(time.time() - one['since'])}"
+        for one in replica.get("abandoned") or ()
+    ]
 
 
 def _exits(name: str, replica: dict[str, Any]) -> list[str]:

@@ -100,6 +100,8 @@ def shard_of(counters: Counters, now: int) -> Json:
         "waiting": counters[Field.WAITING],
         "longest_wait_seconds": waited_seconds(counters, now),
         "busy": counters[Field.BUSY],
+        "abandoned": counters[Field.ABANDONED],
+        "abandoned_seconds": abandoned_seconds(counters, now),
         "heartbeat_seconds": heartbeat_seconds(counters, now),
         "lag": {
             "p50_seconds": counters[Field.LAG_P50] / MICROSECONDS,
@@ -152,6 +154,25 @@ def waited_seconds(counters: Counters, now: int) -> float:
     """Return how long the oldest waiting connection has waited, in seconds."""
     since = counters[Field.OLDEST_WAIT]
     return max(0, now - since) / MICROSECONDS if since else 0.0
+
+
+def abandoned_seconds(counters: Counters, now: int) -> float:
+    """Return for how long the oldest call has run on whose session has ended; 0: there is none."""
+    since = counters[Field.ABANDONED_SINCE] if counters[Field.ABANDONED] else now
+    return max(0, now - since) / MICROSECONDS
+
+
+def abandoned_steps(shards: Sequence[Json], at: float) -> list[Json]:
+    """Return where steps go on that nobody waits for, of the shards of `/capacity` read at `at`."""
+    return [
+        {
+            "shard": shard["index"],
+            "count": shard["abandoned"],
+            "since": round(at - shard["abandoned_seconds"]),
+        }
+        for shard in shards
+        if shard["abandoned"]
+    ]
 
 
 def heartbeat_seconds(counters: Counters, now: int) -> float | None:

@@ -58,6 +58,8 @@ class Field(IntEnum):
     IDLE = 23  # 1: nothing to do, so no heartbeat
     PARKED = 24  # 1: it is not wanted now; its process, if any, is about to be stopped
     DRAINING = 25  # since when no new session is answered; 0: they are
+    ABANDONED = 26  # calls that go on although their sessions have ended
+    ABANDONED_SINCE = 27  # since when the oldest of them does
 
 
 _OF_THE_ROW = (Field.GENERATION, Field.DRAINING)

@@ -77,16 +77,17 @@ class Call:
     a slot that came too late is given back.
     """
 
-    __slots__ = ("future", "name", "settle", "socket", "timer")
+    __slots__ = ("future", "name", "session", "settle", "socket", "timer")
 
     future: asyncio.Future[Any] | None  # None: it runs on a thread
     timer: asyncio.TimerHandle | None
+    session: Session | None  # of a call on a thread, which goes on when nobody waits for it
 
     def __init__(self, socket: SessionSocket, settle: Settle, name: str = "") -> None:
         self.socket = socket
         self.name = name  # of the message's type; empty while the session begins
         self.settle = settle
-        self.future = self.timer = None
+        self.future = self.timer = self.session = None
 
     def watch(self, future: asyncio.Future[Any]) -> None:
         """Take the outcome of `future` for the call's."""
@@ -116,6 +117,8 @@ class Call:
 
     def settled(self, result: Any, error: BaseException | None) -> None:
         """Hand the outcome to the socket, if it still waits for it."""
+        if self.session is not None:
+            self.session.call_ended()
         if self.socket.is_waiting_for(self):
             try:
                 self.settle(result, error)
@@ -368,8 +371,11 @@ class SessionSocket(WebSocketProtocol):
 
     def _submit(self, name: str, settle: Settle, call: Callable[..., Any], *args: Any) -> None:
         """Start a synchronous call, on the session's thread."""
-        thread = self._ready().thread
-        thread.submit(self._start_call(name, settle).settled, call, *args)
+        session = self._ready()
+        started = self._start_call(name, settle)
+        started.session = session
+        session.running += 1
+        session.thread.submit(started.settled, call, *args)
 
     def _start_call(self, name: str, settle: Settle) -> Call:
         """Wait for a call of the environment, until it times out."""

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...system import forking
+from ...system import forking, futures
 from ..environment.instances import Calls
 from ..errors import FactoryFailed, SessionEnded, UnknownSession
 from .shared_thread import CallSharing, SharingRunner
@@ -91,6 +91,8 @@ class Session:
         "id",
         "last_used",
         "may_step",
+        "on_ended",
+        "running",
         "socket",
     )
 
@@ -107,6 +109,8 @@ class Session:
         self.busy = 0  # calls in progress; a busy session is never idle
         self.call_name = ""  # of the last one over its WebSocket, and when it began
         self.call_began = 0.0
+        self.running = 0  # calls that threads run, also when nobody waits for them any more
+        self.on_ended: Callable[[Session], None] | None = None  # the last of these has returned
         self.last_used = asyncio.get_running_loop().time()
         self._factory = factory
         self._threads = threads
@@ -185,7 +189,22 @@ class Session:
         if is_async:
             calling = _plainly(method(*args))
             return await asyncio.get_running_loop().create_task(calling, context=self.context)
-        return await self.thread.run(method, *args)
+        self.call_began = asyncio.get_running_loop().time()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def settle(result: Any, error: BaseException | None) -> None:
+            self.call_ended()
+            futures.settle(future, result, error)
+
+        self.running += 1
+        self.thread.submit(settle, method, *args)
+        return await future
+
+    def call_ended(self) -> None:
+        """Note that a thread has returned from a call."""
+        self.running -= 1
+        if not self.running and self.on_ended is not None:
+            self.on_ended(self)
 
     def _set_ready(self, calls: Calls) -> None:
         self.calls = calls

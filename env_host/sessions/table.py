@@ -105,6 +105,9 @@ class SessionTable:
         self._changed = asyncio.Event()  # a new one each time a slot or an environment is freed
         self._stopping: SessionEnded | None = None
         self.on_unattached: Callable[[], None] = _ignore  # a session is without a WebSocket
+        # Sessions that have ended while a thread was in a call, and since when it is.
+        self._abandoned: dict[Session, float] = {}
+        self.on_abandoned: Callable[[int, float], None] | None = None  # how many, and the oldest's
         self._one_shot = asyncio.Semaphore(MAX_ONE_SHOT)
         self._threads = Threads(definition)
         self._factory = Factory(definition.factory, may_use_loop=self._threads.shared is None)
@@ -223,6 +226,7 @@ class SessionTable:
             self.taken -= 1
         self._hooks.on_change(len(self._sessions))
         self._detach(session)
+        self._note_abandoned(session)
         if abandoned:
             self._warn_of_abandoned(session)
         if after is None and not abandoned and not session.needs_closing:
@@ -254,6 +258,7 @@ class SessionTable:
                 calling = asyncio.get_running_loop().create_task(call(session))
                 await asyncio.wait({calling}, timeout=self._step_timeout_seconds)
                 if not calling.done():
+                    self._note_abandoned(session)
                     raise self._timed_out(session, what)
                 if calling.cancelled():
                     raise RuntimeError("the environment cancelled its own call")
@@ -353,6 +358,21 @@ class SessionTable:
             self._hooks.on_change(len(self._sessions))
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    def _note_abandoned(self, session: Session) -> None:
+        """Count a session whose thread is still in a call, until it returns."""
+        if session.running and session not in self._abandoned:
+            session.on_ended = self._returned
+            self._abandoned[session] = session.call_began
+            self._tell_abandoned()
+
+    def _returned(self, session: Session) -> None:
+        self._abandoned.pop(session, None)
+        self._tell_abandoned()
+
+    def _tell_abandoned(self) -> None:
+        if self.on_abandoned is not None:
+            self.on_abandoned(len(self._abandoned), min(self._abandoned.values(), default=0.0))
 
     def _warn_of_abandoned(self, session: Session) -> None:
         what, since = "its creation", session.last_used

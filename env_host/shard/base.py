@@ -34,7 +34,7 @@ from ..ipc.capacity import note_awake
 from ..ipc.child_config import HOME, ChildConfig
 from ..ipc.fd_messages import MessageChannel
 from ..ipc.replica_doors import ReplicaDoors
-from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
+from ..ipc.scoreboard import MICROSECONDS, Field, Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
 from ..sessions.watch import UnattachedExpiry, close_idle_sessions
@@ -135,6 +135,7 @@ class ServingProcess:
             step_timeout_seconds=config.step_timeout_seconds,
             reset_first=config.refuses_unreset,
         )
+        self.table.on_abandoned = self._note_abandoned
         if limit := config.http_session_idle_seconds:
             self.table.on_unattached = UnattachedExpiry(self.table, limit).note
         self.server = make_server(definition, self.table, self._siblings())
@@ -240,6 +241,12 @@ class ServingProcess:
         own = self._own
         if not (own.isolates or own.exclusive or own.connection_fd is not None):
             self.table.max_sessions = self._counters[Field.MAX_SESSIONS]
+
+    def _note_abandoned(self, count: int, since: float) -> None:
+        """Write how many calls go on whose sessions have ended, and since when the oldest does."""
+        seconds = asyncio.get_running_loop().time() - since
+        self._counters[Field.ABANDONED_SINCE] = now_microseconds() - int(seconds * MICROSECONDS)
+        self._counters[Field.ABANDONED] = count
 
     def _report_failure(self) -> None:
         """Tell the supervisor whether environments can be created, when that has changed."""

@@ -57,6 +57,8 @@ class ChildExit:
         """The exit for people: `was killed by SIGKILL`."""
         if self.out_of_memory is not None:
             return self.out_of_memory
+        if self.child.replaced_for is not None:
+            return self.child.replaced_for
         sentence = exit_sentence(self.wait_status)
         return sentence if self.memory_clause is None else f"{sentence}, {self.memory_clause}"
 
@@ -77,6 +79,7 @@ class ChildExit:
             "out_of_memory": self.out_of_memory,
             "detector": None if self.out_of_memory is None else detector,
             "limit_bytes": self.limit_bytes if child.is_isolated else None,
+            "replaced_for": child.replaced_for,
             **self.evidence,
         }
 

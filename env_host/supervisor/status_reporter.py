@@ -7,7 +7,7 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..ipc.capacity import blocked_seconds, summary_of
+from ..ipc.capacity import abandoned_steps, blocked_seconds, shard_of, summary_of
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from .session_memory import mean_private_bytes
 
@@ -74,6 +74,8 @@ class StatusReporter:
         summary = summary_of(self._scoreboard, now_microseconds())
         if (blocked := blocked_seconds(self._scoreboard, now_microseconds())) is not None:
             summary["held_since"] = round(time.time() - blocked)  # the reader reads it later
+        shards = [shard_of(row, now_microseconds()) for row in self._scoreboard.shard_counters()]
+        summary["abandoned"] = abandoned_steps(shards, time.time())
         if (measured := mean_private_bytes(self._isolated_pids())) is not None:
             self._session_bytes = measured
         if self._session_bytes is not None:

@@ -70,6 +70,7 @@ from ..protocol import HostConfig, Serving
 from ..restart_backoff import RestartSchedule
 from ..shared_state.process import StateProcess
 from ..startup import SPARE_FDS
+from . import abandoned_steps
 from .children import Child, Children
 from .close_notices import SocketCopies, refuse
 from .exits import (
@@ -167,6 +168,8 @@ class Supervisor:
         self._turn_until = 0.0  # what arrives is left to other replicas; on the monotonic clock
         self._left_since = 0.0  # since when it is
         self._are_several = False  # replicas at this address, when last looked
+        self._has_abandoned = False  # a step goes on that nobody waits for
+        self._abandoned_look = 0.0  # when to look at such next; on the monotonic clock
         self._siblings_until = 0.0  # not to be looked at again; on the monotonic clock
 
     # The agenda
@@ -215,6 +218,7 @@ class Supervisor:
                 self._reporter.report()
             self._memory.check(self._children)
             self._report_killed_programs()
+            self._replace_abandoned()
             self._stop_if_drained()
             self._sleep_if_unused()
             self._act_on_deadline()
@@ -234,6 +238,7 @@ class Supervisor:
             self._memory.due(self._children),
             self._kills.due(is_used=self._reporter.sessions > 0) if self._is_placing else None,
             self._idleness.due() if self._may_sleep else None,
+            self._abandoned_look if self._is_placing and self._has_abandoned else None,
             self._turn_until if self._turn_until > now else None,
         )
         first = min((moment for moment in moments if moment is not None), default=None)
@@ -347,10 +352,10 @@ class Supervisor:
                 row[Field.PARKED] = int(is_surplus)
                 if not (is_surplus or row.index in self._restarts.scheduled or is_crowd_arriving):
                     self._start_shard(row.index)
-            elif child.is_retired:
+            elif child.is_retired or (child.is_replaced and not self._lobby.has_passed_on(row)):
                 child.retire_if_due(now)
             elif not is_surplus or not child.is_ready or self._lobby.has_passed_on(row):
-                row[Field.PARKED], child.retire_at = 0, None
+                row[Field.PARKED], child.retire_at, child.is_replaced = 0, None, False
             elif child.retire_at is None:  # from now on no connection comes here
                 row[Field.PARKED], child.retire_at = 1, now + PARK_SECONDS
             else:
@@ -538,6 +543,36 @@ class Supervisor:
                 facts = facts_of_programs(kills, count, limit)
                 self._reports.report(facts)
                 log.warning("%s", programs_sentence(facts))
+
+    def _replace_abandoned(self) -> None:
+        """Replace shards in which steps go on that nobody waits for; end such isolated sessions."""
+        now = time.monotonic()
+        self._has_abandoned = any(row[Field.ABANDONED] for row in self._scoreboard)
+        if not (self._has_abandoned and self._is_placing) or now < self._abandoned_look:
+            return
+        self._abandoned_look = now + abandoned_steps.LOOK_SECONDS
+        self._reporter.unsettle()
+        moment = now_microseconds()
+        for child in list(self._children):
+            row = self._scoreboard[child.index]
+            if child.is_retired or child.is_replaced or row[Field.PID] != child.pid:
+                continue
+            wanted = abandoned_steps.replacement_of(
+                row, moment, is_exclusive=self._plan.exclusive or child.is_isolated
+            )
+            if wanted is abandoned_steps.Replacement.NONE:
+                continue
+            text = "%s is replaced: %s"
+            log.warning(text, child, abandoned_steps.describe(row, moment), extra=child.log_fields)
+            if wanted is abandoned_steps.Replacement.AT_ONCE:
+                child.replaced_for = abandoned_steps.STARVED
+                os.kill(child.pid, signal.SIGKILL)
+            elif child.is_isolated:
+                child.is_retired = True
+                os.kill(child.pid, signal.SIGKILL)
+            else:
+                row[Field.PARKED], child.retire_at = 1, now + PARK_SECONDS
+                child.is_replaced = True
 
     def _sessions_of(self, child: Child) -> int:
         """Return how many sessions a child that has exited had, with a WebSocket or without."""

@@ -10,9 +10,11 @@ Whatever its address is, it is called by a name that every server may be called 
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import Any
 
+from ...env_host.ipc.capacity import abandoned_steps
 from ...env_host.protocol import DRAIN_HEADER, DRAIN_ROUTE, LOOPBACK
 from ..errors import NotAnswering
 from ..http_get import ask
@@ -93,4 +95,5 @@ def summary(capacity: Json) -> Json:
         "lag_p99_seconds": max((round(each["p99_seconds"], 2) for each in lags), default=0.0),
         "lag_max_seconds": max((round(each["max_seconds"], 2) for each in lags), default=0.0),
         "shards": dict(sorted(Counter(shard["state"] for shard in shards).items())),
+        "abandoned": abandoned_steps(shards, time.time()),
     }

@@ -200,6 +200,9 @@ def explain_child(
     """
     if facts.get("out_of_memory"):  # over the cap of its own, which the server put on it
         return _over_own_cap(facts)
+    if facts.get("replaced_for"):
+        pid, why = facts["pid"], facts["replaced_for"]
+        return ExitReason(ExitKind.STOPPED, pid=pid, seconds=facts.get("seconds"), evidence=why)
     if facts.get("programs"):
         return _program(facts, limit_bytes, kernel_log_line)
     before, after = facts.get("oom_kills") or (None, None)

@@ -114,7 +114,7 @@ class ExitReason:
                 why = f" ({self.evidence})" if self.evidence else ""
                 return f"was killed by {self.signal_name}{why}"
             case ExitKind.STOPPED:
-                return "was stopped"
+                return self.evidence or "was stopped"
             case ExitKind.OOM_KILLED:
                 return self._oom_sentence(shares_limit=shares_limit)
             case ExitKind.TIMED_OUT if self.detector is Detector.ENGINE:

@@ -134,6 +134,7 @@ def replica_view(
         "message": hide_credentials((live or {}).get("problem") or _replica_message(replica)),
         "exits": exit_views(live, replica.exit, environment),
         "exit_kinds": (live or {}).get("exit_kinds", {}),
+        "abandoned": ((live or {}).get("capacity") or {}).get("abandoned", []),
     }
 
 

@@ -511,6 +511,16 @@ def test_status_shows_how_an_environment_is_served_and_its_last_shard_exit(
     assert "    Try: openenv retry a0 --memory 600M\n" in out
 
 
+def test_status_names_steps_that_go_on(command: Command, fake: FakeDaemon) -> None:
+    environment = new_environment()
+    since = time.time() - 130.0
+    environment["replicas"][0]["abandoned"] = [{"shard": 0, "count": 1, "since": since}]
+    answer = {"daemon": daemon_json(fake), "environments": [environment], "requests": []}
+    fake.get("/v1/status", answer)
+    out = command("status").out
+    assert "trial replica 0: shard 0: 1 abandoned step has run for 2 min" in out
+
+
 def test_status_of_a_name_shows_the_latest_failures_and_counts_the_others(
     command: Command, fake: FakeDaemon
 ) -> None:

@@ -6,7 +6,7 @@ test and a call inside the host meet without sleeping.
 """
 
 SAMPLES = '''
-import asyncio, os, random, signal, sqlite3, sys, threading
+import asyncio, ctypes, os, random, signal, sqlite3, sys, threading
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 
 def pass_gate(name):
@@ -66,6 +66,11 @@ class Counter(Environment[Do, Seen, State]):
 
     def do_wait(self, action):
         pass_gate(action.gate)
+
+    def do_wait_then_hold(self, action):
+        """After the gate, hold the interpreter, as C code does that does not let it go."""
+        pass_gate(action.gate)
+        ctypes.PyDLL(None).sleep(60)
 
     def do_same_thread(self, action):
         return str(threading.get_ident() == self._thread)
@@ -242,6 +247,11 @@ if "ONE_SHOT" in os.environ:
     from openenvd.env_host.sessions import table
 
     table.MAX_ONE_SHOT = int(os.environ["ONE_SHOT"])
+
+if "PATIENCE" in os.environ:
+    from openenvd.env_host.supervisor import abandoned_steps
+
+    abandoned_steps.PATIENCE_SECONDS = float(os.environ["PATIENCE"])
 
 if "LINGER" in os.environ:
     from openenvd.env_host.supervisor import shard_demand
