@@ -17,6 +17,7 @@ from typing import Any
 from ..client.errors import ApiRefused, ClientError
 from ..requests_db.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
 from ..system.terminal_text import plain
+from ..system.units import MB
 from . import phrases
 from .output import bad, faint
 
@@ -63,6 +64,7 @@ def environment_failure(environment: dict[str, Any]) -> list[str]:
         if replica.get("message") and (replica["state"] not in _SETTLED or replica.get("restarts")):
             lines.append(f"  {name} replica {replica['ordinal']}: {plain(replica['message'])}")
         lines += _abandoned(name, replica)
+        lines += _left(name, replica)
         lines += _exits(name, replica)
     return lines
 
@@ -76,6 +78,17 @@ def _abandoned(name: str, replica: dict[str, Any]) -> list[str]:
         f"{phrases.duration(time.time() - one['since'])}"
         for one in replica.get("abandoned") or ()
     ]
+
+
+def _left(name: str, replica: dict[str, Any]) -> list[str]:
+    """Programs that sessions have left behind, and that hold memory."""
+    left = replica.get("left") or []
+    if not left:
+        return []
+    each = [f"{plain(one['name'])} (pid {one['pid']}, {one['bytes'] / MB:.0f} MB)" for one in left]
+    where, them = f"  {name} replica {replica['ordinal']}:", "it" if len(left) == 1 else "them"
+    what = f"ended sessions have left {', '.join(each)} behind"
+    return [f"{where} {what}; openenv restart {name} ends {them}"]
 
 
 def _exits(name: str, replica: dict[str, Any]) -> list[str]:

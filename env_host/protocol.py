@@ -10,7 +10,7 @@ The shim sets environment variables, and reads the *notify pipe*, one JSON objec
     {"sessions": 3}                                              whenever the number has changed
     {"capacity": {"max_sessions": 64, "waiting", "begun", "refused", "steps", "step_timeouts",
      "lag_p99_seconds", "lag_max_seconds", "shards": {"alive": 4},
-     "abandoned": [{"shard", "count", "since"}],
+     "abandoned": [{"shard", "count", "since"}], "left": [{"pid", "name", "bytes"}],
      "isolated_session_bytes"}}        the last: once it could be measured
                                                                  every 5 s, when it has changed
     {"shard_exit": {"shard": 2, "pid", "generation", "wait_status", "sessions": 3, "seconds",

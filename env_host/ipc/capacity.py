@@ -14,7 +14,8 @@ Any shard answers for all of them. A shard's `state` tells apart
 shard's process.
 
 `exits` are the last exits of processes below the supervisor, as the notify pipe has them
-(`shard_exit` in `protocol.py`), with the counters by which they are explained elsewhere.
+(`shard_exit` in `protocol.py`), with the counters by which they are explained elsewhere. `left` are
+programs that sessions have left behind (`supervisor/left_programs.py`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ _COUNTERS = (
 def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
     """Return the answer of `/capacity`; `now` in microseconds of the scoreboard's clock."""
     shards = scoreboard.shard_counters()
+    exits, left = scoreboard.read_news()
     return {
         "sessions": _total(shards, Field.SESSIONS),
         "max_sessions": _total(shards, Field.MAX_SESSIONS),
@@ -63,7 +65,8 @@ def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
             for counters in scoreboard
             if counters[Field.ISOLATED] and counters[Field.PID] > 0
         ],
-        "exits": scoreboard.read_exits(),
+        "exits": exits,
+        "left": left,
     }
 
 

@@ -9,8 +9,9 @@ two of them having been written together. Times are microseconds of the monotoni
 processes of a machine share. The memory has a descriptor, so that a shard that was started as a
 new program can map it too.
 
-Behind the rows are the last exits of children, as JSON, by the supervisor: in one of two places,
-of which a word in front says which is whole. A reader that is overtaken by two reports reads again.
+Behind the rows is what the supervisor alone knows, as JSON: the last exits of children, and what
+sessions have left behind. It stands in one of two places, of which a word in front says which is
+whole. A reader that is overtaken by two reports reads again.
 """
 
 from __future__ import annotations
@@ -64,9 +65,11 @@ class Field(IntEnum):
 
 _OF_THE_ROW = (Field.GENERATION, Field.DRAINING)
 _FIELDS = 32  # room for more without a new layout
+Json = dict[str, Any]
+
 _ROW_BYTES = _FIELDS * _FIELD_BYTES
-_PLACE_BYTES = 8192  # for the last exits, twice
-_EXITS_BYTES = _FIELD_BYTES + 2 * _PLACE_BYTES
+_PLACE_BYTES = 8192  # for the supervisor's own, twice
+_NEWS_BYTES = _FIELD_BYTES + 2 * _PLACE_BYTES
 
 
 class Counters:
@@ -136,10 +139,10 @@ class Scoreboard:
     def __init__(self, fd: int, shards: int, extra: int = 0) -> None:
         self.fd = fd
         self.shards = shards
-        self._map = mmap.mmap(fd, size := _ROW_BYTES * (shards + extra) + _EXITS_BYTES)
+        self._map = mmap.mmap(fd, size := _ROW_BYTES * (shards + extra) + _NEWS_BYTES)
         values = memoryview(self._map).cast("q")
-        self._exits = memoryview(self._map)[size - _EXITS_BYTES + _FIELD_BYTES :]
-        self._exits_word = values[(size - _EXITS_BYTES) // _FIELD_BYTES :]
+        self._news = memoryview(self._map)[size - _NEWS_BYTES + _FIELD_BYTES :]
+        self._news_word = values[(size - _NEWS_BYTES) // _FIELD_BYTES :]
         rows = range(shards + extra)
         self._rows = [Counters(i, values[i * _FIELDS : (i + 1) * _FIELDS]) for i in rows]
 
@@ -147,7 +150,7 @@ class Scoreboard:
     def create(cls, shards: int, extra: int = 0) -> Scoreboard:
         """Make a new scoreboard whose rows are all empty."""
         fd = _anonymous_file()
-        os.ftruncate(fd, _ROW_BYTES * (shards + extra) + _EXITS_BYTES)
+        os.ftruncate(fd, _ROW_BYTES * (shards + extra) + _NEWS_BYTES)
         return cls(fd, shards, extra)
 
     def __len__(self) -> int:
@@ -159,26 +162,26 @@ class Scoreboard:
     def __iter__(self) -> Iterator[Counters]:
         return iter(self._rows)
 
-    def write_exits(self, exits: list[dict[str, Any]]) -> None:
-        """Replace the exits that are shown; the oldest are left out if there is no room.
+    def write_news(self, exits: list[Json], left: list[Json]) -> None:
+        """Replace what is shown; the oldest exits are left out if there is no room.
 
         Only the supervisor may.
         """
-        while len(data := json.dumps(exits).encode()) > _PLACE_BYTES:
+        while len(data := json.dumps([exits, left]).encode()) > _PLACE_BYTES:
             exits = exits[1:]
-        place = 1 - self._exits_word[0] % 2
-        self._exits[place * _PLACE_BYTES : place * _PLACE_BYTES + len(data)] = data
-        self._exits_word[0] = len(data) * 2 + place
+        place = 1 - self._news_word[0] % 2
+        self._news[place * _PLACE_BYTES : place * _PLACE_BYTES + len(data)] = data
+        self._news_word[0] = len(data) * 2 + place
 
-    def read_exits(self) -> list[dict[str, Any]]:
-        """Return the last exits of children, oldest first."""
-        while word := self._exits_word[0]:
+    def read_news(self) -> tuple[list[Json], list[Json]]:
+        """Return the last exits of children, oldest first, and what sessions have left behind."""
+        while word := self._news_word[0]:
             start, size = word % 2 * _PLACE_BYTES, word // 2
-            data = bytes(self._exits[start : start + size])
-            if word == self._exits_word[0]:
-                found: list[dict[str, Any]] = json.loads(data)
-                return found
-        return []
+            data = bytes(self._news[start : start + size])
+            if word == self._news_word[0]:
+                exits, left = json.loads(data)
+                return exits, left
+        return [], []
 
     def shard_counters(self) -> list[Counters]:
         """Return the counters of the shards, without isolated sessions."""

@@ -165,6 +165,7 @@ class ExitReports:
         self._scoreboard = scoreboard
         self._count = 0
         self._last: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._left: list[dict[str, Any]] = []
 
     def report(self, facts: dict[str, Any]) -> None:
         """Report one exit; also the earlier ones are still shown, as far as there is room."""
@@ -172,7 +173,13 @@ class ExitReports:
         facts = {**facts, "number": self._count, "at": time.time()}
         self._last.append(facts)
         self._notifier.shard_exit(**facts)
-        self._scoreboard.write_exits(list(self._last))
+        self._scoreboard.write_news(list(self._last), self._left)
+
+    def note_left(self, left: list[dict[str, Any]]) -> None:
+        """Show what sessions have left behind."""
+        if left != self._left:
+            self._left = left
+            self._scoreboard.write_news(list(self._last), left)
 
 
 def facts_of_state(exited: StateExit, sessions: int) -> dict[str, Any]:

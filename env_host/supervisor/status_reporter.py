@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..ipc.capacity import abandoned_steps, blocked_seconds, shard_of, summary_of
@@ -22,9 +23,16 @@ MOST_MEASURED = 4  # processes of isolated sessions whose memory says what one c
 class StatusReporter:
     """Reports what has changed, at a bounded rate."""
 
-    def __init__(self, scoreboard: Scoreboard, notifier: Notifier) -> None:
+    def __init__(
+        self,
+        scoreboard: Scoreboard,
+        notifier: Notifier,
+        find_left: Callable[[], list[dict[str, Any]]],
+    ) -> None:
+        """Make one; `find_left` looks for what sessions have left behind, while there are none."""
         self._scoreboard = scoreboard
         self._notifier = notifier
+        self._find_left = find_left
         self._sessions_reported_at = 0.0
         self._capacity_reported_at = 0.0
         self._capacity: dict[str, Any] | None = None
@@ -67,15 +75,17 @@ class StatusReporter:
             self._notifier.sessions(self.sessions)
         if now - self._capacity_reported_at >= CAPACITY_SECONDS:
             self._capacity_reported_at = now
-            self._is_settled = self._is_idle
-            self._report_capacity()
+            left = [] if self.sessions else self._find_left()
+            self._is_settled = self._is_idle and not left
+            self._report_capacity(left)
 
-    def _report_capacity(self) -> None:
+    def _report_capacity(self, left: list[dict[str, Any]]) -> None:
         summary = summary_of(self._scoreboard, now_microseconds())
         if (blocked := blocked_seconds(self._scoreboard, now_microseconds())) is not None:
             summary["held_since"] = round(time.time() - blocked)  # the reader reads it later
         shards = [shard_of(row, now_microseconds()) for row in self._scoreboard.shard_counters()]
         summary["abandoned"] = abandoned_steps(shards, time.time())
+        summary["left"] = left
         if (measured := mean_private_bytes(self._isolated_pids())) is not None:
             self._session_bytes = measured
         if self._session_bytes is not None:

@@ -53,7 +53,7 @@ import selectors
 import signal
 import socket
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...system import forking
 from ...system.cgroups import own_group
@@ -83,6 +83,7 @@ from .exits import (
 )
 from .idleness import Idleness, has_sessions
 from .isolated_sessions import IsolatedSessions, rows_for, sessions_in
+from .left_programs import LeftPrograms
 from .lobby import Lobby, Waiting, most_at_once
 from .server_memory import KillCount
 from .session_memory import MemoryWatchdog
@@ -156,7 +157,8 @@ class Supervisor:
         self._restarts = RestartSchedule()
         self._doors = ReplicaDoors(config.doors, config.replica)
         self._door = self._doors.open()
-        self._reporter = StatusReporter(self._scoreboard, notifier)
+        self._left = LeftPrograms(self._own_group)
+        self._reporter = StatusReporter(self._scoreboard, notifier, self._find_left)
         self._memory = MemoryWatchdog(config.session_memory_bytes)
         self._selector = selectors.DefaultSelector()
         self._is_ready = False
@@ -499,6 +501,7 @@ class Supervisor:
         if self._is_ready or not self._children.are_ready:
             return
         self._is_ready = True
+        self._left.note_known()
         self._idleness.note_use(time.monotonic())
         self._notifier.ready(
             max_sessions=self._plan.max_sessions,
@@ -543,6 +546,13 @@ class Supervisor:
                 facts = facts_of_programs(kills, count, limit)
                 self._reports.report(facts)
                 log.warning("%s", programs_sentence(facts))
+
+    def _find_left(self) -> list[dict[str, Any]]:
+        """Look for what sessions have left behind; there is none now."""
+        state = [] if self._state is None or self._state.pid is None else [self._state.pid]
+        left = self._left.look([*self._children.pids, *state])
+        self._reports.note_left(left)
+        return left
 
     def _replace_abandoned(self) -> None:
         """Replace shards in which steps go on that nobody waits for; end such isolated sessions."""

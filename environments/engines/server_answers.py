@@ -96,4 +96,5 @@ def summary(capacity: Json) -> Json:
         "lag_max_seconds": max((round(each["max_seconds"], 2) for each in lags), default=0.0),
         "shards": dict(sorted(Counter(shard["state"] for shard in shards).items())),
         "abandoned": abandoned_steps(shards, time.time()),
+        "left": capacity.get("left", []),
     }

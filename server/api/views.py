@@ -135,6 +135,7 @@ def replica_view(
         "exits": exit_views(live, replica.exit, environment),
         "exit_kinds": (live or {}).get("exit_kinds", {}),
         "abandoned": ((live or {}).get("capacity") or {}).get("abandoned", []),
+        "left": ((live or {}).get("capacity") or {}).get("left", []),
     }
 
 

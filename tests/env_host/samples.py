@@ -6,7 +6,7 @@ test and a call inside the host meet without sleeping.
 """
 
 SAMPLES = '''
-import asyncio, ctypes, os, random, signal, sqlite3, sys, threading
+import asyncio, ctypes, os, random, signal, sqlite3, subprocess, sys, threading
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 
 def pass_gate(name):
@@ -71,6 +71,15 @@ class Counter(Environment[Do, Seen, State]):
         """After the gate, hold the interpreter, as C code does that does not let it go."""
         pass_gate(action.gate)
         ctypes.PyDLL(None).sleep(60)
+
+    def do_leave(self, action):
+        """Leave a program behind that holds memory, as a child or as a daemon."""
+        code = "block = bytearray(b'x') * (24 << 20); print(1, flush=True); input()"
+        process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, start_new_session=True)
+        process.stdout.readline()
+        self.left = process
+        return str(process.pid)
 
     def do_same_thread(self, action):
         return str(threading.get_ident() == self._thread)

@@ -120,6 +120,19 @@ def test_the_process_of_an_isolated_session_is_ended(
         assert pid_of(other) == others
 
 
+def test_what_a_session_has_left_behind_is_named_until_it_ends(start: StartHost) -> None:
+    host = start(shards=1)
+    host.ready()
+    with host.open() as client:
+        client.ask("reset")
+        pid = int(client.ask("step", {"what": "leave"})["data"]["observation"]["text"])
+    host.until(lambda capacity: bool(capacity["left"]))
+    [left] = host.http("GET", "/capacity")[1]["left"]
+    assert (left["pid"], left["bytes"] >= 24 << 20) == (pid, True)
+    psutil.Process(pid).kill()
+    host.until(lambda capacity: not capacity["left"])
+
+
 def row(**values: int) -> Counters:
     counters = Counters(0, memoryview(bytearray(8 * 32)).cast("q"))
     for name, value in values.items():

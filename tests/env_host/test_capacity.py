@@ -214,12 +214,14 @@ def test_there_is_a_shard_for_each_gpu_by_default(start: StartHost) -> None:
     assert start(gpus=3, shards=None, max_sessions=9).ready()["shards"] == 3
 
 
-def test_the_last_exits_are_read_whole_while_others_are_written() -> None:
+def test_what_the_supervisor_knows_is_read_whole_while_it_is_replaced() -> None:
     board = Scoreboard.create(1)
-    assert board.read_exits() == []
+    assert board.read_news() == ([], [])
     same = Scoreboard(board.fd, 1)  # of another process
     for number in range(1, 4):
-        board.write_exits([{"number": each, "at": 1.5} for each in range(number)])
-        assert [one["number"] for one in same.read_exits()] == list(range(number))
-    board.write_exits([{"number": each, "text": "x" * 3000} for each in range(4)])
-    assert [one["number"] for one in same.read_exits()] == [2, 3]
+        board.write_news([{"number": each} for each in range(number)], [{"pid": number}])
+        exits, left = same.read_news()
+        assert [one["number"] for one in exits] == list(range(number))
+        assert left == [{"pid": number}]
+    board.write_news([{"number": each, "text": "x" * 3000} for each in range(4)], [])
+    assert [one["number"] for one in same.read_news()[0]] == [2, 3]
