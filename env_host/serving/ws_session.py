@@ -462,7 +462,8 @@ class SessionSocket(WebSocketProtocol):
         session_id, extra = self._ready().id, self._log_fields()
         text = "session %s: %s timed out after %g s"
         log.warning(text, session_id, name, limit, extra=extra)
-        text = f"The {name} did not finish within {limit:g} s; the session has ended."
+        memory = self._service.table.memory_note(self._ready().call_began)
+        text = f"The {name} did not finish within {limit:g} s; the session has ended.{memory}"
         self._fail(SessionEnded(text, INTERNAL_ERROR_CLOSE))
 
     def _fail(self, exc: BaseException) -> None:

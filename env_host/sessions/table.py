@@ -105,6 +105,8 @@ class SessionTable:
         self._changed = asyncio.Event()  # a new one each time a slot or an environment is freed
         self._stopping: SessionEnded | None = None
         self.on_unattached: Callable[[], None] = _ignore  # a session is without a WebSocket
+        # What else to say to the client of a call that began then and has timed out.
+        self.memory_note: Callable[[float], str] = _say_nothing
         # Sessions that have ended while a thread was in a call, and since when it is.
         self._abandoned: dict[Session, float] = {}
         self.on_abandoned: Callable[[int, float], None] | None = None  # how many, and the oldest's
@@ -313,7 +315,7 @@ class SessionTable:
         self.counts.step_timeouts += 1
         text, extra = "session %s: %s timed out after %g s", {"session": session.id}
         log.warning(text, session.id, what, limit, extra=extra)
-        return CallTimedOut(what, limit)
+        return CallTimedOut(what, limit, self.memory_note(session.call_began))
 
     def _attach(self, session: Session, socket: Attached) -> None:
         session.socket = socket
@@ -402,3 +404,7 @@ async def _end_one_shot(session: Session, call: asyncio.Task[Any] | None) -> Non
 
 def _ignore() -> None:
     pass
+
+
+def _say_nothing(_: float) -> str:
+    return ""

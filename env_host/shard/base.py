@@ -21,13 +21,16 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...system.cgroups import own_group
 from ...system.connection_limit import closing_answer
 from ...system.descriptors import Message
 from ...system.signal_pipe import STOP_SIGNALS, handler_before, take_over
+from ...system.units import MB
 from ...system.websocket import GOING_AWAY_CLOSE
 from ..errors import SessionEnded
 from ..ipc.capacity import note_awake
@@ -52,6 +55,7 @@ if TYPE_CHECKING:
 HEARTBEAT_SECONDS = 0.1
 STOP_SECONDS = 3.0  # for sessions to close their environments
 LAST_FRAME_ITERATIONS = 10
+SHORT_SHARE = 0.8  # of the memory limit, from which on a step that timed out may have lacked memory
 _STOPPING = "The environment is stopping."
 _DRAINING = "This replica is being drained: it begins no session any more."
 _FAILED = closing_answer(HTTPStatus.INTERNAL_SERVER_ERROR)
@@ -136,6 +140,8 @@ class ServingProcess:
             reset_first=config.refuses_unreset,
         )
         self.table.on_abandoned = self._note_abandoned
+        self.table.memory_note = self._note_memory
+        self._owns_cgroup = config.owns_cgroup
         if limit := config.http_session_idle_seconds:
             self.table.on_unattached = UnattachedExpiry(self.table, limit).note
         self.server = make_server(definition, self.table, self._siblings())
@@ -241,6 +247,15 @@ class ServingProcess:
         own = self._own
         if not (own.isolates or own.exclusive or own.connection_fd is not None):
             self.table.max_sessions = self._counters[Field.MAX_SESSIONS]
+
+    def _note_memory(self, began: float) -> str:
+        """Say of a call that has timed out what memory had to do with it, if it had."""
+        since = time.time() - (asyncio.get_running_loop().time() - began)
+        exits, _ = self._scoreboard.read_news()
+        killed = sum(one.get("programs", 0) for one in exits if one["at"] >= since)
+        group = own_group(is_ours=not self._owns_cgroup)
+        held, limit = (0, 0) if group is None else (group.held_bytes(), group.limit_bytes())
+        return memory_note(killed, held or 0, limit or 0)
 
     def _note_abandoned(self, count: int, since: float) -> None:
         """Write how many calls go on whose sessions have ended, and since when the oldest does."""
@@ -417,3 +432,24 @@ def _most_here(own: ChildConfig) -> int:
     if own.isolates:
         return 0
     return 1 if own.exclusive else own.max_sessions
+
+
+def memory_note(killed: int, held_bytes: int, limit_bytes: int) -> str:
+    """Return sentences for the client of a call that has timed out; empty: memory was not short.
+
+    Args:
+        killed: How many programs of the environment were killed for memory during the call.
+        held_bytes: What all processes of the replica, or of the isolated session, hold together.
+        limit_bytes: What they may; 0: there is no limit.
+    """
+    told = ""
+    if killed:
+        what = "A program" if killed == 1 else f"{killed} programs"
+        verb = "was" if killed == 1 else "were"
+        told = f" {what} that the environment had started {verb} killed for memory meanwhile."
+    if limit_bytes and held_bytes >= SHORT_SHARE * limit_bytes:
+        told += (
+            f" Memory was short: {held_bytes / MB:.0f} MB were held together with other processes "
+            f"of the replica, of {limit_bytes / MB:.0f} MB."
+        )
+    return told

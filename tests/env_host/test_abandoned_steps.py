@@ -11,6 +11,7 @@ import pytest
 
 from openenvd.env_host.ipc.capacity import abandoned_steps
 from openenvd.env_host.ipc.scoreboard import Counters, Field, now_microseconds
+from openenvd.env_host.shard.base import memory_note
 from openenvd.env_host.supervisor.abandoned_steps import (
     PATIENCE_SECONDS,
     STARVED,
@@ -131,6 +132,26 @@ def test_what_a_session_has_left_behind_is_named_until_it_ends(start: StartHost)
     assert (left["pid"], left["bytes"] >= 24 << 20) == (pid, True)
     psutil.Process(pid).kill()
     host.until(lambda capacity: not capacity["left"])
+
+
+SHORT = (
+    " Memory was short: 250 MB were held together with other processes of the replica, of 300 MB."
+)
+
+
+@pytest.mark.parametrize(
+    ("killed", "held", "told"),
+    [
+        (0, 100, ""),
+        (0, 250, SHORT),
+        (1, 0, " A program that the environment had started was killed for memory meanwhile."),
+        (2, 0, " 2 programs that the environment had started were killed for memory meanwhile."),
+    ],
+)  # fmt: skip
+def test_a_client_whose_step_timed_out_is_told_what_memory_had_to_do_with_it(
+    killed: int, held: int, told: str
+) -> None:
+    assert memory_note(killed, held << 20, 300 << 20) == told
 
 
 def row(**values: int) -> Counters:
