@@ -35,7 +35,7 @@ _EXITED = {
     "timed_out": "stopped at a time limit",
     "lost": "ended from outside",
 }
-_MOST_EXITS = 3  # of a replica, that are shown
+_MAX_EXITS = 3  # of a replica, that are shown
 _COMMANDS = ("openenv ", "pip ")
 _PLAIN_WORD = re.compile(r"[a-z]+[\s,;]")
 _SETTLED = (ReplicaState.ASLEEP, ReplicaState.DRAINING, ReplicaState.STOPPED)
@@ -70,7 +70,7 @@ def environment_failure(environment: dict[str, Any]) -> list[str]:
 
 
 def _abandoned(name: str, replica: dict[str, Any]) -> list[str]:
-    """Steps that go on although nobody waits for them any more."""
+    """Abandoned steps: they still run although their sessions have ended."""
     return [
         f"  {name} replica {replica['ordinal']}: shard {one['shard']}: "
         f"{phrases.plural(one['count'], 'abandoned step')} "
@@ -96,7 +96,7 @@ def _exits(name: str, replica: dict[str, Any]) -> list[str]:
     exits = replica.get("exits") or []
     if not exits or replica["state"] != ReplicaState.READY:
         return []
-    lines, where, shown = [], f"  {name} replica {replica['ordinal']}:", exits[:_MOST_EXITS]
+    lines, where, shown = [], f"  {name} replica {replica['ordinal']}:", exits[:_MAX_EXITS]
     for one in shown:
         ago = phrases.duration(time.time() - (one.get("at") or time.time()))
         lines.append(f"{where} {ago} ago {plain(one['message'])}")

@@ -6,8 +6,8 @@ happened before an exit is not held to be its cause. What they mean is decided i
 `processes/exits/diagnose.py`, which is imported when there is an exit: a shim imports this module,
 and is light. When our modules are gone (upgraded meanwhile) the bare facts are reported.
 
-The exit of a shard is the server's to see, which is its parent, goes on without it, and counts, too
-(`processes/exits/children.py`); the kernel's log is the shim's to read.
+The exit of a shard is the server's to see, which is its parent, outlives it, and counts, too
+(`explain_child` in `diagnose.py`); the kernel's log is the shim's to read.
 """
 
 from __future__ import annotations

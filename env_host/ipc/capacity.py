@@ -166,7 +166,7 @@ def abandoned_seconds(counters: Counters, now: int) -> float:
 
 
 def abandoned_steps(shards: Sequence[Json], at: float) -> list[Json]:
-    """Return where steps go on that nobody waits for, of the shards of `/capacity` read at `at`."""
+    """Return the shards with abandoned steps, from the shards of `/capacity` as read at `at`."""
     return [
         {
             "shard": shard["index"],

@@ -81,7 +81,7 @@ class Call:
 
     future: asyncio.Future[Any] | None  # None: it runs on a thread
     timer: asyncio.TimerHandle | None
-    session: Session | None  # of a call on a thread, which goes on when nobody waits for it
+    session: Session | None  # of a call on a thread, which cannot be interrupted
 
     def __init__(self, socket: SessionSocket, settle: Settle, name: str = "") -> None:
         self.socket = socket

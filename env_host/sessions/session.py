@@ -109,7 +109,7 @@ class Session:
         self.busy = 0  # calls in progress; a busy session is never idle
         self.call_name = ""  # of the last one over its WebSocket, and when it began
         self.call_began = 0.0
-        self.running = 0  # calls that threads run, also when nobody waits for them any more
+        self.running = 0  # calls that threads run, abandoned ones included
         self.on_ended: Callable[[Session], None] | None = None  # the last of these has returned
         self.last_used = asyncio.get_running_loop().time()
         self._factory = factory

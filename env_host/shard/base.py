@@ -442,14 +442,14 @@ def memory_note(killed: int, held_bytes: int, limit_bytes: int) -> str:
         held_bytes: What all processes of the replica, or of the isolated session, hold together.
         limit_bytes: What they may; 0: there is no limit.
     """
-    told = ""
+    text = ""
     if killed:
         what = "A program" if killed == 1 else f"{killed} programs"
         verb = "was" if killed == 1 else "were"
-        told = f" {what} that the environment had started {verb} killed for memory meanwhile."
+        text = f" {what} that the environment had started {verb} killed for memory meanwhile."
     if limit_bytes and held_bytes >= SHORT_SHARE * limit_bytes:
-        told += (
+        text += (
             f" Memory was short: {held_bytes / MB:.0f} MB were held together with other processes "
             f"of the replica, of {limit_bytes / MB:.0f} MB."
         )
-    return told
+    return text

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a shard is replaced in which a step goes on that nobody waits for any more.
+"""When a shard with an abandoned step is replaced: one that runs although its session has ended.
 
     its session timed out, or its client left; a thread cannot be interrupted
-      ├─ it returns                          nothing is to be done
+      ├─ it returns                          nothing is done
       ├─ no other session is in the shard    replaced, once the step has run for a while
-      └─ others are, and their loop is held  replaced at once: they are told why they end
+      └─ others are, and their loop is held  replaced at once: their clients get the reason
 
 The process of an isolated session that is over is ended after the same while. Decisions alone, from
 the shard's row of the scoreboard; the supervisor carries them out (`supervisor.py`).
@@ -17,7 +17,7 @@ from enum import Enum
 from ..ipc.capacity import abandoned_seconds
 from ..ipc.scoreboard import Counters, Field
 
-LOOK_SECONDS = 1.0  # between two looks while there is such a step
+POLL_INTERVAL_SECONDS = 1.0  # while there is such a step
 PATIENCE_SECONDS = 10.0  # for a step to return, from its beginning
 STARVED = "was replaced, since an abandoned step kept its other sessions waiting"
 

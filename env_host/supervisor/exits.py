@@ -158,7 +158,7 @@ def programs_sentence(facts: dict[str, Any]) -> str:
 
 
 class ExitReports:
-    """Reports exits below the supervisor: to the shim, and to whoever asks for `/capacity`."""
+    """Reports exits below the supervisor: to the shim, and in the answer of `/capacity`."""
 
     def __init__(self, notifier: Notifier, scoreboard: Scoreboard) -> None:
         self._notifier = notifier

@@ -18,8 +18,8 @@ from ...system.proc import descendants_of, read_stat
 from ...system.units import MB
 from .session_memory import private_bytes
 
-LEAST_BYTES = 16 * MB  # that a program holds, to be named
-MOST_NAMED = 5
+MIN_BYTES = 16 * MB  # that a program holds, to be named
+MAX_NAMED = 5
 
 
 class LeftPrograms:
@@ -38,9 +38,9 @@ class LeftPrograms:
         found = []
         for pid in self._running() - self._known - {os.getpid(), *own_pids}:
             size, stat = private_bytes(pid), read_stat(pid)
-            if size >= LEAST_BYTES and stat is not None:
+            if size >= MIN_BYTES and stat is not None:
                 found.append({"pid": pid, "name": stat.name, "bytes": round(size / MB) * MB})
-        return sorted(found, key=lambda one: -one["bytes"])[:MOST_NAMED]
+        return sorted(found, key=lambda one: -one["bytes"])[:MAX_NAMED]
 
     def _running(self) -> set[int]:
         below = descendants_of(os.getpid())

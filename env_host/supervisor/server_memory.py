@@ -28,7 +28,7 @@ from ...system.cgroup_tree import read_keyed
 from ...system.cgroups import Cgroup
 from ...system.proc import is_dying, shared_limit_sentence
 
-LOOK_SECONDS = 1.0  # at least, between two looks at the count
+POLL_INTERVAL_SECONDS = 1.0  # at least, between two looks at the count
 SETTLE_SECONDS = 0.3  # from a count until the signal has certainly been sent
 DYING_SECONDS = 10.0  # from the count of a kill until its victim is reaped, as in `server_exit.py`
 
@@ -58,7 +58,7 @@ class KillCount:
     def due(self, *, is_used: bool) -> float | None:
         """Return when to look next, on the monotonic clock; None: while nothing happens, never."""
         is_settled = self.group is None or self._counted == self._explained
-        return self._looked_at + LOOK_SECONDS if is_used or not is_settled else None
+        return self._looked_at + POLL_INTERVAL_SECONDS if is_used or not is_settled else None
 
     def evidence_of(self, wait_status: int) -> dict[str, Any]:
         """Return the counter before and after an exit, for `Evidence` in `diagnose.py`.
@@ -77,7 +77,7 @@ class KillCount:
 
     def take_others(self, own_pids: Iterable[int]) -> int:
         """Return how many kills were of none of these processes; each is returned once."""
-        if time.monotonic() < self._looked_at + LOOK_SECONDS:
+        if time.monotonic() < self._looked_at + POLL_INTERVAL_SECONDS:
             return 0
         self._count()
         if self.group is None or self._explained is None or self._counted is None:

@@ -170,8 +170,8 @@ class Supervisor:
         self._turn_until = 0.0  # what arrives is left to other replicas; on the monotonic clock
         self._left_since = 0.0  # since when it is
         self._are_several = False  # replicas at this address, when last looked
-        self._has_abandoned = False  # a step goes on that nobody waits for
-        self._abandoned_look = 0.0  # when to look at such next; on the monotonic clock
+        self._has_abandoned = False  # a step runs although its session has ended
+        self._abandoned_at = 0.0  # when to look at such next; on the monotonic clock
         self._siblings_until = 0.0  # not to be looked at again; on the monotonic clock
 
     # The agenda
@@ -240,7 +240,7 @@ class Supervisor:
             self._memory.due(self._children),
             self._kills.due(is_used=self._reporter.sessions > 0) if self._is_placing else None,
             self._idleness.due() if self._may_sleep else None,
-            self._abandoned_look if self._is_placing and self._has_abandoned else None,
+            self._abandoned_at if self._is_placing and self._has_abandoned else None,
             self._turn_until if self._turn_until > now else None,
         )
         first = min((moment for moment in moments if moment is not None), default=None)
@@ -555,12 +555,12 @@ class Supervisor:
         return left
 
     def _replace_abandoned(self) -> None:
-        """Replace shards in which steps go on that nobody waits for; end such isolated sessions."""
+        """Replace shards with abandoned steps; end isolated sessions that have one."""
         now = time.monotonic()
         self._has_abandoned = any(row[Field.ABANDONED] for row in self._scoreboard)
-        if not (self._has_abandoned and self._is_placing) or now < self._abandoned_look:
+        if not (self._has_abandoned and self._is_placing) or now < self._abandoned_at:
             return
-        self._abandoned_look = now + abandoned_steps.LOOK_SECONDS
+        self._abandoned_at = now + abandoned_steps.POLL_INTERVAL_SECONDS
         self._reporter.unsettle()
         moment = now_microseconds()
         for child in list(self._children):

@@ -226,7 +226,7 @@ class DockerEngine:
         )
 
     def _events(self, found: Json) -> list[Json]:
-        """Return what Docker has told of a container that has exited."""
+        """Return Docker's events about a container that has exited."""
         with explained():
             return events_of(self._api, found)
 

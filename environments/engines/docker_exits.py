@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a container ended: from its state, and from what Docker has told of it while it ran.
+"""How a container ended: from its state, and from Docker's events about it.
 
 `OOMKilled` says only that something in the container was ever killed for memory. Docker's events
-say when that was, and which signals somebody has sent through Docker: `docker kill` is no kill for
+say when that was, and which signals were sent through Docker: `docker kill` is no kill for
 memory, whatever the flag says. They are kept by dockerd until it is restarted, the last 256.
 """
 
@@ -18,14 +18,14 @@ from .base import ExitFacts
 
 Json = dict[str, Any]
 
-LATE_SECONDS = 0.3  # after an exit, by which Docker has told of what preceded it
+LATE_SECONDS = 0.3  # after an exit, by which Docker has reported what preceded it
 _NEVER = "0001-01-01"  # Go's zero time
 _EXIT_KILLED, _EXIT_TERMINATED = 128 + signals.SIGKILL, 128 + signals.SIGTERM
 _TELL = frozenset({signals.SIGUSR1, signals.SIGUSR2})  # by which we ask a server to drain
 
 
 def events_of(api: Any, found: Json) -> list[Json]:
-    """Return what Docker has told of a container that has ended, oldest first.
+    """Return Docker's events about a container that has ended, oldest first.
 
     Args:
         api: The connection.
@@ -54,12 +54,12 @@ def exit_of(found: Json, events: Iterable[Json] = ()) -> ExitFacts:
         elif (number := int(event["Actor"]["Attributes"].get("signal", 0))) not in _TELL:
             sent = number
     if sent == signals.SIGKILL and code == _EXIT_KILLED:
-        text = "somebody sent it through Docker: docker kill, or docker stop after its time-out"
+        text = "sent through Docker: docker kill, or docker stop after its time-out"
         return ExitFacts(exit_code=code, seconds=seconds, evidence=text)
     if sent and code in (0, 128 + sent):
-        text = f"somebody sent it {signal_name(sent)} through Docker (docker kill, docker stop)"
+        text = f"{signal_name(sent)} was sent through Docker (docker kill, docker stop)"
         return ExitFacts(ended_by=text, seconds=seconds)
-    # A process of it was killed for memory. One that goes on, and ends well later, was not.
+    # A process of it was killed for memory. A container that ends well later was not.
     is_oom = state["OOMKilled"] and code not in (0, _EXIT_TERMINATED)
     return ExitFacts(
         exit_code=code,

@@ -298,7 +298,7 @@ def _exit_message(one: Json) -> str:
 
 
 def _programs_message(one: Json, programs: int, how: str) -> str:
-    """The kill of what an environment had started, whose session goes on."""
+    """The kill of programs that an environment had started; their sessions continue."""
     what = "a program" if programs == 1 else f"{programs} programs"
     whose = "an isolated session" if one.get("isolated") else "the environment"
     victim = one["reason"].get("victim_name")

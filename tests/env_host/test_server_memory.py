@@ -15,7 +15,7 @@ import pytest
 
 from openenvd.env_host.supervisor.server_memory import (
     DYING_SECONDS,
-    LOOK_SECONDS,
+    POLL_INTERVAL_SECONDS,
     SETTLE_SECONDS,
     KillCount,
     memory_clause,
@@ -80,7 +80,7 @@ def test_another_exit_leaves_a_kill_to_its_victim(
 
 
 def looked(kills: KillCount, clock: list[float], *pids: int) -> int:
-    clock[0] += LOOK_SECONDS
+    clock[0] += POLL_INTERVAL_SECONDS
     return kills.take_others(pids)
 
 
@@ -90,7 +90,7 @@ def test_a_kill_of_no_process_of_ours_is_of_a_program_that_the_environment_had_s
     """It is told once; a `kill -9` by hand afterwards is none for memory."""
     assert looked(kills, clock, process.pid) == 0
     count_kills(tmp_path, 3)
-    assert LOOK_SECONDS > SETTLE_SECONDS
+    assert POLL_INTERVAL_SECONDS > SETTLE_SECONDS
     assert kills.due(is_used=False) is None
     assert looked(kills, clock, process.pid) == 0
     assert kills.due(is_used=False) is not None  # also when its session has ended by then

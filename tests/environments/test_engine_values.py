@@ -163,8 +163,8 @@ def told(action: str, number: int | None = None) -> dict[str, Any]:
         (137, True, [told("oom"), told("kill", 9)], "signaled", "docker kill"),
         (137, False, [told("kill", 9)], "signaled", "docker kill"),
         (137, False, [], "signaled", "SIGKILL"),
-        (0, False, [told("kill", 15)], "lost", "somebody sent it SIGTERM through Docker"),
-        (143, False, [told("kill", 15)], "lost", "somebody sent it SIGTERM through Docker"),
+        (0, False, [told("kill", 15)], "lost", "SIGTERM was sent through Docker"),
+        (143, False, [told("kill", 15)], "lost", "SIGTERM was sent through Docker"),
         (3, False, [told("kill", 15)], "exited", "exited with code 3"),
         (0, False, [told("kill", 10)], "exited", "exited with code 0"),  # drained: by us
     ],

@@ -267,3 +267,16 @@ def test_without_docker_the_message_says_what_to_install(
 )
 def test_what_docker_complains_about_is_mended_by_a_command(said: str, command: str) -> None:
     assert command in str(hint_on(said))
+
+
+def test_without_an_answer_the_hint_says_which_variables_the_daemon_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those of the user's shell may be others."""
+    said = "Cannot connect to the Docker daemon at unix:///x. Is it running?"
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.delenv("DOCKER_CONTEXT", raising=False)
+    assert "The daemon has no DOCKER_HOST and no DOCKER_CONTEXT; " in str(hint_on(said))
+    assert "openenv stop; openenv up" in str(hint_on(said))
+    monkeypatch.setenv("DOCKER_HOST", "tcp://10.0.0.5:2375")
+    assert "The daemon has DOCKER_HOST=tcp://10.0.0.5:2375; " in str(hint_on(said))

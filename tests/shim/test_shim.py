@@ -221,7 +221,7 @@ def lost_shard(replica: Replica, order: str) -> ExitReason:
 
 def test_exit_of_a_shard_is_explained_while_its_server_runs(replica: Make) -> None:
     one = replica(memory_limit_bytes=64 * MB).ready()
-    assert lost_shard(one, "lose_shard 1").signal_name == "SIGKILL"
+    assert lost_shard(one, "lose_shard 1 0").signal_name == "SIGKILL"
     report = one.link.status["exits"][0]
     assert (report["shard"], report["sessions"]) == (2, 3)
 
@@ -229,7 +229,7 @@ def test_exit_of_a_shard_is_explained_while_its_server_runs(replica: Make) -> No
 def test_shard_killed_for_memory_is_explained_by_the_replicas_group(replica: Make) -> None:
     _needs_cgroups()
     one = replica(memory_limit_bytes=48 * MB).ready()
-    reason = lost_shard(one, "lose_shard 200")
+    reason = lost_shard(one, "lose_shard 200 1")
     assert (reason.kind, reason.detector) == (ExitKind.OOM_KILLED, Detector.CGROUP)
     assert reason.limit_bytes == 48 * MB
 
