@@ -4,7 +4,10 @@
 supervisor.py       the agenda: one thread, one `select`, no event loop
 spawn.py            makes children, by a fork or as new programs
 children.py         the children that run
-exits.py            how a child exited, in words and as facts for the shim
+exits.py            how a child exited, in words and as facts for shim and agent
+server_memory.py    which kills for memory were of which process
+abandoned_steps.py  when a shard is replaced whose step runs although its session has ended
+left_programs.py    programs that ended sessions have left behind
 close_notices.py    copies of the children's sockets, and what is written to them at an exit
 isolated_sessions.py
                     sessions that have processes of their own

@@ -14,17 +14,17 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 76_576,
-    "code lines": 48_625,
-    "modules": 510,
-    "test lines": 73_363,
-    "words of pages": 49_715,
+    "shipped lines": 77_490,
+    "code lines": 49_253,
+    "modules": 513,
+    "test lines": 73_935,
+    "words of pages": 49_933,
     "words of decisions": 10_983,
     "folders at the root": 22,
     "large classes": 12,
     "crowded folders": 9,
-    "dialect words": 659,
-    "private names": 330,
+    "dialect words": 646,
+    "private names": 328,
 }
 
 
