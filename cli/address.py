@@ -16,13 +16,19 @@ from .output import Output
 def address(name: str, as_json: bool) -> int:
     """Print the base URL that clients of an environment are given, alone on a line.
 
-    It contains the environment's token, if it wants one, so it is a secret then.
+    It contains the environment's token, if it wants one, so it is a secret then. Where no replica
+    serves, a note on the standard error says so.
     """
     output = Output(as_json=as_json)
     daemon = connect(output)
     found = daemon.base_url(name)
     if found["base_url"] is None:
         raise daemon.no_address(name)
+    if not found["is_served"]:
+        output.note(
+            f"no replica of {name} serves now: nothing may answer at this address, and the next "
+            f"may be at another. See openenv status {name}"
+        )
     output.result(found["base_url"])
     output.json(found)
     return exit_codes.OK

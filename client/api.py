@@ -150,7 +150,7 @@ class DaemonClient:
         return environment
 
     def base_url(self, name: str) -> Json:
-        """Return `{"address", "token", "base_url"}`: what clients of an environment connect to."""
+        """Return `{"address", "token", "base_url", "is_served"}`: what clients connect to."""
         return self._http.request("GET", f"{_environment(name)}/base_url")
 
     def no_address(self, name: str) -> ApiRefused:

@@ -26,6 +26,7 @@ from .views import environment_view, generation_view
 
 LOG_HEADER = "OpenEnvd-Log"  # of an answer: the id of the replica whose log it is
 LOOK_SECONDS = 1.0  # between two looks at which replica's log is to be shown
+_SERVING = (ReplicaState.READY, ReplicaState.ASLEEP)  # a client that connects gets a session
 
 router = APIRouter()
 
@@ -49,13 +50,19 @@ async def get_environment(name: str, deps: Injected) -> Json:
 
 @router.get("/environments/{name}/base_url")
 async def base_url(name: str, deps: Injected) -> Json:
-    """What clients connect to: the address, with the token if the environment wants one."""
+    """What clients connect to: the address, with the token if the environment wants one.
+
+    It is the address that `GET /environments/NAME` shows. Where no replica serves, it is where the
+    last one did: one on an engine may come back elsewhere.
+    """
     await deps.reconciler.queue.wait(name)  # an update that succeeded takes over a moment later
     environment = await deps.submitter.environment(name)
     found = await asyncio.to_thread(run_files.that_serves, deps.paths.runs, name)
     token = None if found is None else found.token
-    address = environment.address if found is None else found.address
+    replicas = await deps.store.read(queries.replicas(name))
+    address = environment.address
     return {
+        "is_served": any(each.state in _SERVING for each in replicas),
         "address": address,
         "token": token,
         "base_url": None if address is None else with_token(address, token),

@@ -87,12 +87,17 @@ def test_launch_shows_the_token_in_the_snippet_and_warns_of_a_wide_address(
     launched = new_environment(has_token=True, is_exposed=True)
     accepts(new_request(result={"environment": launched}))
     base_url = "http://127.0.0.1:21000?token=a-token-of-the-tests"
-    fake.get("/v1/environments/trial/base_url", {"base_url": base_url})
+    fake.get("/v1/environments/trial/base_url", {"base_url": base_url, "is_served": True})
     answer = command("launch", "echo", "--host", "0.0.0.0", "--token", f"@{tmp_path / 'token'}")
     assert "warning: trial can be reached from other machines" in answer.err
     [payload] = [body["payload"] for method, _, body in fake.calls if method == "POST" and body]
     assert (payload["token"], payload["host"]) == ("a-token-of-the-tests", "0.0.0.0")
-    assert command("address", "trial").out == f"{base_url}\n"
+    found = command("address", "trial")
+    assert (found.out, found.err) == (f"{base_url}\n", "")
+    fake.get("/v1/environments/trial/base_url", {"base_url": base_url, "is_served": False})
+    found = command("address", "trial")
+    assert found.out == f"{base_url}\n"
+    assert "no replica of trial serves now: nothing may answer at this address" in found.err
     fake.get("/v1/environments/trial/base_url", {"base_url": None, "address": None})
     failed = {"name": "trial", "state": "FAILED", "error": {"message": "no module named trail"}}
     fake.get("/v1/environments/trial", {"environment": failed})
