@@ -21,6 +21,7 @@ PROGRAMS = (  # those that take longest first
     ("autoscaling", 1, "--short"),
     ("rollouts", 1, "--short"),
     ("failover", 1, "--short"),
+    ("worlds", 1, "--short"),
     ("scaling", 1, "--provider slurm --requests-grid 256"),
     ("scaling", 1, "--short"),
     ("steps", 1, "--short --alone"),  # upstream is tried by a stage of its own

@@ -14,11 +14,11 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 77_490,
-    "code lines": 49_253,
+    "shipped lines": 77_503,
+    "code lines": 49_261,
     "modules": 513,
-    "test lines": 73_935,
-    "words of pages": 49_933,
+    "test lines": 74_212,
+    "words of pages": 50_002,
     "words of decisions": 10_983,
     "folders at the root": 22,
     "large classes": 12,

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An environment that says whose it is, which world this is, and how many steps that has had."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from uuid import uuid4
+
+from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
+
+
+class WorldObservation(Observation):
+    """Whose it is, as the launch has named it, and where the episode stands."""
+
+    whose: str
+    world: str
+    steps: int
+
+
+class WorldEnvironment(Environment[Action, WorldObservation, State]):
+    """A world of its own for each session."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self) -> None:
+        self._world = uuid4().hex
+        self._steps = 0
+
+    def reset(self, **_: Any) -> WorldObservation:
+        """Begin another."""
+        self._world = uuid4().hex
+        self._steps = 0
+        return self._seen()
+
+    def step(self, action: Action, **_: Any) -> WorldObservation:
+        """Count."""
+        self._steps += 1
+        return self._seen()
+
+    @property
+    def state(self) -> State:
+        """Where it stands."""
+        return State(episode_id=self._world, step_count=self._steps)
+
+    def _seen(self) -> WorldObservation:
+        return WorldObservation(whose=os.environ["WHOSE"], world=self._world, steps=self._steps)
