@@ -185,6 +185,32 @@ def test_a_job_that_slurm_requeues_is_the_same_replica_in_its_next_run(
     say_hello(machine.environment("echo")["address"])
 
 
+def test_address_and_status_name_one_address_while_a_replica_restarts(
+    slurm_machine: Machine, cluster: SlurmCluster
+) -> None:
+    machine, states = slurm_machine, set()
+    launched(machine, "echo", *SLURM, "--engine-option", "requeue=true")
+    cluster.run("scontrol", "requeue", *cluster.jobs())
+
+    def is_back() -> bool:
+        before, told, after = (
+            machine.environment("echo"),
+            machine.ok("address", "echo"),
+            machine.environment("echo"),
+        )
+        found = [each["replicas"][0]["state"] for each in (before, after)]
+        if before["address"] == after["address"]:
+            assert told.out.startswith(before["address"]), states
+        if "READY" not in found:
+            assert "no replica of echo serves now" in told.err
+        states.update(found)
+        return bool(after["replicas"][0]["restarts"] == 1 and found == ["READY"] * 2)
+
+    eventually(is_back, within=60)
+    assert len(states) > 1
+    say_hello(machine.environment("echo")["address"])
+
+
 def test_a_preempted_job_is_told_and_waits_for_its_place(
     slurm_machine: Machine, cluster: SlurmCluster
 ) -> None:
