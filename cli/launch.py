@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..client.sources import read_source, working_folder
+from ..client.sources import folder_note, read_source, working_folder
 from ..environments.names import suggest_name, why_not
 from ..environments.spec import LaunchOptions
 from ..operations.options import DrainOptions, RequestOptions
@@ -110,7 +110,12 @@ def _payload(text: str, options: dict[str, Any]) -> tuple[dict[str, Any], str | 
         given["token"] = _read_token(given["token"][1:])
     if options["update"] is not None:
         given["update"] = options["update"]
-    return {"name": name, "source": source.text, "cwd": str(here), **given}, source.note
+    return {
+        "name": name,
+        "source": source.text,
+        "cwd": str(here),
+        **given,
+    }, source.note or folder_note()
 
 
 def check_name(name: str) -> str:

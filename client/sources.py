@@ -68,13 +68,19 @@ def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) ->
 
 
 def working_folder() -> Path:
-    """Return the working folder; `/` when it was removed or its path is not UTF-8."""
+    """Return the working folder; `/` where it cannot be named (`folder_note`)."""
+    return Path("/") if folder_note() else Path.cwd()
+
+
+def folder_note() -> str | None:
+    """Say why `/` is taken for the working folder, if it is."""
     try:
-        here = Path.cwd()
-        str(here).encode()
-    except (OSError, UnicodeEncodeError):  # it was removed, or is not UTF-8
-        return Path("/")
-    return here
+        str(Path.cwd()).encode()
+    except OSError:
+        return "the current folder was removed: names and paths are looked for in /"
+    except UnicodeEncodeError:
+        return "the path of the current folder is not UTF-8: names and paths are looked for in /"
+    return None
 
 
 def _is_folder(path: Path) -> bool:

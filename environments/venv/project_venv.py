@@ -61,6 +61,7 @@ HOST_REQUIREMENTS = ("uvicorn>=0.35", "websockets>=13", "pydantic>=2")
 # see them (`env_host/event_loop.py`).
 HOST_EXTRAS = ("uvloop", "httptools", "orjson")
 
+_NO_PYTHON = "No interpreter found"  # begins what uv says then
 _PIN = re.compile(r"([\w.-]+)==([\w.+!]*\w)")  # in what uv says
 _REMOVED = " - "  # begins uv's line about a package that it has taken away
 
@@ -232,8 +233,12 @@ class Builder:
         try:
             return self._uv.run("python", "find", *options, wanted, quiet=True)[-1]
         except UvFailed as exc:
+            name = self._project.manifest.name
+            if not exc.cause.startswith(_NO_PYTHON):  # it could not look
+                message = f"{name} needs Python {wanted}, and uv cannot look for one"
+                raise exc.explained(message, "uv python list shows what it finds") from exc
             why = (
-                f"{self._project.manifest.name} needs Python {wanted}; there is none on this "
+                f"{name} needs Python {wanted}; there is none on this "
                 f"machine (this is {sys.version.split()[0]})"
             )
             hint = (

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,20 @@ def test_a_bundled_name_wins_over_a_folder_and_says_so(tmp_path: Path) -> None:
     found = read("echo", tmp_path)
     assert found.text == "echo"
     assert "./echo" in (found.note or "")
+
+
+def test_a_folder_that_cannot_be_named_is_said_to_be_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sources.folder_note() is None
+    strange, gone = tmp_path / os.fsdecode(b"caf\xe9"), tmp_path / "gone"
+    for folder, why in ((strange, "is not UTF-8"), (gone, "was removed")):
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        if folder is gone:
+            folder.rmdir()
+        assert why in (sources.folder_note() or "")
+        assert sources.working_folder() == Path("/")
 
 
 @pytest.mark.parametrize("text", ["./echo", "echo/", "sub/../echo"])

@@ -293,6 +293,19 @@ def test_silent_strangers_do_not_keep_others_out_of_a_projects_own_app(
         assert psutil.Process(host.process.pid).num_fds() < FEW_FDS
 
 
+def test_a_low_limit_on_descriptors_is_named_at_the_launch(tmp_path: Path) -> None:
+    python = tmp_path / "python-with-few-descriptors"
+    python.write_text(f'#!/bin/sh\nulimit -n 256\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    host = Host(HostConfig(name="echo", env_class=ECHO, shards=2), tmp_path, python=str(python))
+    with contextlib.closing(host):
+        ready = host.ready()
+    assert ready["max_sessions"] == 2
+    [told] = ready["notes"]
+    assert told.startswith("1024 sessions were to be possible, and 2 are:")
+    assert "256 (ulimit -Hn)" in told
+
+
 def test_requests_that_do_not_end_do_not_keep_sessions_out(tmp_path: Path) -> None:
     """HTTP may have half of a shard's descriptors."""
     python = tmp_path / "python-with-few-descriptors"

@@ -478,6 +478,18 @@ def test_a_missing_python_version_is_reported(tmp_path: Path, layout: Layout) ->
 
 
 @pytest.mark.usefixtures("wheels")
+def test_a_search_for_python_that_fails_is_not_taken_for_its_result(
+    tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    project = make_project(tmp_path / "p", 'requires-python = ">=3.11"', 'dependencies = ["thing"]')
+    with pytest.raises(PreparationFailed, match="uv cannot look for one: failed to create") as why:
+        project_python(project, layout, lambda _: None)
+    assert "there is none" not in str(why.value)
+
+
+@pytest.mark.usefixtures("wheels")
 def test_builds_write_into_a_copy_of_the_project(tmp_path: Path, layout: Layout) -> None:
     project = make_project(
         tmp_path / "p",
