@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 77_503,
-    "code lines": 49_261,
+    "shipped lines": 77_519,
+    "code lines": 49_274,
     "modules": 513,
-    "test lines": 74_212,
+    "test lines": 74_347,
     "words of pages": 50_002,
     "words of decisions": 10_983,
     "folders at the root": 22,
