@@ -35,7 +35,7 @@ class LeftPrograms:
 
     def look(self, own_pids: Iterable[int]) -> list[dict[str, Any]]:
         """Return what runs beside these processes, the largest first: pid, name and bytes."""
-        found = []
+        found: list[dict[str, Any]] = []
         for pid in self._running() - self._known - {os.getpid(), *own_pids}:
             size, stat = private_bytes(pid), read_stat(pid)
             if size >= MIN_BYTES and stat is not None:

@@ -225,7 +225,7 @@ class DockerEngine:
             exit=exit_of(found, self._events(found)) if state is InstanceState.EXITED else None,
         )
 
-    def _events(self, found: Json) -> list[Json]:
+    def _events(self, found: Json) -> Iterable[Json]:
         """Return Docker's events about a container that has exited."""
         with explained():
             return events_of(self._api, found)

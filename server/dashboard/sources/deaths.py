@@ -80,7 +80,7 @@ def death_of_replica(replica: Replica, environment: Environment, at: float | Non
 
 def death_of_shard(replica: Json, environment: Environment) -> Json | None:
     """The last death of a process below a server that lives on: a shard, a session, a program."""
-    last = next((one for one in replica["exits"] if not one.get("server")), {})
+    last: Json = next((one for one in replica["exits"] if not one.get("server")), {})
     reason = last.get("reason")
     if reason is None or reason.get("kind") != ExitKind.OOM_KILLED:
         return None
