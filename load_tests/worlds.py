@@ -156,7 +156,7 @@ def kill_daemon(home: Home, _: random.Random) -> None:
 
 def kill_gateway(home: Home, _: random.Random) -> None:
     """Envoy, with all sessions that go through it."""
-    with suppress(ProcessLookupError, TypeError):
+    with suppress(ProcessLookupError, TypeError, KeyError):  # it is not there, or not known yet
         os.kill(home.openenv("gateway", "status")["gateway"]["pid"], signal.SIGKILL)
 
 
@@ -202,7 +202,8 @@ class Campaign:
                 await self._kill()
                 if number % UPDATE_EVERY == UPDATE_EVERY - 1:
                     await self._update(ENVIRONMENTS[number // UPDATE_EVERY % len(ENVIRONMENTS)])
-                print(f"{number + 1} of {kills}: {dict(self.clients.seen)}", file=sys.stderr)
+                seen, wrong = dict(self.clients.seen), self.clients.wrong
+                print(f"{number + 1} of {kills}: {seen}, wrong: {wrong}", file=sys.stderr)
             await self._until_ready(*ENVIRONMENTS)
             for task in tasks:
                 task.cancel()
