@@ -37,14 +37,6 @@ _WITH_VALUE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
-    """What the commands install: files of requirements, and packages."""
-
-    files: tuple[str, ...] = ()  # as the commands name them
-    packages: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Started:
     """What a command starts.
 
@@ -76,15 +68,19 @@ def read_text(path: Path) -> str:
         return ""
 
 
-def installed(text: str) -> Installed:
-    """Return what the RUN instructions of a Dockerfile install for Python."""
-    files: list[str] = []
-    packages: list[str] = []
+def installed(text: str) -> tuple[list[str], list[str]]:
+    """Return what the RUN instructions of a Dockerfile install for Python.
+
+    Returns:
+        The files of requirements, as the commands name them; and the packages.
+    """
+    files: dict[str, None] = {}
+    packages: dict[str, None] = {}
     for name, rest in _instructions(text):
         if name == "RUN":
             for words in _commands(_exec_form(rest) or ["sh", "-c", rest], None):
                 _take_installed(words, files, packages)
-    return Installed(tuple(dict.fromkeys(files)), tuple(dict.fromkeys(packages)))
+    return list(files), list(packages)
 
 
 def started(text: str, folder: Path, scripts: Mapping[str, str]) -> Iterator[Started]:
@@ -175,21 +171,20 @@ def _split(text: str) -> Iterator[list[str]]:
                 command.append(word)
 
 
-def _take_installed(words: list[str], files: list[str], packages: list[str]) -> None:
-    if "install" not in words or not any(
-        re.fullmatch(r"pip[\d.]*", PurePosixPath(word).name) for word in words
-    ):
+def _take_installed(words: list[str], files: dict[str, None], packages: dict[str, None]) -> None:
+    programs = [PurePosixPath(word).name for word in words]
+    if "install" not in words or not any(re.fullmatch(r"pip[\d.]*", each) for each in programs):
         return
     rest = iter(words[words.index("install") + 1 :])
     for word in rest:
         if word in ("-r", "--requirement", "--requirements"):
-            files += [named for named in [next(rest, "")] if named]
+            files[next(rest, "")] = None
         elif word.startswith(("--requirement=", "-r")):
-            files.append(word.removeprefix("--requirement=").removeprefix("-r"))
+            files[word.removeprefix("--requirement=").removeprefix("-r")] = None
         elif word in _WITH_VALUE or set(word) <= set("<>"):
             next(rest, None)
         elif _REQUIREMENT.fullmatch(word) and word not in _INSTALLERS:
-            packages.append(word)
+            packages[word] = None
 
 
 def _started_by(words: list[str], scripts: Mapping[str, str]) -> Started | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .dockerfile import Installed, find_dockerfile, find_file, installed, read_text
+from .dockerfile import find_dockerfile, find_file, installed, read_text
 
 _REQUIREMENTS = ("server/requirements.txt", "requirements.txt")
 _BUILDS = ("setup.py", "setup.cfg")
@@ -79,15 +79,14 @@ def _ways(folder: Path) -> Iterator[Way]:
             yield Way("uv.lock", pyproject, lock=lock)
         yield Way("pyproject.toml", pyproject)
     dockerfile = find_dockerfile(folder)
-    own = Installed() if dockerfile is None else installed(read_text(dockerfile))
-    named = [found for each in own.files if (found := find_file(each, folder)) is not None]
+    files, packages = installed("" if dockerfile is None else read_text(dockerfile))
+    named = [found for each in files if (found := find_file(each, folder)) is not None]
     lying = [path for name in _REQUIREMENTS if (path := folder / name).is_file()]
-    files = dict.fromkeys([*(path for path in named if path.suffix == ".txt"), *lying])
-    for path in files:
-        beside = own.packages if path in named else ()
+    for path in dict.fromkeys([*(path for path in named if path.suffix == ".txt"), *lying]):
+        beside = tuple(packages) if path in named else ()
         yield Way(str(path.relative_to(folder)), path, beside)
-    if own.packages and dockerfile is not None:
-        yield Way(str(dockerfile.relative_to(folder)), None, own.packages)
+    if packages and dockerfile is not None:
+        yield Way(str(dockerfile.relative_to(folder)), None, tuple(packages))
 
 
 def _names_needs(packaging: Mapping[str, Any], folder: Path) -> bool:

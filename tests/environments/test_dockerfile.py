@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.sources.dockerfile import Installed, Started, installed, started
+from openenvd.environments.sources.dockerfile import Started, installed, started
 
 APP = Started("main", "app")
 
@@ -34,7 +34,7 @@ def test_what_run_instructions_install_is_read(
     run: str, files: list[str], packages: list[str]
 ) -> None:
     text = f'# syntax=x\nFROM python:3.11 AS one\n  RUN {run}\nCMD ["x"]\n'
-    assert installed(text) == Installed(tuple(files), tuple(packages))
+    assert installed(text) == (files, packages)
 
 
 @pytest.mark.parametrize(
