@@ -46,6 +46,8 @@ def connect(output: Output, settings: Mapping[str, Any] | None = None) -> Daemon
     """Connect to the daemon; start it, and say so, when it is not running."""
 
     def say(line: dict[str, Any]) -> None:
+        if replaced := line.get("replaced"):
+            output.note(f"{replaced}; another takes its place, and environments continue")
         output.note(f"started the daemon at {line['address']} (pid {line['pid']})")
 
     return daemon.connect(Paths.from_environment(), settings=settings, on_start=say)

@@ -4,6 +4,11 @@
     connect ──▶ daemon.json, socket answers ──────────────────────────▶ DaemonClient
         └─ no ─▶ start.lock ──▶ ask again ──▶ spawn, wait for its line ──▶ ask again
 
+    the daemon that was spawned finds another, which has  ──▶ ask again: it is starting
+    been spawned by a command that was interrupted
+    a daemon answers whose installation was removed or    ──▶ kill it, and spawn: the next daemon
+    replaced, and which can start nothing from it             has its flags, and adopts what it ran
+
 A pid proves nothing: what counts is that the socket answers, or that `daemon.lock` is held. The
 lock is tried under `start.lock` alone, because a try is itself a short hold, and must not get into
 the way of a daemon that starts.
@@ -30,10 +35,17 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..server.settings import SETTINGS, Paths
-from ..system import disk_space
+from ..system import disk_space, installation
 from ..system.file_locks import is_locked
 from ..system.process_identity import IS_LINUX, ProcessIdentity
-from .errors import ConnectionLost, DaemonNotStarted, DaemonUnreachable, OtherVersion
+from .errors import (
+    ApiRefused,
+    ConnectionLost,
+    DaemonNotStarted,
+    DaemonUnreachable,
+    InstallationGone,
+    OtherVersion,
+)
 
 if TYPE_CHECKING:
     from .api import DaemonClient  # HTTP takes 15 ms to import: while the daemon starts
@@ -64,27 +76,37 @@ def connect(
     Args:
         paths: the daemon's home; by default `OPENENV_HOME`, or the platform's state folder.
         settings: for a daemon that has to be started; names and values of `Settings`.
-        on_start: called with the daemon's ready line when a daemon had to be started.
+        on_start: called with the daemon's ready line when a daemon had to be started; `replaced`
+            in it says why another one was ended, or is missing.
 
     Raises:
         DaemonUnreachable: with the reason and what to do.
     """
     paths = paths or Paths.from_environment()
-    client = find(paths)
-    if client is not None:
-        return client
+    with contextlib.suppress(InstallationGone):
+        if (client := find(paths)) is not None:
+            return client
     with _start_lock(paths):
         deadline = time.monotonic() + START_SECONDS
-        while (client := find(paths)) is None:
-            if not is_running(paths):
-                line = _start(paths, settings or {})
-                if on_start is not None:
-                    on_start(line)
-            elif time.monotonic() > deadline:
+        replaced: dict[str, str] = {}
+        while True:
+            try:
+                if (client := find(paths)) is not None:
+                    return client
+                if not is_running(paths):
+                    line = _start(paths, settings or {})
+                    if on_start is not None:
+                        on_start({**line, **replaced})
+                    continue
+            except InstallationGone as exc:
+                replaced = {"replaced": exc.message}
+                _signal(read_identity(paths), signal.SIGKILL)
+            except DaemonNotStarted as exc:
+                if exc.kind != "already_running":
+                    raise
+            if time.monotonic() > deadline:
                 raise _silent(paths)
-            else:
-                time.sleep(_LOOK_AGAIN_SECONDS)  # another is just starting, or just ending
-        return client
+            time.sleep(_LOOK_AGAIN_SECONDS)  # another is just starting, or just ending
 
 
 def find(
@@ -94,11 +116,19 @@ def find(
 
     Raises:
         OtherVersion: unless `any_version`.
+        InstallationGone: the same.
     """
     identity = read_identity(paths)
     token = _read(paths.token)
     if identity is None or token is None or not _answers(str(identity["socket"])):
         return None
+    installed = identity.get("installation")
+    if not any_version and not installation.is_as_it_was(installed):
+        folder = installed.get("folder") if isinstance(installed, dict) else "an unknown folder"
+        raise InstallationGone(
+            f"the daemon (pid {identity['pid']}) runs from {folder}, which was removed or replaced",
+            "openenv status replaces the daemon; environments and their sessions continue",
+        )
     if identity.get("version") != __version__ and not any_version:
         raise OtherVersion(
             f"the daemon (pid {identity['pid']}) is openenvd {identity.get('version')}, "
@@ -171,25 +201,25 @@ def _tell_to_stop(paths: Paths, identity: Json) -> None:
         if client is not None:
             client.stop()
             return
-    except ConnectionLost:
-        pass  # it is ending already, or wedged: the signal below decides
-    _terminate(identity)
+    except (ConnectionLost, ApiRefused):
+        pass  # it is ending already, wedged, or lacks its files: the signal below decides
+    _signal(identity, signal.SIGTERM)
 
 
-def _terminate(identity: Json) -> None:
-    """SIGTERM to the process that wrote the identity, never to another with the same pid."""
+def _signal(identity: Json | None, number: signal.Signals) -> None:
+    """Signal the process that wrote the identity, never another with the same pid."""
     if not identity:
         return
     if IS_LINUX:
         process = ProcessIdentity(int(identity["pid"]), float(identity["pid_started_at"]))
-        process.signal(signal.SIGTERM)
+        process.signal(number)
         return
     import psutil
 
     with contextlib.suppress(psutil.NoSuchProcess):
         found = psutil.Process(int(identity["pid"]))
         if found.create_time() == float(identity["pid_started_at"]):
-            found.terminate()
+            found.send_signal(number)
 
 
 def _answers(socket_path: str) -> bool:

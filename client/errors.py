@@ -5,6 +5,7 @@ ClientError
 ├── DaemonUnreachable     there is no daemon that answers
 │   ├── DaemonNotStarted  it was started and cannot run; its log has the reason
 │   ├── OtherVersion      it answers, but is of another version than this client
+│   ├── InstallationGone   it answers, but its installation was removed or replaced
 │   └── ConnectionLost    it exited during a call
 ├── ApiRefused            it answered with an error
 ├── RequestFailed         the request was accepted, and did not succeed
@@ -49,6 +50,10 @@ class DaemonNotStarted(DaemonUnreachable):
 
 class OtherVersion(DaemonUnreachable):
     """The daemon is of another version than this client."""
+
+
+class InstallationGone(DaemonUnreachable):
+    """The installation that the daemon runs from was removed or replaced."""
 
 
 class ConnectionLost(DaemonUnreachable):

@@ -15,6 +15,7 @@ from uvicorn.config import Config
 
 from .. import __version__
 from ..env_host.serving.event_driven import EventDrivenServer
+from ..system import installation
 from ..system.connection_limit import connections_within
 from ..system.http_limits import HttpTiming
 from ..system.proc import raise_fd_limit
@@ -93,6 +94,7 @@ def identity_of(
         "pid": os.getpid(),
         "pid_started_at": ProcessIdentity.of(os.getpid()).started_at,  # of no wall clock
         "version": __version__,
+        "installation": installation.mark(),
         "address": f"http://127.0.0.1:{port}",
         "port": port,
         "passed_over": f"not {FIRST_PORT}: {_who_listens(FIRST_PORT)}" if is_next else None,

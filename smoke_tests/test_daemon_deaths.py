@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from .conftest import OPENENV, Machine, eventually, free_port
+from openenvd.sdk import Session
+
+from .conftest import OPENENV, REPOSITORY, Machine, eventually, free_port
 from .test_main_job import say_hello
 
 FINAL = {"SUCCEEDED", "FAILED", "CANCELLED"}
@@ -63,6 +68,42 @@ def test_a_killed_daemon_comes_back_with_the_flags_that_it_was_given(machine: Ma
     assert machine.ok("info", "--json").json["settings"]["max_pending"] == 7
     machine.ok("stop")
     assert machine.status()["daemon"]["address"] != f"http://127.0.0.1:{port}"
+
+
+def test_a_daemon_whose_installation_is_removed_is_replaced_and_no_session_is_lost(
+    machine: Machine, tmp_path: Path
+) -> None:
+    setuptools = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]
+    for room in {package.split(".")[1] for package in setuptools["packages"] if "." in package}:
+        shutil.copytree(REPOSITORY / room, tmp_path / "lib/openenvd" / room)
+    shutil.copy(REPOSITORY / "__init__.py", tmp_path / "lib/openenvd")
+    machine.environ["PYTHONPATH"] = str(tmp_path / "lib")
+    machine.ok("up", "--max-pending", "7")
+    machine.ok("launch", "echo")
+    before = machine.environment("echo")
+    del machine.environ["PYTHONPATH"]
+    with Session(before["address"]) as session:
+        session.reset()
+        shutil.rmtree(tmp_path / "lib")
+        answer = machine.ok("status")
+        assert f"runs from {tmp_path}/lib/openenvd, which was removed or replaced" in answer.err
+        session.step({"message": "still here"})
+    assert machine.ok("status").err == ""
+    assert machine.ok("info", "--json").json["settings"]["max_pending"] == 7
+    after = machine.environment("echo")
+    assert (after["state"], after["address"]) == ("READY", before["address"])
+    assert after["replicas"][0]["pid"] == before["replicas"][0]["pid"]
+
+
+def test_an_interrupted_start_of_the_daemon_is_waited_for(machine: Machine) -> None:
+    for _ in range(3):
+        interrupted = machine.start("status")
+        eventually((machine.home / "daemon.log").exists)
+        os.killpg(interrupted.pid, signal.SIGINT)
+        machine.ok("status")
+        interrupted.communicate()
+        machine.ok("stop")
+        (machine.home / "daemon.log").unlink()
 
 
 def test_a_killed_daemon_leaves_no_worker(machine: Machine) -> None:

@@ -5,7 +5,7 @@ Every room may import it, the env host too, which runs inside other projects' Py
 imports most of it as well, so it is light: no dataclasses, pathlib or subprocess where a shim
 comes by.
 
-    processes      process_identity.py, proc.py
+    processes      process_identity.py, proc.py, installation.py (what one runs from)
     forks          forking.py, prctl.py, signal_pipe.py
     memory groups  cgroup_tree.py (where this process stands), cgroups.py (making groups), units.py
     memory         memory_left.py

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from openenvd import __version__
 from openenvd.server.settings import Paths
+from openenvd.system import installation
 
 Json = dict[str, Any]
 Answer = Json | tuple[int, Json] | Callable[["Call"], None]
@@ -110,6 +111,7 @@ class FakeDaemon:
             "pid": os.getpid(),
             "pid_started_at": 0.0,
             "version": __version__,
+            "installation": installation.mark(),
             "address": "http://127.0.0.1:8585",
             "port": 8585,
             "socket": str(paths.socket),

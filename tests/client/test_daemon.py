@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -15,8 +16,14 @@ from typing import Any
 import pytest
 
 from openenvd.client import daemon
-from openenvd.client.errors import DaemonNotStarted, DaemonUnreachable, OtherVersion
+from openenvd.client.errors import (
+    DaemonNotStarted,
+    DaemonUnreachable,
+    InstallationGone,
+    OtherVersion,
+)
 from openenvd.server.settings import Paths
+from openenvd.system import installation
 
 from .fake_daemon import Call, FakeDaemon
 
@@ -64,6 +71,32 @@ def test_a_daemon_of_another_version_is_named(fake: FakeDaemon) -> None:
         daemon.connect(fake.paths)
     assert caught.value.hint is not None
     assert "openenv stop" in caught.value.hint
+
+
+@pytest.mark.parametrize("changed", [{"file": [1, 2]}, {"folder": "/nowhere"}, {"folder": 1}, {}])
+def test_a_daemon_of_an_installation_that_is_gone_is_named(
+    fake: FakeDaemon, changed: dict[str, Any]
+) -> None:
+    fake.write_identity(installation=changed and installation.mark() | changed)
+    with pytest.raises(InstallationGone, match="which was removed or replaced"):
+        daemon.find(fake.paths)
+    assert daemon.find(fake.paths, any_version=True) is not None
+
+
+def test_a_daemon_that_an_interrupted_command_has_started_is_waited_for(
+    paths: Paths, fake: FakeDaemon, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes its lock after we have looked, and answers after ours has found it locked."""
+    identity = paths.daemon_file.read_bytes()
+    paths.daemon_file.unlink()
+    monkeypatch.setattr(daemon, "is_running", lambda _: False)
+    error = {"kind": "already_running", "message": "a daemon is already running"}
+    line = json.dumps({"ready": False, "error": error}) + "\n"
+    program(
+        f"os.write(ready, {line.encode()!r})\n"
+        f"open({str(paths.daemon_file)!r}, 'wb').write({identity!r})"
+    )
+    assert daemon.connect(paths).identity["pid"] == fake.identity["pid"]
 
 
 def test_the_lock_shows_whether_a_daemon_runs(fake: FakeDaemon) -> None:
