@@ -20,8 +20,10 @@ from .event_loop import host_libraries
 
 # Of the standard library: what we import, and upstream's server does not before the app does.
 OURS_ALONE = ("mmap", "resource", "stringprep", "sysconfig")
-_PATCHED = ("_thread", "os", "queue", "select", "selectors", "signal", "socket", "subprocess")
-_PATCHED += ("threading", "time")
+_PATCHED = (
+    *("_thread", "os", "queue", "select", "selectors"),
+    *("signal", "socket", "subprocess", "threading", "time"),
+)
 MODULES = (
     "asyncio.runners",
     "concurrent.futures.thread",
