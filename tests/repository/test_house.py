@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 77_519,
-    "code lines": 49_274,
+    "shipped lines": 77_515,
+    "code lines": 49_270,
     "modules": 513,
-    "test lines": 74_347,
+    "test lines": 74_251,
     "words of pages": 50_002,
     "words of decisions": 10_983,
     "folders at the root": 22,
