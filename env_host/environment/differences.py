@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 MAX_MODULES = 50
 MAX_SOURCE_BYTES = 256 * 1024  # of all: reading takes a hundred times as much memory
@@ -58,7 +59,7 @@ def differences_of(module: ast.Module, file: str) -> Iterator[str]:
     """Say what was found in one module."""
     shared = {*_bound(module)} - _local_names(module)
     for owner in (node for node in module.body if isinstance(node, ast.ClassDef)):
-        own = {node.attr for node in ast.walk(owner) if _is_set_on_self(node)}
+        own = {node.attr for node, _ in _nodes(owner) if _is_set_on_self(node)}
         shared |= {f"self.{name}" for name in _bound(owner) if name not in own}
         shared |= {f"{who}.{name}" for name in _bound(owner) for who in ("cls", owner.name)}
     found = set()
@@ -127,15 +128,15 @@ def _bound(scope: ast.Module | ast.ClassDef) -> Iterator[str]:
             yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
-def _is_set_on_self(node: ast.AST) -> bool:
+def _is_set_on_self(node: Any) -> bool:
     return (
         isinstance(node, ast.Attribute) and _is_stored(node) and ast.unparse(node.value) == "self"
     )
 
 
-def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
+def _nodes(tree: ast.AST) -> Iterator[tuple[Any, bool]]:
     """Yield all nodes of a module, and whether they run after it was imported."""
-    pending = [(tree, False)]
+    pending: list[tuple[Any, bool]] = [(tree, False)]
     while pending:
         node, is_late = pending.pop()
         yield node, is_late

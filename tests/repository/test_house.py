@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 77_515,
-    "code lines": 49_270,
-    "modules": 513,
-    "test lines": 74_251,
-    "words of pages": 50_002,
+    "shipped lines": 77_588,
+    "code lines": 49_315,
+    "modules": 514,
+    "test lines": 76_394,
+    "words of pages": 51_974,
     "words of decisions": 10_983,
     "folders at the root": 22,
     "large classes": 12,
     "crowded folders": 9,
-    "dialect words": 646,
+    "dialect words": 648,
     "private names": 328,
 }
 

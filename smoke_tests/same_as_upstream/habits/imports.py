@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of modules, packages, hooks of the import, and files beside the code."""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+from typing import Any
+
+from .habit import Habit, habit
+
+# Files that are called as a module of the standard library, or as one that a host may import.
+NAMES = (
+    *("queue.py", "random.py", "signal.py", "tempfile.py", "types.py"),
+    *("calendar/__init__.py", "email/__init__.py", "http/__init__.py", "uvicorn/__init__.py"),
+)
+
+
+def named(path: str) -> Habit:
+    """The habit of a file with this path, whose module a step imports."""
+    name = path.removesuffix("/__init__.py").removesuffix(".py").rpartition("/")[2]
+
+    def call(self: Any, how: str) -> Any:
+        return importlib.import_module(name).OWN
+
+    call.__name__ = f"names_{name}"
+    call.__doc__ = f"A module `{path}`."
+    return Habit(call, files={path: "OWN = 'mine'"})
+
+
+class Board:
+    """A class of the project's."""
+
+    def __init__(self, size):
+        self.size = size
+
+
+class Habits:
+    for path in NAMES:
+        locals()[path] = named(path)
+
+    @habit(files={"game/rules/moves.py": "MOVES = ['left']"})
+    def namespace_package(self, how):
+        """A package without an `__init__.py`."""
+        return importlib.import_module("game.rules.moves").MOVES
+
+    @habit(
+        at_import="""
+        import importlib.abc, importlib.util, sys
+        class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+            def find_spec(self, name, path, target=None):
+                if name.startswith("made_"):
+                    return importlib.util.spec_from_loader(name, self)
+            def create_module(self, spec):
+                return None
+            def exec_module(self, module):
+                module.ANSWER = 42
+        sys.meta_path.insert(0, Finder())
+        """,
+    )
+    def import_hook(self, how):
+        """A finder on `sys.meta_path`, installed at import, that makes modules of its own."""
+        return importlib.import_module("made_up").ANSWER
+
+    @habit(
+        at_import="import importlib, habits.imports; habits.imports.PACKAGE = __package__",
+        files={"server/late.py": "from . import later", "server/later.py": "VALUE = 1"},
+    )
+    def late_imports(self, how):
+        """Modules of the project that the first step imports."""
+        return importlib.import_module(globals()["PACKAGE"] + ".late").later.VALUE
+
+    def pickles_own_classes(self, how):
+        """Objects of the project's classes that are pickled and loaded again."""
+        return pickle.loads(pickle.dumps(Board(3))).size
+
+    def makes_code(self, how):
+        """Code that a step compiles and runs, with definitions of its own."""
+        scope: dict[str, Any] = {}
+        exec("def double(number):\n    return 2 * number\nanswer = double(21)", scope)
+        return scope["answer"]

@@ -1,0 +1,15 @@
+from habits import MODULE as group
+from habits.habit import habits_in
+from openenv.core.env_server.http_server import create_app
+from serving import SERVED, Do, Kept, Seen
+
+HABITS = {habit.name: habit for habit in habits_in(group.Habits)}
+
+
+class Environment(SERVED):
+    ONLY = HABITS.get("NAME")
+    HABITS = {} if ONLY else HABITS
+    MEMBERS = ""
+
+
+app = create_app(Environment, Do, Seen, max_concurrent_envs=8, state_cls=Kept)

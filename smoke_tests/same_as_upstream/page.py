@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of habits in `docs/compatibility.md`, from what the habits declare.
+
+python -m smoke_tests.same_as_upstream.page     write them again
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+from .habits import MODULES, all_habits
+from .habits.habit import BETTER, ON_PURPOSE, SAME, Habit
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
+BEGIN, END = "<!-- habits: generated -->\n", "<!-- end of habits -->\n"
+DIFFERENCES = "## Differences on purpose\n"
+
+
+def render(habits: list[Habit]) -> str:
+    """One table for each module, and the reasons below."""
+    reasons: dict[str, int] = {}
+    parts = []
+    for module, group in itertools.groupby(habits, lambda habit: habit.module):
+        lines = [f"| {MODULES[module]} | here |", "|---|---|"]
+        for habit in group:
+            cells = {way: cell(habit, way, reasons) for way in ("shared", "isolated")}
+            is_one = len({*cells.values()}) == 1
+            ways = "; ".join(f"{way}: {word}" for way, word in cells.items())
+            here = cells["shared"] if is_one else ways
+            lines.append(f"| {habit.sentence.removesuffix('.')} | {here} |")
+        parts.append("\n".join(lines) + "\n")
+    notes = [f"{number}. {why}." for why, number in reasons.items()]
+    return "\n".join(["", *parts, *notes, ""])
+
+
+def cell(habit: Habit, way: str, reasons: dict[str, int]) -> str:
+    """One word, with the number of its reason or the name of its entry."""
+    declared = getattr(habit, way) or habit.ours
+    if habit.worse:
+        return f"worse ({reasons.setdefault(habit.worse, len(reasons) + 1)})"
+    if declared.startswith(BETTER):
+        why = declared.removeprefix(BETTER)
+        return f"better ({reasons.setdefault(why, len(reasons) + 1)})"
+    return SAME if declared == SAME else declared.replace(ON_PURPOSE, "on purpose: ")
+
+
+def entries(page: str) -> set[str]:
+    """The names in the table of differences on purpose."""
+    table = page.partition(DIFFERENCES)[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")]
+    return {row.split("|")[1].strip() for row in rows[1:]}
+
+
+def with_tables(page: str) -> str:
+    """The page with its tables replaced."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + render(all_habits()) + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text()))

@@ -1,0 +1,406 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Habits of environments' authors, under upstream's own server and under ours; both compared.
+
+    habits of one module, or one alone ──▶ project ─┬─▶ uvicorn, in a Python without ours ──┐
+                                                    ├─▶ openenv launch ─────────────────────┤
+                                                    ├─▶ openenv launch --isolate ───────────┤
+                                                    └─▶ openenv launch --provider docker    │
+              for each habit: `in_project/talk.py` talks to the server, then what is left ◀─┘
+
+`talk.py` is upstream's client: one session has the habit, a bystander steps before and after it,
+and a later session has it again. `compare` takes what was seen there and here, and says of each
+difference whether ours is better, worse, or other: a session that is answered is better than one
+that gets an error, and that better than one that ends; one that ends with a reason is better than
+one that is disconnected, and that better than one that is left waiting. Processes that are left
+when all sessions have ended are worse than none; other files are a difference.
+
+Each server has a copy of the project, a `TMPDIR` and an environment variable of its own, by which
+what it started is found. One that serves a module is used by all its habits; after a habit by which
+it has ended, it is started again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.request import urlopen
+
+import psutil
+
+from ..conftest import UPSTREAM_REQUIREMENT, Machine, eventually
+from ..upstream_python import UpstreamPython
+from .habits.habit import BETTER, ON_PURPOSE, Habit
+
+HERE = Path(__file__).resolve().parent
+TALK = (HERE / "in_project" / "talk.py").read_text()
+REQUIREMENTS = ("nest_asyncio", "gevent", "numpy", UPSTREAM_REQUIREMENT)
+PACKAGING = f"""\
+[project]
+name = "habit-env"
+version = "1"
+requires-python = ">=3.11"
+dependencies = {json.dumps(list(REQUIREMENTS))}
+"""
+MANIFEST = "spec_version: 1\nname: habit_env\ntype: space\nruntime: fastapi\napp: server.app:app\n"
+WAYS = {"shared": (), "isolated": ("--isolate",), "docker": ("--provider", "docker")}
+VARIABLE = "SAME_AS_UPSTREAM"
+ANSWER_SECONDS = 15.0  # a session waits for
+START_SECONDS = 180.0
+STOP_SECONDS = 10.0
+SETTLE_SECONDS = 4.0  # processes whose sessions have ended may still be there
+Json = Any
+
+
+@dataclass
+class Seen:
+    """What one server made of one habit."""
+
+    said: dict[str, list[Json]] = field(default_factory=dict)  # by who was answered
+    left: list[str] = field(default_factory=list)  # processes, after the sessions
+    left_at_the_end: list[str] = field(default_factory=list)  # after the server
+    files: list[str] = field(default_factory=list)
+    failure: str = ""  # why the server did not start
+
+
+class Finding(NamedTuple):
+    """A difference; ours is `better`, `worse`, or `other`."""
+
+    kind: str
+    text: str
+
+
+class Group(NamedTuple):
+    """Habits that are served together."""
+
+    name: str
+    habits: tuple[Habit, ...]
+
+    @property
+    def is_alone(self) -> bool:
+        return self.habits[0].alone
+
+
+def groups_of(habits: Iterable[Habit]) -> list[Group]:
+    """The servers that these habits need."""
+    found: dict[str, list[Habit]] = {}
+    for habit in habits:
+        name = habit.name if habit.alone else habit.module
+        found.setdefault(name.replace("_", "-"), []).append(habit)
+    return [Group(name, tuple(each)) for name, each in found.items()]
+
+
+def is_async(habit: Habit) -> bool:
+    return inspect.iscoroutinefunction(habit.call)
+
+
+def write_project(folder: Path, group: Group) -> Path:
+    """A project as upstream's users have them."""
+    first = group.habits[0]
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(HERE / "habits", folder / "habits", ignore=ignored)
+    shutil.copy(HERE / "in_project" / "serving.py", folder)
+    names = {
+        "MODULE": first.module,
+        '"NAME"': repr(first.name if group.is_alone else ""),
+        "SERVED": "ServedAsync" if is_async(first) else "Served",
+    }
+    app = (HERE / "in_project" / "app.py").read_text()
+    files = {
+        "openenv.yaml": MANIFEST,
+        "pyproject.toml": PACKAGING,
+        "habits/__init__.py": "",
+        "server/__init__.py": "",
+        "server/app.py": app,
+    }
+    for habit in group.habits:
+        files |= {name: inspect.cleandoc(text) + "\n" for name, text in habit.files.items()}
+    for name, made in names.items():
+        files["server/app.py"] = files["server/app.py"].replace(name, made)
+    at_import = [inspect.cleandoc(habit.at_import) for habit in group.habits]
+    files["server/app.py"] = "\n".join([*filter(None, at_import), files["server/app.py"]])
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+class Trial:
+    """Runs groups of habits on all servers.
+
+    Args:
+        machine: Whose `openenv` is used.
+        upstream: A Python with `REQUIREMENTS` and without ours.
+        ways: Ours, by the names of `WAYS`.
+    """
+
+    def __init__(self, machine: Machine, upstream: Path, ways: tuple[str, ...]) -> None:
+        self._machine = machine
+        self._upstream = upstream
+        self._ways = ways
+        self._folder = machine.home.parent / "trials"
+
+    def run(self, habits: Iterable[Habit], jobs: int = 2) -> dict[str, dict[str, Seen]]:
+        """What was seen of each habit, by its name and by the server's."""
+        found: dict[str, dict[str, Seen]] = {}
+        groups = groups_of(habits)
+        with ThreadPoolExecutor(jobs) as pool:
+            for group, seen in zip(groups, pool.map(self._of_group, groups), strict=True):
+                for habit in group.habits:
+                    found[habit.name] = {way: by[habit.name] for way, by in seen.items()}
+        return found
+
+    def _of_group(self, group: Group) -> dict[str, dict[str, Seen]]:
+        python = UpstreamPython(self._upstream, _made(self._folder / group.name / "client"))
+        try:
+            ways = ("upstream", *self._ways)
+            return {way: dict(self._on_server(group, way, python)) for way in ways}
+        finally:
+            python.stop()
+
+    def _on_server(
+        self, group: Group, way: str, python: UpstreamPython
+    ) -> Iterator[tuple[str, Seen]]:
+        left = list(group.habits)
+        tries = 0
+        while left:
+            tries += 1
+            place = Place(self._folder / group.name / f"{way}-{tries}", group)
+            start = self._on_upstream if way == "upstream" else self._on_ours(way)
+            try:
+                with start(place) as address:
+                    while left:
+                        habit = left.pop(0)
+                        seen = place.see(habit, address, python)
+                        yield habit.name, seen
+                        if place.is_over(address):
+                            break
+            except RuntimeError as exc:
+                while left:
+                    yield left.pop(0).name, Seen(failure=str(exc))
+                return
+            seen.left_at_the_end = place.processes()
+            place.end()
+
+    @contextmanager
+    def _on_upstream(self, place: Place) -> Iterator[str]:
+        command = [str(self._upstream.with_name("uvicorn")), "server.app:app", "--port", "0"]
+        with place.log.open("w") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=place.project,
+                env={**self._machine.environ, **place.variables},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        place.server = process
+        try:
+            yield _address(process, place.log)
+        finally:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+            process.kill()
+            process.wait()
+
+    def _on_ours(self, way: str) -> Callable[[Place], Any]:
+        @contextmanager
+        def start(place: Place) -> Iterator[str]:
+            variables = [
+                word for pair in place.variables.items() for word in ("-e", "=".join(pair))
+            ]
+            name = f"{place.group.name}-{way}"
+            options = [*WAYS[way], *variables, "--set", f"timeout={START_SECONDS * 2}"]
+            answer = self._machine.run(
+                "launch", str(place.project), "--name", name, *options, timeout=START_SECONDS * 3
+            )
+            try:
+                if answer.code != 0:
+                    raise RuntimeError(answer.text)
+                yield str(self._machine.environment(name)["address"])
+            finally:
+                place.log.write_text(self._machine.run("logs", name).text)
+                self._machine.run("down", name)
+
+        return start
+
+
+class Place:
+    """Where one server runs: its project, its files, its processes."""
+
+    def __init__(self, folder: Path, group: Group) -> None:
+        self.group = group
+        self.project = write_project(folder / "habits", group)
+        self.log = folder / "log"
+        self._temporary = _made(folder / "tmp")
+        self.variables = {VARIABLE: str(folder), "TMPDIR": str(self._temporary)}
+        self.server: subprocess.Popen[bytes] | None = None
+        self._own: set[int] = set()  # processes that are the server's own
+
+    def is_over(self, address: str) -> bool:
+        """Whether upstream's server has ended, or hangs; ours is to go on."""
+        try:
+            if self.server is not None:
+                urlopen(f"{address}/health", timeout=STOP_SECONDS).close()
+        except OSError:
+            return True
+        return False
+
+    def see(self, habit: Habit, address: str, python: UpstreamPython) -> Seen:
+        """Talk, and look at what is left."""
+        self._own = {process.pid for process in self._all()}
+        before = self._files()
+        asked = {
+            "steps": habit.steps,
+            "resets": habit.resets,
+            "reset": {**habit.options, **({} if habit.alone else {"habit": habit.name})},
+            "posts": habit.posts,
+            "seconds": ANSWER_SECONDS,
+        }
+        environ = {"PATH": str(self.project)}
+        said = python.run(
+            TALK, address, json.dumps(asked), folder=self.project.parent, environ=environ
+        )
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while (left := self.processes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        files = [_without_chance(name) for name in self._files() - before]
+        return Seen(json.loads(said), left, [], sorted(files))
+
+    def processes(self) -> list[str]:
+        """What was started here and is not the server."""
+        return [_name(each) for each in self._all() if not self._is_the_servers(each)]
+
+    def end(self) -> None:
+        """Kill what is left."""
+        for process in self._all():
+            with suppress(psutil.Error):
+                process.kill()
+
+    def _all(self) -> list[psutil.Process]:
+        return [each for each in psutil.process_iter() if self._is_here(each)]
+
+    def _is_here(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get(VARIABLE) == self.variables[VARIABLE]
+        except psutil.Error:
+            return False
+
+    def _is_the_servers(self, process: psutil.Process) -> bool:
+        """It was there before, is another shard, or is Python's own and ends with its parent."""
+        with suppress(psutil.Error):
+            parent = process.parent()
+            is_shard = "shard" in process.name() and parent and "shard" not in parent.name()
+            is_pythons = "multiprocessing.resource_tracker" in " ".join(process.cmdline())
+            return process.pid in self._own or bool(is_shard) or is_pythons
+        return True
+
+    def _files(self) -> set[str]:
+        found = [*self.project.rglob("*"), *self._temporary.rglob("*")]
+        parent = self.project.parent
+        return {str(p.relative_to(parent)) for p in found if "__pycache__" not in p.parts}
+
+
+def compare(theirs: Seen, ours: Seen) -> list[Finding]:
+    """All differences."""
+    if theirs.failure or ours.failure:
+        refused = all(_rank(each) > 1 for answers in theirs.said.values() for each in answers)
+        kind = "better" if not ours.failure or (refused and not theirs.failure) else "worse"
+        text = f"does not start: {ours.failure or theirs.failure}"
+        return [] if theirs.failure and ours.failure else [Finding(kind, text)]
+    found = []
+    for who, answers in theirs.said.items():
+        for number, pair in enumerate(zip_longest(answers, ours.said[who])):
+            if kind := _compared(*pair):
+                found.append(
+                    Finding(kind, f"{who} {number}: {_short(pair[0])} / {_short(pair[1])}")
+                )
+    for there, here in (
+        (theirs.left, ours.left),
+        (theirs.left_at_the_end, ours.left_at_the_end),
+    ):
+        if len(there) != len(here):
+            kind = "better" if len(there) > len(here) else "worse"
+            found.append(Finding(kind, f"left: {there} / {here}"))
+    if theirs.files != ours.files:
+        kind = "better" if set(ours.files) < set(theirs.files) else "worse"
+        found.append(Finding(kind, f"files: {theirs.files} / {ours.files}"))
+    return found
+
+
+def is_as_declared(habit: Habit, way: str, findings: list[Finding]) -> bool:
+    """Whether the differences are those that a habit has declared."""
+    declared = getattr(habit, way) or habit.ours
+    kinds = {finding.kind for finding in findings}
+    if declared.startswith(ON_PURPOSE):
+        return bool(kinds)
+    if not declared.startswith(BETTER):
+        return not kinds
+    return kinds == {"better"} or (habit.unsteady and not kinds)
+
+
+def _compared(theirs: Json, ours: Json) -> str:
+    ranks = _rank(theirs), _rank(ours)
+    if ranks[0] != ranks[1]:
+        return "better" if ranks[1] < ranks[0] else "worse"
+    if ranks[0] > 1 or json.dumps(theirs) == json.dumps(ours):
+        return ""
+    return "other"
+
+
+def _rank(answer: Json) -> int:
+    """How bad an answer is: none, an error, the session's end with a reason, without, silence."""
+    raised = str((answer or {}).get("raised", ""))
+    if not raised:
+        return 0
+    if "TimeoutError" in raised:
+        return 4
+    code = re.search(r"\(code: (\w+)\)$", raised)
+    if code is None:
+        return 3
+    return 2 if code[1] in ("SESSION_ERROR", "FACTORY_ERROR", "CAPACITY_REACHED") else 1
+
+
+def _short(answer: Json) -> str:
+    return json.dumps(answer)[:300]
+
+
+def _without_chance(name: str) -> str:
+    """A file's name without what is random in it."""
+    return re.sub(r"(?<![a-z0-9_])[a-z0-9_]*\d[a-z0-9_]*|(?<=tmp)\w+", "*", name)
+
+
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return " ".join([str(process.pid), *process.cmdline()])[:150]
+    return "?"
+
+
+def _address(process: subprocess.Popen[bytes], log: Path) -> str:
+    found: list[str] = []
+
+    def is_running() -> bool:
+        found[:] = re.findall(r"running on (http://\S+)", log.read_text(errors="replace"))
+        return bool(found) or process.poll() is not None
+
+    eventually(is_running, within=START_SECONDS)
+    if not found:
+        raise RuntimeError(log.read_text(errors="replace")[-2000:])
+    return found[0]
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
