@@ -147,3 +147,23 @@ class Habits:
         threading.Timer(0.1, signal.raise_signal, (signal.SIGINT,)).start()
         time.sleep(1)
         return how
+
+    @habit(alone=True, also="begin", ours=BETTER + "the launch fails, with the error")
+    def fails_to_begin(self, how):
+        """A constructor that raises."""
+        if how == "begin":
+            raise RuntimeError("no licence")
+
+    @habit(alone=True, also="begin", ours=BETTER + "the launch fails, with the error")
+    def exits_in_the_constructor(self, how):
+        """A constructor that calls `sys.exit`."""
+        if how == "begin":
+            sys.exit(4)
+
+    @habit(alone=True, also="begin")
+    def slow_constructor(self, how):
+        """A constructor that takes four seconds, as a model's."""
+        if how == "begin":
+            time.sleep(4)
+            return None
+        return how

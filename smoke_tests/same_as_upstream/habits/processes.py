@@ -283,3 +283,17 @@ class Habits:
         finally:
             stop.set()
             thread.join()
+
+    @habit(
+        alone=True,
+        at_import="""
+            import subprocess
+            import habits.processes
+            habits.processes.cat = subprocess.Popen(["cat"], stdin=-1, stdout=-1, text=True)
+        """,
+    )
+    def child_at_import(self, how):
+        """A program that the import starts, and steps talk to."""
+        cat: Any = globals()["cat"]
+        print(how, file=cat.stdin, flush=True)
+        return cat.stdout.readline()
