@@ -99,6 +99,28 @@ def test_a_folder_is_launched_with_its_limits_options_and_variables(
         assert json.load(response)["max_sessions"] == 3
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("kill", "--signal=TERM"), "SIGTERM was sent through Docker"),
+        (("kill",), "docker kill"),
+        (("rm", "--force"), "docker"),
+    ],
+)
+def test_what_is_done_to_a_container_through_docker_is_told(
+    docker_machine: Machine, docker_engine: DockerEngine, words: tuple[str, ...], told: str
+) -> None:
+    machine = docker_machine
+    launched(machine, "echo", "--provider", "docker")
+    [container] = containers(docker_engine)
+    docker_engine.docker(*words, container)
+    eventually(lambda: machine.environment("echo")["replicas"][0]["restarts"] == 1, within=60)
+    message = machine.environment("echo")["replicas"][0]["message"]
+    assert told in message
+    assert "not watched" not in message
+    assert "memory" not in message
+
+
 def test_an_image_of_others_is_launched_by_its_name(
     docker_machine: Machine, docker_engine: DockerEngine, tmp_path: Path
 ) -> None:

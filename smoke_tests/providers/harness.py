@@ -219,13 +219,24 @@ class Harness:
         except InvalidStatus as exc:  # a gateway refuses the handshake
             return f"{exc.response.status_code} {(exc.response.body or b'').decode()}"
 
-    def tell(self, do: str, argument: object, name: str = NAME) -> None:
-        """A step whose answer may never come."""
+    def tell(self, do: str, argument: object, name: str = NAME) -> str:
+        """A step whose answer may never come; what the client is told instead, if it is."""
         with self.session(name) as session:
             message = {"type": "step", "data": {"do": do, "argument": argument}}
             session.socket.send(json.dumps(message))
             with suppress(ConnectionClosed):
-                session.socket.recv(timeout=60)
+                return str(session.socket.recv(timeout=60))
+        return ""
+
+    def told(self, text: str, name: str = NAME) -> Json:
+        """The exit of a process of its first replica of which `openenv status` says this."""
+
+        def found() -> list[Json]:
+            return [one for one in self.replica(name)["exits"] if text in one["message"]]
+
+        eventually(found, within=30)
+        assert text in self.machine.ok("status", name).out
+        return found()[0]
 
     def tell_server(self, action: str, name: str = NAME) -> None:
         """Have the first process of a replica do something, such as exit."""

@@ -14,7 +14,10 @@ import faulthandler
 import mmap
 import os
 import signal
+import subprocess
+import sys
 import time
+from contextlib import suppress
 from multiprocessing import Process
 from pathlib import Path
 from typing import Any
@@ -110,6 +113,13 @@ def do_hold(megabytes: str) -> int:
     return sum(len(each) for each in _held)
 
 
+def do_child_holds(megabytes: str) -> int:
+    """Have a program take so much memory; how it ended."""
+    size = int(megabytes) * MB
+    code = f"block = bytearray({size}); block[::4096] = b'1' * len(block[::4096])"
+    return subprocess.run([sys.executable, "-c", code], check=False).returncode
+
+
 def do_capabilities(_: object) -> str:
     """The capabilities of this process, as the kernel writes them."""
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -133,7 +143,8 @@ def do_exit(code: str) -> None:
 def do_signal(number: str) -> None:
     """End this process by a signal."""
     faulthandler.disable()
-    signal.signal(int(number), signal.SIG_DFL)
+    with suppress(ValueError):  # on the thread of a session
+        signal.signal(int(number), signal.SIG_DFL)
     os.kill(os.getpid(), int(number))
 
 

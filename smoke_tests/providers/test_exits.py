@@ -71,6 +71,88 @@ def test_kill_from_outside(harness: Harness) -> None:
     assert harness.ask("life")
 
 
+def test_memory_beyond_the_limit(harness: Harness) -> None:
+    """A step that goes beyond the limit is killed; client, status and log say why; others go on."""
+    harness.launched("--memory", "300M")
+    word = harness.tell("hold", 600)
+    assert "probably for memory" in word or "ran out of memory" in word, word
+    exited = harness.told("was killed by the kernel at ")
+    assert exited["reason"]["kind"] == "oom_killed"
+    assert exited["reason"]["limit_bytes"] == 300 << 20
+    assert "300 MB together" in exited["message"]
+    assert "--memory 600M" in exited["hint"]
+    harness.until_printed("probably for memory")
+    assert harness.ask("life")
+    assert harness.replica()["restarts"] == 0
+
+
+def test_memory_of_a_child(harness: Harness) -> None:
+    """A program that a step starts is killed for memory; that is told, and the session goes on."""
+    harness.launched("--memory", "300M")
+    with harness.session() as session:
+        assert session.ask("child_holds", 600) == -signal.SIGKILL
+        exited = harness.told("a program that the environment had started")
+        assert exited["reason"]["kind"] == "oom_killed"
+        assert exited["reason"]["limit_bytes"] == 300 << 20
+        assert exited["reason"]["peak_bytes"] > 200 << 20
+        harness.until_printed("killed by the kernel for memory")
+        assert session.ask("life")
+    assert harness.replica()["restarts"] == 0
+
+
+@pytest.mark.parametrize("victim", ["hold", "child_holds"])
+def test_kill_from_outside_after_one_for_memory(harness: Harness, victim: str) -> None:
+    """A replica that somebody kills is not out of memory, though a process of it once was."""
+    harness.launched("--memory", "300M")
+    harness.tell(victim, 600)
+    harness.told("was killed by the kernel at ")
+    harness.provider.kill(harness.machine, harness.replica(), signal.SIGKILL)
+    replica = harness.until_restarted()
+    killed = {"signal_number": int(signal.SIGKILL), "signal": "SIGKILL"}
+    assert_exit(replica, kind="signaled", limit_bytes=300 << 20, **killed)
+    assert harness.told("was killed by the kernel at ")["reason"]["kind"] == "oom_killed"
+
+
+def test_crash_of_a_session(harness: Harness) -> None:
+    """A step that crashes in C code is told with its signal, to client, status and log."""
+    harness.launched()
+    assert "crashed with SIGSEGV" in harness.tell("signal", int(signal.SIGSEGV))
+    exited = harness.told("was killed by SIGSEGV")
+    assert exited["reason"]["signal"] == "SIGSEGV"
+    harness.until_printed("crashed with SIGSEGV")
+    harness.tell("exit", 3)
+    harness.told("exited with code 3")
+    assert harness.told("was killed by SIGSEGV")
+    assert harness.ask("life")
+    assert harness.replica()["restarts"] == 0
+
+
+def test_removed_behind_the_daemons_back(harness: Harness) -> None:
+    """A replica that somebody removes from its engine is said to be, and started again."""
+    harness.launched()
+    harness.provider.remove_all(harness.machine)
+    replica = harness.until_restarted()
+    assert replica["exit"]["kind"] in ("lost", "signaled")
+    assert "ended from outside" in replica["message"] or "docker kill" in replica["message"]
+    assert harness.ask("life")
+
+
+def test_deaths_after_the_engine_is_restarted(harness: Harness) -> None:
+    """A restart of the engine forgets no kill for memory, and makes none of a kill by hand."""
+    harness.launched("--memory", "300M")
+    harness.tell("hold", 600)
+    harness.told("was killed by the kernel at ")
+    harness.provider.stop_engine()
+    harness.provider.start_engine()
+    harness.until_served()
+    harness.told("was killed by the kernel at ")
+    restarts = harness.replica()["restarts"]
+    harness.provider.kill(harness.machine, harness.replica(), signal.SIGKILL)
+    replica = harness.until_restarted(restarts=restarts + 1)
+    assert replica["exit"]["kind"] == "signaled"
+    harness.told("was killed by the kernel at ")
+
+
 def test_clients_see_an_exit(harness: Harness) -> None:
     """A client whose replica exits sees the end of its connection at once."""
     harness.launched()

