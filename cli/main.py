@@ -262,7 +262,7 @@ def _lead(error: click.ClickException) -> str | None:
 
         of_it = set_option_of(error.ctx.command)
         if of_it is not None and (meant := of_it.instead_of(error.option_name)):
-            error.possibilities = None  # of other names
+            error.possibilities = None  # type: ignore[misc]  # click would add names like it
             return f"write {meant}"
     if path in _WITH_ARGUMENT and message.startswith(_ONE_TOO_MANY):
         from shlex import quote

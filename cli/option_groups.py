@@ -84,7 +84,7 @@ class SetOption(click.Option):
         """Return name, type and help of each option."""
         return [(word, _value_of(item), help_of(item)) for word, item in self.table.items()]
 
-    def _set(self, ctx: click.Context, _: click.Parameter, texts: tuple[str, ...]) -> None:
+    def _set(self, ctx: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> None:
         """Add what was given to the parameters of the command, by the names of fields."""
         if "help" in texts:
             formatter = ctx.make_formatter()

@@ -179,7 +179,7 @@ def leak_in_environment(home: Home) -> Counted:
     [shown] = home.openenv("status", "leaky")["environments"]
     told = count(home, "leaky")
     replica = shown["replicas"][0]
-    death = replica["exit"] or next(iter(replica["exits"]), {})
+    death: dict[str, Any] = replica["exit"] or next(iter(replica["exits"]), {})
     told.notes = {
         "told of it": death.get("message") or replica["message"],
         "deaths": max(replica["restarts"], sum(replica["exit_kinds"].values())),

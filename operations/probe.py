@@ -66,7 +66,7 @@ def _begin_session(base_url: str, timeout_seconds: float, hint: str) -> float:
     from ..rollouts.loop_thread import run_on_thread  # of few workers
     from ..rollouts.session.session import Session, SessionFailed
 
-    async def reset() -> bytes:
+    async def reset() -> bytes | bytearray:
         session = await Session.open(
             base_url, connect_seconds=timeout_seconds, close_seconds=timeout_seconds
         )

@@ -188,7 +188,8 @@ def test_a_job_that_slurm_requeues_is_the_same_replica_in_its_next_run(
 def test_address_and_status_name_one_address_while_a_replica_restarts(
     slurm_machine: Machine, cluster: SlurmCluster
 ) -> None:
-    machine, states = slurm_machine, set()
+    machine = slurm_machine
+    states: set[str] = set()
     launched(machine, "echo", *SLURM, "--engine-option", "requeue=true")
     cluster.run("scontrol", "requeue", *cluster.jobs())
 

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_a_constructor_that_raises_fails_a_launch_and_is_shown_until_one_succeed
     for state in ("FAILING", "READY"):
         with contextlib.suppress(ConnectionClosed):  # before it was asked anything
             ask(address, {"type": "reset", "data": {}})
-        eventually(lambda state=state: machine.environment("sample")["state"] == state)
+        eventually(partial(_is_in_state, machine, state))
         if state == "FAILING":
             found = machine.environment("sample")["sessions_fail"]
             assert found.startswith(cause)
@@ -263,3 +264,7 @@ def test_what_started_the_command_may_ignore_and_block_signals(machine: Machine)
     assert reset[0]["type"] == "observation"
     machine.ok("down", "echo")
     machine.ok("stop")
+
+
+def _is_in_state(machine: Machine, state: str) -> bool:
+    return bool(machine.environment("sample")["state"] == state)

@@ -137,44 +137,49 @@ class _Checker:
         if isinstance(value, Mapping):
             words = (word for each in value.values() for word in str(each).split())
             found = next((each for word in words if (each := app_reference(word))), None)
-            return found or self._fault("app", "names no app: write it module:attribute")
+            if found is None:
+                self._fault("app", "names no app: write it module:attribute")
+            return found
         if (text := self._text("app", value)) is None:
             return None
-        return app_reference(text) or self._fault(
-            "app", f"must be written module:attribute, not {value!r}"
-        )
+        if (found := app_reference(text)) is None:
+            self._fault("app", f"must be written module:attribute, not {value!r}")
+        return found
 
     def reference(self, name: str) -> str | None:
         """`module:attribute`."""
         value = self._text(name, self._value(name))
         if value is None or is_reference(value):
             return value
-        return self._fault(name, f"must be written module:attribute, not {value!r}")
+        self._fault(name, f"must be written module:attribute, not {value!r}")
+        return None
 
     def _text(self, name: str, value: Any) -> str | None:
-        if value is None:
-            return None
-        if not isinstance(value, str) or not value.strip():
-            return self._fault(name, f"must be text, not {value!r}")
-        if not value.isprintable():
-            return self._fault(name, f"must be one line of printable text, not {value!r}")
-        return value.strip()
+        if isinstance(value, str) and value.strip() and value.isprintable():
+            return value.strip()
+        if isinstance(value, str) and value.strip():
+            self._fault(name, f"must be one line of printable text, not {value!r}")
+        elif value is not None:
+            self._fault(name, f"must be text, not {value!r}")
+        return None
 
     def flag(self, name: str) -> None:
         value = self._value(name)
         if value is not None and not isinstance(value, bool):
-            raise self._error(name, f"must be true or false, not {value!r}")
+            self._fault(name, f"must be true or false, not {value!r}")
 
     def number(self, name: str) -> float | None:
         value = self._value(name)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
-            return self._fault(name, f"must be a number, not {value!r}")
+            self._fault(name, f"must be a number, not {value!r}")
+            return None
         if not 0 <= value <= MOST:  # nor is nan
             is_short = isinstance(value, float) or value.bit_length() < 64
             told = repr(value) if is_short else "a larger one"
-            return self._fault(name, f"must be a number from 0 to {MOST:,}, not {told}")
+            self._fault(name, f"must be a number from 0 to {MOST:,}, not {told}")
+            return None
         return float(value)
 
     def _value(self, name: str) -> Any:

@@ -286,9 +286,10 @@ class Builder:
             why = "uv cannot read it"
             raise Unusable(why, PreparationFailed(f"{message}: {why}", "uv lock")) from exc
         wheels = [f"--only-binary={name}" for name in names_with_wheels(text)]
-        options = ("--verify-hashes", "--no-deps", *wheels)
         try:
-            self._uv.install(self._venv, *options, "-r", str(exported))
+            self._uv.install(
+                self._venv, "--verify-hashes", "--no-deps", *wheels, "-r", str(exported)
+            )
         except UvFailed as exc:
             failure = exc.explained(message, f"look at {place_in_lock(lock, exc.lines)}")
             if exc.is_of_the_way:

@@ -27,13 +27,17 @@ class WorldEnvironment(Environment[Action, WorldObservation, State]):
         self._world = uuid4().hex
         self._steps = 0
 
-    def reset(self, **_: Any) -> WorldObservation:
+    def reset(
+        self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
+    ) -> WorldObservation:
         """Begin another."""
         self._world = uuid4().hex
         self._steps = 0
         return self._seen()
 
-    def step(self, action: Action, **_: Any) -> WorldObservation:
+    def step(
+        self, action: Action, timeout_s: float | None = None, **kwargs: Any
+    ) -> WorldObservation:
         """Count."""
         self._steps += 1
         return self._seen()

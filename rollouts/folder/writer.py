@@ -152,9 +152,9 @@ class RolloutWriter:
         self._ended.append(files)
         if self._committing is None:
             self._committing = asyncio.create_task(self._commit(), name="committing")
-        while self._committing is not None and self._is_full:
+        while self._is_full and (committing := self._committing) is not None:
             self._hurry.set()
-            await asyncio.shield(self._committing)
+            await asyncio.shield(committing)
             self._check()
 
     @property

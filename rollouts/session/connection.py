@@ -53,7 +53,8 @@ class Connection(ClientConnection):
             ConnectionClosed: The connection is closed, now or before.
         """
         if self.state is State.OPEN:
-            self._answer = answer = self.loop.create_future()
+            answer: asyncio.Future[Message | None] = self.loop.create_future()
+            self._answer = answer
             self.protocol.send_text(message.encode() if isinstance(message, str) else message)
             self.send_data()
             try:
@@ -61,7 +62,8 @@ class Connection(ClientConnection):
                     return found
             finally:
                 self._answer = None
-        return await self.recv(decode=False)  # raises: no message gets there
+        await self.recv(decode=False)  # raises: no message gets there
+        raise AssertionError("a closed connection has received a message")
 
     def data_received(self, data: bytes) -> None:
         """Take what has been received: whole messages, and frames for the library."""

@@ -61,8 +61,9 @@ def test_a_client_that_thinks_is_told(harness: Harness, upstream: Path) -> None:
     """OpenEnv's client, which thought while its replica was killed, is told at its next step."""
     harness.launched()
     words = [str(upstream), "-c", THINKING, harness.environment()["address"]]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(words, text=True, **pipes) as client:
+    with subprocess.Popen(
+        words, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as client:
         assert client.stdout is not None
         assert client.stdout.readline() == "thinking\n"
         harness.tell_server("signal:9")

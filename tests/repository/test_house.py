@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 77_588,
-    "code lines": 49_315,
+    "shipped lines": 77_596,
+    "code lines": 49_323,
     "modules": 514,
-    "test lines": 76_648,
+    "test lines": 76_566,
     "words of pages": 52_223,
     "words of decisions": 10_983,
     "folders at the root": 22,

@@ -101,7 +101,7 @@ async def of_rollouts(address: str, seconds: float) -> AsyncIterator[Step]:
 
     async def step(number: int) -> int:
         answer = await session.step(b'{"number":%d}' % number, seconds=seconds)
-        return int(json.loads(answer.observation_json)["number"])
+        return int(json.loads(bytes(answer.observation_json))["number"])
 
     yield step
     await session.close()

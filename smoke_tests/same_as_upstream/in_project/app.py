@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from habits import MODULE as group
 from habits.habit import habits_in
 from openenv.core.env_server.http_server import create_app
