@@ -41,7 +41,7 @@ _UNCLOSED = (
 _MADE_ONCE = (
     *("ray_cluster", "ray_nodes"),
     *("docker_engine", "swarm_engine", "swarm", "cluster"),
-    *("outcomes", "both", "python", "shared", "helped", "clients", "dashboard_machine"),
+    *("both", "python", "shared", "helped", "clients", "dashboard_machine"),
 )
 
 

@@ -34,6 +34,7 @@ def outcomes(
 
 
 @pytest.mark.timeout(3600)
+@pytest.mark.xdist_group("same_as_upstream")
 @pytest.mark.one_in(10)
 @pytest.mark.parametrize("habit", ROWS)
 def test_a_habit_is_served_as_upstream_serves_it(

@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 77_596,
     "code lines": 49_323,
     "modules": 514,
-    "test lines": 76_566,
+    "test lines": 76_661,
     "words of pages": 52_223,
     "words of decisions": 10_983,
     "folders at the root": 22,
