@@ -14,6 +14,12 @@ import sys
 
 __version__ = "0.1.0"
 
+_ERRORS = ("ApiRefused", "ClientError", "DaemonUnreachable", "RequestFailed", "SessionError")
+_PUBLIC = {  # their types: `__init__.pyi`
+    **dict.fromkeys(("AsyncClient", "Client"), ".sdk"),
+    **dict.fromkeys(_ERRORS, ".client.errors"),
+}
+
 if sys.platform != "linux":  # elsewhere there is no /proc to identify processes by
     import importlib
 
@@ -21,12 +27,12 @@ if sys.platform != "linux":  # elsewhere there is no /proc to identify processes
 
 
 def __getattr__(name: str) -> object:
-    if name in ("AsyncClient", "Client"):  # their types: `__init__.pyi`
+    if name in _PUBLIC:
         from importlib import import_module
 
-        return getattr(import_module(".sdk", __name__), name)
+        return getattr(import_module(_PUBLIC[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), "AsyncClient", "Client"])
+    return sorted([*globals(), *_PUBLIC])

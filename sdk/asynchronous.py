@@ -10,7 +10,7 @@ which ends the thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Self, TypeVar, Unpack
@@ -21,7 +21,7 @@ from ..client.http import Json
 from .client import Client, Folder
 from .handles import Environment, Progress, Request, pauses
 from .options import DrainOptions, LaunchOptions, RequestOptions, RolloutOptions
-from .session import AsyncSession
+from .session import ANSWER_SECONDS, AsyncSession
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -31,8 +31,8 @@ Opening = Callable[[DaemonClient, Reconnect], Iterator[Item]]
 class AsyncClient:
     """A client of this user's daemon, for asyncio; each method is described at `Client`."""
 
-    def __init__(self, home: Folder | None = None, *, start: bool = True) -> None:
-        self._client = Client(home, start=start)
+    def __init__(self, *, home: Folder | None = None, start: bool = True) -> None:
+        self._client = Client(home=home, start=start)
 
     def __repr__(self) -> str:
         return f"Async{self._client!r}"
@@ -65,9 +65,9 @@ class AsyncClient:
         """List every environment that is wanted, or that failed."""
         return [AsyncEnvironment(e) for e in await asyncio.to_thread(self._client.environments)]
 
-    async def environment(self, name: str) -> AsyncEnvironment:
-        """Return one environment by its name."""
-        return AsyncEnvironment(await asyncio.to_thread(self._client.environment, name))
+    def environment(self, name: str) -> AsyncEnvironment:
+        """Return one environment by its name; `await` it for its present state."""
+        return AsyncEnvironment(Environment(self._client, {"name": name}))
 
     async def requests(
         self,
@@ -169,7 +169,10 @@ class AsyncEnvironment:
         self._environment = environment
 
     def __repr__(self) -> str:
-        return f"<Async{repr(self._environment)[1:]}"
+        return f"<AsyncEnvironment {self.name}>"
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.refresh().__await__()
 
     @property
     def data(self) -> Json:
@@ -206,10 +209,10 @@ class AsyncEnvironment:
         return self
 
     @asynccontextmanager
-    async def connect(self) -> AsyncIterator[AsyncSession]:
-        """Open a session."""
-        hint = self._environment.lost_hint
-        async with AsyncSession(await self.base_url(), lost_hint=hint) as session:
+    async def connect(self, timeout: float = ANSWER_SECONDS) -> AsyncIterator[AsyncSession]:  # noqa: ASYNC109
+        """Open a session; described at `Environment.connect`."""
+        url, hint = await self.base_url(), self._environment.lost_hint
+        async with AsyncSession(url, answer_timeout=timeout, lost_hint=hint) as session:
             yield session
 
     async def scale(

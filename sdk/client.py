@@ -33,9 +33,17 @@ class Client:
     Args:
         home: The daemon's home; None: `OPENENV_HOME`, or the platform's state folder.
         start: Whether to start the daemon when none is running.
+
+    Raises:
+        ValueError: The home is an address.
     """
 
-    def __init__(self, home: Folder | None = None, *, start: bool = True) -> None:
+    def __init__(self, *, home: Folder | None = None, start: bool = True) -> None:
+        if home is not None and "://" in os.fspath(home):
+            raise ValueError(
+                f"home is a folder, not an address: {os.fspath(home)!r};"
+                " openenvd.sdk.Session(ADDRESS) opens a session of any environment"
+            )
         environ = None if home is None else {"OPENENV_HOME": os.fspath(home)}
         self._paths = Paths.from_environment(environ)
         self._may_start = start

@@ -17,7 +17,7 @@ from ..client.api import DaemonClient
 from ..client.errors import RequestFailed
 from ..client.http import Json
 from .options import DrainOptions, RequestOptions
-from .session import Session
+from .session import ANSWER_SECONDS, Session
 
 if TYPE_CHECKING:
     from .client import Client
@@ -205,9 +205,13 @@ class Environment:
         self.data = self.client.daemon().environment(self.name)
         return self
 
-    def connect(self) -> Session:
-        """Return a session to enter with `with`."""
-        return Session(self.base_url(), lost_hint=self.lost_hint)
+    def connect(self, timeout: float = ANSWER_SECONDS) -> Session:
+        """Return a session to enter with `with`.
+
+        Args:
+            timeout: Seconds until each answer must be there; a call without one ends the session.
+        """
+        return Session(self.base_url(), answer_timeout=timeout, lost_hint=self.lost_hint)
 
     def scale(self, replicas: int, **options: Unpack[DrainOptions]) -> Request[Environment]:
         """Give it so many replicas, at the same address, without ending a session."""

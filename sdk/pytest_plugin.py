@@ -5,7 +5,7 @@
         openenv_session.reset(seed=1)
         assert openenv_session.step({"message": "hi"}).reward > 0
 
-    pytest --openenv-source ./my_env        or `openenv_source = "./my_env"` in the configuration
+    pytest --openenv-source=./my_env        or `openenv_source = "./my_env"` in the configuration
 
 `openenv_env` launches the source once for the run, under a name of its own, and takes it down at
 the end; each process of pytest-xdist has one. `openenv_session` is a session of it for one test.
@@ -35,6 +35,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     about = "what `openenv launch` takes: the environment of the fixture openenv_env"
     parser.getgroup("openenv").addoption("--openenv-source", metavar="SOURCE", help=about)
     parser.addini("openenv_source", about)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse the form in which pytest takes an existing folder for one with tests.
+
+    Pytest looks for its root folder, and so for its configuration, by all arguments that are paths.
+
+    Raises:
+        pytest.UsageError: The option and its value are two arguments.
+    """
+    if "--openenv-source" in config.invocation_params.args:
+        given = config.getoption("--openenv-source")
+        raise pytest.UsageError(
+            f"write --openenv-source={given}: with a blank, pytest takes the folder for one with"
+            f" tests, and moves its root folder (here {config.rootpath})"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -101,6 +117,6 @@ def _source(config: pytest.Config) -> str:
         return str(config.rootpath)
     pytest.fail(
         f"openenv_env: no environment is named, and {config.rootpath} has no {MANIFEST};"
-        " give --openenv-source ./my_env",
+        " give --openenv-source=./my_env",
         pytrace=False,
     )

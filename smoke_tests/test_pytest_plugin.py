@@ -53,7 +53,7 @@ def test_an_environment_is_tested_on_a_real_server(machine: Machine, tmp_path: P
     folder.mkdir()
     (folder / "loud.py").write_text(ENVIRONMENT)
     (folder / "test_it.py").write_text(TESTS)
-    code, text = run_pytest(machine, folder, "--openenv-source", "loud:Loud")
+    code, text = run_pytest(machine, folder, "--openenv-source=loud:Loud")
     assert (code, "2 failed, 1 passed" in text) == (1, True), text
     assert "stepped with zebra" in text  # the log, with the test that failed
     assert text.count("openenv logs pytest-") == 1  # and with no other
@@ -65,6 +65,16 @@ def test_nothing_is_launched_without_a_source(machine: Machine, tmp_path: Path) 
     folder.mkdir()
     (folder / "test_it.py").write_text("def test_it(openenv_env):\n    pass\n")
     code, text = run_pytest(machine, folder)
-    assert (code, "give --openenv-source ./my_env" in text) == (1, True), text
+    assert (code, "give --openenv-source=./my_env" in text) == (1, True), text
     assert "pytest_plugin.py" not in text  # no traceback
+    assert not machine.home.exists()
+
+
+def test_a_source_in_an_argument_of_its_own_is_refused(machine: Machine, tmp_path: Path) -> None:
+    """Pytest would take the folder for one with tests, and another for its root."""
+    for name in ("project", "env"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "project" / "test_it.py").write_text("def test_it(openenv_env):\n    pass\n")
+    code, text = run_pytest(machine, tmp_path / "project", "--openenv-source", "../env")
+    assert (code, "write --openenv-source=../env" in text) == (4, True), text
     assert not machine.home.exists()

@@ -21,7 +21,7 @@ import sys
 import openenv
 from openenvd import Client
 
-env = Client(sys.argv[1]).launch("echo").wait()
+env = Client(home=sys.argv[1]).launch("echo").wait()
 with env.connect() as session:
     assert type(session).__module__.startswith("openenvd."), type(session)
     session.reset()
@@ -37,7 +37,7 @@ def home(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_environment_is_launched_used_scaled_and_taken_down(home: Path) -> None:
-    client = Client(home)
+    client = Client(home=home)
     env = client.launch("echo", max_sessions=8).wait()
     assert (env.name, env.state, len(env.replicas)) == ("echo", "READY", 1)
     with env.connect() as session:
@@ -57,7 +57,7 @@ def test_an_environment_is_launched_used_scaled_and_taken_down(home: Path) -> No
 
 
 def test_a_rollout_is_iterated_and_waited_for(home: Path, tmp_path: Path) -> None:
-    client = Client(home)
+    client = Client(home=home)
     env = client.launch("echo").wait()
     rollout = client.rollout(env, out=tmp_path / "episodes", episodes=2000, max_steps=20)
     progress = list(rollout)
@@ -68,7 +68,7 @@ def test_a_rollout_is_iterated_and_waited_for(home: Path, tmp_path: Path) -> Non
 
 
 def test_what_fails_says_why(home: Path, tmp_path: Path) -> None:
-    client = Client(home)
+    client = Client(home=home)
     with pytest.raises(ApiRefused, match="replicas"):
         client.launch("echo", replicas=0)
     with pytest.raises(RequestFailed, match="nowhere"):
@@ -85,17 +85,17 @@ def test_what_fails_says_why(home: Path, tmp_path: Path) -> None:
 
 
 def test_a_client_goes_on_with_the_next_daemon(home: Path, machine: Machine) -> None:
-    client = Client(home)
+    client = Client(home=home)
     client.launch("echo").wait()
     machine.ok("stop")
     with pytest.raises(DaemonUnreachable, match="no daemon"):
-        Client(home, start=False).status()
+        Client(home=home, start=False).status()
     assert client.environment("echo").name == "echo"
 
 
 def test_waiting_starts_no_daemon_again(home: Path, machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\n")
-    client = Client(home)
+    client = Client(home=home)
     launch = client.launch("slow:Never", name="slow")
     machine.ok("stop")
     with pytest.raises(DaemonUnreachable, match="the daemon has exited"):
@@ -109,7 +109,7 @@ def test_a_path_is_a_folder_and_its_manifest_names_it(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "echo").mkdir()
     (tmp_path / "echo" / "openenv.yaml").write_text("name: mine\napp: server.app:app\n")
-    launch = Client(home).launch(Path("echo"))
+    launch = Client(home=home).launch(Path("echo"))
     assert (launch.data["environment"], launch.data["payload"]["source"]) == (
         "mine",
         str(tmp_path / "echo"),
@@ -119,13 +119,18 @@ def test_a_path_is_a_folder_and_its_manifest_names_it(
 
 
 async def test_asyncio_waits_for_many_at_once(home: Path) -> None:
-    client = AsyncClient(home)
+    client = AsyncClient(home=home)
     launches = [await client.launch("echo", name=f"echo-{n}", max_sessions=2) for n in range(12)]
     environments = await asyncio.gather(*(launch.wait() for launch in launches))
     assert {each.state for each in environments} == {"READY"}
     async with environments[0].connect() as session:
         assert (await session.reset()).observation["echoed_message"] == "Ready to echo."
         assert (await session.step({"message": "hi"})).reward == pytest.approx(0.2)
+    async with client.environment("echo-1").connect(timeout=5.0) as session:
+        await session.reset()
+    assert (await client.environment("echo-1")).state == "READY"
+    with pytest.raises(ApiRefused):
+        await client.environment("none")
     scaled = await environments[0].scale(2)
     assert len((await scaled.wait()).replicas) == 2
     await asyncio.gather(*[(await each.down()).wait() for each in environments])
@@ -133,7 +138,7 @@ async def test_asyncio_waits_for_many_at_once(home: Path) -> None:
 
 
 async def test_a_log_that_is_not_followed_any_more_leaves_no_thread(home: Path) -> None:
-    client = AsyncClient(home)
+    client = AsyncClient(home=home)
     env = await (await client.launch("echo")).wait()
 
     async def follow() -> list[str]:

@@ -14,11 +14,11 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 77_596,
-    "code lines": 49_323,
+    "shipped lines": 77_633,
+    "code lines": 49_342,
     "modules": 514,
-    "test lines": 76_661,
-    "words of pages": 52_223,
+    "test lines": 76_614,
+    "words of pages": 52_219,
     "words of decisions": 10_983,
     "folders at the root": 22,
     "large classes": 12,
