@@ -75,5 +75,5 @@ class Checkpointer:
                 return
             try:
                 sqlite.checkpoint(self._path)
-            except sqlite.DriverError as exc:
+            except sqlite.DRIVER_ERRORS as exc:
                 log.debug("checkpoint of %s failed: %s", self._path, exc)

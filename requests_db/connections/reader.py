@@ -41,7 +41,7 @@ class Reader:
         try:
             connection = self._connection or await self._open()
             return list(await connection.execute_fetchall(text, values))
-        except sqlite.DriverError as exc:
+        except sqlite.DRIVER_ERRORS as exc:
             await self.close()
             raise sqlite.error_of(exc, self._path) from exc
 
@@ -62,7 +62,7 @@ class Reader:
                 connection._thread.daemon = True  # noqa: SLF001
                 try:
                     self._connection = await connection
-                except sqlite.DriverError:
+                except sqlite.DRIVER_ERRORS:
                     self._join()
                     raise
             return self._connection

@@ -32,7 +32,9 @@ from ...system import disk_space
 from ..errors import DatabaseBusy, DatabaseCorrupt, DatabaseError, DatabaseFull, DatabaseUnwritable
 
 BUSY_TIMEOUT_SECONDS = 10.0
-DriverError = sqlite3.Error  # of statements that go straight to the driver (`prepared.py`)
+# Of statements that go straight to the driver (`prepared.py`). The latter: of a damaged file, a
+# text, or the text of SQLite's own message, is no UTF-8.
+DRIVER_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 MOST_LOG_PAGES = 8192  # 32 MB; a commit that finds more makes the checkpoint itself
 CHECK_SECONDS = 0.5  # of a start; some hundred megabytes
 _CHECK_STEPS = 1000  # of SQLite's virtual machine, between looks at the time
@@ -51,6 +53,7 @@ _FREE_BYTES_OF_A_FULL_DISK = 256 * 1024  # less than one growth step of the -shm
 # What SQLite says where it cannot write, or create, its -shm and -wal files.
 _OF_A_FULL_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
 
+_NO_TEXT = "Could not decode to UTF-8 column"  # Python's own, without a code
 _ERRORS: dict[int, tuple[type[DatabaseError], str]] = {
     sqlite3.SQLITE_READONLY: (DatabaseUnwritable, "it may not be written"),
     sqlite3.SQLITE_CANTOPEN: (DatabaseUnwritable, "it cannot be opened"),
@@ -140,6 +143,8 @@ def create_file(path: Path) -> None:
 def error_of(exc: BaseException | None, path: Path) -> DatabaseError:
     """The `DatabaseError` for an error of the driver."""
     code = getattr(exc, "sqlite_errorcode", None)
+    if isinstance(exc, UnicodeDecodeError) or str(exc).startswith(_NO_TEXT):
+        return DatabaseCorrupt(f"{path}: the file is damaged (a text in it is no UTF-8)")
     if code is None:
         return DatabaseError(f"{path}: {exc}")
     name = getattr(exc, "sqlite_errorname", "")

@@ -78,7 +78,7 @@ class WriteConnection:
                 with connection.begin():
                     yield connection
                 self._shared.checkpointer.committed()
-            except (DBAPIError, sqlite.DriverError) as exc:
+            except (DBAPIError, *sqlite.DRIVER_ERRORS) as exc:
                 self._drop()  # what an error leaves of a connection is not worth guessing
                 orig = exc.orig if isinstance(exc, DBAPIError) else exc
                 raise sqlite.error_of(orig, self._path) from exc

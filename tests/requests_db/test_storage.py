@@ -212,6 +212,38 @@ def test_a_damaged_page_is_found_when_the_database_is_opened(damaged: Path) -> N
         open_database(damaged)
 
 
+@pytest.mark.parametrize("offset", [0, 20, 60, 100])
+def test_a_schema_that_is_no_text_is_damage(path: Path, offset: int) -> None:
+    _overwrite(path, b"CREATE TABLE", offset)
+    with pytest.raises(DatabaseCorrupt, match="the file is damaged") as caught:
+        open_database(path)
+    assert "move the file away" in str(caught.value.hint)
+
+
+def test_a_value_that_is_no_text_is_damage(path: Path) -> None:
+    writer = WriteConnection(path)
+    with writer.transaction() as connection:
+        new = NewRequest("planted_name", Schedule.SHORT, {})
+        submitting.submit(connection, new, now=1.5)
+    writer.close()
+    _overwrite(path, b"planted_name", 3)
+    open_database(path)
+    store = DispatchStore(path)
+    with pytest.raises(DatabaseCorrupt, match="a text in it is no UTF-8"):
+        store.claim(Schedule.SHORT, 1, 1.5)
+    store.close()
+
+
+def _overwrite(path: Path, text: bytes, offset: int) -> None:
+    content = path.read_bytes()
+    assert text in content
+    with path.open("r+b") as file:
+        begin = -1
+        while (begin := content.find(text, begin + 1)) >= 0:
+            file.seek(begin + offset)
+            file.write(b"\xff")
+
+
 def test_the_search_for_damaged_pages_is_bounded_in_time(
     damaged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
