@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 77_633,
-    "code lines": 49_342,
+    "shipped lines": 77_638,
+    "code lines": 49_345,
     "modules": 514,
-    "test lines": 76_614,
+    "test lines": 76_646,
     "words of pages": 52_219,
     "words of decisions": 10_983,
     "folders at the root": 22,
