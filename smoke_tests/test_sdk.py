@@ -71,11 +71,12 @@ def test_what_fails_says_why(home: Path, tmp_path: Path) -> None:
     client = Client(home=home)
     with pytest.raises(ApiRefused, match="replicas"):
         client.launch("echo", replicas=0)
-    with pytest.raises(RequestFailed, match="nowhere"):
-        client.launch(tmp_path / "nowhere").wait()
+    with pytest.raises(ApiRefused, match="nowhere"):
+        client.launch(tmp_path / "nowhere")
     with pytest.raises(ApiRefused, match="unheard"):
         client.rollout("unheard", out=tmp_path / "episodes")
-    failed = client.launch(tmp_path / "nowhere", name="again")
+    (tmp_path / "openenv.yaml").write_text("app: server.app:app\n")  # there is no app
+    failed = client.launch(tmp_path, name="again")
     with pytest.raises(RequestFailed):
         list(failed)
     slow = client.launch("echo", name="slow")

@@ -187,8 +187,14 @@ def differences(python: str, folder: Path, *, is_older: bool = False) -> list[st
 
 
 def _ways(folder: Path, app: str, reference: str) -> Iterator[tuple[str, HostConfig]]:
-    # As upstream: one session of a class for one, and nobody waits for a slot.
-    alike = HostConfig("", import_paths=(str(folder),), isolate=False, admission_timeout_seconds=0)
+    # As upstream: one session of a class for one, nobody waits for a slot or has to reset first.
+    alike = HostConfig(
+        "",
+        import_paths=(str(folder),),
+        isolate=False,
+        admission_timeout_seconds=0,
+        reset_first=False,
+    )
     yield "project", replace(alike, name=app, app_candidates=(f"{app}:app",))
     if app != "tools_app":  # the class of tools names no action type: only its app does
         yield "class", replace(alike, name="listener", env_class=reference)

@@ -265,7 +265,7 @@ class Habits:
         subprocess.Popen(["sleep", "600"], start_new_session=True)
         return how
 
-    @habit(isolated=ENDS_THEM)
+    @habit(ours=ENDS_THEM, unsteady=True)
     def leaves_forked_child(self, how):
         """A daemonic child that a step forks and nothing ends."""
         ready = FORK.Event()
