@@ -96,7 +96,7 @@ def _engines_named(text: str) -> set[str]:
 
 
 def draw(engines: list[str], seed: int) -> list[str]:
-    """Return one of these engines, drawn by a seed; none where there is none."""
+    """Return one of these engines, drawn by a seed; an empty list if there are none."""
     return engines and [random.Random(seed).choice(engines)]
 
 
@@ -118,7 +118,7 @@ def _room_of(module: str) -> str:
 
 
 def choose(first: list[Path], later: list[list[Path]], lines: int, seed: int) -> list[Path]:
-    """Return the first files, and of the later groups as many as have so many lines together.
+    """Return the first files, and files of the later groups up to a total number of lines.
 
     Args:
         first: Files that are chosen in any case.

@@ -548,7 +548,7 @@ class Supervisor:
                 log.warning("%s", programs_sentence(facts))
 
     def _find_left(self) -> list[dict[str, Any]]:
-        """Look for what sessions have left behind; there is none now."""
+        """Look, while no session is open, for programs that ended sessions left running."""
         state = [] if self._state is None or self._state.pid is None else [self._state.pid]
         left = self._left.look([*self._children.pids, *state])
         self._reports.note_left(left)

@@ -4,7 +4,7 @@
 Only a request that is well-formed beyond doubt is taken; all others are left to uvicorn, which
 answers what is wrong with them.
 
-Where a gateway is in front that can try another replica, a handshake may be sent on to one:
+Behind a gateway that can try another replica, a full replica refuses a handshake at once:
 
     gateway ──handshake: attempt 1, 2 replicas may be asked──▶ this one has no room ──503──▶ gateway
        └─────the same: attempt 2──▶ another one, where the client has its session, or waits for one
@@ -123,5 +123,5 @@ def may_ask_another(head: bytes) -> bool:
 
 
 def try_another(detail: str = FULL) -> bytes:
-    """Return the answer to a request of which nothing was begun, nor will be here."""
+    """Return the answer that refuses a request before any of it has been carried out."""
     return closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, detail, headers=_RETRY)
