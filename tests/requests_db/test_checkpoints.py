@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +74,7 @@ def test_commits_succeed_after_a_failed_checkpoint(
 
     def refuse(_path: Path) -> None:
         tried.set()
-        raise sqlite.DriverError("disk I/O error")
+        raise sqlite3.OperationalError("disk I/O error")
 
     monkeypatch.setattr(sqlite, "checkpoint", refuse)
     writer = WriteConnection(path)
