@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kills at random under stepping sessions: whose is each answer, and who is told of a new world.
+"""Kills at random under stepping sessions: whose is each answer, and what is each death called.
 
     python -m load_tests.worlds [--provider local|docker|slurm] [--kills 1000] [--seed 1] [--short]
 
@@ -7,13 +7,17 @@ Some environments behind the gateway, each with several replicas, are stepped by
 OpenEnv's own does: one that has lost its connection while it thought connects again, in silence,
 and goes on with a step. Meanwhile replicas are killed, several at once, so that those that start
 again may get each other's addresses; and so are shims or the engine, the agent, the daemon and
-Envoy. Now and then an environment is updated. An environment answers with its own name and
-generation, with a world of each session, and with how many steps that has had. So each answer tells
+Envoy. Some sessions take more memory than there is. Now and then an environment is updated. An
+environment answers with its own name and generation, with a world of each session, and with how
+many steps that has had. So each answer, and `openenv status` after each death, tells
 
     another environment or generation    answers of another than the client asked for
     a silent new world                   a step that was taken in a world that was not reset
+    a death without its true cause       `status` shows no exit, or one for memory after a kill by
+                                         hand; or none for memory after a step that took too much,
+                                         or its client was not told
 
-Both have to be none. Exit code 1: one was there.
+All have to be none. Exit code 1: one was there.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -48,10 +52,14 @@ EPISODE_STEPS = 40
 AGAIN_SECONDS = 0.1
 ANSWER_SECONDS = 30.0
 BACK_SECONDS = 120.0  # until all is ready again
+EXPLAINED_SECONDS = 30.0  # until `status` shows how a process exited
+MEMORY = "400M"  # of a replica
+MEMORY_SHARE = 0.1  # of kills
+FOR_MEMORY = "oom_killed"  # a kind of exit
 SHOWN = 20
 SHORT = {"kills": 12, "sessions": 8, "replicas": 2}
 
-Kill = Callable[[Home, random.Random], None]
+Kill = Callable[[Home, random.Random], Iterable[str]]  # the replicas whose processes it killed
 
 
 class Clients:
@@ -117,55 +125,72 @@ class Clients:
 
 
 def replicas(home: Home) -> list[dict[str, Any]]:
-    """All replicas that have a process."""
+    """All replicas, also those that have no process."""
     found = home.openenv("status")["environments"]
-    return [each for environment in found for each in environment["replicas"] if each["pid"]]
+    return [each for environment in found for each in environment["replicas"]]
 
 
-def kill_replicas(home: Home, chance: random.Random) -> None:
+def running(home: Home) -> list[dict[str, Any]]:
+    """All replicas that have a process."""
+    return [each for each in replicas(home) if each["pid"]]
+
+
+def exits(home: Home) -> dict[str, Counter[str]]:
+    """How often processes of each replica have exited, by kind."""
+    return {each["id"]: Counter(each["exit_kinds"]) for each in replicas(home)}
+
+
+def kill_replicas(home: Home, chance: random.Random) -> Iterator[str]:
     """Several at once: they may come back at each other's addresses."""
-    found = replicas(home)
+    found = running(home)
     for replica in chance.sample(found, min(len(found), chance.randint(1, 3))):
         with suppress(ProcessLookupError):
             os.kill(replica["pid"], signal.SIGKILL)
+            yield replica["id"]
 
 
-def kill_shard(home: Home, chance: random.Random) -> None:
+def kill_shard(home: Home, chance: random.Random) -> Iterator[str]:
     """One process of a replica that serves sessions."""
-    if found := replicas(home):
+    if found := running(home):
+        replica = chance.choice(found)
         with suppress(psutil.Error, IndexError):
-            chance.choice(psutil.Process(chance.choice(found)["pid"]).children()).kill()
+            chance.choice(psutil.Process(replica["pid"]).children()).kill()
+            yield replica["id"]
 
 
 def kill_titled(title: str) -> Kill:
     """Kill one process of ours that is called so."""
 
-    def kill(home: Home, chance: random.Random) -> None:
+    def kill(home: Home, chance: random.Random) -> tuple[()]:
         found = [each for each in home.processes() if title in " ".join(each.cmdline())]
         if found:
             chance.choice(found).kill()
+        return ()
 
     kill.__name__ = f"kill_{title.split()[-1]}"
     return kill
 
 
-def kill_daemon(home: Home, _: random.Random) -> None:
+def kill_daemon(home: Home, _: random.Random) -> tuple[()]:
     """The daemon; the next command starts another."""
     os.kill(home.openenv("status")["daemon"]["pid"], signal.SIGKILL)
+    return ()
 
 
-def kill_gateway(home: Home, _: random.Random) -> None:
+def kill_gateway(home: Home, _: random.Random) -> tuple[()]:
     """Envoy, with all sessions that go through it."""
     with suppress(ProcessLookupError, TypeError, KeyError):  # it is not there, or not known yet
         os.kill(home.openenv("gateway", "status")["gateway"]["pid"], signal.SIGKILL)
+    return ()
 
 
-def restart_engine(home: Home, _: random.Random) -> None:
+def restart_engine(home: Home, _: random.Random) -> tuple[()]:
     """A plain restart, in which containers end and may get each other's addresses."""
     assert isinstance(home.engine, DockerEngine)
     home.engine.live_restore = False
     home.engine.stop()
     home.engine.start()
+    return ()
 
 
 KILLS: dict[str, list[tuple[int, Kill]]] = {
@@ -183,7 +208,7 @@ class Campaign:
         self._home = home
         self._chance = random.Random(seed)
         self._kills = KILLS[provider] + OF_ALL
-        self._words = ["--provider", provider, "--gateway", *words]
+        self._words = ["--provider", provider, "--gateway", "--memory", MEMORY, *words]
         self._generations = dict.fromkeys(ENVIRONMENTS, 0)
         for name in ENVIRONMENTS:
             self._launch(name)
@@ -209,14 +234,75 @@ class Campaign:
                 task.cancel()
 
     async def _kill(self) -> None:
+        if self._chance.random() < MEMORY_SHARE:
+            await self._take_memory(self._chance.choice(ENVIRONMENTS))
+            return
         weights = [weight for weight, _ in self._kills]
         [(_, kill)] = self._chance.choices(self._kills, weights)
         try:
-            await asyncio.to_thread(kill, self._home, self._chance)
+            before = await asyncio.to_thread(exits, self._home)
+            killed = await asyncio.to_thread(lambda: list(kill(self._home, self._chance)))
+            await self._check_causes(kill.__name__, before, killed)
+            if not killed:  # who counts the exits may have been killed: counts begin again
+                await self._until_ready(*ENVIRONMENTS)
         except (psutil.Error, SystemExit) as exc:  # what was to be killed ended, or nobody answers
             print(f"{kill.__name__}: {exc}", file=sys.stderr)
         self.clients.seen[f"kills: {kill.__name__}"] += 1
         await asyncio.sleep(self._chance.random() * PAUSE_SECONDS)
+
+    async def _check_causes(
+        self, kill: str, before: dict[str, Counter[str]], killed: list[str]
+    ) -> None:
+        """Wait until `status` shows an exit of each that was killed, and none for memory."""
+        deadline = time.monotonic() + EXPLAINED_SECONDS
+        silent = set(killed)
+        while silent and time.monotonic() < deadline:
+            await asyncio.sleep(AGAIN_SECONDS)
+            now = await asyncio.to_thread(exits, self._home)
+            silent -= {
+                one for one in silent if one in now and now[one].total() > before[one].total()
+            }
+        now = await asyncio.to_thread(exits, self._home)
+        self.clients.seen["deaths that were explained"] += len(killed) - len(silent)
+        shown = {each["id"]: each for each in await asyncio.to_thread(replicas, self._home)}
+        self.clients.wrong += [
+            f"{kill}: no exit is shown of {shown[one]}" for one in silent if one in shown
+        ]
+        self.clients.wrong += [
+            f"{kill}: the exit of {one} is said to be for memory"
+            for one, kinds in now.items()
+            if kinds[FOR_MEMORY] > before.get(one, Counter())[FOR_MEMORY]
+        ]
+
+    async def _take_memory(self, name: str) -> None:
+        """Step until there is no memory left: `status` and the client are to say so."""
+        await self._until_ready(*ENVIRONMENTS)
+
+        async def for_memory() -> set[tuple[str, int]]:
+            shown = await asyncio.to_thread(exits, self._home)
+            return {(one, kinds[FOR_MEMORY]) for one, kinds in shown.items() if kinds[FOR_MEMORY]}
+
+        before, told = await for_memory(), ""
+        try:
+            async with connect(self.clients.urls[name], open_timeout=ANSWER_SECONDS) as socket:
+                await socket.send(json.dumps({"type": "reset", "data": {}}))
+                await socket.recv()
+                step = {"type": "step", "data": {"metadata": {"take_memory": True}}}
+                await socket.send(json.dumps(step))
+                told = str(await asyncio.wait_for(socket.recv(), ANSWER_SECONDS))
+        except (OSError, TimeoutError, WebSocketException) as exc:
+            told = str(exc)
+        deadline = time.monotonic() + EXPLAINED_SECONDS
+        while await for_memory() <= before:
+            if time.monotonic() > deadline:
+                self.clients.wrong.append(
+                    f"{name}: no exit for memory is shown; it was told: {told}"
+                )
+                break
+            await asyncio.sleep(AGAIN_SECONDS)
+        if "memory" not in told:
+            self.clients.wrong.append(f"{name}: killed for memory, and its client was told: {told}")
+        self.clients.seen["kills: for memory"] += 1
 
     async def _update(self, name: str) -> None:
         """Another generation: it has replicas of its own, whose restart budget is whole."""
@@ -236,8 +322,11 @@ class Campaign:
         while True:
             with suppress(SystemExit):  # a daemon that has just been killed
                 found = await asyncio.to_thread(self._home.openenv, "status")
-                states = {each["name"]: each["state"] for each in found["environments"]}
-                if all(states.get(name) in ("READY", "FAILED") for name in names):
+                states = {
+                    each["name"]: {replica["state"] for replica in each["replicas"]}
+                    for each in found["environments"]
+                }
+                if all(states.get(name, {""}) <= {"READY", "FAILED"} for name in names):
                     return
             if time.monotonic() > deadline:
                 raise SystemExit(f"not ready again: {states}")
@@ -257,7 +346,7 @@ class Campaign:
 def main() -> int:
     """A campaign of one provider."""
     given = parse_arguments(
-        "Kills at random: whose is each answer, and who is told of a new world.",
+        "Kills at random: whose is each answer, and what is each death called.",
         1,
         provider={"default": "local", "choices": list(KILLS)},
         kills={"type": int, "default": 1000},
@@ -279,7 +368,7 @@ def main() -> int:
     report = Report(f"worlds, {given.provider}: {given.kills} kills, seed {given.seed}")
     for what, count in sorted(clients.seen.items()):
         report.add(what, "", [count])
-    report.add("answers of another world", "", [len(clients.wrong)])
+    report.add("wrong answers and wrong causes", "", [len(clients.wrong)])
     for each in clients.wrong[:SHOWN]:
         report.note(each)
     report.finish(given.json)

@@ -9,6 +9,8 @@ from uuid import uuid4
 
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 
+TAKE_BYTES = 10_000_000
+
 
 class WorldObservation(Observation):
     """Whose it is, as the launch has named it, and where the episode stands."""
@@ -26,6 +28,7 @@ class WorldEnvironment(Environment[Action, WorldObservation, State]):
     def __init__(self) -> None:
         self._world = uuid4().hex
         self._steps = 0
+        self._taken: list[bytes] = []
 
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
@@ -38,7 +41,9 @@ class WorldEnvironment(Environment[Action, WorldObservation, State]):
     def step(
         self, action: Action, timeout_s: float | None = None, **kwargs: Any
     ) -> WorldObservation:
-        """Count."""
+        """Count, or take memory until this process is killed."""
+        while action.metadata.get("take_memory"):
+            self._taken.append(b"m" * TAKE_BYTES)
         self._steps += 1
         return self._seen()
 
