@@ -57,20 +57,6 @@ _PUBLIC = {
     "StepResult": "session",
 }
 
-__all__ = [
-    "AsyncClient",
-    "AsyncEnvironment",
-    "AsyncRequest",
-    "AsyncSession",
-    "Client",
-    "Environment",
-    "Progress",
-    "Request",
-    "Session",
-    "SessionError",
-    "StepResult",
-]
-
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
