@@ -20,8 +20,8 @@ from typing import Any, Self
 
 import orjson
 
-from .errors import GeneratorLost
 from .generator import Batch
+from .plan import GeneratorLost
 
 Json = dict[str, Any]
 

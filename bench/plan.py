@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be measured: a grid of batch sizes and waits, and how often.
+"""What is to be measured: a grid of batch sizes and waits, and how often; and what can go wrong.
+
+A session that fails is a result, not an error.
 
 Who asks checks the numbers: the payload of `operations/benchmark.py`, a load test's command line.
 """
@@ -18,6 +20,27 @@ Json = dict[str, Any]
 
 HANDSHAKE_SECONDS = 10.0  # as upstream's client gives it (`connect_timeout_s`)
 _SPARE_FILES = 64  # of a generator, beside its sockets
+
+
+class BenchError(Exception):
+    """Base of this room's errors: `hint` says what to do next, `kind` how the request ends."""
+
+    kind: str = "operation_error"
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class InvalidPlan(BenchError):
+    """The environment cannot do what the plan asks."""
+
+    kind = "invalid"
+
+
+class GeneratorLost(BenchError):
+    """A generator exited early: nothing was measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,7 @@ from load_tests.peers.cluster_servers import on_cluster, report_lines
 from load_tests.peers.scaling_servers import REPOSITORY, Arrangement, Started
 from load_tests.shared.report import machine
 from openenvd.bench import figures, table
-from openenvd.bench.errors import BenchError
-from openenvd.bench.plan import HANDSHAKE_SECONDS, Plan
+from openenvd.bench.plan import HANDSHAKE_SECONDS, BenchError, Plan
 from openenvd.bench.results import Report, Summary
 from openenvd.bench.sweep import Sweep
 from openenvd.bench.target import Target

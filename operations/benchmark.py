@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from ..bench.errors import InvalidPlan
-from ..bench.plan import Plan
+from ..bench.plan import InvalidPlan, Plan
 from ..environments import run_files
 from ..environments.http_get import ask, base_url_by_name
 from ..environments.layout import Layout, make_private

@@ -18,9 +18,8 @@ import psutil
 import pytest
 
 from openenvd.bench.crew import Crew, shares_of
-from openenvd.bench.errors import GeneratorLost
 from openenvd.bench.generator import Batch
-from openenvd.bench.plan import Plan
+from openenvd.bench.plan import GeneratorLost, Plan
 from openenvd.bench.results import Report, Summary
 from openenvd.bench.target import Target, read_drops
 

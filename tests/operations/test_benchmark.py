@@ -15,7 +15,7 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from openenvd.bench.errors import InvalidPlan
+from openenvd.bench.plan import InvalidPlan
 from openenvd.environments.errors import NotAnswering
 from openenvd.executor.worker.main import find_operation
 from openenvd.operations import registry
