@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 from urllib.parse import quote
 
 from .errors import ApiRefused, ConnectionLost
@@ -12,6 +12,15 @@ from .http import HttpClient, Json, ServerEvent
 
 _DOWN = "STOPPED"  # as in `requests_db.states`, which this package may not import
 _LOG_HEADER = "openenvd-log"  # the id of the replica whose log an answer is
+
+
+class RequestFilters(TypedDict, total=False):
+    """Which requests are listed; None is no filter."""
+
+    states: Sequence[str] | None  # in one of these states
+    operation: str | None
+    environment: str | None  # about this environment
+    limit: int | None  # most requests to return
 
 
 class DaemonClient:
@@ -62,28 +71,10 @@ class DaemonClient:
         request: Json = self._http.request("GET", _request(request_id))["request"]
         return request
 
-    def requests(
-        self,
-        *,
-        states: Sequence[str] | None = None,
-        operation: str | None = None,
-        environment: str | None = None,
-        limit: int | None = None,
-    ) -> list[Json]:
-        """List the queue and its history, newest first.
-
-        Args:
-            states: Only requests in one of these states.
-            operation: Only requests of this operation.
-            environment: Only requests about this environment.
-            limit: Most requests to return.
-        """
-        query = {
-            "state": list(states) if states else None,
-            "operation": operation,
-            "environment": environment,
-            "limit": limit,
-        }
+    def requests(self, **filters: Unpack[RequestFilters]) -> list[Json]:
+        """List the queue and its history, newest first."""
+        states = filters.pop("states", None)
+        query: Json = {"state": list(states) if states else None, **filters}
         found: list[Json] = self._http.request("GET", "/v1/requests", query=query)["requests"]
         return found
 

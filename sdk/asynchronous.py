@@ -10,12 +10,12 @@ which ends the thread.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from ..client.api import DaemonClient
+from ..client.api import DaemonClient, RequestFilters
 from ..client.following import Reconnect
 from ..client.http import Json
 from .client import Client, Folder
@@ -69,22 +69,9 @@ class AsyncClient:
         """Return one environment by its name; `await` it for its present state."""
         return AsyncEnvironment(Environment(self._client, {"name": name}))
 
-    async def requests(
-        self,
-        *,
-        states: Sequence[str] | None = None,
-        operation: str | None = None,
-        environment: str | None = None,
-        limit: int | None = None,
-    ) -> list[AsyncRequest[Json]]:
+    async def requests(self, **filters: Unpack[RequestFilters]) -> list[AsyncRequest[Json]]:
         """List the queue and its history, newest first."""
-        found = await asyncio.to_thread(
-            self._client.requests,
-            states=states,
-            operation=operation,
-            environment=environment,
-            limit=limit,
-        )
+        found = await asyncio.to_thread(self._client.requests, **filters)
         return [AsyncRequest(each, _as_it_is) for each in found]
 
     async def request(self, request_id: str) -> AsyncRequest[Json]:

@@ -7,12 +7,12 @@ So a client outlives daemons: `openenv stop` and a new version in between cost i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from ..client import daemon as daemons
-from ..client.api import DaemonClient
+from ..client.api import DaemonClient, RequestFilters
 from ..client.errors import DaemonUnreachable
 from ..client.http import Json
 from ..client.policies import variables_of
@@ -146,19 +146,9 @@ class Client:
         """
         return Environment(self, self.daemon().environment(name))
 
-    def requests(
-        self,
-        *,
-        states: Sequence[str] | None = None,
-        operation: str | None = None,
-        environment: str | None = None,
-        limit: int | None = None,
-    ) -> list[Request[Json]]:
+    def requests(self, **filters: Unpack[RequestFilters]) -> list[Request[Json]]:
         """List the queue and its history, newest first."""
-        found = self.daemon().requests(
-            states=states, operation=operation, environment=environment, limit=limit
-        )
-        return [Request(self, data, json_of) for data in found]
+        return [Request(self, data, json_of) for data in self.daemon().requests(**filters)]
 
     def request(self, request_id: str) -> Request[Json]:
         """Return one request by its id, or the beginning of it."""
