@@ -36,8 +36,9 @@ import uvloop
 from ..system.access_tokens import bearer_header
 from ..system.proc import raise_fd_limit
 from ..system.units import MB
+from ..system.websocket import unmasked_client_frame, upgrade_request
 from .plan import HANDSHAKE_SECONDS
-from .session import Script, Session
+from .session import Session
 
 Json = dict[str, Any]
 
@@ -72,9 +73,10 @@ class Generator:
         found = socket.getaddrinfo(batch.host, batch.port, socket.AF_INET, socket.SOCK_STREAM)
         self._address = found[0][4]
         headers = "".join(f"{k}: {v}\r\n" for k, v in bearer_header(batch.token).items())
-        script = Script(f"{batch.host}:{batch.port}", batch.path, batch.action, headers)
+        opening = upgrade_request(f"{batch.host}:{batch.port}", f"{batch.path}/ws", headers)
+        step = unmasked_client_frame(orjson.dumps({"type": "step", "data": batch.action}))
         self._room = asyncio.Semaphore(batch.window or max(1, batch.count))
-        self._sessions = [Session(script, self._room.release) for _ in range(batch.count)]
+        self._sessions = [Session(opening, step, self._room.release) for _ in range(batch.count)]
         sources = batch.sources or ("",)
         self._sockets = [new_socket(sources[n % len(sources)]) for n in range(batch.count)]
         self._connecting: dict[Session, asyncio.Task[None]] = {}

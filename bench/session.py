@@ -4,7 +4,7 @@
     connect ─▶ upgrade ─▶ reset ─▶ step ─▶ close message, close frame ─▶ the server's close
 
 Written by hand (docs/decisions/0019-bench-sessions.md): the client sends the same bytes in every
-session, made once per batch (`Script`), so that a session costs one connection, five writes and as
+session, made once per batch, so that a session costs one connection, five writes and as
 many reads. The mask is zero, which leaves a payload as it is; masks protect proxies, of which there
 are none here.
 
@@ -34,7 +34,6 @@ from ..system.websocket import (
     close_payload,
     parse_head,
     unmasked_client_frame,
-    upgrade_request,
 )
 
 Json = dict[str, Any]
@@ -137,26 +136,12 @@ class Outcome:
     error_message: str | None = None
 
 
-class Script:
-    """The bytes that differ between batches; every session of one batch sends the same.
-
-    Args:
-        authority: The server's host and port.
-        path: What comes in front of `/ws`.
-        action: That of the step.
-        headers: Further headers, each with the end of its line.
-    """
-
-    def __init__(self, authority: str, path: str, action: Json, headers: str) -> None:
-        self.opening = upgrade_request(authority, f"{path}/ws", headers)
-        self.step = unmasked_client_frame(orjson.dumps({"type": "step", "data": action}))
-
-
 class Session(Connection):
     """One connection from its first byte to its last.
 
     Args:
-        script: What it sends.
+        opening: The request for the upgrade.
+        step: The frame of the step.
         on_admitted: Called once, when the server has granted the upgrade or the session has ended:
             another handshake may begin.
 
@@ -165,12 +150,12 @@ class Session(Connection):
         dialled_at: When its own connection was begun.
     """
 
-    def __init__(self, script: Script, on_admitted: Callable[[], None]) -> None:
-        super().__init__(script.opening)
+    def __init__(self, opening: bytes, step: bytes, on_admitted: Callable[[], None]) -> None:
+        super().__init__(opening)
         self.outcome = Outcome()
         self.over = asyncio.get_running_loop().create_future()
         self.dialled_at = math.inf
-        self._step = script.step
+        self._step = step
         self._on_admitted = on_admitted
         self._started_at = self._began = 0.0
 
