@@ -65,11 +65,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..processes.resources.memory import anonymous_bytes
 from .errors import NoRoom, NotRunning
-from .messages import LONG, EventSink, ExecutorStatus, Started, Task, WorkerStatus
+from .messages import LONG, EventSink, ExecutorStatus, Started, Task
 from .policy.admission import FreeMemory
 from .policy.plan import Plan
 from .policy.timing import Timing
@@ -81,7 +82,7 @@ from .supervisor.memory import AvailableMemory
 from .supervisor.pool import Pools, Run, StopReason, task_frame
 
 if TYPE_CHECKING:
-    from .spawning.preforked_zygote import PreforkedZygote
+    from .spawning.zygote import PreforkedZygote
 
 
 class BurstableExecutor:
@@ -126,14 +127,21 @@ class BurstableExecutor:
         self._plan = plan
         self._preload = preload
         self._home = home
-        self._on_event = on_event
         self._grace_seconds = cancel_grace_seconds
-        self._log_tail_lines = log_tail_lines
         self._use_zygote = use_zygote
-        self._use_cgroups = use_cgroups
         self._preforked_zygote = preforked_zygote
         self._pools = Pools(plan)
-        self._timing = timing or Timing()
+        self._make_supervisor = partial(
+            Supervisor,
+            self._pools,
+            make_source=self._make_source,
+            plan=plan,
+            timing=timing or Timing(),
+            use_cgroups=use_cgroups,
+            on_event=on_event,
+            grace_seconds=cancel_grace_seconds,
+            log_tail_lines=log_tail_lines,
+        )
         self._available = AvailableMemory(plan.reserve_bytes)  # under the pools' lock
         self._running = False  # under the pools' lock
         self._supervisor: Supervisor | None = None
@@ -148,16 +156,7 @@ class BurstableExecutor:
         # It is never written. Workers hold the reading end, the daemon alone the writing one.
         first = self._preforked_zygote
         self._death_pipe = os.pipe() if first is None else first.death_pipe
-        self._supervisor = Supervisor(
-            self._pools,
-            make_source=self._make_source,
-            plan=self._plan,
-            timing=self._timing,
-            use_cgroups=self._use_cgroups,
-            on_event=self._on_event,
-            grace_seconds=self._grace_seconds,
-            log_tail_lines=self._log_tail_lines,
-        )
+        self._supervisor = self._make_supervisor()
         self._supervisor.start()
         with self._pools.lock:
             self._running = True
@@ -231,11 +230,11 @@ class BurstableExecutor:
     def status(self) -> ExecutorStatus:
         """Describe every worker with its memory, and the plan."""
         with self._pools.lock:
-            workers = [worker.status() for worker in self._pools.workers()]
+            workers = [worker.status(self._plan) for worker in self._pools.workers()]
         free = self.free_memory(LONG)
         supervisor = self._supervisor
         return ExecutorStatus(
-            [_with_memory(worker, self._plan) for worker in workers],
+            [replace(worker, rss_bytes=_resident_bytes(worker.pid)) for worker in workers],
             self._plan.to_json(),
             free.burst_bytes,
             free.available_bytes,
@@ -263,12 +262,10 @@ class BurstableExecutor:
         return ZygoteClient.start(death_pipe=death_pipe, home=self._home, preload=preload)
 
 
-def _with_memory(worker: WorkerStatus, plan: Plan) -> WorkerStatus:
-    """The status with its cap and what is resident now, unless the worker is gone meanwhile."""
-    worker = replace(worker, cap_bytes=worker.cap_bytes or plan.worker_bytes)
+def _resident_bytes(pid: int) -> int | None:
+    """What is resident of a worker now; None when it is gone."""
     try:
-        with open(f"/proc/{worker.pid}/statm", "rb") as file:
-            pages = int(file.read().split()[1])
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
-        return worker
-    return replace(worker, rss_bytes=pages * os.sysconf("SC_PAGE_SIZE"))
+        return None

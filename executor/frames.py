@@ -56,7 +56,10 @@ def encode_result(result: Any) -> orjson.Fragment:
         TypeError: it is not JSON.
         FrameError: it is larger than `MAX_RESULT_BYTES`.
     """
-    body = orjson.dumps(result)
+    try:
+        body = orjson.dumps(result)
+    except TypeError as exc:
+        raise TypeError(f"the operation's result is not JSON: {exc}") from exc
     if len(body) > MAX_RESULT_BYTES:
         size, most = len(body) / MB, MAX_RESULT_BYTES // MB
         raise FrameError(f"the result is {size:,.0f} MB of JSON; {most} MB can be returned")

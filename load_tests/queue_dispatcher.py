@@ -33,9 +33,9 @@ import psutil
 from load_tests.peers.seed_arrangements import ARRANGEMENTS, Arrangement, Running, connect
 from load_tests.shared.operations import worker_path
 from load_tests.shared.report import Report, parse_arguments, percentile
-from openenvd.executor import BurstableExecutor, Plan
+from openenvd.executor.executor import BurstableExecutor
 from openenvd.executor.messages import SHORT, Task
-from openenvd.executor.policy.plan import BURST_SHORT_PER_CPU
+from openenvd.executor.policy.plan import BURST_SHORT_PER_CPU, Plan
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore

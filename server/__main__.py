@@ -32,7 +32,7 @@ from .errors import DaemonError
 from .settings import SETTINGS, Paths, Settings, flags_of_killed, given_settings
 
 if TYPE_CHECKING:
-    from ..executor import PreforkedZygote
+    from ..executor.spawning.zygote import PreforkedZygote
 
 # When the machine runs out of memory, workers (600) go first, then replicas (300); the daemon, and
 # the zygote that inherits this, last. Lowering needs privilege; without, they stay at 0.
@@ -105,7 +105,7 @@ def _fork_zygote(paths: Paths) -> PreforkedZygote | None:
     """None where fork is not safe; the executor then finds another way."""
     if not FORK_IS_SAFE:
         return None
-    from ..executor.spawning.preforked_zygote import prefork_zygote
+    from ..executor.spawning.zygote import prefork_zygote
     from ..operations.registry import PRELOAD
 
     with contextlib.suppress(OSError):  # reported by `daemon.run`

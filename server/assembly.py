@@ -20,7 +20,10 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from ..executor import BurstableExecutor, Plan, PreforkedZygote, settle_leftovers, sweep_orphans
+from ..executor.executor import BurstableExecutor
+from ..executor.policy.plan import Plan
+from ..executor.spawning.zygote import PreforkedZygote
+from ..executor.supervisor.process_trees import sweep_orphans
 from ..operations import registry
 from ..processes.resources.limits import Limits
 from ..requests_db.async_store import AsyncStore
@@ -79,7 +82,7 @@ async def running_parts(
         open_database(paths.database)
         dispatch_store = DispatchStore(paths.database, syncs=settings.syncs)
         store = AsyncStore(paths.database, syncs=settings.syncs)
-        _recover(dispatch_store, paths, traces)
+        _recover(dispatch_store, traces)
         plan, estimates = _learned_plan(limits, settings, dispatch_store)
         clock = QueueClock(dispatch_store.read(queries.latest_arrival()))
     dispatcher: Dispatcher
@@ -145,15 +148,13 @@ async def running_parts(
             await asyncio.to_thread(stop, provider)
 
 
-def _recover(store: DispatchStore, paths: Paths, traces: RequestTraces | None) -> None:
+def _recover(store: DispatchStore, traces: RequestTraces | None) -> None:
     """End what is left of an earlier daemon's workers, and settle their requests."""
     running = store.read(queries.running())
     workers = [(r.worker_pid, r.worker_started_at) for r in running]
     survivors = sweep_orphans((p, s) for p, s in workers if p is not None and s is not None)
     if survivors:
         log.warning("killed %d workers of an earlier daemon", len(survivors))
-    ran = [(r.worker, r.worker_pid, str(paths.request_log(r.id))) for r in running]
-    settle_leftovers(paths.request_logs, [(w, p, path) for w, p, path in ran if w and p])
     idempotent = {op.name for op in registry.OPERATIONS if op.idempotent}
     now = time.time()
     recovery = store.recover(now, idempotent=idempotent)

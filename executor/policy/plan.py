@@ -86,15 +86,6 @@ class Plan:
         """Return plain JSON, for `GET /v1/info`."""
         return asdict(self)
 
-    def sentence(self) -> str:
-        """Return one line for `openenv up`."""
-        cap = "" if self.worker_bytes is None else f", at most {_mb(self.worker_bytes)} each"
-        return (
-            f"{self.guaranteed_long} long and {self.guaranteed_short} short workers, "
-            f"bursting to {self.capacity(LONG)} and {self.capacity(SHORT)}, "
-            f"within {_mb(self.budget_bytes)}{cap}"
-        )
-
 
 def plan_workers(
     limits: Limits,

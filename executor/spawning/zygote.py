@@ -19,9 +19,11 @@ Its memory is frozen (`gc.freeze`) before the first fork, so that workers share 
 long as they do not write them. It is a subreaper: what an operation left behind is reaped here when
 it ends, also in a container whose pid 1 reaps nothing.
 
-There are two ways into it. The first zygote of a daemon is forked from the daemon itself while the
-daemon has one thread and little memory (`preforked_zygote.py`), so that both share what both have
-imported. One that has to be replaced is run as
+There are two ways into it. The first zygote of a daemon is forked from it (`prefork_zygote`)
+while that has one thread, no descriptors but its own, and nothing imported but what operations
+need: both share the pages of all that, which is most of what a zygote is, and the zygote is ready
+before the daemon is. A daemon that fails to start closes its end of the control socket by exiting,
+which ends this zygote too. One that has to be replaced is run as
 `python -P -m openenvd.executor.spawning.zygote CONFIG`, since a daemon with threads must not fork;
 CONFIG is JSON: `control` and `death_pipe` (descriptors), `home`, `preload` (modules).
 """
@@ -38,16 +40,19 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import setproctitle
 
 from ...system.descriptors import Message, close_all, receive_message, send_message
-from ...system.forking import preload, reset_handlers, thread_count
+from ...system.forking import close_all_but, preload, reset_handlers, thread_count
 from ...system.prctl import adopt_orphans
 from ...system.proc import children_of
 from ...system.signal_pipe import SignalPipe
 from ..worker.main import run_worker
+from .source import worker_environment
 
 
 class Zygote:
@@ -134,15 +139,8 @@ class Zygote:
                 was_alone = exited.si_status == signal.SIGKILL and self._was_alone(exited.si_pid)
                 pid, status, usage = os.wait4(exited.si_pid, 0)
                 self._workers.discard(pid)
-                peak_bytes = usage.ru_maxrss * 1024
-                self.send(
-                    {
-                        "exited": pid,
-                        "status": status,
-                        "peak_bytes": peak_bytes,
-                        "was_alone": was_alone,
-                    }
-                )
+                told = {"exited": pid, "status": status, "peak_bytes": usage.ru_maxrss * 1024}
+                self.send({**told, "was_alone": was_alone})
 
     def _was_alone(self, pid: int) -> bool:
         """Say whether a worker that waits to be reaped never had a child.
@@ -176,6 +174,58 @@ def become_zygote(control: socket.socket, *, death_pipe: int, home: str, began: 
         zygote.send({"ready": time.monotonic() - began})
         zygote.serve()
     os._exit(0)
+
+
+@dataclass(frozen=True, slots=True)
+class PreforkedZygote:
+    """A zygote that has not been used yet, and the death pipe that its workers will hold."""
+
+    pid: int
+    control: socket.socket
+    death_pipe: tuple[int, int]  # the reading end, which workers hold, and ours, never written
+
+
+def prefork_zygote(modules: Sequence[str], home: str) -> PreforkedZygote | None:
+    """Import `modules`, then fork; None when there are threads by then.
+
+    Raises:
+        OSError: the system will not fork.
+    """
+    began = time.monotonic()
+    preload(modules, collect=False)  # the daemon is being waited for
+    if thread_count() > 1:
+        return None
+    ours, zygotes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    death_pipe = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _run_zygote(ours, zygotes, death_pipe, home, began)
+    zygotes.close()
+    return PreforkedZygote(pid, ours, death_pipe)
+
+
+def _run_zygote(
+    daemons: socket.socket,
+    control: socket.socket,
+    death_pipe: tuple[int, int],
+    home: str,
+    began: float,
+) -> NoReturn:
+    try:
+        os.setsid()  # Ctrl-C at `up --foreground` is the daemon's to handle
+        daemons.close()
+        os.close(death_pipe[1])
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        close_all_but({control.fileno(), death_pipe[0]})
+        sys.stdout.flush()  # into /dev/null: no worker is to print what the daemon began
+        os.environ.update(worker_environment(os.environ))
+        os.chdir(home)
+        become_zygote(control, death_pipe=death_pipe[0], home=home, began=began)
+    finally:
+        # Never return into the daemon's code, whatever happened.
+        os._exit(70)
 
 
 def main() -> NoReturn:

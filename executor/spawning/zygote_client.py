@@ -2,7 +2,7 @@
 """The daemon's end of the zygote: starts it, requests workers, reads of their exits.
 
 A client is used once: when its zygote is lost, the supervisor makes another. The messages are
-described in `zygote.py`, the first zygote of a daemon in `preforked_zygote.py`.
+described in `zygote.py`, as is the first zygote of a daemon.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...system.proc import lower_fd_limit
 from .source import Exited, Forked, Ready, Refused, SourceEvent, Unsafe, worker_environment
 
 if TYPE_CHECKING:
-    from .preforked_zygote import PreforkedZygote
+    from .zygote import PreforkedZygote
 
 _DESCRIPTORS_OF_A_FORK = 2  # the pipe and the pidfd
 
@@ -55,13 +55,7 @@ class ZygoteClient:
         }
         with zygotes:
             process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "openenvd.executor.spawning.zygote",
-                    json.dumps(config),
-                ],
+                [sys.executable, "-P", "-m", f"{__package__}.zygote", json.dumps(config)],
                 pass_fds=(zygotes.fileno(), death_pipe),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -7,14 +7,7 @@ A round: wait, handle each thing that is ready, act on deadlines that have passe
 that are wanted, deliver the events. No round blocks, and nothing is polled: a deadline is what ends
 a wait early.
 
-    channels.py    what is waited for: workers' pipes and sentinels, and the wake-up
-    lifecycle.py   handles pipes, sentinels and the source: adds, stops and reaps workers
-    starting.py    the source of workers, and the back-off between its restarts
-    tasks.py       assigns tasks to workers, turns their frames into events
-    events.py      events until the end of a round; how a task's end becomes one
-    memory.py      workers' cgroups, the watchdog, the evidence of a kill for memory
-    process_trees.py  what of a worker's tree is to be killed
-    pool.py        bookkeeping: who is idle, who runs what, who waits
+The modules that it calls are listed in this folder's docstring.
 
 Two locks: the pools' (`Pools.lock`), which is held for every change in the bookkeeping; inside it
 the wake-up's own. Methods for other threads say so. All else, in the modules above too, is this

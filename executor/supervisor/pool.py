@@ -85,7 +85,6 @@ class PooledWorker:
     stage: Stage = Stage.IDLE
     deadline: float = math.inf  # monotonic
     run: Run | None = None
-    log_path: str = ""  # of its latest task
     tasks_run: int = 0
     first_rss_bytes: int | None = None
     rss_bytes: int | None = None
@@ -129,7 +128,7 @@ class PooledWorker:
         task_id = None if self.run is None else self.run.task.id
         return {"worker": self.name, "pid": self.pid, "request_id": task_id}
 
-    def status(self) -> WorkerStatus:
+    def status(self, plan: Plan) -> WorkerStatus:
         """Describe the worker for people, without its memory, which has to be read."""
         task = None if self.run is None else self.run.task
         return WorkerStatus(
@@ -139,7 +138,7 @@ class PooledWorker:
             guaranteed=self.guaranteed,
             task_id=None if task is None else task.id,
             label="" if task is None else task.label,
-            cap_bytes=None if task is None else task.memory_bytes,
+            cap_bytes=(task and task.memory_bytes) or plan.worker_bytes,
             tasks_run=self.tasks_run,
         )
 
@@ -227,7 +226,6 @@ class Pool:
         deadline = math.inf if timeout is None else now + timeout
         self._count(worker, -1)
         worker.run, run.worker, run.started = run, worker, now
-        worker.log_path = run.task.log_path
         worker.stage, worker.deadline = Stage.RUNNING, deadline
         self._count(worker, +1)
         return worker.send(run.frame)

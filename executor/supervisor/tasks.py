@@ -25,10 +25,9 @@ import math
 import time
 from dataclasses import dataclass
 
-from ..messages import LONG, SHORT, Cancelled, Died, ExecutorEvent, Progressed, Started, Succeeded
+from ..messages import LONG, Cancelled, Died, ExecutorEvent, Progressed, Started, Succeeded
 from ..policy.scaling import reason_to_recycle
 from ..policy.timing import Timing
-from ..worker.task_log import scratch_path, settle
 from .channels import Channels, WakeUp
 from .events import EventBuffer, Frame, exit_event, failure_event, never_started
 from .memory import WorkerMemory, machine_oom_kills
@@ -137,9 +136,6 @@ class Tasks:
             pool.remove(worker)
             if run is not None:
                 self._pools.remove_run(run)
-        if worker.schedule == SHORT and worker.log_path:
-            scratch = scratch_path(worker.log_path, worker.name, worker.pid)
-            settle(scratch, None if run is None else run.task.log_path)
         if run is not None and evidence is not None:
             self._events.add(exit_event(worker, run, evidence, self._log_tail_lines))
             self._events.add_room(worker.schedule)

@@ -31,9 +31,9 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import importlib
 import json
 import os
+import pkgutil
 import resource
 import signal
 import socket
@@ -41,7 +41,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -58,7 +58,7 @@ from ...tracing import VARIABLE
 from .. import frames
 from ..errors import FrameError, TaskCancelled
 from .parent_death import arm_parent_death_signal
-from .task_log import TaskLog
+from .task_log import begin_log, end_log
 
 Operation = Callable[[dict[str, Any], str, str, Callable[[dict[str, Any]], None]], Any]
 
@@ -118,7 +118,6 @@ class Worker:
         self._own_threads = threading.active_count()
         self._memory = MemoryUsage()
         self._folder = Path.cwd()
-        self._log = TaskLog(name)
 
     def run(self) -> None:
         """Run tasks until the pipe ends."""
@@ -129,14 +128,13 @@ class Worker:
             self._phase = Phase.REPORTING
             self._serve(task)
             self._phase = Phase.IDLE
-        self._log.close()
 
     def _serve(self, task: dict[str, Any]) -> None:
         self._show_title(task["label"])
-        self._log.begin(task["log_path"])
+        begin_log(task["log_path"])
         self._memory.begin()
         outcome = self._outcome(task)
-        self._log.end()
+        end_log(task["log_path"])
         with contextlib.suppress(OSError):
             os.chdir(self._folder)
         usage = self._memory.read() | {"retire": self._why_retire()}
@@ -153,7 +151,7 @@ class Worker:
                 result = self._call(task)
             finally:
                 self._phase = Phase.REPORTING
-            return {"kind": "succeeded", "result": checked_result(result)}
+            return {"kind": "succeeded", "result": frames.encode_result(result)}
         except TaskCancelled:
             return {"kind": "cancelled"}
         except BaseException as exc:
@@ -161,14 +159,18 @@ class Worker:
             return {"kind": "raised", "error": describe_error(exc, Path(self._home))}
 
     def _call(self, task: dict[str, Any]) -> Any:
-        operation = find_operation(task["operation"])
+        operation: Operation = pkgutil.resolve_name(task["operation"])
         task_id = task["task"]
 
         def progress(data: dict[str, Any]) -> None:
             self._send({"task": task_id, "kind": "progress", "data": data})
 
-        with trace_context(task.get("traceparent")):
+        if traceparent := task.get("traceparent"):  # the span that it and what it starts are in
+            os.environ[VARIABLE] = traceparent
+        try:
             return operation(task["payload"], task_id, self._home, progress)
+        finally:
+            os.environ.pop(VARIABLE, None)
 
     def _why_retire(self) -> str | None:
         """Why a fresh worker must take this one's place; None when it is as good as new."""
@@ -189,12 +191,8 @@ class Worker:
 
     def _read(self, size: int) -> bytes | None:
         """Exactly `size` bytes, or None at the end of the pipe."""
-        data = self._pipe.recv(min(size, MB))
-        if len(data) == size:
-            return data
-        parts = bytearray(data)
-        while data and len(parts) < size:
-            data = self._pipe.recv(min(size - len(parts), MB))
+        parts = bytearray()
+        while len(parts) < size and (data := self._pipe.recv(min(size - len(parts), MB))):
             parts += data
         return bytes(parts) if len(parts) == size else None
 
@@ -298,46 +296,6 @@ def high_water_bytes(whose: int = resource.RUSAGE_SELF) -> int:
     """Return the most that was ever resident (of this process on Linux: since the last reset)."""
     peak = resource.getrusage(whose).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-@contextlib.contextmanager
-def trace_context(traceparent: str | None) -> Iterator[None]:
-    """Within the block, the environment says which span runs, for it and the programs it starts."""
-    if traceparent is None:
-        yield
-        return
-    os.environ[VARIABLE] = traceparent
-    try:
-        yield
-    finally:
-        os.environ.pop(VARIABLE, None)
-
-
-def find_operation(name: str) -> Operation:
-    """Import the callable that `package.module:callable` names; a dotted attribute will do.
-
-    Raises:
-        ImportError, AttributeError: it cannot be imported.
-    """
-    module_name, _, path = name.partition(":")
-    found: Any = importlib.import_module(module_name)
-    for part in path.split("."):
-        found = getattr(found, part)
-    operation: Operation = found
-    return operation
-
-
-def checked_result(result: Any) -> Any:
-    """Encode `result` as JSON.
-
-    Raises:
-        TypeError: naming what is not JSON.
-        FrameError: it is too large for a pipe.
-    """
-    try:
-        return frames.encode_result(result)
-    except TypeError as exc:
-        raise TypeError(f"the operation's result is not JSON: {exc}") from exc
 
 
 def describe_error(exc: BaseException, home: Path) -> dict[str, Any]:

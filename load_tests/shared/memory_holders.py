@@ -17,8 +17,9 @@ from pathlib import Path
 
 from load_tests.peers.seed_arrangements import connect
 from load_tests.shared.operations import worker_path
-from openenvd.executor import BurstableExecutor, plan_workers
+from openenvd.executor.executor import BurstableExecutor
 from openenvd.executor.messages import LONG, SHORT
+from openenvd.executor.policy.plan import plan_workers
 from openenvd.processes.resources.limits import read_limits
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.dispatch_store import DispatchStore

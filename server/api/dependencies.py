@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 
-from ...executor import BurstableExecutor
+from ...executor.executor import BurstableExecutor
 from ...requests_db.async_store import AsyncStore
 from ...system.loop_lag import EventLoopLagMonitor
 from ..dispatch.dispatcher import Dispatcher

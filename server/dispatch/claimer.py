@@ -23,8 +23,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...executor import NoRoom
-from ...executor.errors import FrameError
+from ...executor.errors import FrameError, NoRoom
 from ...executor.messages import Raised, Task, TaskError
 from ...executor.policy.admission import Need, Shortage, admit
 from ...requests_db.records import Request

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...executor import BurstableExecutor
+from ...executor.executor import BurstableExecutor
 from ...requests_db.dispatch_store import DispatchStore
 from ...requests_db.queue_clock import QueueClock
 from ...requests_db.records import Event, NewRequest, Request

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from openenvd.executor import Plan
+from openenvd.executor.policy.plan import Plan
 
 from .executor_bench import Bench, make_plan
 

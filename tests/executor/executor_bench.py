@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from openenvd.executor import BurstableExecutor, Plan
+from openenvd.executor.executor import BurstableExecutor
 from openenvd.executor.messages import (
     SHORT,
     Cancelled,
@@ -23,6 +23,7 @@ from openenvd.executor.messages import (
     Succeeded,
     Task,
 )
+from openenvd.executor.policy.plan import Plan
 
 OPERATIONS = "operations_for_tests"
 PATIENCE_SECONDS = 30

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openenvd.executor import NoRoom, NotRunning, sweep_orphans
+from openenvd.executor.errors import NoRoom, NotRunning
 from openenvd.executor.messages import (
     LONG,
     SHORT,
@@ -27,6 +27,7 @@ from openenvd.executor.messages import (
 )
 from openenvd.executor.policy.timing import Timing
 from openenvd.executor.spawning.subprocess_source import SubprocessSource
+from openenvd.executor.supervisor.process_trees import sweep_orphans
 from openenvd.executor.worker.main import WORKER_OOM_SCORE_ADJ
 from openenvd.processes.exits.exit_reason import Detector, ExitKind
 from openenvd.processes.resources.pids_limit import HINT, NO_ROOM
@@ -60,16 +61,12 @@ def test_a_result_is_returned_unchanged(either: Bench) -> None:
 
 def test_started_names_the_worker_before_the_outcome(bench: Bench) -> None:
     outcome = bench.run("context")
+    assert outcome.result["request_id"] == outcome.task_id
+    assert outcome.result["home"] == str(bench.home)
     started = bench.recorder.started(outcome.task_id)
     assert started.pid == outcome.result["pid"]
     assert started.worker.startswith("short-")
     assert bench.recorder.events.index(started) < bench.recorder.events.index(outcome)
-
-
-def test_an_operation_gets_its_request_id_and_home(bench: Bench) -> None:
-    outcome = bench.run("context")
-    assert outcome.result["request_id"] == outcome.task_id
-    assert outcome.result["home"] == str(bench.home)
 
 
 def test_progress_arrives_in_order(bench: Bench) -> None:
@@ -77,16 +74,6 @@ def test_progress_arrives_in_order(bench: Bench) -> None:
     steps = [e.data for e in bench.recorder.of(Progressed, task_id)]
     assert steps == [{"step": 0}, {"step": 1}, {"step": 2}]
     assert bench.recorder.progress(task_id) == {"step": 0}
-
-
-def test_everything_printed_is_in_the_log(bench: Bench) -> None:
-    task_id = bench.run("print_lines").task_id
-    assert bench.log(task_id).splitlines() == [
-        "from python",
-        "to stderr",
-        "by descriptor",
-        "from a child",
-    ]
 
 
 def test_a_worker_survives_an_operation_that_raises(either: Bench) -> None:

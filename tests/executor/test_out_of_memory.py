@@ -42,6 +42,7 @@ def capped(make_capped: Callable[..., Bench]) -> Bench:
     return make_capped()
 
 
+@pytest.mark.usefixtures("without_kernel_log")
 @pytest.mark.parametrize("schedule", [LONG, SHORT])
 def test_a_worker_over_its_cap_is_named_with_the_evidence(capped: Bench, schedule: str) -> None:
     neighbour = capped.submit("hang", schedule=schedule)
@@ -62,12 +63,6 @@ def test_a_grandchild_killed_for_memory_is_out_of_memory(capped: Bench) -> None:
     outcome = capped.run("oom_grandchild", {"size": 200 * MB})
     assert isinstance(outcome, Died)
     assert outcome.exit.detector is Detector.CGROUP
-
-
-def test_a_kill_by_hand_is_never_out_of_memory(capped: Bench) -> None:
-    outcome = capped.run("die", {"signal": "SIGKILL"})
-    assert outcome.exit.kind is ExitKind.SIGNALED
-    assert outcome.exit.signal_number == signal.SIGKILL
 
 
 def test_a_kill_under_an_earlier_task_does_not_explain_a_later_exit(capped: Bench) -> None:
@@ -118,13 +113,6 @@ def test_a_kill_right_after_a_grandchilds_is_only_probably_out_of_memory(
     assert isinstance(outcome, Died)
     assert outcome.exit.certainty is Certainty.PROBABLE
     assert "was probably killed" in outcome.exit.sentence()
-
-
-@pytest.mark.usefixtures("without_kernel_log")
-def test_a_cgroup_kill_of_a_worker_without_children_is_certain(capped: Bench) -> None:
-    outcome = capped.run("grow", {"size": 200 * MB})
-    assert outcome.exit.is_oom
-    assert outcome.exit.certainty is Certainty.CERTAIN
 
 
 def test_a_cap_too_small_ends_with_the_task_that_asked_for_it(capped: Bench) -> None:

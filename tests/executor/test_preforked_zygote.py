@@ -16,7 +16,7 @@ from .executor_bench import wait_gone
 DAEMON = """
     import json, os, psutil, signal, sys
     from pathlib import Path
-    from openenvd.executor import prefork_zygote
+    from openenvd.executor.spawning.zygote import prefork_zygote
     home, then = Path(sys.argv[1]), sys.argv[2]
     zygote = prefork_zygote(["operations_for_tests"], str(home))
     from executor_bench import Bench, make_plan
@@ -65,7 +65,8 @@ def test_no_zygote_is_forked_where_there_is_a_thread(tmp_path: Path) -> None:
     (tmp_path / "leaves_a_thread.py").write_text(
         "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
     )
-    script = "from openenvd.executor import prefork_zygote as fork; assert fork(%r, '/') is None"
-    command = [sys.executable, "-c", script % ["leaves_a_thread"]]
+    script = "from openenvd.executor.spawning.zygote import prefork_zygote\n"
+    script += "assert prefork_zygote(['leaves_a_thread'], '/') is None"
+    command = [sys.executable, "-c", script]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False)
     assert done.returncode == 0

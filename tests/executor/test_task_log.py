@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A SHORT task's log is made with the first thing in it, and holds everything, however it ended."""
+"""A task's log holds everything that was printed, however it ended; there is none of nothing."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from openenvd.executor import settle_leftovers
 from openenvd.executor.messages import LONG, SHORT, Died
-from openenvd.executor.worker.task_log import scratch_path
 
 from .executor_bench import Bench
 
@@ -18,15 +14,11 @@ def logs(bench: Bench) -> list[str]:
     return sorted(path.name for path in bench.home.glob("*.log"))
 
 
-def test_a_short_task_that_prints_nothing_leaves_no_log(bench: Bench) -> None:
+@pytest.mark.parametrize("schedule", [LONG, SHORT])
+def test_a_task_that_prints_nothing_leaves_no_log(bench: Bench, schedule: str) -> None:
     for _ in range(3):
-        bench.run("context")
+        bench.run("context", schedule=schedule)
     assert logs(bench) == []
-
-
-def test_a_long_task_has_its_log_from_the_start(bench: Bench) -> None:
-    task_id = bench.run("context", schedule=LONG).task_id
-    assert logs(bench) == [f"{task_id}.log"]
 
 
 def test_a_line_can_be_read_while_the_task_that_printed_it_runs(bench: Bench) -> None:
@@ -66,22 +58,3 @@ def test_a_second_attempt_appends_to_the_log_of_the_first(bench: Bench) -> None:
         "by descriptor",
         "from a child",
     ]
-
-
-def test_workers_leave_nothing_but_logs_behind(bench: Bench) -> None:
-    bench.run("context")
-    bench.run("die", {"signal": "SIGKILL"})
-    bench.run("context")
-    bench.executor.stop()
-    assert list(bench.home.glob(".short-*")) == []
-
-
-@pytest.mark.parametrize(("text", "expected"), [("last words\n", ["7f3a.log"]), ("", [])])
-def test_the_next_daemon_settles_the_logs_of_a_killed_one(
-    tmp_path: Path, text: str, expected: list[str]
-) -> None:
-    log_path = str(tmp_path / "7f3a.log")
-    Path(scratch_path(log_path, f"{SHORT.lower()}-1", 4711)).write_text(text)
-    Path(scratch_path(log_path, f"{SHORT.lower()}-2", 4712)).write_text("of no task\n")
-    settle_leftovers(tmp_path, [("short-1", 4711, log_path), ("long-1", 4713, log_path)])
-    assert [path.name for path in tmp_path.iterdir()] == expected

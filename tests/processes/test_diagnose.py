@@ -197,17 +197,10 @@ def test_lines_about_other_cgroups_are_left_out() -> None:
     assert of_cgroup(lines, None) == lines
 
 
-def test_a_failure_beside_a_grandchild_that_the_kernel_names_is_certain() -> None:
-    counters: dict[str, Any] = {
-        "oom_kills_before": 0,
-        "oom_kills_after": 1,
-        "cgroup_name": "openenvd/long-1",
-    }
-    found = diagnose_exit(Evidence(PID, 1 << 8, kernel_log_line=OURS, **counters))
+def test_a_failure_beside_a_grandchild_that_the_kernel_names_in_its_cgroup_is_certain() -> None:
+    found = diagnose_exit(Evidence(PID, _exited(1), kernel_log_line=OURS, **MOVED))
     assert (found.kind, found.certainty) == (ExitKind.OOM_KILLED, Certainty.CERTAIN)
     assert (found.victim_pid, found.victim_name) == (99, "cc1")
-    unnamed = diagnose_exit(Evidence(PID, 1 << 8, **counters))
-    assert (unnamed.kind, unnamed.certainty) == (ExitKind.OOM_KILLED, Certainty.PROBABLE)
 
 
 def test_the_kernel_log_is_read_although_its_clock_is_behind_ours() -> None:

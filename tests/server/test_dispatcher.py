@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from openenvd.executor import BurstableExecutor, NoRoom
+from openenvd.executor.errors import NoRoom
+from openenvd.executor.executor import BurstableExecutor
 from openenvd.executor.messages import Died, Raised, Started, Succeeded, Task, TaskError
 from openenvd.executor.policy.admission import FreeMemory
 from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
