@@ -125,6 +125,18 @@ class Operation:
     leaves_bytes: ClassVar[int] = 0
     Payload: ClassVar[type[Payload]] = Payload
 
+    @classmethod
+    def call(
+        cls,
+        payload: dict[str, Any],
+        request_id: str,
+        home: str,
+        progress: Callable[[dict[str, Any]], None],
+    ) -> Any:
+        """Run the operation as the executor calls it, with its payload as JSON."""
+        context = OperationContext(request_id, Path(home), progress)
+        return cls.run(cls.Payload.model_validate(payload), context)
+
     @staticmethod
     def run(payload: Any, context: OperationContext) -> Any:
         """Do the work in a worker, and return the result as plain JSON."""

@@ -75,8 +75,7 @@ class EnvironmentTest(base.Operation):
 
 
 def _subject(payload: EnvironmentTestPayload, layout: Layout, reporter: _Reporter) -> Subject:
-    from .testing.actions import actions_of
-    from .testing.subject import Plan, Subject
+    from .testing.subject import Subject, actions_of
 
     base_url = base_url_by_name(layout.runs, payload.name, for_sessions=True)
     replica = run_files.that_serves(layout.runs, payload.name)
@@ -89,14 +88,7 @@ def _subject(payload: EnvironmentTestPayload, layout: Layout, reporter: _Reporte
         socket_path=replica.socket_path,
         schemas=schemas,
         actions=actions_of(schemas.get("action") or {}, payload.actions),
-        plan=Plan(
-            sessions=payload.sessions,
-            concurrency=payload.concurrency,
-            steps=payload.steps,
-            seed=payload.seed,
-            step_timeout_seconds=payload.step_timeout_seconds,
-            ignored=frozenset(payload.ignore),
-        ),
+        plan=EnvironmentTestOptions(**payload.model_dump(exclude={"name", "actions"})),
         tell=reporter.tell,
     )
     capacity = subject.capacity() or {}
@@ -110,9 +102,8 @@ class _Reporter:
 
     def __init__(self, context: base.OperationContext) -> None:
         self._context = context
-        self._check = CHECK_NAMES[0]
-        self._since = time.monotonic()
         self._tell_at = 0.0
+        self._begin(0)
 
     def tell(self, message: str, done: int, total: int) -> None:
         """Report how far a check is, now and then."""
@@ -120,20 +111,17 @@ class _Reporter:
         if now < self._tell_at and done < total:
             return
         self._tell_at = now + TELL_SECONDS
-        self._context.progress(
-            {
-                "phase": self._check,
-                "message": f"{self._check}: {message}",
-                "done": done,
-                "total": total,
-                "eta_seconds": eta_seconds(done, total, now - self._since),
-            }
-        )
+        left = eta_seconds(done, total, now - self._since)
+        progress = {"phase": self._check, "message": f"{self._check}: {message}"}
+        self._context.progress({**progress, "done": done, "total": total, "eta_seconds": left})
 
     def ended(self, result: CheckResult) -> None:
         """Report the end of a check."""
         base.say(f"{result.check} {result.outcome.value}: {result.summary}")
         following = CHECK_NAMES.index(result.check) + 1
         if following < len(CHECK_NAMES):
-            self._check, self._since = CHECK_NAMES[following], time.monotonic()
-            self._context.progress({"phase": self._check, "message": f"{self._check}"})
+            self._begin(following)
+
+    def _begin(self, number: int) -> None:
+        self._check, self._since = CHECK_NAMES[number], time.monotonic()
+        self._context.progress({"phase": self._check, "message": self._check})

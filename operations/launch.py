@@ -49,7 +49,7 @@ from ..system.request_origin import is_loopback
 from ..system.units import MB
 from . import base
 from .options import DrainOptions
-from .progress import LastingWait, Phases
+from .progress import Phases, ReplicasAwaited, plural
 
 LEFTOVER_GRACE_SECONDS = 2.0
 GATEWAY_SECONDS = 30.0  # for it to reach replicas that are ready
@@ -152,19 +152,21 @@ class _Launching:
         self._payload = payload
         self._context = context
         self._layout = Layout(context.home)
-        self._running = run_files.of_environment(self._layout.runs, payload.name)
         self._spec = payload.spec().with_access(self._token_in_use()).with_range()
         self._cwd = Path(payload.cwd) if payload.cwd else Path.cwd()
         self._started_at = time.monotonic()
         self._gateway: Gateway | None = None
         about = f"{payload.provider} {payload.replicas} {payload.source}"
         self._phases = Phases(context, about)
-        self._ready = 0
-        self._lasting = LastingWait(context)
 
     def run(self) -> dict[str, Any]:
         validate_name(self._spec.name)
-        left = [each for each in self._running if self._is_left(each)]
+        # Of an update, what an earlier attempt at it has started: the others serve.
+        left = [
+            each
+            for each in run_files.of_environment(self._layout.runs, self._spec.name)
+            if self._payload.replaces is None or each.request_id == self._context.request_id
+        ]
         if stopped := run_files.stop_all(left, LEFTOVER_GRACE_SECONDS):
             self._say("clearing", f"stopped replicas of an earlier attempt: {', '.join(stopped)}")
         source = resolve(self._spec.source, self._cwd)
@@ -177,14 +179,15 @@ class _Launching:
         program = program_of(self._spec, source, python)
         program = replace(program, image=self._pinned(image), image_name=image)
         with self._started(program) as replicas:
+            awaited = ReplicasAwaited(self._context, self._spec.replicas, offers_fewer=True)
             ready = replicas.wait_until_ready(
-                self._spec.ready_timeout_seconds, self._on_ready, base.say, self._on_lasting
+                self._spec.ready_timeout_seconds, awaited.on_ready, base.say, awaited.on_lasting
             )
             self._check_counts(ready)
             self._check_sessions(ready)
             self._wait_for_gateway()
-            for note in _notes(ready):
-                base.say(note)
+            for note in dict.fromkeys(note for replica in ready for note in replica.notes):
+                base.say(f"note: {note}")
             self._say("ready", f"{self._spec.name} is ready at {replicas.address}", timed=True)
             self._phases.finish()
             return {
@@ -198,15 +201,6 @@ class _Launching:
                 }
             }
 
-    @property
-    def _is_elsewhere(self) -> bool:
-        """Whether nobody knows its address before it runs."""
-        return self._gateway is None and traits_of(self._spec.provider).has_own_addresses
-
-    def _is_left(self, replica: run_files.RunFile) -> bool:
-        """Whether a replica that was there before is to go first."""
-        return self._payload.replaces is None or replica.request_id == self._context.request_id
-
     def _token_in_use(self) -> str | None:
         """The token that clients have already, of what this replaces."""
         if self._payload.replaces is None:
@@ -216,10 +210,9 @@ class _Launching:
 
     def _prepare(self, source: ResolvedSource) -> tuple[Path | None, str | None]:
         """Return the Python that a local replica needs, or the image that an engine is to run."""
-        if not traits_of(self._spec.provider).runs_programs:
-            if traits_of(self._spec.provider).pulls_images:
-                return None, self._named_image(source)
-            return None, self._prepare_image(source)
+        traits = traits_of(self._spec.provider)
+        if not traits.runs_programs:
+            return None, self._image(source, is_pulled=traits.pulls_images)
         if isinstance(source, Image):
             text = f"{source.reference} is an image, and {self._spec.provider} runs none"
             raise InvalidSpec(text, "name an engine that does: --provider docker")
@@ -233,41 +226,36 @@ class _Launching:
 
         return build.pinned(image, self._spec.provider)
 
-    def _prepare_image(self, source: ResolvedSource) -> str:
-        """Get the image that an engine is to run; it is built if there is none yet."""
-        from ..environments.images import build
+    def _image(self, source: ResolvedSource, *, is_pulled: bool) -> str:
+        """Return the image that an engine is to run, which is fetched or built where that is here.
 
-        spec = self._spec
-        self._phases.enter("building", f"preparing the image of {spec.name}")
-        if not isinstance(source, Image):
-            program, more = program_of(spec, source, None), spec.with_packages
-            return build.ensure_image(
-                source, program, self._phases.relay, base=spec.base, more=more
-            )
-        if spec.with_packages:
-            text = f"nothing can be installed into the image {source.reference}"
-            raise InvalidSpec(text, f"launch the project itself with --provider {spec.provider}")
-        build.fetch_image(source.reference, self._phases.relay)
-        return source.reference
-
-    def _named_image(self, source: ResolvedSource) -> str:
-        """Return the image that an engine's nodes are to pull: what is only here they cannot.
+        Where its nodes pull images, it is named: what is only here they cannot pull.
 
         Raises:
             InvalidSpec
         """
+        from ..environments.images import build
+
         spec = self._spec
         if isinstance(source, Image):
-            if not spec.with_packages:
-                return source.reference
-            text = f"nothing can be installed into the image {source.reference}"
-            raise InvalidSpec(text, "build one that has it: openenv image build SOURCE --with …")
-        image = f"REGISTRY/{name_of_source(spec.source).lower()}:1"
-        raise InvalidSpec(
-            f"{spec.provider} runs images that its nodes pull, and {spec.source} is none",
-            f"openenv image build {spec.source} --tag {image}, docker push {image}, and name"
-            f" docker://{image} in its place",
-        )
+            if spec.with_packages:
+                text = f"nothing can be installed into the image {source.reference}"
+                hint = "build one that has it: openenv image build SOURCE --with …"
+                raise InvalidSpec(text, hint)
+            if not is_pulled:
+                self._phases.enter("building", f"preparing the image of {spec.name}")
+                build.fetch_image(source.reference, self._phases.relay)
+            return source.reference
+        if is_pulled:
+            image = f"REGISTRY/{name_of_source(spec.source).lower()}:1"
+            raise InvalidSpec(
+                f"{spec.provider} runs images that its nodes pull, and {spec.source} is none",
+                f"openenv image build {spec.source} --tag {image}, docker push {image}, and name"
+                f" docker://{image} in its place",
+            )
+        self._phases.enter("building", f"preparing the image of {spec.name}")
+        program, more = program_of(spec, source, None), spec.with_packages
+        return build.ensure_image(source, program, self._phases.relay, base=spec.base, more=more)
 
     def _prepare_python(self, source: ResolvedSource) -> Path | None:
         more = self._spec.with_packages
@@ -342,44 +330,22 @@ class _Launching:
             self._spec,
             program,
             launch_id=self._context.request_id,
-            on_started=self._on_started,
+            on_started=lambda started: self._context.progress({"replica": started.to_json()}),
             address=None if gateway is None else gateway.options.address_of(self._spec.name),
             replaces=self._payload.replaces,
         )
         try:
-            where = "" if self._is_elsewhere else f" at {replicas.address}"
-            self._say("starting", f"{_count(self._spec.replicas)} starting{where}")
+            # An engine with addresses of its own says where when it runs.
+            is_known = gateway is not None or not traits_of(self._spec.provider).has_own_addresses
+            where = f" at {replicas.address}" if is_known else ""
+            self._say("starting", f"{plural(self._spec.replicas, 'replica')} starting{where}")
             yield replicas
         except BaseException:  # cancelled, too
             replicas.stop()
             raise
         replicas.release()
 
-    def _on_started(self, replica: StartedReplica) -> None:
-        self._context.progress({"replica": replica.to_json()})
-
-    def _on_ready(self, replica: StartedReplica) -> None:
-        self._ready += 1
-        seconds = time.monotonic() - self._started_at
-        message = f"replica {replica.ordinal} (pid {replica.pid}) is ready"
-        base.say(f"{message} ({seconds:.1f} s)")
-        done = {"done": self._ready, "total": self._spec.replicas}
-        self._context.progress({"phase": "waiting", "message": message, **done})
-
-    def _on_lasting(self, text: str, seconds: float) -> None:
-        fewer = f"with --replicas {self._ready} it would be ready by now" if self._ready else ""
-        self._lasting.note(text, seconds, done=self._ready, total=self._spec.replicas, fewer=fewer)
-
     def _say(self, phase: str, message: str, *, timed: bool = False) -> None:
         seconds = time.monotonic() - self._started_at
         base.say(f"{message} ({seconds:.1f} s)" if timed else message)
         self._phases.enter(phase, message)
-
-
-def _notes(ready: list[StartedReplica]) -> Iterator[str]:
-    """Yield what a user should know of the replicas, each once."""
-    yield from dict.fromkeys(f"note: {note}" for replica in ready for note in replica.notes)
-
-
-def _count(replicas: int) -> str:
-    return "1 replica" if replicas == 1 else f"{replicas} replicas"

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import os
 import re
 import statistics
 import time
@@ -22,6 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from ..environments.providers.base import StartedReplica
+from ..shim.files import write_json
 from .base import OperationContext, say
 
 Json = dict[str, Any]
@@ -36,31 +38,63 @@ _UV = re.compile(r"\s*uv: (Resolved|Prepared) (\d+) packages?\b")
 _FOLLOWING = {"Resolved": "downloading", "Prepared": "installing"}
 
 
+_DURATIONS = TypeAdapter(dict[str, dict[str, list[float]]])
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 replica`, `2 replicas`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def eta_seconds(done: float, total: float, seconds: float) -> float | None:
     """Return how long the rest takes at the speed until now; None when there is none yet."""
     return seconds / done * (total - done) if 0 < done <= total else None
 
 
-class LastingWait:
-    """The report of replicas that have not been ready for a while; one for each wait.
+class ReplicasAwaited:
+    """The report of replicas that are being started: each that is ready, and why others are not.
 
-    What could be done is said once for each reason; the time left is reported again and again.
+    Why they wait is said once for each reason, with what ends it; the time left again and again.
+
+    Args:
+        context: Where that is reported.
+        total: How many are started.
+        offers_fewer: Whether there could be fewer of them, with `--replicas`.
     """
 
-    def __init__(self, context: OperationContext) -> None:
+    def __init__(
+        self, context: OperationContext, total: int, *, offers_fewer: bool = False
+    ) -> None:
         self._context = context
-        self._text = ""
+        self._total = total
+        self._offers_fewer = offers_fewer
+        self._started_at = time.monotonic()
+        self._ready = 0
+        self._reason = ""
 
-    def note(self, text: str, seconds: float, *, done: int, total: int, fewer: str = "") -> None:
-        """Take why replicas wait, and the seconds left; `fewer` says how there would be no wait."""
-        if text != self._text:
-            self._text = text
+    def on_ready(self, replica: StartedReplica) -> None:
+        """Count a replica that is ready."""
+        self._ready += 1
+        seconds = time.monotonic() - self._started_at
+        say(f"replica {replica.ordinal} (pid {replica.pid}) is ready ({seconds:.1f} s)")
+        self.report(f"{self._ready} of {plural(self._total, 'replica')} ready")
+
+    def on_lasting(self, reason: str, seconds: float) -> None:
+        """Take why the others are not ready after a while, and how long they have."""
+        if reason != self._reason:
+            self._reason = reason
             left = f"{seconds // 60:.0f} min" if seconds >= 120 else f"{max(0.0, seconds):.0f} s"
             ends = f"openenv cancel {self._context.request_id[:8]} ends it"
-            say(f"{text}; gives up in {left}, {ends}{fewer and f'; {fewer}'}")
-        left_now = {"at_most_seconds": round(seconds, 1)}
-        progress = {"phase": "waiting", "message": text, "done": done, "total": total, **left_now}
-        self._context.progress(progress)
+            text = f"{reason}; gives up in {left}, {ends}"
+            if self._offers_fewer and self._ready:
+                text += f"; with --replicas {self._ready} it would be ready by now"
+            say(text)
+        self.report(reason, at_most_seconds=round(seconds, 1))
+
+    def report(self, message: str, **more: float) -> None:
+        """Report how many are ready."""
+        counts = {"done": self._ready, "total": self._total}
+        self._context.progress({"phase": "waiting", "message": message, **counts, **more})
 
 
 class SessionsLeft:
@@ -98,7 +132,7 @@ class SessionsLeft:
         left = sum(self._left.values())
         message = f"draining: {left} of {self._total} sessions left"
         if not self._total:
-            message = f"ending {len(self._left)} replica{'' if len(self._left) == 1 else 's'}"
+            message = f"ending {plural(len(self._left), 'replica')}"
         at_most = round(max(0.0, self._deadline - self._clock()), 1)
         progress: Json = {"phase": "draining", "message": message, "at_most_seconds": at_most}
         if self._total:
@@ -144,7 +178,7 @@ class Phases:
         say(line)
         if found := _UV.match(line):
             phase = _FOLLOWING[found[1]]
-            self.enter(phase, f"{phase} {found[2]} package{'' if found[2] == '1' else 's'}")
+            self.enter(phase, f"{phase} {plural(int(found[2]), 'package')}")
 
     def finish(self) -> None:
         """Remember how long the phases took: the request has succeeded."""
@@ -156,7 +190,8 @@ class Phases:
                 mine[phase] = [*mine.get(phase, ()), round(seconds, 2)][-MOST_TIMES:]
         if mine:
             known[self._key] = mine  # last: the oldest go first
-            _write(self._file, dict(list(known.items())[-MOST_SOURCES:]))
+            with contextlib.suppress(OSError):  # without room on the disk, nothing is remembered
+                write_json(str(self._file), dict(list(known.items())[-MOST_SOURCES:]))
 
     def _end(self) -> None:
         if self._phase is not None:
@@ -167,22 +202,6 @@ class Phases:
 
 def _read(file: Path) -> dict[str, dict[str, list[float]]]:
     try:
-        found = json.loads(file.read_bytes())
-        return {
-            str(key): {str(phase): [float(each) for each in times] for phase, times in each.items()}
-            for key, each in found.items()
-        }
-    except (OSError, ValueError, TypeError, AttributeError):
+        return _DURATIONS.validate_json(file.read_bytes())
+    except (OSError, ValueError):  # pydantic's errors are such
         return {}
-
-
-def _write(file: Path, known: Json) -> None:
-    """Replace the file; without room on the disk, nothing is remembered."""
-    beside = file.with_name(f"{file.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):
-        beside.write_text(json.dumps(known))
-        beside.chmod(0o600)
-        beside.replace(file)
-        return
-    with contextlib.suppress(OSError):
-        beside.unlink()

@@ -1,26 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """The registry of operations: one line each.
 
-The HTTP edge reads their classes; a worker gets a dotted name and finds the operation here.
+The HTTP edge reads their classes; a worker gets the dotted name of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
-
-from .base import Operation, OperationContext
+from .base import Operation
 from .benchmark import Benchmark
 from .build_image import BuildImage
 from .check import Check
-from .describe import Describe
-from .down import Down
-from .down_strays import DownStrays
+from .down import Down, DownStrays, Prune
 from .environment_test import EnvironmentTest
 from .launch import Launch
-from .probe import Probe
-from .prune import Prune
+from .probe import Describe, Probe
 from .rollout import Rollout
 from .scale import Restart, Scale
 
@@ -51,8 +44,6 @@ PRELOAD: tuple[str, ...] = (
 
 _BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
-Progress = Callable[[dict[str, Any]], None]
-
 
 def by_name(name: str) -> type[Operation]:
     """The operation of that name.
@@ -65,7 +56,7 @@ def by_name(name: str) -> type[Operation]:
 
 def dotted_name(operation: type[Operation]) -> str:
     """What the executor is given: `package.module:callable`."""
-    return f"{__name__}:run.{operation.name}"
+    return f"{operation.__module__}:{operation.__name__}.call"
 
 
 def expected_bytes() -> dict[str, int]:
@@ -78,21 +69,3 @@ def expected_bytes() -> dict[str, int]:
     for operation in OPERATIONS:
         expected.setdefault(operation.schedule, operation.expected_bytes)
     return expected
-
-
-class _Run:
-    """`run.launch(payload, request_id, home, progress)`: an operation as a worker calls it."""
-
-    def __getattr__(self, name: str) -> Callable[[dict[str, Any], str, str, Progress], Any]:
-        if name not in _BY_NAME:
-            raise AttributeError(f"there is no operation {name!r}")
-        operation = _BY_NAME[name]
-
-        def call(payload: dict[str, Any], request_id: str, home: str, progress: Progress) -> Any:
-            context = OperationContext(request_id, Path(home), progress)
-            return operation.run(operation.Payload.model_validate(payload), context)
-
-        return call
-
-
-run = _Run()

@@ -15,9 +15,7 @@ alone what was kept; without one, the daemon does.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,7 @@ from ..environments.spec import MOST_REPLICAS, sleep_seconds_of
 from ..system.units import MB
 from . import base
 from .options import DrainOptions
-from .progress import LastingWait, SessionsLeft
+from .progress import ReplicasAwaited, SessionsLeft, plural
 
 READY_SECONDS = 600.0
 GATEWAY_SECONDS = 30.0  # for it to reach what was added
@@ -192,8 +190,6 @@ class _Replicas:
         self._context = context
         self._layout = Layout(context.home)
         self._runs = self._layout.runs
-        self._started_at = time.monotonic()
-        self._ready = 0  # of those that are being added
         if left := scaling.stop_added_by(self._runs, name, context.request_id):
             base.say(f"stopped what an earlier attempt had started: {', '.join(left)}")
 
@@ -213,7 +209,8 @@ class _Replicas:
     ) -> list[StartedReplica]:
         """Start one for each share, and keep them once all are ready."""
         provider = provider_named(like.data.get("provider") or "local", self._context.home)
-        self._tell_ready(0, len(shares))
+        awaited = ReplicasAwaited(self._context, len(shares))
+        awaited.report(f"{plural(len(shares), 'replica')} starting")
         added = provider.add(
             like,
             shares,
@@ -223,10 +220,7 @@ class _Replicas:
         )
         seconds = float(like.data["spec"].get("ready_timeout_seconds") or READY_SECONDS)
         try:
-            self._ready, total = 0, len(shares)
-            on_ready = partial(self._on_ready, total)
-            on_lasting = partial(self._on_lasting, LastingWait(self._context), total)
-            ready = added.wait_until_ready(seconds, on_ready, base.say, on_lasting)
+            ready = added.wait_until_ready(seconds, awaited.on_ready, base.say, awaited.on_lasting)
             scaling.keep((Path(str(replica.run_dir)) for replica in ready), in_place_of)
         except BaseException:  # cancelled, too
             added.stop()
@@ -282,20 +276,6 @@ class _Replicas:
         for old in replaced:
             self.drain(old, seconds)
         scaling.wait_until_gone(replaced, seconds + STOP_SECONDS, left.note)
-
-    def _on_ready(self, total: int, replica: StartedReplica) -> None:
-        seconds = time.monotonic() - self._started_at
-        base.say(f"replica {replica.ordinal} (pid {replica.pid}) is ready ({seconds:.1f} s)")
-        self._ready += 1
-        self._tell_ready(self._ready, total)
-
-    def _on_lasting(self, wait: LastingWait, total: int, text: str, seconds: float) -> None:
-        wait.note(text, seconds, done=self._ready, total=total)
-
-    def _tell_ready(self, done: int, total: int) -> None:
-        message = f"{done} of {total} new replica{'' if total == 1 else 's'} ready"
-        progress = {"phase": "waiting", "message": message, "done": done, "total": total}
-        self._context.progress(progress)
 
 
 def _chosen(

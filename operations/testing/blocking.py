@@ -78,7 +78,7 @@ async def _play(subject: Subject) -> list[Call]:
     async with subject.session() as session:
         for number in range(CALLS):
             is_reset = number % 10 == 0
-            ask_it = session.reset() if is_reset else session.step(player.next())
+            ask_it = session.reset() if is_reset else session.step(player())
             call, answer = await _timed("reset" if is_reset else "step", ask_it, subject)
             calls.append(call)
             if answer.data.get("done"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`determinism`: whether a seed makes an episode repeatable.
+"""`determinism`: a seed makes an episode repeatable. `processes`: its process changes nothing.
 
     session 1   reset(seed) a b c …    reset(seed) a b c …     the same again in one session
     session 2   reset(seed) a b c …                            and in another one
@@ -7,10 +7,15 @@
 The same seed and the same actions must give the same observations, rewards and ends. A further
 episode with another seed tells whether the seed changes anything. Where all sessions share one
 state, a difference is a warning.
+
+A launch serves sessions in several processes, and the test in one. What that may change the server
+has read from the project's code when it started (`env_host/environment/differences`, and the notes
+on hooks and middleware).
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +27,7 @@ Json = dict[str, Any]
 
 STEPS = 20
 EPISODE = "openenv-test"  # the id of each episode: what is made of it is the same
+TABLE = "docs/compatibility.md, Differences on purpose"
 MOST_SHOWN = 3
 MOST_CHARACTERS = 60  # of a value
 
@@ -35,23 +41,27 @@ async def check(subject: Subject, result: CheckResult) -> None:
     async with subject.session() as session:
         elsewhere = await _episode(subject, session, seed)
         other = await _episode(subject, session, seed + 1)
-    ignored = subject.plan.ignored
-    result.figures = {
-        "steps": len(first) - 1,
-        "seed_matters": bool(list(differences(first, other, ignored))),
-    }
-    effect = (
-        "another seed gives another one"
-        if result.figures["seed_matters"]
-        else ("so it is with another seed")
-    )
-    result.summary = f"the same seed gives the same episode of {len(first) - 1} steps; {effect}"
+    ignored, steps = frozenset(subject.plan.ignore), len(first) - 1
+    seed_matters = any(differences(first, other, ignored))
+    result.figures = {"steps": steps, "seed_matters": seed_matters}
+    effect = "another seed gives another one" if seed_matters else "so it is with another seed"
+    result.summary = f"the same seed gives the same episode of {steps} steps; {effect}"
     for where, episode in (("in the same session", again), ("in another session", elsewhere)):
         differing = list(differences(first, episode, ignored))
         if differing:
             result.summary = "the same seed gives different episodes"
             result.findings.append(_finding(where, differing, shared=subject.shares_state))
             return
+
+
+async def check_processes(subject: Subject, result: CheckResult) -> None:
+    """Warn of each difference between the processes of a launch that the server has found."""
+    info = (await asyncio.to_thread(subject.status)).get("info") or {}
+    means = "a launch serves sessions otherwise than OpenEnv's server"
+    result.summary = "nothing seen that depends on the process that serves a session"
+    for sentence in dict.fromkeys([*info.get("differences", ()), *info.get("notes", ())]):
+        result.summary = "sessions may depend on the process that serves them"
+        result.findings.append(Finding(sentence, means, TABLE, is_failure=False))
 
 
 def _finding(where: str, differing: list[tuple[int, str, str]], *, shared: bool) -> Finding:
@@ -83,7 +93,7 @@ async def _episode(subject: Subject, session: TrialSession, seed: int) -> list[J
     for _ in range(STEPS):
         if frames[-1].get("done"):
             break
-        frames.append((await session.step(player.next())).data)
+        frames.append((await session.step(player())).data)
     return frames
 
 

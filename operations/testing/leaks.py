@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`leaks`: what stays of many sessions: memory, descriptors, threads, tasks, processes.
+"""`memory`: what a session holds, after a reset and a step. `leaks`: what stays of many sessions.
 
     a tenth more, to warm up ─▶ ten batches ─▶ looked at after each, when no session is left
                                      │ memory has grown?
@@ -17,13 +17,18 @@ import asyncio
 import itertools
 import statistics
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ...env_host.sessions.watch import LOOK_SECONDS
-from .memory import size
+from ...system.units import MB
 from .report import CheckResult, Finding
 from .session import SessionFailed
 from .subject import Holdings, Subject
+
+MOST_AT_ONCE = 32  # sessions that are held
+LARGE_BYTES = 256 * MB  # of one session: a machine holds some dozens of them, not thousands
 
 BATCHES = 10
 LATE_LOOKS = 5  # at memory, while as many sessions are played once more
@@ -55,6 +60,42 @@ _COUNTED = {
 }
 
 
+async def check_memory(subject: Subject, result: CheckResult) -> None:
+    """Hold sessions, and compare with none."""
+    count = min(MOST_AT_ONCE, subject.max_sessions)
+    before = await subject.settled()
+    async with AsyncExitStack() as stack:
+        for opened in range(count):
+            session = await stack.enter_async_context(subject.session())
+            player = subject.actions.player(opened)
+            await session.reset(seed=opened)
+            await session.step(player())
+            subject.tell(f"{opened + 1} of {count} sessions are held", opened + 1, count)
+        held = await asyncio.to_thread(subject.holdings)
+    each = max(0, held.memory_bytes - before.memory_bytes) // count
+    result.figures = {
+        "sessions": count,
+        "bytes_per_session": each,
+        "bytes_without_sessions": before.memory_bytes,
+        "threads_per_session": round((held.threads - before.threads) / count, 2),
+        "descriptors_per_session": round((held.descriptors - before.descriptors) / count, 2),
+    }
+    result.summary = (
+        f"{size(each)} a session, {size(before.memory_bytes)} without any "
+        f"({'one session' if count == 1 else f'{count} sessions'} held)"
+    )
+    if each > LARGE_BYTES:
+        result.findings.append(
+            Finding(
+                f"each session holds {size(each)}",
+                "a machine has memory for few sessions, and a burst of them ends it",
+                "load what sessions only read (a model, a data set) once, when the module is "
+                "imported: all sessions share that memory",
+                is_failure=False,
+            )
+        )
+
+
 async def check(subject: Subject, result: CheckResult) -> None:
     """Play sessions in batches, and look at the server's processes between them."""
     batch = max(1, subject.plan.sessions // BATCHES)
@@ -72,7 +113,14 @@ async def check(subject: Subject, result: CheckResult) -> None:
         per_session = growth(memory, batch * BATCHES // LATE_LOOKS)
         result.figures["memory_bytes_given_back"] = memory
     result.findings += findings(samples, batch, per_session)
-    result.figures |= _figures(samples, batch, run.played, per_session)
+    result.figures |= {
+        "sessions": run.played,
+        "sessions_between_samples": batch,
+        "bytes_per_session": None if per_session is None else round(per_session),
+    }
+    result.figures |= {
+        each.name: [getattr(held, each.name) for held in samples] for each in fields(Holdings)
+    }
     seen = size(max(LEAST_BYTES, largest_fall(memory)) / (batch * BATCHES))
     result.summary = (
         f"nothing stays of {run.played:,} sessions; of memory, less than {seen} a session would "
@@ -153,33 +201,28 @@ def findings(
     return found
 
 
+def size(count: float) -> str:
+    """Write a number of bytes for people."""
+    if abs(count) < 1000:
+        return f"{count:.0f} B"
+    if abs(count) < 1000_000:
+        return f"{count / 1000:.1f} kB"
+    return f"{count / MB:.1f} MB"
+
+
 def _slope(values: Sequence[float]) -> float:
     """The median of the slopes between all pairs, for each step."""
     pairs = itertools.combinations(enumerate(values), 2)
     return statistics.median([(b - a) / (j - i) for (i, a), (j, b) in pairs] or [0.0])
 
 
-def _figures(
-    samples: Sequence[Holdings], batch: int, played: int, bytes_per_session: float | None
-) -> dict[str, Any]:
-    return {
-        "sessions": played,
-        "sessions_between_samples": batch,
-        "bytes_per_session": None if bytes_per_session is None else round(bytes_per_session),
-        **{
-            name: [getattr(held, name) for held in samples]
-            for name in ("memory_bytes", "descriptors", "threads", "processes", "tasks")
-        },
-    }
-
-
+@dataclass(slots=True)
 class _Sessions:
     """Plays sessions, several at once."""
 
-    def __init__(self, subject: Subject, total: int) -> None:
-        self.total = total
-        self.played = 0
-        self._subject = subject
+    subject: Subject
+    total: int
+    played: int = 0
 
     async def play(self, count: int) -> None:
         """Play so many sessions.
@@ -190,22 +233,22 @@ class _Sessions:
         numbers = iter(range(self.played, self.played + count))
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(min(count, self._subject.together)):
+                for _ in range(min(count, self.subject.together)):
                     group.create_task(self._one_after_another(numbers))
         except* SessionFailed as failed:
             first = failed.exceptions[0]
             raise SessionFailed(f"after {self.played:,} sessions: {first}") from first
 
     async def _one_after_another(self, numbers: Any) -> None:
-        plan = self._subject.plan
+        plan = self.subject.plan
         for number in numbers:
-            player = self._subject.actions.player(number)
-            async with self._subject.session() as session:
+            player = self.subject.actions.player(number)
+            async with self.subject.session() as session:
                 frame = await session.reset(seed=number)
                 for _ in range(plan.steps):
                     if frame.data.get("done"):
                         break
-                    frame = await session.step(player.next())
+                    frame = await session.step(player())
             self.played += 1
             told = f"{self.played:,} of {self.total:,} sessions"
-            self._subject.tell(told, self.played, self.total)
+            self.subject.tell(told, self.played, self.total)

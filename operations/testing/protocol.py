@@ -157,7 +157,7 @@ class _Play:
 
     async def _step(self) -> bool:
         """Take a step; whether it was the episode's last."""
-        frame = await self._session.step(self._player.next())
+        frame = await self._session.step(self._player())
         self._steps_since_reset += 1
         if frame.kind == "error":
             self._refused[str(frame.error)] += 1

@@ -67,11 +67,6 @@ class CheckResult:
 
     def to_json(self) -> Json:
         """The result as JSON values."""
-        return {
-            "check": self.check,
-            "outcome": self.outcome.value,
-            "summary": self.summary,
-            "findings": [asdict(finding) for finding in self.findings],
-            "figures": self.figures,
-            "seconds": round(self.seconds, 3),
-        }
+        found = {**asdict(self), "outcome": self.outcome.value, "seconds": round(self.seconds, 3)}
+        del found["was_skipped"]
+        return found

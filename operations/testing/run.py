@@ -17,7 +17,7 @@ from typing import Any
 
 from ...processes.exits.exit_reason import ExitReason
 from ...system.units import MB
-from . import blocking, determinism, leaks, memory, processes, protocol
+from . import blocking, determinism, leaks, protocol
 from .report import CheckResult, Finding, Outcome
 from .session import SessionFailed
 from .subject import Subject
@@ -28,16 +28,15 @@ Check = Callable[[Subject, CheckResult], Awaitable[None]]
 # In this order: what a session costs is seen by a server that has had few of them.
 CHECKS: dict[str, Check] = {
     "protocol": protocol.check,
-    "memory": memory.check,
+    "memory": leaks.check_memory,
     "blocking": blocking.check,
     "determinism": determinism.check,
-    "processes": processes.check,
+    "processes": determinism.check_processes,
     "leaks": leaks.check,
 }
 MEASURING = ("memory", "blocking", "leaks")
 COME_BACK_SECONDS = 15.0  # of a server that has exited
 LOOK_SECONDS = 0.2
-_SKIPPED = "skipped, as asked for"
 
 
 async def run(
@@ -48,7 +47,7 @@ async def run(
     for name, check in CHECKS.items():
         result = CheckResult(name, was_skipped=name in skipped)
         if result.was_skipped:
-            result.summary = _SKIPPED
+            result.summary = "skipped, as asked for"
         else:
             await _run_one(check, subject, result)
         results.append(result)

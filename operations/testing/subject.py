@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is tested: one replica on this machine, as its clients and its processes show it."""
+"""What is tested: one replica on this machine, as its clients and its processes show it.
+
+The actions that are played are given ones, the schema's examples, or random ones that it allows.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,11 +19,13 @@ import psutil
 from ...environments.errors import NotAnswering
 from ...environments.http_get import ask
 from ...processes.exits.exit_reason import ExitReason
+from ...rollouts.policies.random_policy import sample
 from ...shim.client import ShimClient, ShimGone
-from .actions import Actions
+from ..options import EnvironmentTestOptions
 from .session import TrialSession
 
 Json = dict[str, Any]
+Player = Callable[[], Json]  # draws one action after another
 
 ASK_SECONDS = 30.0
 SETTLE_SECONDS = 10.0  # until what has ended has let go of everything
@@ -38,15 +44,23 @@ class Holdings:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """How an environment is tested: the options of the request."""
+class Actions:
+    """Where the actions of a test come from.
 
-    sessions: int
-    concurrency: int
-    steps: int
-    seed: int
-    step_timeout_seconds: float
-    ignored: frozenset[str]  # fields of observations
+    Attributes:
+        schema: The JSON schema of an action, as `GET /schema` says it.
+        known: Actions to choose from; empty: they are drawn from the schema.
+        origin: The words for it in the report.
+    """
+
+    schema: Json
+    known: Sequence[Json]
+    origin: str
+
+    def player(self, seed: object) -> Player:
+        """Return what draws actions, the same ones for the same seed."""
+        rng = random.Random(str(seed))  # noqa: S311  # an action is no secret
+        return lambda: rng.choice(self.known) if self.known else sample(self.schema, rng)
 
 
 @dataclass(slots=True)
@@ -58,7 +72,7 @@ class Subject:
     socket_path: str  # of its shim
     schemas: Json  # of action, observation and state
     actions: Actions
-    plan: Plan
+    plan: EnvironmentTestOptions
     tell: Callable[[str, int, int], None]  # what is done now; how much of how much
     max_sessions: int = 1
     shares_state: bool = False  # among all sessions
@@ -108,7 +122,11 @@ class Subject:
     def holdings(self) -> Holdings:
         """Return what the server's processes hold now. Blocks."""
         memory = descriptors = threads = 0
-        found = self._processes()
+        found: list[psutil.Process] = []
+        if pid := self.status().get("pid"):
+            with contextlib.suppress(psutil.Error):
+                root = psutil.Process(pid)
+                found = [root, *root.children(recursive=True)]
         for process in found:
             with contextlib.suppress(psutil.Error):
                 memory += process.memory_full_info().uss
@@ -131,12 +149,14 @@ class Subject:
             before = counts
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _processes(self) -> list[psutil.Process]:
-        pid = self.status().get("pid")
-        if not pid:
-            return []
-        try:
-            root = psutil.Process(pid)
-            return [root, *root.children(recursive=True)]
-        except psutil.Error:
-            return []
+
+def actions_of(schema: Json, given: Sequence[Json]) -> Actions:
+    """Choose: what the user has given, or else the examples in the schema, or else random ones.
+
+    An example is one of the model (`model_config = {"json_schema_extra": {"examples": [{…}]}}`).
+    """
+    if given:
+        return Actions(schema, given, "the given actions")
+    if examples := [each for each in schema.get("examples") or [] if isinstance(each, dict)]:
+        return Actions(schema, examples, "the examples of the action's schema")
+    return Actions(schema, (), "random actions by the action's schema")

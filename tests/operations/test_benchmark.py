@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import secrets
 import signal
 from collections.abc import Callable, Iterator
@@ -17,7 +18,6 @@ from pydantic import ValidationError
 
 from openenvd.bench.plan import InvalidPlan
 from openenvd.environments.errors import NotAnswering
-from openenvd.executor.worker.main import find_operation
 from openenvd.operations import registry
 from openenvd.operations.benchmark import BenchmarkPayload
 
@@ -33,7 +33,7 @@ def run(home: Path) -> Iterator[Run]:
     launched: list[str] = []
 
     def call(operation: str, *, progress: Any = lambda _: None, **payload: Any) -> Any:
-        function = find_operation(registry.dotted_name(registry.by_name(operation)))
+        function = pkgutil.resolve_name(registry.dotted_name(registry.by_name(operation)))
         result = json.loads(json.dumps(function(payload, REQUEST_ID, str(home), progress)))
         if operation == "launch":
             launched.append(result["environment"]["name"])

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +17,14 @@ from pydantic import ValidationError
 from openenvd.environments import run_files
 from openenvd.environments.errors import EnvironmentsError, NotAnswering
 from openenvd.environments.layout import Layout
-from openenvd.executor.worker.main import find_operation
-from openenvd.operations import registry
 from openenvd.operations.check import problems
 from openenvd.shim.client import ShimClient
 
-LAUNCH_ID = secrets.token_hex(8)  # names cgroups, which all tests share
+from .conftest import LAUNCH_ID, Run
+
 FAILS_TO_IMPORT = "import a_module_that_nobody_has\n"
 EXITS = 'import os\nprint("no licence", flush=True)\nos._exit(7)\n'
 NEVER_READY = 'import threading\nprint("loading", flush=True)\nthreading.Event().wait()\n'
-
-Run = Callable[..., Any]
-
-
-@pytest.fixture
-def run(home: Path) -> Run:
-    """`run("launch", source="echo")`, as a worker does it."""
-
-    def call(operation: str, *, progress: Any = lambda _: None, **payload: Any) -> Any:
-        function = find_operation(registry.dotted_name(registry.by_name(operation)))
-        return json.loads(json.dumps(function(payload, LAUNCH_ID, str(home), progress)))
-
-    return call
 
 
 def write_class(folder: Path, code: str) -> str:
@@ -187,13 +170,13 @@ def test_replicas_of_a_killed_launch_are_found_and_stopped(
 ) -> None:
     code = """
 import os, signal, sys
-from openenvd.operations import registry
+from openenvd.operations.launch import Launch
 
 def progress(told):
     if told.get("phase") == "starting":
         os.kill(os.getpid(), signal.SIGKILL)
 
-registry.run.launch({"source": "echo"}, sys.argv[1], sys.argv[2], progress)
+Launch.call({"source": "echo"}, sys.argv[1], sys.argv[2], progress)
 """
     done = subprocess.run([sys.executable, "-c", code, LAUNCH_ID, str(home)], check=False)
     assert done.returncode == -signal.SIGKILL

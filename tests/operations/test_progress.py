@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from openenvd.environments.providers.base import StartedReplica
 from openenvd.operations.base import OperationContext
 from openenvd.operations.progress import (
     FILE,
     MOST_SOURCES,
     MOST_TIMES,
-    LastingWait,
     Phases,
+    ReplicasAwaited,
     eta_seconds,
 )
 
@@ -92,20 +93,22 @@ def test_a_wait_that_lasts_is_said_once_with_what_ends_it_and_what_would_be_read
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reported: list[dict[str, Any]] = []
-    wait = LastingWait(OperationContext("0123456789ab", tmp_path, reported.append))
-    text, fewer = "2 of 3 replicas are ready; 1 waits: no node", "with --replicas 2 it would be"
-    for seconds in (540.0, 530.0):
-        wait.note(text, seconds, done=2, total=3, fewer=fewer)
-    wait.note("another reason", 90.0, done=2, total=3)
-    assert capsys.readouterr().out.splitlines() == [
-        f"{text}; gives up in 9 min, openenv cancel 01234567 ends it; {fewer}",
-        "another reason; gives up in 90 s, openenv cancel 01234567 ends it",
+    context = OperationContext("0123456789ab", tmp_path, reported.append)
+    awaited = ReplicasAwaited(context, 2, offers_fewer=True)
+    awaited.on_ready(StartedReplica("trial-0", 0, pid=7))
+    for reason, seconds in (("no node", 540.0), ("no node", 530.0), ("no image", 90.0)):
+        awaited.on_lasting(reason, seconds)
+    ready, *said = capsys.readouterr().out.splitlines()
+    assert ready.startswith("replica 0 (pid 7) is ready (")
+    ends, fewer = "openenv cancel 01234567 ends it", "with --replicas 1 it would be ready by now"
+    assert said == [
+        f"no node; gives up in 9 min, {ends}; {fewer}",
+        f"no image; gives up in 90 s, {ends}; {fewer}",
     ]
-    assert [each["at_most_seconds"] for each in reported] == [540.0, 530.0, 90.0]
-    assert reported[0] | {"at_most_seconds": 0} == {
-        "phase": "waiting",
-        "message": text,
-        "done": 2,
-        "total": 3,
-        "at_most_seconds": 0,
-    }
+    counts = {"phase": "waiting", "done": 1, "total": 2}
+    assert reported == [
+        {**counts, "message": "1 of 2 replicas ready"},
+        {**counts, "message": "no node", "at_most_seconds": 540.0},
+        {**counts, "message": "no node", "at_most_seconds": 530.0},
+        {**counts, "message": "no image", "at_most_seconds": 90.0},
+    ]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import subprocess
 import sys
 from typing import Any
@@ -11,7 +12,6 @@ import pytest
 from pydantic import ValidationError
 
 from openenvd.environments.gateway.process import HOST_VARIABLE
-from openenvd.executor.worker.main import find_operation
 from openenvd.operations import registry
 from openenvd.operations.base import Operation
 from openenvd.operations.launch import LaunchPayload
@@ -30,7 +30,7 @@ def test_what_starts_replicas_builds_or_plays_is_long_and_everything_else_is_sho
 @all_operations
 def test_a_worker_finds_each_operation_by_its_dotted_name(operation: type[Operation]) -> None:
     assert registry.by_name(operation.name) is operation
-    assert callable(find_operation(registry.dotted_name(operation)))
+    assert callable(pkgutil.resolve_name(registry.dotted_name(operation)))
 
 
 @all_operations

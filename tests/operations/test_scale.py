@@ -26,12 +26,12 @@ from openenvd.environments.errors import (
 )
 from openenvd.environments.layout import Layout
 from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
-from openenvd.executor.worker.main import find_operation
 from openenvd.operations import registry
 from openenvd.shim.client import ShimClient, read_status_file
 from openenvd.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
 
-LAUNCH_ID, CHANGE_ID = secrets.token_hex(8), secrets.token_hex(8)
+from .conftest import CHANGE_ID, LAUNCH_ID, Run
+
 WAIT_SECONDS = 60.0
 # A class that cannot be imported any more when its switch is there.
 SAMPLE = """
@@ -42,26 +42,6 @@ if pathlib.Path({switch!r}).exists():
 class Sample(EchoEnvironment):
     pass
 """
-
-Run = Callable[..., Any]
-
-
-@pytest.fixture
-def run(home: Path) -> Run:
-    """`run("scale", name="echo", replicas=2)`, as a worker does it."""
-
-    def call(
-        operation: str,
-        *,
-        progress: Any = lambda _: None,
-        request_id: str = CHANGE_ID,
-        **payload: Any,
-    ) -> Any:
-        function = find_operation(registry.dotted_name(registry.by_name(operation)))
-        request_id = LAUNCH_ID if operation == "launch" else request_id
-        return json.loads(json.dumps(function(payload, request_id, str(home), progress)))
-
-    return call
 
 
 @pytest.fixture
@@ -289,7 +269,7 @@ def test_new_replicas_are_counted_until_all_are_ready(run: Run, launch: Callable
     run("scale", name="echo", replicas=3, progress=told.append)
     waiting = [event for event in told if event.get("phase") == "waiting"]
     assert [(each["done"], each["total"]) for each in waiting] == [(0, 2), (1, 2), (2, 2)]
-    assert waiting[1]["message"] == "1 of 2 new replicas ready"
+    assert waiting[1]["message"] == "1 of 2 replicas ready"
 
 
 @pytest.mark.parametrize("operation", ["restart", "down"])

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from openenvd.operations.options import CHECK_NAMES
-from openenvd.operations.testing.actions import actions_of
 from openenvd.operations.testing.blocking import Call, judge
 from openenvd.operations.testing.determinism import differences
 from openenvd.operations.testing.leaks import growth, largest_fall, left_over
 from openenvd.operations.testing.protocol import differences as schema_differences
 from openenvd.operations.testing.report import CheckResult, Finding
 from openenvd.operations.testing.run import CHECKS, note_exits
+from openenvd.operations.testing.subject import actions_of
 from openenvd.processes.exits.exit_reason import ExitKind, ExitReason
 
 MB = 1_000_000
@@ -90,10 +90,10 @@ def test_differences_name_the_step_and_the_field_but_ignored_ones() -> None:
 
 def test_actions_are_the_given_ones_else_examples_else_random_and_repeatable() -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    assert actions_of(schema, [{"n": 1}]).player(0).next() == {"n": 1}
-    assert actions_of({**schema, "examples": [{"n": 2}]}, ()).player(0).next() == {"n": 2}
+    assert actions_of(schema, [{"n": 1}]).player(0)() == {"n": 1}
+    assert actions_of({**schema, "examples": [{"n": 2}]}, ()).player(0)() == {"n": 2}
     drawn = [actions_of(schema, ()).player(7) for _ in range(2)]
-    one, other = ([player.next() for _ in range(5)] for player in drawn)
+    one, other = ([player() for _ in range(5)] for player in drawn)
     assert one == other
     assert all(isinstance(action["n"], int) for action in one)
 
