@@ -4,18 +4,15 @@
     entry.py        what the console scripts call
     main.py         the command group, and where errors become exit codes
     exit_codes.py   the exit codes, and which error or outcome has which
-    up.py           up, stop, info
+    up.py           up, stop, info, config
     check.py        check
-    config.py       config
     launch.py       launch
     scale.py        scale, restart
     rollout.py      rollout
     bench.py        bench
     test.py         test
     status.py       status
-    address.py      address
-    dashboard.py    dashboard
-    gateway.py      gateway status
+    addresses.py    address, dashboard, gateway status
     watch.py        status --watch
     requests.py     requests, wait, retry, cancel
     logs.py         logs

@@ -13,7 +13,7 @@ import click
 from ..client.sources import working_folder
 from ..operations.options import BenchmarkOptions
 from . import completion
-from .following import async_option, follow, leave, submit
+from .following import async_option, carry_out
 from .options import connect, declared_options, given_options, json_option, seconds
 from .output import Output, good
 
@@ -53,7 +53,7 @@ def numbers(read: Callable[[str], float], what: str) -> Callable[[str], list[flo
 )  # fmt: skip
 @async_option
 @json_option
-def bench(name: str, as_json: bool, is_async: bool, **options: Any) -> int:
+def bench(name: str, output: Output, is_async: bool, **options: Any) -> int:
     """Measure how many sessions an environment holds at once, and how long they take.
 
     Connect, reset, one step that waits, close; all sessions of a batch connect at once, as training
@@ -61,7 +61,6 @@ def bench(name: str, as_json: bool, is_async: bool, **options: Any) -> int:
     OpenEnv's client gives it. Counts the connections that the kernel dropped. Writes raw.jsonl,
     summary.csv and two figures. Ctrl-C detaches, a second one cancels.
     """
-    output = Output(as_json=as_json)
     folder = options["output_dir"]
     said = {
         "requests_grid": options["requests_grid"],
@@ -73,10 +72,8 @@ def bench(name: str, as_json: bool, is_async: bool, **options: Any) -> int:
     client = connect(output)
     client.environment(name)  # an unknown name is refused at once, with similar names
     given = {key: value for key, value in said.items() if value is not None}
-    request = submit(client, "benchmark", {"name": name, **given}, {})
-    if is_async:
-        return leave(request, output)
-    return follow(client, request, output, _conclude)
+    payload = {"name": name, **given}
+    return carry_out(client, "benchmark", payload, output, _conclude, is_async=is_async)
 
 
 def read_action(text: str | None) -> dict[str, Any] | None:

@@ -51,7 +51,7 @@ OPTIONS = ("memory_mb", "gpus", "engine_options")
 @declared_options(LaunchOptions, OPTIONS)
 @set_option(LaunchOptions, only=("ready_timeout_seconds",))
 @json_option
-def check(source: str | None, provider: str | None, as_json: bool, **options: Any) -> int:
+def check(source: str | None, provider: str | None, output: Output, **options: Any) -> int:
     """Check this machine: what keeps it from its best, and which providers and gateway work.
 
     Each problem has the command that mends it.
@@ -60,7 +60,6 @@ def check(source: str | None, provider: str | None, as_json: bool, **options: An
     taken down again. Says at which step that stopped, and why. Where nodes pull images, as those
     of Kubernetes do, SOURCE is one: docker://IMAGE.
     """
-    output = Output(as_json=as_json)
     given = given_options(LaunchOptions, options)
     if provider is None:
         if source is not None or given:
@@ -82,8 +81,7 @@ def check(source: str | None, provider: str | None, as_json: bool, **options: An
 def _look(output: Output) -> int:
     result = run(connect(output), "check", {})["result"]
     output.json(result)
-    for line in _lines(dict(result)):
-        output.result(line)
+    output.result(*_lines(dict(result)))
     return exit_codes.OK
 
 
@@ -141,8 +139,7 @@ class _Trial:
                 self._try(client)
         except ClientError as exc:  # the daemon has gone meanwhile
             told |= exc.to_json()
-            for line in error_lines(exc):
-                self.output.note(line)
+            self.output.note(*error_lines(exc))
             return exit_codes.of_error(exc)
         finally:
             self.output.json(told)
@@ -159,20 +156,18 @@ class _Trial:
     def _step(self, step: str, take: Callable[[], list[str]]) -> bool:
         """Take a step and tell its outcome; whether it was good."""
         started = time.monotonic()
-        told: list[str | None] = []
-        lines: list[str] = []
         problem = remedy = None
+        log: list[str] = []  # its last lines
         try:
-            told += take()
+            told: list[str | None] = [*take()]
         except (RequestFailed, ApiRefused, _Missing) as exc:
-            problem, *lines = exc.message.splitlines()
+            problem, *log = exc.message.splitlines()
             remedy = self._remedy(exc)
             told = [problem, remedy]
         self.output.result(_line(f"{step:7}", told, problem is None))
-        for line in lines:  # the last ones of its log
-            self.output.result(faint(f"    │ {plain(line)}"))
-        taken = {"step": step, "seconds": round(time.monotonic() - started, 3)}
-        self.steps.append({**taken, "problem": problem, "remedy": remedy})
+        self.output.result(*(faint(f"    │ {plain(line)}") for line in log))
+        seconds = round(time.monotonic() - started, 3)
+        self.steps.append({"step": step, "seconds": seconds, "problem": problem, "remedy": remedy})
         return problem is None
 
     def _remedy(self, error: ClientError) -> str | None:
@@ -197,9 +192,10 @@ class _Trial:
         while request["state"] in ("PENDING", "RUNNING"):
             time.sleep(LOOK_SECONDS)
             request = client.request(request["id"])
-            waits_for = _waits_for(client.environment(self.name))
-            if waits_for not in ("", told):
-                told = waits_for
+            replicas = client.environment(self.name)["replicas"]
+            reason = next((each["message"] for each in replicas if each.get("message")), told)
+            if reason != told:  # why its replica is not ready yet, in the provider's words
+                told = reason
                 self.output.note(faint(f"    {plain(told)}"))
         if request["state"] != "SUCCEEDED":
             raise RequestFailed(request)
@@ -217,11 +213,6 @@ class _Trial:
             if exc.kind != "not_found":  # it was refused before it had its name
                 raise
         return ["nothing of it is left"]
-
-
-def _waits_for(environment: Json) -> str:
-    """Why its replica is not ready yet, in the provider's words."""
-    return next((each["message"] for each in environment["replicas"] if each.get("message")), "")
 
 
 @contextlib.contextmanager

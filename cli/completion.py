@@ -3,12 +3,14 @@
 
     the shell ──_OPENENV_COMPLETE──▶ click ──▶ names and ids, from the daemon that runs
 
-No daemon is started for it, and one that does not answer soon has no names. The functions are what
-click's `shell_complete` of a parameter takes.
+No daemon is started for it, and one that does not answer soon has no names. `providers`, `sources`
+and the names at the end are what click's `shell_complete` of a parameter takes.
 """
 
 from __future__ import annotations
 
+import contextlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,11 +18,13 @@ import click
 from . import exit_codes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from click.shell_completion import CompletionItem
 
     from ..client.api import DaemonClient
+
+    Completing = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 Json = dict[str, Any]
 Names = list[tuple[str, str]]  # each with what a shell shows beside it
@@ -30,7 +34,6 @@ ANSWER_SECONDS = 1.0  # somebody waits at a prompt
 SHELLS = ("bash", "zsh", "fish")
 # Those of `environments/engines/registry.py`, which a command line does not import.
 PROVIDERS = ("local", "docker", "swarm", "slurm", "ray", "kubernetes")
-_ACTIVE = ("PENDING", "RUNNING")
 
 
 @click.command()
@@ -53,39 +56,11 @@ def completion(shell: str) -> int:
     return exit_codes.OK
 
 
-def environments(
-    _context: click.Context, _parameter: click.Parameter, begun: str
-) -> list[CompletionItem]:
-    """Complete the name of an environment."""
-    return _items(begun, _names(_environments))
-
-
-def usable_environments(
-    _context: click.Context, _parameter: click.Parameter, begun: str
-) -> list[CompletionItem]:
-    """Complete the name of an environment that has not failed."""
-    return _items(begun, (each for each in _names(_environments) if each[1] != "failed"))
-
-
 def providers(
     _context: click.Context, _parameter: click.Parameter, begun: str
 ) -> list[CompletionItem]:
     """Complete the name of a provider."""
-    return _items(begun, ((name, "") for name in PROVIDERS))
-
-
-def active_requests(
-    _context: click.Context, _parameter: click.Parameter, begun: str
-) -> list[CompletionItem]:
-    """Complete the id of a request that has not ended."""
-    return _items(begun, _names(_active_requests))
-
-
-def environments_and_requests(
-    _context: click.Context, _parameter: click.Parameter, begun: str
-) -> list[CompletionItem]:
-    """Complete either."""
-    return _items(begun, _names(_environments, _requests))
+    return _items(begun, [(name, "") for name in PROVIDERS])
 
 
 def sources(
@@ -96,31 +71,40 @@ def sources(
 
     from ..client.sources import bundled_names
 
-    found = _items(begun, ((name, "bundled") for name in sorted(bundled_names())))
+    found = _items(begun, [(name, "bundled") for name in sorted(bundled_names())])
     return found or [CompletionItem(begun, type="dir")]
 
 
-def _items(begun: str, found: Iterable[tuple[str, str]]) -> list[CompletionItem]:
+def _names_of(*questions: Callable[[DaemonClient], Names]) -> Completing:
+    """Return what completes names from the answers of the daemon."""
+
+    def complete(
+        _context: click.Context, _parameter: click.Parameter, begun: str
+    ) -> list[CompletionItem]:
+        return _items(begun, _ask(questions))
+
+    return complete
+
+
+def _items(begun: str, found: Names) -> list[CompletionItem]:
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(text, help=told) for text, told in found if text.startswith(begun)]
 
 
-def _names(*questions: Callable[[DaemonClient], Names]) -> Names:
+def _ask(questions: tuple[Callable[[DaemonClient], Names], ...]) -> Names:
     """Return what the daemon answers; it is asked no more once it has not answered."""
     from ..client import daemon
     from ..client.errors import ClientError
     from ..server.settings import Paths
 
     found: Names = []
-    try:
+    with contextlib.suppress(ClientError):
         paths = Paths.from_environment()
         client = daemon.find(paths, any_version=True, answer_seconds=ANSWER_SECONDS)
         if client is not None:
             for question in questions:
                 found += question(client)
-    except ClientError:
-        pass
     return found
 
 
@@ -128,16 +112,21 @@ def _environments(client: DaemonClient) -> Names:
     return [(each["name"], each["state"].lower()) for each in client.environments()]
 
 
-def _requests(client: DaemonClient) -> Names:
-    return [_name_of(each) for each in client.requests(limit=REQUESTS)]
+def _usable(client: DaemonClient) -> Names:
+    return [each for each in _environments(client) if each[1] != "failed"]
 
 
-def _active_requests(client: DaemonClient) -> Names:
-    found = client.requests(limit=REQUESTS)
-    return [_name_of(each) for each in found if each["state"] in _ACTIVE]
-
-
-def _name_of(request: Json) -> tuple[str, str]:
+def _requests(client: DaemonClient, *, states: tuple[str, ...] = ()) -> Names:
     from .phrases import short_id
 
-    return short_id(request["id"]), f"{request['label']}, {request['state'].lower()}"
+    return [
+        (short_id(each["id"]), f"{each['label']}, {each['state'].lower()}")
+        for each in client.requests(limit=REQUESTS)
+        if not states or each["state"] in states
+    ]
+
+
+environments = _names_of(_environments)
+usable_environments = _names_of(_usable)
+environments_and_requests = _names_of(_environments, _requests)
+active_requests = _names_of(partial(_requests, states=("PENDING", "RUNNING")))

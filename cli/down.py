@@ -24,12 +24,11 @@ from .output import Output, good
 @click.option("--async", "is_async", is_flag=True, help="Print the requests' ids, and return.")
 @json_option
 def down(
-    names: tuple[str, ...], everything: bool, strays: bool, is_async: bool, as_json: bool
+    names: tuple[str, ...], everything: bool, strays: bool, is_async: bool, output: Output
 ) -> int:
     """Take environments down, and cancel launches that are still under way."""
     if [bool(names), everything, strays].count(True) != 1:
         raise click.UsageError("name environments, or use --all, or --strays")
-    output = Output(as_json=as_json)
     if strays:
         return _down_strays(output, is_async=is_async)
     client = connect(output)
@@ -68,20 +67,18 @@ def _down_strays(output: Output, *, is_async: bool) -> int:
         stopped = ended["result"]["stopped"]
         output.result(f"{good('✓')} stopped {phrases.plural(len(stopped), 'stray')}")
     else:
-        for line in request_failure(ended):
-            output.note(line)
+        output.note(*request_failure(ended))
     output.json({"requests": [ended]})
     return exit_codes.of_requests([ended])
 
 
 @click.command()
 @json_option
-def prune(as_json: bool) -> int:
+def prune(output: Output) -> int:
     """Remove virtual environments of projects that no environment uses.
 
     The next launch of such a project installs its dependencies again.
     """
-    output = Output(as_json=as_json)
     result = run(connect(output), "prune", {})["result"]
     output.json(result)
     for venv in result["removed"]:
@@ -106,8 +103,7 @@ def _submit(
             if ignore_gone and exc.kind == "not_found":
                 continue
             refused.append(exc)
-            for line in error_lines(exc):
-                output.note(line)
+            output.note(*error_lines(exc))
     return submitted, refused
 
 

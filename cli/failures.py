@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..client.errors import ApiRefused, ClientError
@@ -61,52 +61,37 @@ def environment_failure(environment: dict[str, Any]) -> list[str]:
         error = environment.get("error") or {}
         lines += [*_block(name, environment["state"], error), f"  Log: openenv logs {name}"]
     for replica in environment["replicas"]:
-        if replica.get("message") and (replica["state"] not in _SETTLED or replica.get("restarts")):
-            lines.append(f"  {name} replica {replica['ordinal']}: {plain(replica['message'])}")
-        lines += _abandoned(name, replica)
-        lines += _left(name, replica)
-        lines += _exits(name, replica)
+        lines += _remarks(name, replica)
     return lines
 
 
-def _abandoned(name: str, replica: dict[str, Any]) -> list[str]:
-    """Abandoned steps: they still run although their sessions have ended."""
-    return [
-        f"  {name} replica {replica['ordinal']}: shard {one['shard']}: "
-        f"{phrases.plural(one['count'], 'abandoned step')} "
-        f"{'has' if one['count'] == 1 else 'have'} run for "
-        f"{phrases.duration(time.time() - one['since'])}"
-        for one in replica.get("abandoned") or ()
-    ]
-
-
-def _left(name: str, replica: dict[str, Any]) -> list[str]:
-    """Programs that sessions have left behind, and that hold memory."""
-    left = replica.get("left") or []
-    if not left:
-        return []
-    each = [f"{plain(one['name'])} (pid {one['pid']}, {one['bytes'] / MB:.0f} MB)" for one in left]
-    where, them = f"  {name} replica {replica['ordinal']}:", "it" if len(left) == 1 else "them"
-    what = f"ended sessions have left {', '.join(each)} behind"
-    return [f"{where} {what}; openenv restart {name} ends {them}"]
-
-
-def _exits(name: str, replica: dict[str, Any]) -> list[str]:
-    """The last processes that died in a replica that lives, and how many others there were."""
+def _remarks(name: str, replica: dict[str, Any]) -> Iterator[str]:
+    """Why a replica is not well: its state, abandoned steps, programs left behind, last exits."""
+    where, now = f"  {name} replica {replica['ordinal']}:", time.time()
+    if replica.get("message") and (replica["state"] not in _SETTLED or replica.get("restarts")):
+        yield f"{where} {plain(replica['message'])}"
+    for one in replica.get("abandoned") or ():  # steps that run although their sessions have ended
+        steps = phrases.plural(one["count"], "abandoned step")
+        has = "has" if one["count"] == 1 else "have"
+        ran = phrases.duration(now - one["since"])
+        yield f"{where} shard {one['shard']}: {steps} {has} run for {ran}"
+    if left := replica.get("left"):
+        programs = (f"{plain(p['name'])} (pid {p['pid']}, {p['bytes'] / MB:.0f} MB)" for p in left)
+        them = "it" if len(left) == 1 else "them"
+        what = f"ended sessions have left {', '.join(programs)} behind"
+        yield f"{where} {what}; openenv restart {name} ends {them}"
     exits = replica.get("exits") or []
     if not exits or replica["state"] != ReplicaState.READY:
-        return []
-    lines, where, shown = [], f"  {name} replica {replica['ordinal']}:", exits[:_MAX_EXITS]
-    for one in shown:
-        ago = phrases.duration(time.time() - (one.get("at") or time.time()))
-        lines.append(f"{where} {ago} ago {plain(one['message'])}")
+        return
+    for one in exits[:_MAX_EXITS]:
+        ago = phrases.duration(now - (one.get("at") or now))
+        yield f"{where} {ago} ago {plain(one['message'])}"
         if one.get("hint"):
-            lines.append(f"    Try: {plain(one['hint'])}")
+            yield f"    Try: {plain(one['hint'])}"
     kinds = replica.get("exit_kinds") or {}
-    if sum(kinds.values()) > len(shown):
+    if sum(kinds.values()) > len(exits[:_MAX_EXITS]):
         counts = ", ".join(f"{count} {_EXITED.get(kind, kind)}" for kind, count in kinds.items())
-        lines.append(f"{where} so far {counts}")
-    return lines
+        yield f"{where} so far {counts}"
 
 
 def error_lines(error: ClientError) -> list[str]:

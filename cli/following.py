@@ -70,6 +70,21 @@ def submit(client: DaemonClient, operation: str, payload: Json, options: Json) -
         raise in_words(exc, click.get_current_context().command) from None
 
 
+def carry_out(
+    client: DaemonClient,
+    operation: str,
+    payload: Json,
+    output: Output,
+    conclude: Conclusion,
+    *,
+    is_async: bool,
+    options: Json | None = None,
+) -> int:
+    """Queue a request, and leave it or follow it to its end; returns the exit code."""
+    request = submit(client, operation, payload, options or {})
+    return leave(request, output) if is_async else follow(client, request, output, conclude)
+
+
 def leave(request: Json, output: Output) -> int:
     """Print the request's id, by which it is found again; returns the exit code."""
     if not output.as_json:
@@ -97,8 +112,7 @@ def follow(
     if final.get("error") is not None:
         answer["error"] = final["error"]
     output.json(answer)
-    for line in lines:
-        output.result(line)
+    output.result(*lines)
     return exit_codes.of_request(final)
 
 
@@ -107,50 +121,33 @@ class Detached(Exception):
 
 
 @dataclass
-class Screen:
+class _Screen:
     """stderr while a request runs: log lines, and on a terminal a line that moves below them."""
 
     output: Output
-    status: Status | None = None  # None: no terminal, and the log names the phases, too
+    status: Status | None  # None: no terminal, and the log names the phases, too
+    is_told_later: Callable[[str], bool]
+    seen: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_LINES))
+    rest: str = ""  # of the log, behind its last complete line
 
-    def line(self, text: str) -> None:
-        """Show a log line."""
-        if self.status is None:
-            self.output.note(text)
-        else:
-            self.status.console.print(text, soft_wrap=True)
+    def log(self, text: str, *, is_end: bool = False) -> None:
+        """Show the lines that a piece of the log completes."""
+        *lines, self.rest = (self.rest + text).split("\n")
+        if is_end and self.rest:
+            lines.append(self.rest)
+        for line in (each.rstrip("\r") for each in lines):
+            if self.is_told_later(line):
+                continue
+            self.seen.append(line)
+            if self.status is None:
+                self.output.note(coloured(line))
+            else:
+                self.status.console.print(coloured(line), soft_wrap=True)
 
     def phase(self, request: Json, progress: Json) -> None:
         """Show what is being done now."""
         if self.status is not None:
             self.status.update(drawn_phase(request, progress))
-
-
-@dataclass
-class _Log:
-    """Assembles pieces of the log into lines, and remembers the last ones."""
-
-    screen: Screen
-    is_told_later: Callable[[str], bool]
-    rest: str = ""
-    seen: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_LINES))
-
-    def add(self, text: str) -> None:
-        *lines, self.rest = (self.rest + text).split("\n")
-        for line in lines:
-            self._show(line)
-
-    def end(self) -> None:
-        if self.rest:
-            self._show(self.rest)
-            self.rest = ""
-
-    def _show(self, line: str) -> None:
-        line = line.rstrip("\r")
-        if self.is_told_later(line):
-            return
-        self.seen.append(line)
-        self.screen.line(coloured(line))
 
 
 def follow_request(
@@ -170,27 +167,25 @@ def follow_request(
         KeyboardInterrupt: The same, of a request that does not go on without its command.
     """
     try:
-        with _screen(output, plain(request["label"])) as screen:
-            log = _Log(screen, is_told_later)
-            final = request
+        final = request
+        with _screen(output, plain(request["label"]), is_told_later) as screen:
             for event in following.follow(client, request["id"], reconnect=reconnect):
                 match event.name:
                     case "log":
-                        log.add(event.data["text"])
+                        screen.log(event.data["text"])
                     case "progress" if event.data.get("message"):
                         screen.phase(final, event.data)
                     case "state":
                         final = event.data
                         screen.phase(final, {})
-            log.end()
+            screen.log("", is_end=True)
     except KeyboardInterrupt:
         if not detaches:
             raise
         _detach(client, request, output)
         raise Detached from None
     if final["state"] != RequestState.SUCCEEDED:
-        for line in request_failure(final, shown=log.seen):
-            output.note(line)
+        output.note(*request_failure(final, shown=screen.seen))
     return final
 
 
@@ -238,14 +233,13 @@ def _estimate(progress: dict[str, Any]) -> str:
 
 
 @contextmanager
-def _screen(output: Output, label: str) -> Iterator[Screen]:
+def _screen(output: Output, label: str, is_told_later: Callable[[str], bool]) -> Iterator[_Screen]:
     if not sys.stderr.isatty():
-        yield Screen(output)
+        yield _Screen(output, None, is_told_later)
         return
-    console = new_console(sys.stderr)
     style = "cyan" if is_coloured(sys.stderr) else ""
-    with console.status(label, spinner_style=style) as status:
-        yield Screen(output, status)
+    with new_console(sys.stderr).status(label, spinner_style=style) as status:
+        yield _Screen(output, status, is_told_later)
 
 
 def _detach(client: DaemonClient, request: dict[str, Any], output: Output) -> None:

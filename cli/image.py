@@ -10,7 +10,7 @@ import click
 from ..client.sources import read_source, working_folder
 from ..operations.options import ImageOptions, RequestOptions
 from . import completion
-from .following import RARE, follow, leave, submit, submit_options
+from .following import RARE, carry_out, submit_options
 from .option_groups import set_option
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, good
@@ -27,13 +27,12 @@ def image() -> None:
 @set_option(RequestOptions, only=RARE)
 @submit_options
 @json_option
-def build(source: str, as_json: bool, is_async: bool, **options: Any) -> int:
+def build(source: str, output: Output, is_async: bool, **options: Any) -> int:
     """Build the image of an environment: a bundled name, a folder with openenv.yaml, module:Class.
 
     It has a Python, what the project needs, the project, and the server that local environments
     have. Built again only when one of its files has changed. Needs the `docker` command.
     """
-    output = Output(as_json=as_json)
     here = working_folder()
     found = read_source(source, here)
     if found.note is not None:
@@ -41,17 +40,13 @@ def build(source: str, as_json: bool, is_async: bool, **options: Any) -> int:
     client = connect(output)
     given = given_options(ImageOptions, options)
     payload = {"source": found.text, "cwd": str(here), **given}
-    request = submit(client, "build_image", payload, options)
-    if is_async:
-        return leave(request, output)
+    return carry_out(
+        client, "build_image", payload, output, _conclude, is_async=is_async, options=options
+    )
 
-    def conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        built = (final.get("result") or {}).get("image")
-        lines = (
-            []
-            if built is None
-            else [f"{good('✓')} {built}", "", f"  openenv launch docker://{built}"]
-        )
-        return {"image": built}, lines
 
-    return follow(client, request, output, conclude)
+def _conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    built = (final.get("result") or {}).get("image")
+    if built is None:
+        return {"image": None}, []
+    return {"image": built}, [f"{good('✓')} {built}", "", f"  openenv launch docker://{built}"]

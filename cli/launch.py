@@ -51,9 +51,8 @@ WITHOUT_SESSIONS = "http"  # what a replica says of itself whose app has none
 @set_option(LaunchOptions, DrainOptions, RequestOptions, only=RARE)
 @submit_options
 @json_option
-def launch(source: str, as_json: bool, is_async: bool, **options: Any) -> int:
+def launch(source: str, output: Output, is_async: bool, **options: Any) -> int:
     """Run a bundled name, a folder, module:Class or docker://IMAGE at an address."""
-    output = Output(as_json=as_json)
     payload, note = _payload(source, options)
     if note is not None:
         output.note(note)

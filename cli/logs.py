@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import click
 
-from ..client.api import DaemonClient
 from ..client.errors import ApiRefused
 from ..requests_db.states import RequestState
 from ..system.terminal_text import TextStream
@@ -42,37 +40,40 @@ _REMEMBERED = 16 * 1024  # characters, to know whether a log tail has been seen 
 )
 @json_option
 def logs(
-    target: str, follow: bool, tail: int | None, replica: str | None, plain: bool, as_json: bool
+    target: str, follow: bool, tail: int | None, replica: str | None, plain: bool, output: Output
 ) -> int:
     """Print the log of an environment's replica, or of a request.
 
     With -f, a request's log ends with the request, an environment's when it is down. After an
     update it continues with the newest replica of what serves then.
     """
-    output = Output(as_json=as_json)
-    safe = partial(_safe, plain=plain, as_json=as_json)
+    shown = partial(_show, output=output, follow=follow, plain=plain)
     client = connect(output)
-    found = find_target(client, target)
-    if found.environment is not None:
-        name = found.environment["name"]
-        change = partial(_say_change, output, name)
+    environment, request = find_target(client, target)
+    if environment is not None:
+        name = environment["name"]
         pieces = client.environment_log(
-            name, tail=tail, follow=follow, replica=replica, on_change=change
-        )
+            name, tail=tail, follow=follow, replica=replica,
+            on_change=partial(_say_change, output, name),
+        )  # fmt: skip
         try:
-            if not _show(safe(pieces), output, follow=follow) and tail != 0:
+            if not shown(pieces) and tail != 0:
                 silent = name if replica is None else f"replica {replica} of {name}"
                 output.note(f"{silent} has printed nothing yet")
         except ApiRefused as exc:
-            if exc.kind != "not_found" or replica or not found.environment.get("request_id"):
+            if exc.kind != "not_found" or replica or not environment.get("request_id"):
                 raise
-            request_id = found.environment["request_id"]
-            short = phrases.short_id(request_id)
+            request = client.request(environment["request_id"])
+            short = phrases.short_id(request["id"])
             output.note(f"{name} has printed nothing yet; this is its launch, {short}:")
-            return _of_request(client, client.request(request_id), tail, follow, output, safe)
-        _say_why(environment_failure(found.environment), output)
-        return exit_codes.OK
-    return _of_request(client, found.request or {}, tail, follow, output, safe)
+        else:
+            output.note(*environment_failure(environment))
+    if request is not None:
+        seen = shown(client.request_log(request["id"], tail=tail, follow=follow))
+        request = client.request(request["id"])  # as it ended
+        if request["state"] == RequestState.FAILED:
+            output.note(*request_failure(request, shown=seen))
+    return exit_codes.OK
 
 
 def _say_change(output: Output, name: str, replica: str | None) -> None:
@@ -82,40 +83,13 @@ def _say_change(output: Output, name: str, replica: str | None) -> None:
         output.note(f"replica {replica} serves now; this is its log:")
 
 
-def _of_request(
-    client: DaemonClient,
-    request: dict[str, Any],
-    tail: int | None,
-    follow: bool,
-    output: Output,
-    safe: Callable[[Iterator[str]], Iterator[str]],
-) -> int:
-    pieces = safe(client.request_log(request["id"], tail=tail, follow=follow))
-    shown = _show(pieces, output, follow=follow)
-    request = client.request(request["id"])  # as it ended
-    if request["state"] == RequestState.FAILED:
-        _say_why(request_failure(request, shown=shown), output)
-    return exit_codes.OK
+def _show(pieces: Iterator[str], *, output: Output, follow: bool, plain: bool) -> list[str]:
+    """Print the log as it comes; returns its last lines.
 
-
-def _safe(pieces: Iterator[str], *, plain: bool, as_json: bool) -> Iterator[str]:
-    """What a terminal may be shown of each piece; all of it in JSON, which escapes the rest."""
-    if as_json and not plain:
-        yield from pieces
-        return
-    text = TextStream(keeps_colours=not plain)
-    for piece in pieces:
-        yield text.feed(piece)
-    yield text.end()
-
-
-def _say_why(lines: list[str], output: Output) -> None:
-    for line in lines:
-        output.note(line)
-
-
-def _show(pieces: Iterator[str], output: Output, *, follow: bool) -> list[str]:
-    """Print the log as it comes; returns its last lines."""
+    A terminal gets what it may be shown of each piece; JSON has all of it, and escapes the rest.
+    """
+    if plain or not output.as_json:
+        pieces = _safe(pieces, plain=plain)
     if not output.as_json:
         last = ""
         for piece in pieces:
@@ -131,6 +105,13 @@ def _show(pieces: Iterator[str], output: Output, *, follow: bool) -> list[str]:
     if not follow:
         output.json({"lines": lines})
     return lines
+
+
+def _safe(pieces: Iterator[str], *, plain: bool) -> Iterator[str]:
+    text = TextStream(keeps_colours=not plain)
+    for piece in pieces:
+        yield text.feed(piece)
+    yield text.end()
 
 
 def _lines(pieces: Iterator[str]) -> Iterator[str]:

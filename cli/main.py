@@ -31,9 +31,9 @@ COMMANDS = {
     "launch": ("launch", "Run an environment."),
     "rollout": ("rollout", "Run many episodes of a policy."),
     "status": ("status", "Show environments and requests, or one of them."),
-    "dashboard": ("dashboard", "Open the dashboard in a browser."),
-    "address": ("address", "Print what clients of an environment connect to."),
-    "gateway": ("gateway", "Show the gateway, its address and its replicas."),
+    "dashboard": ("addresses", "Open the dashboard in a browser."),
+    "address": ("addresses", "Print what clients of an environment connect to."),
+    "gateway": ("addresses", "Show the gateway, its address and its replicas."),
     "logs": ("logs", "Print the log of an environment or a request."),
     "requests": ("requests", "Show the queue and its history."),
     "wait": ("requests", "Wait for requests; the outcome is the exit code."),
@@ -49,7 +49,7 @@ COMMANDS = {
     "stop": ("up", "Stop the daemon; environments continue."),
     "check": ("check", "Check this machine, or try a provider for real."),
     "info": ("up", "Show the daemon's limits, plan, workers and settings."),
-    "config": ("config", "List every setting, and where it comes from."),
+    "config": ("up", "List every setting, and where it comes from."),
     "completion": ("completion", "Print the script that lets a shell complete."),
 }
 # What other tools call it.
@@ -242,8 +242,7 @@ def _tell(error: ClientError, *, as_json: bool) -> None:
     if isinstance(error, RequestFailed):
         lines = request_failure(error.request)
         answer = {"error": error.request["error"]}
-    for line in lines:
-        output.note(line)
+    output.note(*lines)
     output.json(answer)
 
 

@@ -89,7 +89,7 @@ class SetOption(click.Option):
         if "help" in texts:
             formatter = ctx.make_formatter()
             formatter.write_dl([(f"{name}={kind}", told) for name, kind, told in self.rows()])
-            output = Output(as_json=ctx.params["as_json"])
+            output: Output = ctx.params["output"]
             output.result(formatter.getvalue().rstrip())
             output.json(
                 [dict(zip(("name", "value", "help"), row, strict=True)) for row in self.rows()]

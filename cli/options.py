@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from ..system.options import Option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Json = dict[str, Any]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _DURATION = re.compile(r"(-?\d+(?:\.\d*)?|-?\.\d+)\s*([smh]?)", re.IGNORECASE)
@@ -31,14 +31,12 @@ _MEGABYTES = {"k": 1 / 1024, "": 1.0, "m": 1.0, "g": 1024.0, "t": 1024.0**2}
 
 
 def json_option(command: Command) -> Command:
-    """`--json`, as the argument `as_json`."""
+    """`--json`; the command gets its `output`, which keeps to it."""
     option = click.option(
-        "--json",
-        "as_json",
-        is_flag=True,
-        is_eager=True,
+        "--json", "output", is_flag=True, is_eager=True,
+        callback=lambda _context, _option, as_json: Output(as_json=as_json),
         help="JSON alone on stdout, text on stderr.",
-    )
+    )  # fmt: skip
     return option(command)
 
 
@@ -133,12 +131,16 @@ def declared_options(
     return decorate
 
 
-def given_options(declaration: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the declared options that were given on the command line, and no others."""
+def given_options(
+    declaration: type, values: Mapping[str, Any], only: Collection[str] | None = None
+) -> dict[str, Any]:
+    """Return the declared options, or some, that were given on the command line."""
     from ..system.options import options_of
 
     given: dict[str, Any] = {}
     for item in options_of(declaration):
+        if only is not None and item.name not in only:
+            continue
         value = values.get(item.name)
         if item.kind is dict:
             from_files = read_env_files(values.get(f"{item.name}_file") or (), os.environ)
@@ -257,28 +259,20 @@ def read_env_files(paths: tuple[str, ...], environ: Mapping[str, str]) -> dict[s
     return variables
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What `NAME|REQUEST_ID` means: an environment or a request, one of the two."""
-
-    environment: dict[str, Any] | None = None
-    request: dict[str, Any] | None = None
-
-
-def find_target(client: DaemonClient, text: str) -> Target:
-    """Find the environment of this name, or else the request whose id begins so.
+def find_target(client: DaemonClient, text: str) -> tuple[Json | None, Json | None]:
+    """Find what `NAME|REQUEST_ID` means: an environment, or else a request; one of the two.
 
     Raises:
         ApiRefused: `not_found` with near matches, or `ambiguous`.
     """
     try:
-        return Target(environment=client.environment(text))
+        return client.environment(text), None
     except ApiRefused as exc:
         if exc.kind != "not_found":
             raise
         unknown = exc
     try:
-        return Target(request=client.request(text))
+        return None, client.request(text)
     except ApiRefused as exc:
         if exc.kind != "not_found":
             raise

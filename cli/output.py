@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterable
 from typing import Any, TextIO
 
 import click
@@ -31,40 +32,36 @@ class Output:
         """The stream for a result's text."""
         return sys.stderr if self.as_json else sys.stdout
 
-    def result(self, text: str) -> None:
+    def result(self, *lines: str) -> None:
         """A result, for people."""
-        echo(text, self.people)
+        echo(lines, self.people)
 
-    def note(self, text: str) -> None:
+    def note(self, *lines: str) -> None:
         """Something beside the result: progress, a hint."""
-        echo(text, sys.stderr)
+        echo(lines, sys.stderr)
 
-    def json(self, value: Any) -> None:
+    def json(self, value: Any, *, indent: int | None = 2) -> None:
         """The result for programs; nothing without `--json`."""
         if self.as_json:
-            sys.stdout.write(_dump(value, indent=2) + "\n")
+            escaped = sys.stdout.encoding.lower() != "utf-8"  # what cannot be shown is not lost
+            text = json.dumps(value, indent=indent, ensure_ascii=escaped)
+            text = _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+            sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
 
     def json_line(self, value: Any) -> None:
         """One of several results for programs, on a line of its own."""
-        if self.as_json:
-            sys.stdout.write(_dump(value) + "\n")
-            sys.stdout.flush()
+        self.json(value, indent=None)
 
     def draw(self, *parts: Drawn) -> None:
         """Print tables and lines on the people's stream."""
         draw(parts, self.people)
 
 
-def _dump(value: Any, indent: int | None = None) -> str:
-    escaped = sys.stdout.encoding.lower() != "utf-8"  # what cannot be shown must not be lost
-    text = json.dumps(value, indent=indent, ensure_ascii=escaped)
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def echo(text: str, stream: TextIO) -> None:
-    """A line; styles are dropped where they would not be seen as such."""
-    click.echo(coloured(text), file=stream, color=is_coloured(stream))
+def echo(lines: Iterable[str], stream: TextIO) -> None:
+    """Print lines; styles are dropped where they would not be seen as such."""
+    for line in lines:
+        click.echo(coloured(line), file=stream, color=is_coloured(stream))
 
 
 def good(text: str) -> str:

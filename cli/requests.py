@@ -41,15 +41,14 @@ def requests(
     operation: str | None,
     environment: str | None,
     limit: int,
-    as_json: bool,
+    output: Output,
 ) -> int:
     """Show the queue and its history, newest first."""
-    output = Output(as_json=as_json)
     client = connect(output)
     found = client.requests(
         states=states, operation=operation, environment=environment, limit=limit
     )
-    if as_json:
+    if output.as_json:
         output.json({"requests": found})
     elif not found:
         output.result("no requests")
@@ -70,9 +69,8 @@ active_requests_argument = click.argument(
 @click.command()
 @active_requests_argument
 @json_option
-def wait(request_ids: tuple[str, ...], as_json: bool) -> int:
+def wait(request_ids: tuple[str, ...], output: Output) -> int:
     """Wait until requests are final; the exit code is the outcome's (the worst of several)."""
-    output = Output(as_json=as_json)
     client = connect(output)
     # All are looked up first: a wrong id is said now, not after the others have ended.
     found = [client.request(request_id) for request_id in request_ids]
@@ -88,9 +86,8 @@ def wait(request_ids: tuple[str, ...], as_json: bool) -> int:
 @click.command()
 @active_requests_argument
 @json_option
-def cancel(request_ids: tuple[str, ...], as_json: bool) -> int:
+def cancel(request_ids: tuple[str, ...], output: Output) -> int:
     """Cancel requests at once, pending or running. Ended requests do not change."""
-    output = Output(as_json=as_json)
     client = connect(output)
     found = [client.request(request_id) for request_id in request_ids]
     answers = [client.cancel(request["id"]) for request in found]
@@ -105,7 +102,7 @@ def cancel(request_ids: tuple[str, ...], as_json: bool) -> int:
 @declared_options(LaunchOptions, only=MEMORY_LIMITS)
 @async_option
 @json_option
-def retry(request_id: str, as_json: bool, is_async: bool, **limits: int | None) -> int:
+def retry(request_id: str, output: Output, is_async: bool, **limits: int | None) -> int:
     """Submit a request that has ended again: all of it as it was, but the memory that is given.
 
     A launch of what runs meanwhile is an update of that. Waits until it has ended; Ctrl-C
@@ -114,7 +111,6 @@ def retry(request_id: str, as_json: bool, is_async: bool, **limits: int | None) 
     from .launch import follow_launch
     from .rollout import follow_rollout
 
-    output = Output(as_json=as_json)
     client = connect(output)
     request = client.retry(request_id, **limits)
     if is_async:
@@ -123,11 +119,7 @@ def retry(request_id: str, as_json: bool, is_async: bool, **limits: int | None) 
         return follow_launch(client, request, output)
     if request["operation"] == "rollout":
         return follow_rollout(client, request, output)
-    return follow(client, request, output, _result)
-
-
-def _result(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    return {"result": final.get("result")}, []
+    return follow(client, request, output, lambda final: ({"result": final.get("result")}, []))
 
 
 def _tell(request: dict[str, Any], output: Output) -> None:
@@ -135,5 +127,4 @@ def _tell(request: dict[str, Any], output: Output) -> None:
         ran = phrases.duration(request["finished_at"] - request["created_at"])
         output.result(f"{good('✓')} {request['label']}  SUCCEEDED  in {ran}")
         return
-    for line in request_failure(request):
-        output.note(line)
+    output.note(*request_failure(request))

@@ -58,14 +58,13 @@ RARE = (
 @submit_options
 @json_option
 def rollout(
-    names: tuple[str, ...], launches: bool, as_json: bool, is_async: bool, **options: Any
+    names: tuple[str, ...], launches: bool, output: Output, is_async: bool, **options: Any
 ) -> int:
     """Run many episodes at environments of this daemon, or at the URLs of any.
 
     Asked for again, it plays what the folder does not have yet. Ctrl-C detaches, a second one
     cancels; what has finished is kept.
     """
-    output = Output(as_json=as_json)
     payload = _payload(tuple(_name_of(each) for each in names), options)
     client = connect(output)
     for name in names:

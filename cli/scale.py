@@ -9,7 +9,7 @@ import click
 
 from ..operations.options import DrainOptions
 from . import completion, phrases
-from .following import Conclusion, async_option, follow, leave, submit
+from .following import async_option, carry_out
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, good
 
@@ -20,13 +20,13 @@ from .output import Output, good
 @declared_options(DrainOptions)
 @async_option
 @json_option
-def scale(name: str, replicas: int, is_async: bool, as_json: bool, **options: Any) -> int:
+def scale(name: str, replicas: int, is_async: bool, output: Output, **options: Any) -> int:
     """Give an environment N replicas, at the same address.
 
     Too many: the youngest begin no session any more, and end with their last one.
     """
     payload = {"name": name, "replicas": replicas, **given_options(DrainOptions, options)}
-    return _change("scale", payload, is_async, Output(as_json=as_json), _scaled)
+    return carry_out(connect(output), "scale", payload, output, _scaled, is_async=is_async)
 
 
 @click.command()
@@ -35,33 +35,22 @@ def scale(name: str, replicas: int, is_async: bool, as_json: bool, **options: An
 @declared_options(DrainOptions)
 @async_option
 @json_option
-def restart(name: str, replica: int | None, is_async: bool, as_json: bool, **options: Any) -> int:
+def restart(name: str, replica: int | None, is_async: bool, output: Output, **options: Any) -> int:
     """Replace an environment's replicas one after another, at the same address.
 
     Each new one is ready before the old one begins no session any more and ends with its last.
     """
     payload = {"name": name} | ({} if replica is None else {"replica": replica})
     payload |= given_options(DrainOptions, options)
-    return _change("restart", payload, is_async, Output(as_json=as_json), _restarted)
-
-
-def _change(
-    operation: str,
-    payload: dict[str, Any],
-    is_async: bool,
-    output: Output,
-    conclude: Conclusion,
-) -> int:
-    client = connect(output)
-    request = submit(client, operation, payload, {})
-    return leave(request, output) if is_async else follow(client, request, output, conclude)
+    return carry_out(connect(output), "restart", payload, output, _restarted, is_async=is_async)
 
 
 def _scaled(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     result = final.get("result")
     if result is None:
         return {"environment": None}, []
-    line = f"{good('✓')} {result['environment']['name']} has {_count(result['replicas'])}"
+    count = phrases.plural(result["replicas"], "replica")
+    line = f"{good('✓')} {result['environment']['name']} has {count}"
     draining = len(result["draining"])
     if draining and result.get("sessions") != 0:
         line += f", and {draining} more until {'its' if draining == 1 else 'their'} sessions end"
@@ -73,10 +62,6 @@ def _restarted(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     if result is None:
         return {"environment": None}, []
     seconds = phrases.duration((final["finished_at"] or 0.0) - (final["started_at"] or 0.0))
-    done = _count(len(result["restarted"]))
+    done = phrases.plural(len(result["restarted"]), "replica")
     name = result["environment"]["name"]
     return result, [f"{good('✓')} restarted {done} of {name} in {seconds}"]
-
-
-def _count(replicas: int) -> str:
-    return "1 replica" if replicas == 1 else f"{replicas} replicas"

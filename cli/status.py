@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -12,12 +13,7 @@ from ..client.api import DaemonClient
 from ..client.errors import ApiRefused
 from ..requests_db.states import EnvironmentState, RequestState
 from . import completion, exit_codes, phrases
-from .drawing import (
-    Drawn,
-    environments_table,
-    generations_table,
-    requests_table,
-)
+from .drawing import Drawn, environments_table, generations_table, requests_table
 from .failures import environment_failure, request_failure
 from .options import connect, find_target, json_option
 from .output import Output, bad, faint
@@ -36,9 +32,8 @@ _ENDED = frozenset({"FAILED", "STOPPED"})
 )
 @click.option("--watch", is_flag=True, help="Redraw whenever something changes; Ctrl-C exits.")
 @json_option
-def status(target: str | None, watch: bool, as_json: bool) -> int:
+def status(target: str | None, watch: bool, output: Output) -> int:
     """Show the daemon, environments and requests, or one of them."""
-    output = Output(as_json=as_json)
     client = connect(output)
     if watch:
         from .watch import watch as draw_changes
@@ -46,7 +41,7 @@ def status(target: str | None, watch: bool, as_json: bool) -> int:
         draw_changes(client, target, output)
         return exit_codes.OK
     found = read_status(client, target)
-    if as_json:
+    if output.as_json:
         output.json(found)
     else:
         output.draw(*picture(found, time.time()))
@@ -58,12 +53,12 @@ def read_status(client: DaemonClient, target: str | None) -> dict[str, Any]:
     found = client.status()
     if target is None:
         return found
-    meant = find_target(client, target)
-    if meant.environment is not None:
-        name = meant.environment["name"]
+    environment, request = find_target(client, target)
+    if environment is not None:
+        name = environment["name"]
         requests = client.requests(environment=name, limit=REQUESTS_OF_ENVIRONMENT)
-        return {**found, "environments": [meant.environment], "requests": requests}
-    request = meant.request or {}
+        return {**found, "environments": [environment], "requests": requests}
+    assert request is not None
     environments = _environments_of(client, request)
     return {**found, "environments": environments, "requests": [request]}
 
@@ -76,11 +71,8 @@ def picture(found: dict[str, Any], now: float) -> list[Drawn]:
     parts: list[Drawn] = [_headline(found["daemon"])]
     if environments:
         parts += ["", environments_table(environments, now)]
-        parts += [faint(line) for line in _serving(environments)]
-        parts += [faint(line) for line in _gpus(environments)]
-        parts += _failing(environments)
-        parts += _held(environments, now)
-        parts += _exposed(environments)
+        for environment in environments:
+            parts += _remarks(environment, now)
     for environment in environments:
         if history := environment.get("generations"):  # of the one that was named
             parts += ["", generations_table(history, now)]
@@ -97,45 +89,28 @@ def picture(found: dict[str, Any], now: float) -> list[Drawn]:
     return parts
 
 
-def _serving(environments: list[dict[str, Any]]) -> list[str]:
-    """How each environment that is ready is served."""
-    return [
-        f"  {environment['name']}: {environment['serving']['sentence']}, "
-        f"{environment['sessions']}/{environment['max_sessions'] or '?'} sessions"
-        for environment in environments
-        if environment.get("serving")
-    ]
-
-
-def _gpus(environments: list[dict[str, Any]]) -> list[str]:
-    """What each replica has of GPUs."""
-    return [
-        f"  {environment['name']}: {gpus['each']:g} {gpus['resource'] or 'GPU'} for each replica"
-        for environment in environments
-        if (gpus := environment.get("gpus"))
-    ]
-
-
-def _failing(environments: list[dict[str, Any]]) -> list[str]:
-    """Which environments answer, but cannot be created."""
-    return [
-        f"  {environment['name']}: {bad('sessions fail')}: {environment['sessions_fail']} "
-        f"(see openenv logs {environment['name']})"
-        for environment in environments
-        if environment.get("sessions_fail")
-    ]
-
-
-def _held(environments: list[dict[str, Any]], now: float) -> list[str]:
-    """Where something keeps the event loop of a shard, so that its sessions wait."""
-    return [
-        f"  {environment['name']}: {held['shards']} of "
-        f"{phrases.plural(environment['serving']['shards'], 'shard')} "
-        f"{'is' if held['shards'] == 1 else 'are'} blocked for "
-        f"{phrases.duration(now - held['since'])} (see openenv logs {environment['name']})"
-        for environment in environments
-        if (held := (environment.get("serving") or {}).get("held"))
-    ]
+def _remarks(environment: dict[str, Any], now: float) -> Iterator[str]:
+    """How it is served, what keeps its sessions from beginning or going on, who may reach it."""
+    name, serving = environment["name"], environment.get("serving") or {}
+    if serving:
+        most = environment["max_sessions"] or "?"
+        sessions = f"{environment['sessions']}/{most} sessions"
+        yield faint(f"  {name}: {serving['sentence']}, {sessions}")
+    if gpus := environment.get("gpus"):
+        yield faint(f"  {name}: {gpus['each']:g} {gpus['resource'] or 'GPU'} for each replica")
+    if cause := environment.get("sessions_fail"):
+        yield f"  {name}: {bad('sessions fail')}: {cause} (see openenv logs {name})"
+    if held := serving.get("held"):
+        shards = phrases.plural(serving["shards"], "shard")
+        are = "is" if held["shards"] == 1 else "are"
+        since = phrases.duration(now - held["since"])
+        yield (
+            f"  {name}: {held['shards']} of {shards} {are} blocked for {since} "
+            f"(see openenv logs {name})"
+        )
+    if environment.get("is_exposed") and environment["state"] not in _ENDED:
+        host = environment["host"]
+        yield f"  {name}: listens on {host}: other machines can connect, with its token"
 
 
 def _strays(strays: list[dict[str, Any]]) -> list[str]:
@@ -145,30 +120,15 @@ def _strays(strays: list[dict[str, Any]]) -> list[str]:
     return [f"{head}; openenv down --strays stops them:", *lines]
 
 
-def _exposed(environments: list[dict[str, Any]]) -> list[str]:
-    """Which environments other machines may reach."""
-    return [
-        f"  {environment['name']}: listens on {environment['host']}: other machines can connect, "
-        "with its token"
-        for environment in environments
-        if environment.get("is_exposed") and environment["state"] not in _ENDED
-    ]
-
-
 def _headline(daemon: dict[str, Any]) -> str:
     up = phrases.duration(daemon["uptime_seconds"])
     sessions = phrases.plural(daemon["sessions"], "session")
     text = f"openenvd {daemon['version']} at {daemon['address']}, up {up}, {sessions}"
-    text += _lag(daemon.get("loop"))
+    loop = daemon.get("loop")
+    if loop and loop["samples"]:
+        p99, most = (loop[f"{key}_seconds"] * 1000 for key in ("p99", "max"))
+        text += f", loop lag p99 {p99:.0f} ms, max {most:.0f} ms"
     return faint(text)
-
-
-def _lag(loop: dict[str, Any] | None) -> str:
-    """How late its event loop is; nothing of a daemon that does not tell."""
-    if not loop or not loop["samples"]:
-        return ""
-    p99, most = (loop[f"{key}_seconds"] * 1000 for key in ("p99", "max"))
-    return f", loop lag p99 {p99:.0f} ms, max {most:.0f} ms"
 
 
 def _failures(environments: list[dict[str, Any]], failed: list[dict[str, Any]]) -> list[str]:
@@ -184,12 +144,19 @@ def _failures(environments: list[dict[str, Any]], failed: list[dict[str, Any]]) 
 
 
 def _failed(requests: list[dict[str, Any]], said: set[str]) -> list[dict[str, Any]]:
-    """Return what failed, without launches whose environment says why."""
-    return [
-        request
-        for request in _without_earlier_launches(requests)
-        if request["state"] == RequestState.FAILED and request["id"] not in said
-    ]
+    """Return what failed; of launches, those that nobody else tells of.
+
+    Left out are launches whose environment says why, and those of environments that were launched
+    since. The newest requests come first.
+    """
+    failed, launched = [], set()
+    for request in requests:
+        is_old = request["operation"] == "launch" and request["environment"] in launched
+        if request["state"] == RequestState.FAILED and not is_old and request["id"] not in said:
+            failed.append(request)
+        if request["operation"] == "launch" and request["state"] == RequestState.SUCCEEDED:
+            launched.add(request["environment"])
+    return failed
 
 
 def _said_by(environments: list[dict[str, Any]]) -> set[str]:
@@ -199,18 +166,6 @@ def _said_by(environments: list[dict[str, Any]]) -> set[str]:
         for each in environments
         if each["state"] == EnvironmentState.FAILED and each.get("error")
     }
-
-
-def _without_earlier_launches(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Leave out the launches of environments that were launched since. Newest come first."""
-    kept, launched = [], set()
-    for request in requests:
-        is_launch = request["operation"] == "launch"
-        if not (is_launch and request["environment"] in launched):
-            kept.append(request)
-        if is_launch and request["state"] == RequestState.SUCCEEDED:
-            launched.add(request["environment"])
-    return kept
 
 
 def _environments_of(client: DaemonClient, request: dict[str, Any]) -> list[dict[str, Any]]:

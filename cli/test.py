@@ -10,7 +10,6 @@ holds is theirs.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -32,13 +31,7 @@ from .output import Output, bad, faint, good
 
 Json = dict[str, Any]
 
-OF_LAUNCH = (
-    "env",
-    "with_packages",
-    "memory_mb",
-    "gpus",
-    "isolate",
-)
+OF_LAUNCH = ("env", "with_packages", "memory_mb", "gpus", "isolate")
 RARE = ("serve_as_is", "ready_timeout_seconds")  # as `openenv launch` has them
 _MARKS = {"passed": good("✓"), "failed": bad("✗"), "warned": "!", "skipped": faint("-")}
 
@@ -54,7 +47,7 @@ _MARKS = {"passed": good("✓"), "failed": bad("✗"), "warned": "!", "skipped":
 @set_option(LaunchOptions, only=RARE)
 @click.option("--keep", is_flag=True, help="Leave the environment running, to look at its log.")
 @json_option
-def test(source: str, actions: tuple[str, ...], keep: bool, as_json: bool, **options: Any) -> int:
+def test(source: str, actions: tuple[str, ...], keep: bool, output: Output, **options: Any) -> int:
     """Find the faults of an environment on a real server: a folder, module:Class, or a name.
 
     Plays as a client what a training run would: OpenEnv's protocol; memory that a session holds;
@@ -62,7 +55,6 @@ def test(source: str, actions: tuple[str, ...], keep: bool, as_json: bool, **opt
     sessions (memory, descriptors, threads, tasks, processes). Each finding says what it means and
     what mends it. The exit code is 1 if a check fails.
     """
-    output = Output(as_json=as_json)
     chosen = [action for text in actions if (action := read_action(text)) is not None]
     here = working_folder()
     found = read_source(source, here)
@@ -71,7 +63,7 @@ def test(source: str, actions: tuple[str, ...], keep: bool, as_json: bool, **opt
         "source": found.text,
         "cwd": str(here),
         "name": name,
-        **given_options(LaunchOptions, {key: options[key] for key in _given(options, OF_LAUNCH)}),
+        **given_options(LaunchOptions, options, only=(*OF_LAUNCH, *RARE)),
     }
     if not launch.get("serve_as_is"):
         launch["shards"] = 1
@@ -88,11 +80,6 @@ def test(source: str, actions: tuple[str, ...], keep: bool, as_json: bool, **opt
                 _take_down(client, name)
 
 
-def _given(options: Json, names: Iterable[str]) -> list[str]:
-    """The names of those options, and of the files that variables are read from."""
-    return [key for key in options if key.removesuffix("_file") in names]
-
-
 def _test(client: DaemonClient, launch: Json, payload: Json, output: Output) -> int:
     for operation, of_it in (("launch", launch), ("test", payload)):
         final = _run(client, operation, of_it, output)
@@ -101,8 +88,7 @@ def _test(client: DaemonClient, launch: Json, payload: Json, output: Output) -> 
             return exit_codes.of_request(final)
     report = final["result"]
     output.json({**report, "source": launch["source"]})
-    for line in _lines(report):
-        output.result(line)
+    output.result(*_lines(report))
     return exit_codes.OK if report["passed"] else exit_codes.FAILED
 
 

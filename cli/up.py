@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv up`, `stop` and `info`: the daemon, and what it found on this machine."""
+"""`openenv up`, `stop`, `info`, `config`: the daemon, what it found here, its settings."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -13,12 +14,21 @@ import click
 from ..client import daemon
 from ..client.errors import ClientError, DaemonNotStarted
 from ..requests_db.states import EnvironmentState
-from ..server.settings import SETTINGS, Paths, Setting
+from ..server.settings import (
+    SETTINGS,
+    Paths,
+    Setting,
+    Settings,
+    flags_of_killed,
+    given_settings,
+)
 from ..system.terminal_text import plain
 from . import exit_codes, phrases
+from .drawing import Table
 from .options import Command, Duration, connect, json_option
 from .output import Output, good
 
+DEFAULT = "default"
 ANSWER_SECONDS = 2.0  # of a daemon that is to be stopped
 
 
@@ -51,34 +61,29 @@ def _checking(item: Setting) -> Callable[[click.Context, click.Parameter, Any], 
 )
 @json_option
 @setting_options
-def up(foreground: bool, as_json: bool, **settings: Any) -> int:
+def up(foreground: bool, output: Output, **settings: Any) -> int:
     """Start the daemon, if it is not running, and print the limits found."""
-    output = Output(as_json=as_json)
     if foreground:
         _become_daemon(settings)
     client = daemon.connect(Paths.from_environment(), settings=settings)
     info = client.info()
     output.json(info)
-    for line in _summary(info):
-        output.result(line)
-    for line in _not_in_force(settings, info):
-        output.note(line)
+    output.result(*_summary(info))
+    output.note(*_not_in_force(settings, info))
     return exit_codes.OK
 
 
 @click.command()
 @json_option
-def stop(as_json: bool) -> int:
+def stop(output: Output) -> int:
     """Stop the daemon. Environments continue; the next daemon adopts them."""
-    output = Output(as_json=as_json)
     paths = Paths.from_environment()
     rest = "; environments continue" if _has_environments(paths) else ""
     identity = daemon.stop(paths)
-    output.json({"stopped": identity is not None, "pid": (identity or {}).get("pid")})
-    if identity is None:
-        output.result("the daemon is not running")
-    else:
-        output.result(f"stopped the daemon (pid {identity.get('pid')}){rest}")
+    pid = (identity or {}).get("pid")
+    output.json({"stopped": identity is not None, "pid": pid})
+    stopped = f"stopped the daemon (pid {pid}){rest}"
+    output.result("the daemon is not running" if identity is None else stopped)
     return exit_codes.OK
 
 
@@ -94,18 +99,67 @@ def _has_environments(paths: Paths) -> bool:
 
 @click.command()
 @json_option
-def info(as_json: bool) -> int:
+def info(output: Output) -> int:
     """Show the daemon's limits, plan, workers and settings."""
-    output = Output(as_json=as_json)
     found = connect(output).info()
     output.json(found)
     found["daemon"].pop("pid_started_at", None)  # on no clock that people read
     for section, value in found.items():
         output.result(click.style(section, bold=True))
         lines = phrases.describe_json(value) if isinstance(value, dict) else _workers(value)
-        for line in lines or ["  none"]:
-            output.result(line)
+        output.result(*lines or ["  none"])
     return exit_codes.OK
+
+
+@click.command()
+@json_option
+def config(output: Output) -> int:
+    """List every setting with its value, and where it comes from.
+
+    Options of `up` count before variables, and those before `config.toml` in the home, whose keys
+    are the names that are listed. Of a daemon that runs, it is what is in force; no daemon is
+    started for it.
+    """
+    paths = Paths.from_environment()
+    try:
+        given = given_settings(paths, flags_of_killed(paths))
+    except ValueError as exc:
+        raise click.ClickException(str(exc)) from exc
+    client = daemon.find(paths, any_version=True)
+    wanted = asdict(Settings(**{name: each.value for name, each in given.items()}))
+    wanted_from = {name: each.origin for name, each in given.items()}
+    pid, values, origins, waiting = None, wanted, wanted_from, []
+    if client is not None:
+        pid, values = client.identity["pid"], client.info()["settings"]
+        origins = client.identity.get("settings_from", {})
+        waiting = [
+            f"{name} = {_shown(value)} ({wanted_from.get(name, DEFAULT)})"
+            for name, value in wanted.items()
+            # Given, or given no more, since the daemon was started.
+            if (name in given or origins.get(name) == paths.config_file.name)
+            and value != values.get(name)
+            # The daemon was to pick any port, and says which it has.
+            and not (name == "port" and value == 0 and origins.get(name) == wanted_from[name])
+        ]
+    found = {
+        item.name: {"value": values.get(item.name), "from": origins.get(item.name, DEFAULT)}
+        for item in SETTINGS
+    }
+    file = str(paths.config_file)
+    output.json({"home": str(paths.home), "file": file, "pid": pid, "settings": found})
+    whose = "no daemon runs: the next one has" if pid is None else f"the daemon (pid {pid}) has"
+    table = Table("SETTING", "VALUE", "FROM")
+    for name, one in found.items():
+        table.add_row(name, _shown(one["value"]), one["from"])
+    output.draw(f"{plain(file)}; {whose}", "", table)
+    if waiting:
+        told = f"not in force before the daemon is started again: {', '.join(waiting)}"
+        output.note(told, "  openenv stop, then up")
+    return exit_codes.OK
+
+
+def _shown(value: Any) -> str:
+    return "-" if value in (None, "") else str(value)
 
 
 def _become_daemon(settings: dict[str, Any]) -> None:
@@ -135,19 +189,18 @@ def _summary(info: dict[str, Any]) -> list[str]:
 
 
 def _limits(limits: dict[str, Any]) -> str:
-    cpus, memory = limits.get("cpus"), limits.get("memory_bytes")
+    shown: dict[str, Callable[[float], str]] = {
+        "cpus": lambda count: f"{count:g} CPUs",
+        "memory_bytes": phrases.size,
+        "pids": lambda count: f"{count} processes",
+    }
     sources = limits.get("sources") or {}
-    told = [_limit(f"{cpus:g} CPUs", sources.get("cpus"))] if cpus else []
-    if memory:
-        found = sources.get("memory") or sources.get("memory_bytes")
-        told.append(_limit(phrases.size(memory), found))
-    if limits.get("pids"):
-        told.append(_limit(f"{limits['pids']} processes", sources.get("pids")))
+    told = [
+        f"{show(limits[name])} ({sources[name]})" if name in sources else show(limits[name])
+        for name, show in shown.items()
+        if limits.get(name)
+    ]
     return ", ".join(told) or "none found"
-
-
-def _limit(text: str, found_in: str | None) -> str:
-    return f"{text} ({found_in})" if found_in else text
 
 
 def _plan(plan: dict[str, Any]) -> str:
@@ -175,8 +228,8 @@ def _not_in_force(asked: dict[str, Any], info: dict[str, Any]) -> list[str]:
     ]
     if not differing:
         return []
-    told = ", ".join(differing)
-    return [f"the daemon was already running, without {told}", "  openenv stop, then up again"]
+    told = f"the daemon was already running, without {', '.join(differing)}"
+    return [told, "  openenv stop, then up again"]
 
 
 def _workers(workers: list[dict[str, Any]]) -> list[str]:

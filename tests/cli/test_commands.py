@@ -65,6 +65,18 @@ def status(fake: FakeDaemon) -> dict[str, Any]:
     return answer
 
 
+@pytest.fixture
+def shown(command: Command, fake: FakeDaemon) -> Callable[..., str]:
+    """What `status` prints of these environments, requests and strays."""
+
+    def show(*environments: Any, requests: Any = (), strays: Any = ()) -> str:
+        answer = {"environments": environments, "requests": requests, "strays": strays}
+        fake.get("/v1/status", {"daemon": daemon_json(fake), **answer})
+        return command("status").out
+
+    return show
+
+
 # launch
 
 
@@ -107,6 +119,19 @@ def test_launch_shows_the_token_in_the_snippet_and_warns_of_a_wide_address(
     assert command("launch", "echo", "--token", "@/no/such/file").code == exit_codes.USAGE
 
 
+def test_a_test_launches_with_the_options_that_are_set(
+    command: Command, accepts: Callable[..., None], fake: FakeDaemon
+) -> None:
+    accepts(FAILED)
+    rare = ("--set", "serve-as-is=yes", "--set", "ready-timeout=9")
+    assert command("test", "echo", "--keep", "-e", "A=1", *rare).code == exit_codes.FAILED
+    assert fake.calls[0][2] is not None
+    payload = fake.calls[0][2]["payload"]
+    assert (payload["serve_as_is"], payload["ready_timeout_seconds"]) == (True, 9.0)
+    assert payload["env"] == {"A": "1"}
+    assert "shards" not in payload
+
+
 @pytest.mark.parametrize("words", [("launch",), ("test",), ("image", "build")])
 def test_an_empty_source_is_refused_before_anything_is_queued(
     words: tuple[str, ...], command: Command, fake: FakeDaemon
@@ -117,21 +142,15 @@ def test_an_empty_source_is_refused_before_anything_is_queued(
     assert fake.calls == []
 
 
-def test_status_warns_of_an_environment_that_others_can_reach(
-    command: Command, fake: FakeDaemon
-) -> None:
+def test_status_warns_of_an_environment_that_others_can_reach(shown: Callable[..., str]) -> None:
     environment = new_environment(host="0.0.0.0", is_exposed=True)
-    answer = {"daemon": daemon_json(fake), "environments": [environment], "requests": []}
-    fake.get("/v1/status", answer)
-    assert "trial: listens on 0.0.0.0: other machines can connect" in command("status").out
+    assert "trial: listens on 0.0.0.0: other machines can connect" in shown(environment)
 
 
-def test_status_says_what_replicas_have_of_gpus(command: Command, fake: FakeDaemon) -> None:
+def test_status_says_what_replicas_have_of_gpus(shown: Callable[..., str]) -> None:
     gpus = [{"each": 1.0, "resource": "nvidia.com/mig-1g.5gb"}, {"each": 0.25, "resource": None}]
     environments = [new_environment(f"e{n}", gpus=each) for n, each in enumerate([*gpus, None])]
-    answer = {"daemon": daemon_json(fake), "environments": environments, "requests": []}
-    fake.get("/v1/status", answer)
-    told = [line for line in command("status").out.splitlines() if "for each replica" in line]
+    told = [line for line in shown(*environments).splitlines() if "for each replica" in line]
     first, second = "1 nvidia.com/mig-1g.5gb", "0.25 GPU"
     assert told == [f"  e0: {first} for each replica", f"  e1: {second} for each replica"]
 
@@ -484,31 +503,22 @@ def test_status_shows_tables_and_failures(command: Command, status: dict[str, An
 
 
 def test_status_shows_no_failed_launch_of_what_was_launched_since(
-    command: Command, fake: FakeDaemon
+    shown: Callable[..., str],
 ) -> None:
     later = new_request("5", label="launch trial again")
-    answer = {
-        "daemon": daemon_json(fake),
-        "environments": [new_environment()],
-        "requests": [later, FAILED],
-    }
-    fake.get("/v1/status", answer)
-    assert "✗" not in command("status").out
-    fake.get("/v1/status", {**answer, "requests": [FAILED, later]})
-    assert "✗ launch trial  FAILED" in command("status").out
+    assert "✗" not in shown(new_environment(), requests=[later, FAILED])
+    assert "✗ launch trial  FAILED" in shown(new_environment(), requests=[FAILED, later])
 
 
 def test_status_shows_how_an_environment_is_served_and_its_last_shard_exit(
-    command: Command, fake: FakeDaemon
+    shown: Callable[..., str],
 ) -> None:
     serving = {"sentence": "4 shards", "shards": 4, "held": {"shards": 1, "since": 0.0}}
     environment = new_environment(serving=serving)
     told = {"at": 1000.0, "message": "shard 2 (pid 7) was killed by SIGKILL"}
     told["hint"] = "openenv retry a0 --memory 600M"
     environment["replicas"][0] |= {"exits": [told], "exit_kinds": {"oom_killed": 1, "exited": 2}}
-    answer = {"daemon": daemon_json(fake), "environments": [environment], "requests": []}
-    fake.get("/v1/status", answer)
-    out = command("status").out
+    out = shown(environment)
     assert "trial: 4 shards, 3/64 sessions" in out
     assert "trial: 1 of 4 shards is blocked for" in out
     assert "ago shard 2 (pid 7) was killed by SIGKILL\n" in out
@@ -516,14 +526,12 @@ def test_status_shows_how_an_environment_is_served_and_its_last_shard_exit(
     assert "    Try: openenv retry a0 --memory 600M\n" in out
 
 
-def test_status_names_steps_that_go_on(command: Command, fake: FakeDaemon) -> None:
+def test_status_names_steps_that_go_on(shown: Callable[..., str]) -> None:
     environment = new_environment()
     since = time.time() - 130.0
     environment["replicas"][0]["abandoned"] = [{"shard": 0, "count": 1, "since": since}]
-    answer = {"daemon": daemon_json(fake), "environments": [environment], "requests": []}
-    fake.get("/v1/status", answer)
-    out = command("status").out
-    assert "trial replica 0: shard 0: 1 abandoned step has run for 2 min" in out
+    told = "trial replica 0: shard 0: 1 abandoned step has run for 2 min"
+    assert told in shown(environment)
 
 
 def test_status_of_a_name_shows_the_latest_failures_and_counts_the_others(
@@ -540,30 +548,24 @@ def test_status_of_a_name_shows_the_latest_failures_and_counts_the_others(
     assert "and 2 more: openenv requests --state failed" in out
 
 
-def test_status_tells_each_failure_once(command: Command, fake: FakeDaemon) -> None:
+def test_status_tells_each_failure_once(shown: Callable[..., str]) -> None:
     failed = [
         {**FAILED, "id": f"{n:016x}", "error": {**FAILED["error"], "message": f"no licence {n}"}}
         for n in range(5)
     ]
-    answer = {"daemon": daemon_json(fake), "environments": [], "requests": failed}
-    fake.get("/v1/status", answer)
-    out = command("status").out.lower()
+    out = shown(requests=failed).lower()
     assert [out.count(f"no licence {n}") for n in range(5)] == [1] * 5
 
 
-def test_status_tells_the_failure_of_an_environment_once(
-    command: Command, fake: FakeDaemon
-) -> None:
+def test_status_tells_the_failure_of_an_environment_once(shown: Callable[..., str]) -> None:
     error = {**FAILED["error"], "message": "no licence"}
     environment = {**new_environment(), "state": "FAILED", "error": error, "request_id": ID}
-    answer = {"daemon": daemon_json(fake), "environments": [environment]}
-    fake.get("/v1/status", {**answer, "requests": [{**FAILED, "id": ID, "error": error}]})
-    assert command("status").out.count("no licence") == 1
+    out = shown(environment, requests=[{**FAILED, "id": ID, "error": error}])
+    assert out.count("no licence") == 1
 
 
-def test_an_empty_status_suggests_a_command(command: Command, fake: FakeDaemon) -> None:
-    fake.get("/v1/status", {"daemon": daemon_json(fake), "environments": [], "requests": []})
-    assert "openenv launch echo" in command("status").out
+def test_an_empty_status_suggests_a_command(shown: Callable[..., str]) -> None:
+    assert "openenv launch echo" in shown()
 
 
 def test_status_of_a_name_has_its_requests(
@@ -804,17 +806,12 @@ def test_down_all_of_nothing_is_fine(command: Command, fake: FakeDaemon) -> None
 STRAY = {"provider": "docker", "id": "3f2a", "environment": "gone", "replica": "gone-0-1"}
 
 
-def test_status_shows_strays_and_how_they_are_stopped(command: Command, fake: FakeDaemon) -> None:
-    answer = {"daemon": daemon_json(fake), "environments": [], "requests": [], "strays": [STRAY]}
-    fake.get("/v1/status", answer)
-    out = command("status").out
+def test_down_strays_names_what_status_shows(
+    command: Command, fake: FakeDaemon, shown: Callable[..., str]
+) -> None:
+    out = shown(strays=[STRAY])
     assert "1 stray that nobody has written down; openenv down --strays stops them:" in out
     assert "  gone-0-1 (docker)" in out
-
-
-def test_down_strays_names_what_status_shows(command: Command, fake: FakeDaemon) -> None:
-    answer = {"daemon": daemon_json(fake), "environments": [], "requests": [], "strays": [STRAY]}
-    fake.get("/v1/status", answer)
     ended = new_request("9", operation="down_strays", result={"stopped": ["3f2a"]})
 
     def submit(call: Call) -> None:
@@ -827,22 +824,20 @@ def test_down_strays_names_what_status_shows(command: Command, fake: FakeDaemon)
     assert "stopped 1 stray" in command("down", "--strays").out
 
 
-def test_down_strays_of_nothing_is_fine(command: Command, fake: FakeDaemon) -> None:
-    answer = {"daemon": daemon_json(fake), "environments": [], "requests": [], "strays": []}
-    fake.get("/v1/status", answer)
+def test_down_strays_of_nothing_is_fine(command: Command, shown: Callable[..., str]) -> None:
+    shown()
     assert command("down", "--strays").out == "no strays\n"
 
 
-def test_check_prints_the_operations_result(command: Command, fake: FakeDaemon) -> None:
+def test_check_prints_the_operations_result(command: Command, accepts: Callable[..., None]) -> None:
     done = new_request("3", operation="check", result={"python": "3.11", "uv": None})
-    fake.post("/v1/requests", (202, {"request_id": "3", "request": done}))
-    fake.ends(done)
+    accepts(done)
     assert command("check").out == "python: 3.11\nuv: -\n"
     assert command("check", "--json").json == {"python": "3.11", "uv": None}
 
 
 def test_check_says_of_each_provider_and_the_gateway_in_a_line_what_is_missing(
-    command: Command, fake: FakeDaemon
+    command: Command, accepts: Callable[..., None]
 ) -> None:
     works = {"version": "29.1", "problem": None, "remedy": None, "notes": ["no GPU runtime"]}
     missing = {"version": None, "problem": "no swarm here", "remedy": "docker swarm init"}
@@ -850,8 +845,7 @@ def test_check_says_of_each_provider_and_the_gateway_in_a_line_what_is_missing(
     gateway = {**works, "version": "1.40.0", "notes": []}
     result = {"uv": None, "providers": providers, "gateway": gateway}
     done = new_request("3", operation="check", result=result)
-    fake.post("/v1/requests", (202, {"request_id": "3", "request": done}))
-    fake.ends(done)
+    accepts(done)
     assert command("check").out.splitlines()[1:] == [
         "providers:",
         "  ✓ docker  works, version 29.1 · no GPU runtime",
@@ -907,25 +901,23 @@ def test_a_trial_leaves_a_signal_ignored_that_is(command: Command, fake: FakeDae
     assert found == [signal.SIG_IGN, signal.default_int_handler]
 
 
-def test_prune_reports_the_space_it_freed(command: Command, fake: FakeDaemon) -> None:
+def test_prune_reports_the_space_it_freed(command: Command, accepts: Callable[..., None]) -> None:
     removed = [
         {"path": "/venvs/a", "project": "/home/me/my_env", "freed_bytes": 400 * 2**20},
         {"path": "/venvs/b", "project": None, "freed_bytes": 67 * 2**20},
     ]
     result = {"removed": removed, "freed_bytes": 467 * 2**20}
     done = new_request("3", operation="prune", result=result)
-    fake.post("/v1/requests", (202, {"request_id": "3", "request": done}))
-    fake.ends(done)
+    accepts(done)
     told = command("prune").out
     assert "removed 400 MB of /home/me/my_env" in told
     assert told.splitlines()[-1] == "freed 467 MB"
     assert command("prune", "--json").json == result
 
 
-def test_prune_of_nothing_says_so(command: Command, fake: FakeDaemon) -> None:
+def test_prune_of_nothing_says_so(command: Command, accepts: Callable[..., None]) -> None:
     done = new_request("3", operation="prune", result={"removed": [], "freed_bytes": 0})
-    fake.post("/v1/requests", (202, {"request_id": "3", "request": done}))
-    fake.ends(done)
+    accepts(done)
     assert command("prune").out.startswith("nothing to remove")
 
 
@@ -933,7 +925,7 @@ def test_up_prints_address_limits_and_plan(command: Command, fake: FakeDaemon) -
     taken = "not 8585: pid 7 (nc) listens there"
     info = {
         "daemon": {**daemon_json(fake), "passed_over": taken},
-        "limits": {"cpus": 4.0, "memory_bytes": 2**34, "sources": {"memory": "machine"}},
+        "limits": {"cpus": 4.0, "memory_bytes": 2**34, "sources": {"memory_bytes": "machine"}},
         "plan": {"guaranteed_long": 4, "guaranteed_short": 2, "burst_long": 8,
                  "burst_short": 0, "budget_bytes": 2**33},
         "workers": [],
@@ -1075,40 +1067,44 @@ def test_launch_sends_between_how_many_replicas_it_scales_itself(
     assert wanted.items() <= body["payload"].items()
 
 
-def test_scale_names_no_sessions_where_those_it_ends_have_none(
-    command: Command, accepts: Callable[..., None]
+@pytest.mark.parametrize(
+    ("words", "result", "sent", "told"),
+    [
+        (
+            ("scale", "2", "--drain-timeout", "60"),
+            {"replicas": 2, "draining": ["a", "b"]},
+            {"replicas": 2, "drain_timeout_seconds": 60.0},
+            "trial has 2 replicas, and 2 more until their sessions end",
+        ),
+        (
+            ("scale", "2"),
+            {"replicas": 2, "draining": ["a"], "sessions": 0},
+            {"replicas": 2},
+            "trial has 2 replicas",
+        ),
+        (
+            ("restart", "--replica", "1"),
+            {"restarted": [{"old": "trial-1-a", "new": "trial-2-a"}]},
+            {"replica": 1},
+            "restarted 1 replica of trial in 12 s",
+        ),
+    ],
+)
+def test_scale_and_restart_say_what_they_have_changed(
+    command: Command,
+    accepts: Callable[..., None],
+    fake: FakeDaemon,
+    words: tuple[str, ...],
+    result: dict[str, Any],
+    sent: dict[str, Any],
+    told: str,
 ) -> None:
-    environment = {"name": "trial"}
-    accepts(
-        new_request(
-            result={"environment": environment, "replicas": 2, "draining": ["a"], "sessions": 0}
-        )
-    )
-    assert command("scale", "trial", "2").out == "✓ trial has 2 replicas\n"
-
-
-def test_scale_says_how_many_there_are_and_how_many_more_are_drained(
-    command: Command, accepts: Callable[..., None], fake: FakeDaemon
-) -> None:
-    result = {"environment": {"name": "trial"}, "replicas": 2, "draining": ["a", "b"]}
-    accepts(new_request(result=result))
-    answer = command("scale", "trial", "2", "--drain-timeout", "60")
-    assert answer.code == 0
-    assert answer.out == "✓ trial has 2 replicas, and 2 more until their sessions end\n"
-    payload = {"name": "trial", "replicas": 2, "drain_timeout_seconds": 60.0}
-    assert fake.calls[0][2] == {"operation": "scale", "payload": payload}
-
-
-def test_restart_says_what_it_has_replaced(
-    command: Command, accepts: Callable[..., None], fake: FakeDaemon
-) -> None:
-    restarted = [{"old": "trial-1-a", "new": "trial-2-a"}]
-    result = {"environment": {"name": "trial"}, "restarted": restarted}
+    result = {"environment": {"name": "trial"}, **result}
     accepts(new_request(result=result, started_at=5.0, finished_at=17.0))
-    answer = command("restart", "trial", "--replica", "1")
-    assert (answer.code, answer.out) == (0, "✓ restarted 1 replica of trial in 12 s\n")
-    payload = {"name": "trial", "replica": 1}
-    assert fake.calls[0][2] == {"operation": "restart", "payload": payload}
+    operation, *more = words
+    answer = command(operation, "trial", *more)
+    assert (answer.code, answer.out) == (0, f"✓ {told}\n")
+    assert fake.calls[0][2] == {"operation": operation, "payload": {"name": "trial", **sent}}
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&-", "<&- 2>&-", "<&- >&- 2>&-"])

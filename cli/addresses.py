@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv address`, `dashboard` and `gateway status`: where each of these is reached.
+
+A browser is given a file that leads to the dashboard's link, not the link: its command line is
+shown to every user of the machine, and who has the link signs in.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..server.settings import Paths
+from . import completion, exit_codes, phrases
+from .options import connect, json_option
+from .output import Output, bad, faint, good
+
+_LEADS_ON = """\
+<!DOCTYPE html>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={url}">
+<title>openenvd</title>
+<p><a href="{url}">The dashboard</a></p>
+"""
+
+
+@click.command()
+@click.argument("name", shell_complete=completion.usable_environments)
+@json_option
+def address(name: str, output: Output) -> int:
+    """Print the base URL that clients of an environment are given, alone on a line.
+
+    It contains the environment's token, if it wants one, so it is a secret then. Where no replica
+    serves, a note on the standard error says so.
+    """
+    daemon = connect(output)
+    found = daemon.base_url(name)
+    if found["base_url"] is None:
+        raise daemon.no_address(name)
+    if not found["is_served"]:
+        output.note(
+            f"no replica of {name} serves now: nothing may answer at this address, and the next "
+            f"may be at another. See openenv status {name}"
+        )
+    output.result(found["base_url"])
+    output.json(found)
+    return exit_codes.OK
+
+
+@click.command()
+@click.option("--no-open", is_flag=True, help="Print the link alone, and open no browser.")
+@json_option
+def dashboard(no_open: bool, output: Output) -> int:
+    """Open the dashboard in a browser, and print the link.
+
+    The link works once, for a few minutes. From another machine: forward the port with
+    ssh -L 8585:127.0.0.1:8585 first.
+    """
+    link = connect(output).dashboard_link()
+    output.json(link)
+    output.result(link["url"])
+    good_for = phrases.duration(link["expires_seconds"])
+    output.note(faint(f"works once, within {good_for}"))
+    if not (no_open or output.as_json):
+        _open(link["url"], Paths.from_environment().sign_in_page)
+    return exit_codes.OK
+
+
+def _open(url: str, page: Path) -> None:
+    """Open a browser where there is a display: a text browser would take the terminal."""
+    has_display = sys.platform == "darwin" or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
+    )
+    if has_display:
+        import webbrowser
+
+        try:
+            page.unlink(missing_ok=True)  # an earlier one, whatever its mode
+            with open(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(_LEADS_ON.format(url=escape(url)))
+        except OSError:  # a full disk: the link is printed
+            return
+        webbrowser.open(page.as_uri())
+
+
+@click.group()
+def gateway() -> None:
+    """Show the gateway, which gives environments launched with --gateway one address each."""
+
+
+@gateway.command()
+@json_option
+def status(output: Output) -> int:
+    """Show its address, and its replicas with their sessions as it sees them."""
+    answer = connect(output).gateway()
+    output.json(answer)
+    output.result(*_lines(answer["gateway"]))
+    return exit_codes.OK
+
+
+def _lines(found: dict[str, Any] | None) -> list[str]:
+    if found is None:
+        return ["no gateway runs; openenv launch --gateway starts one"]
+    how = found["state"].lower()
+    shown = good(how) if found["state"] == "READY" else bad(how)
+    lines = [f"gateway  {found['address']}  {shown}  pid {found.get('pid') or '-'}"]
+    if problem := found.get("problem"):
+        lines.append(bad(problem))
+    for environment in found["environments"]:
+        lines.append(f"{environment['name']}  {environment['address']}")
+        lines += [f"  {_replica(each)}" for each in environment["replicas"]] or ["  no replicas"]
+    return [*lines, faint(f"log: {found['log']}")]
+
+
+def _replica(found: dict[str, Any]) -> str:
+    state = "draining" if found["is_draining"] else "ready"
+    if not found["is_healthy"]:
+        state = bad(found["problem"] or "unhealthy")
+    return f"{found['address']}  {state}  {found['sessions']} sessions"
