@@ -207,12 +207,17 @@ class _Trial:
         return [f"reset in {1000 * result['session_seconds']:.0f} ms"]
 
     def _down(self) -> list[str]:
-        try:
-            run(connect(self.output), "down", {"name": self.name})
-        except ApiRefused as exc:
-            if exc.kind != "not_found":  # it was refused before it had its name
-                raise
+        take_down(connect(self.output), self.name)
         return ["nothing of it is left"]
+
+
+def take_down(client: DaemonClient, name: str) -> None:
+    """Take down what was launched; if the launch was refused, there is nothing of that name."""
+    try:
+        run(client, "down", {"name": name})
+    except ApiRefused as exc:
+        if exc.kind != "not_found":
+            raise
 
 
 @contextlib.contextmanager

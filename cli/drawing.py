@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
@@ -187,9 +186,8 @@ def new_console(stream: TextIO) -> Console:
     )
 
 
-def environments_table(environments: Sequence[dict[str, Any]], now: float | None = None) -> Table:
+def environments_table(environments: Sequence[dict[str, Any]], now: float) -> Table:
     """One line for each environment."""
-    now = time.time() if now is None else now
     table = Table("ENVIRONMENT", "STATE", "ADDRESS", "SESSIONS", "REPLICAS", "SOURCE", "AGE")
     for environment in environments:
         table.add_row(
@@ -220,10 +218,9 @@ def generations_table(generations: Sequence[dict[str, Any]], now: float) -> Tabl
 
 
 def requests_table(
-    requests: Sequence[dict[str, Any]], now: float | None = None, *, told: Container[str] = ()
+    requests: Sequence[dict[str, Any]], now: float, *, told: Container[str] = ()
 ) -> Table:
     """One line for each request, with a remark unless its id is in `told`."""
-    now = time.time() if now is None else now
     table = Table("REQUEST", "ID", "STATE", "WHEN", "")
     for request in requests:
         table.add_row(

@@ -122,10 +122,11 @@ def declared_options(
         for item in reversed(options_of(declaration)):
             if item.name in without or (only is not None and item.name not in only):
                 continue
-            if item.kind is dict and item.flag != "":
+            if item.flag == "":
+                continue
+            if item.kind is dict:
                 command = _file_option(item)(command)
-            if item.flag != "":
-                command = _click_option(item)(command)
+            command = _click_option(item)(command)
         return command
 
     return decorate

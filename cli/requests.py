@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import click
@@ -53,7 +54,7 @@ def requests(
     elif not found:
         output.result("no requests")
     else:
-        output.draw(requests_table(found))
+        output.draw(requests_table(found, time.time()))
     return exit_codes.OK
 
 

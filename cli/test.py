@@ -15,7 +15,6 @@ from typing import Any
 import click
 
 from ..client.api import DaemonClient
-from ..client.errors import ApiRefused
 from ..client.sources import read_source, working_folder
 from ..environments.spec import LaunchOptions
 from ..operations.options import EnvironmentTestOptions
@@ -23,8 +22,8 @@ from ..requests_db.states import RequestState
 from ..system.terminal_text import plain
 from . import completion, exit_codes
 from .bench import read_action
-from .check import ended_by_signals
-from .following import follow_request, run, submit
+from .check import ended_by_signals, take_down
+from .following import follow_request, submit
 from .option_groups import set_option
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, bad, faint, good
@@ -77,7 +76,7 @@ def test(source: str, actions: tuple[str, ...], keep: bool, output: Output, **op
             if keep:
                 output.note(f"{name} is left running: openenv logs {name}; openenv down {name}")
             else:
-                _take_down(client, name)
+                take_down(client, name)
 
 
 def _test(client: DaemonClient, launch: Json, payload: Json, output: Output) -> int:
@@ -102,14 +101,6 @@ def _run(client: DaemonClient, operation: str, payload: Json, output: Output) ->
     except KeyboardInterrupt:
         client.cancel(request["id"])
         raise
-
-
-def _take_down(client: DaemonClient, name: str) -> None:
-    try:
-        run(client, "down", {"name": name})
-    except ApiRefused as exc:
-        if exc.kind != "not_found":  # it was refused before it had its name
-            raise
 
 
 def _lines(report: Json) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
@@ -39,20 +40,18 @@ def setting_options(command: Command) -> Command:
         kind = Duration(min=0) if item.name.endswith("_seconds") else item.type
         default = "" if item.default is None else f"{item.default}; "
         text = f"{item.help.rstrip('.')} [{default}{item.variable}]."
+        checking = partial(_check, item)
         decorated = click.option(
-            item.flag, item.name, type=kind, default=None, help=text, callback=_checking(item)
+            item.flag, item.name, type=kind, default=None, help=text, callback=checking
         )(decorated)
     return decorated  # type: ignore[return-value]  # click hands the command on as it was
 
 
-def _checking(item: Setting) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    def check(_context: click.Context, _option: click.Parameter, value: Any) -> Any:
-        try:
-            return None if value is None else item.check(value)
-        except ValueError as exc:
-            raise click.BadParameter(str(exc)) from exc
-
-    return check
+def _check(item: Setting, _context: click.Context, _option: click.Parameter, value: Any) -> Any:
+    try:
+        return None if value is None else item.check(value)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from exc
 
 
 @click.command()

@@ -46,20 +46,14 @@ class _Found:
     source: str
 
 
-def read_limits(
-    root: Path = Path("/"),
-    *,
-    affinity: int | None = None,
-    machine_memory_bytes: int | None = None,
-) -> Limits:
+def read_limits(root: Path = Path("/"), *, affinity: int | None = None) -> Limits:
     """Read the limits in force.
 
-    `affinity` (how many CPUs the process may run on) and `machine_memory_bytes` override what
-    the system says, for tests and for where it says nothing.
+    `affinity` (how many CPUs the process may run on) overrides what the system says.
     """
     prefix = "" if root == Path("/") else str(root)
     machine_cpus = _machine_cpus(prefix)
-    memory = machine_memory_bytes or _machine_memory_bytes(prefix, "MemTotal")
+    memory = _machine_memory_bytes(prefix, "MemTotal")
     cpus = _smallest(
         _Found(machine_cpus, "machine"), _affinity(prefix, affinity), *_cpu_quotas(prefix)
     )

@@ -32,6 +32,8 @@ ITSELF: dict[str, Any] = {
 ANOTHER: dict[str, Any] = {
     "kernel_log_line": "Memory cgroup out of memory: Killed process 99 (uv (x)), UID 0 total-vm:1kB"
 }
+OOM, CGROUP = ExitKind.OOM_KILLED, Detector.CGROUP
+BELOW = "(a process below it was killed: cgroup ?, oom_kill 0→1)"
 
 
 def _exited(code: int) -> int:
@@ -51,40 +53,28 @@ def _exited(code: int) -> int:
         (KILLED, STOOD_STILL, ExitKind.SIGNALED, None, "certain"),
         (KILLED, STOOD_STILL | MACHINE_MOVED, ExitKind.SIGNALED, None, "certain"),
         # 1. the cgroup's counter
-        (KILLED, MOVED, ExitKind.OOM_KILLED, Detector.CGROUP, "certain"),
-        (KILLED, MOVED | ITSELF, ExitKind.OOM_KILLED, Detector.CGROUP, "certain"),
-        (KILLED, MOVED | {"was_alone": False}, ExitKind.OOM_KILLED, Detector.CGROUP, "probable"),
-        (
-            KILLED,
-            MOVED | ITSELF | {"was_alone": False},
-            ExitKind.OOM_KILLED,
-            Detector.CGROUP,
-            "certain",
-        ),
+        (KILLED, MOVED, OOM, CGROUP, "certain"),
+        (KILLED, MOVED | ITSELF, OOM, CGROUP, "certain"),
+        (KILLED, MOVED | {"was_alone": False}, OOM, CGROUP, "probable"),
+        (KILLED, MOVED | ITSELF | {"was_alone": False}, OOM, CGROUP, "certain"),
         # … which another process of the group moved
         (KILLED, MOVED | ANOTHER, ExitKind.SIGNALED, None, "certain"),
-        (_exited(1), MOVED, ExitKind.OOM_KILLED, Detector.CGROUP, "probable"),
-        (_exited(1), MOVED | ANOTHER, ExitKind.OOM_KILLED, Detector.CGROUP, "probable"),
+        (_exited(1), MOVED, OOM, CGROUP, "probable"),
+        (_exited(1), MOVED | ANOTHER, OOM, CGROUP, "probable"),
         (_exited(0), MOVED, ExitKind.EXITED, None, "certain"),
         (SEGFAULT, MOVED, ExitKind.SIGNALED, None, "certain"),
-        (None, MOVED, ExitKind.OOM_KILLED, Detector.CGROUP, "probable"),
+        (None, MOVED, OOM, CGROUP, "probable"),
         # 2. the kernel log
-        (KILLED, ITSELF, ExitKind.OOM_KILLED, Detector.KERNEL_LOG, "certain"),
+        (KILLED, ITSELF, OOM, Detector.KERNEL_LOG, "certain"),
         (_exited(1), ITSELF, ExitKind.EXITED, None, "certain"),
         # 3. our watchdog
-        (KILLED, {"watchdog": "512 of 256 MB"}, ExitKind.OOM_KILLED, Detector.WATCHDOG, "certain"),
+        (KILLED, {"watchdog": "512 of 256 MB"}, OOM, Detector.WATCHDOG, "certain"),
         # 4. the machine's counter, when there is no better one
-        (KILLED, MACHINE_MOVED, ExitKind.OOM_KILLED, Detector.VMSTAT, "probable"),
+        (KILLED, MACHINE_MOVED, OOM, Detector.VMSTAT, "probable"),
         (KILLED, MACHINE_MOVED | ANOTHER, ExitKind.SIGNALED, None, "certain"),
         (_exited(1), MACHINE_MOVED, ExitKind.EXITED, None, "certain"),
         # 5. `MemoryError`
-        (
-            _exited(1),
-            {"memory_error": True},
-            ExitKind.OOM_KILLED,
-            Detector.MEMORY_ERROR,
-            "certain",
-        ),
+        (_exited(1), {"memory_error": True}, OOM, Detector.MEMORY_ERROR, "certain"),
         # What we did ourselves
         (KILLED, {"stopped_by_us": True} | MACHINE_MOVED, ExitKind.STOPPED, None, "certain"),
         (_exited(0), {"stopped_by_us": True}, ExitKind.STOPPED, None, "certain"),
@@ -99,11 +89,7 @@ def test_table_of_exits(
     certainty: str,
 ) -> None:
     reason = diagnose_exit(Evidence(PID, wait_status, **known))
-    assert (reason.kind, reason.detector, reason.certainty) == (
-        kind,
-        detector,
-        Certainty(certainty),
-    )
+    assert (reason.kind, reason.detector, reason.certainty) == (kind, detector, certainty)
 
 
 def test_evidence_names_the_cgroup_and_its_counter() -> None:
@@ -125,28 +111,17 @@ def test_killed_descendant_is_named_as_the_victim() -> None:
         (
             KILLED,
             MOVED | {"peak_bytes": 251 << 20, "limit_bytes": 256 << 20},
-            ("was killed by the kernel at 251 MB; its limit was 256 MB (cgroup ?, oom_kill 0→1)"),
-        ),
-        (KILLED, {}, "was killed by SIGKILL"),
-        (_exited(1), {"memory_error": True}, "ran out of memory (MemoryError)"),
-        (
-            _exited(1),
-            MOVED,
-            (
-                "exited with code 1 after running out of memory "
-                "(a process below it was killed: cgroup ?, oom_kill 0→1)"
-            ),
-        ),
-        (
-            None,
-            MOVED,
-            "ran out of memory (a process below it was killed: cgroup ?, oom_kill 0→1)",
+            "was killed by the kernel at 251 MB; its limit was 256 MB (cgroup ?, oom_kill 0→1)",
         ),
         (
             KILLED,
             MOVED,
             "was killed by the kernel for using too much memory (cgroup ?, oom_kill 0→1)",
         ),
+        (KILLED, {}, "was killed by SIGKILL"),
+        (_exited(1), {"memory_error": True}, "ran out of memory (MemoryError)"),
+        (_exited(1), MOVED, f"exited with code 1 after running out of memory {BELOW}"),
+        (None, MOVED, f"ran out of memory {BELOW}"),
         (
             KILLED,
             {"watchdog": "the watchdog's word", "peak_bytes": 251 << 20},

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from openenvd.processes.resources.limits import Limits, available_memory_bytes, read_limits
+from openenvd.processes.resources.limits import available_memory_bytes, read_limits
 from openenvd.system.memory_left import free_memory_bytes
 
 MB = 1 << 20
@@ -85,11 +83,6 @@ def test_v1_reads_every_level_of_the_path(tmp_path: Path) -> None:
     }
 
 
-def test_v1_unlimited_is_no_limit(tmp_path: Path) -> None:
-    files = {"sys/fs/cgroup/memory/memory.limit_in_bytes": UNLIMITED_V1}
-    assert read_limits(_tree(tmp_path, _v1("/") | files)).memory_bytes == 16 * GB
-
-
 def test_v2_reads_every_level_and_the_throttle(tmp_path: Path) -> None:
     at = "sys/fs/cgroup/user.slice"
     root = _tree(
@@ -153,19 +146,10 @@ def test_a_limit_above_the_machine_is_the_machine(tmp_path: Path) -> None:
     assert read_limits(root).sources["memory_bytes"] == "machine"
 
 
-def test_machine_memory_can_be_given(tmp_path: Path) -> None:
-    assert read_limits(_tree(tmp_path, {}), machine_memory_bytes=GB).memory_bytes == GB
-
-
 def test_this_machine_has_limits_within_the_machine() -> None:
     limits = read_limits()
     assert 0 < limits.cpus <= limits.machine_cpus
     assert 0 < limits.memory_bytes <= limits.machine_memory_bytes
-
-
-def test_limits_never_change() -> None:
-    with pytest.raises(AttributeError):
-        Limits(1, 1, None).cpus = 2  # type: ignore[misc]
 
 
 def test_what_is_available_is_the_machine_s_where_no_group_has_a_limit(tmp_path: Path) -> None:
