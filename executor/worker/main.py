@@ -170,7 +170,8 @@ class Worker:
         try:
             return operation(task["payload"], task_id, self._home, progress)
         finally:
-            os.environ.pop(VARIABLE, None)
+            if traceparent:
+                os.environ.pop(VARIABLE, None)
 
     def _why_retire(self) -> str | None:
         """Why a fresh worker must take this one's place; None when it is as good as new."""
