@@ -30,11 +30,21 @@ ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="shims are forked 
 
 # The servers of these tests: each reports that it is ready, then does what it reads.
 SERVER = """
-import json, os, signal, sys, time
+import json, os, select, signal, sys, time
 notify = int(os.environ["OPENENVD_NOTIFY_FD"])
 def report(**message):
     os.write(notify, json.dumps(message).encode() + b"\\n")
 commands = os.open(sys.argv[1], os.O_RDWR)
+# A signal that comes just before `read` does not end it, and its handler would never run.
+woken, wake = os.pipe()
+os.set_blocking(wake, False)
+signal.set_wakeup_fd(wake)
+def lines():
+    while True:
+        if commands in select.select([commands, woken], [], [])[0]:
+            yield from os.read(commands, 65536).decode().splitlines()
+        else:
+            os.read(woken, 1)
 signal.signal(signal.SIGUSR1, lambda *_: report(sessions=41, draining=True))
 print("server", os.getpid(), flush=True)
 if sys.argv[2:] == ["fail"]:
@@ -44,7 +54,7 @@ if sys.argv[2:] == ["fail"]:
 while os.path.exists(sys.argv[1] + ".is_slow"):
     time.sleep(0.01)
 report(ready=True, max_sessions=4)
-for line in open(commands):
+for line in lines():
     order, *words = line.split()
     if order == "exit":
         sys.exit(int(words[0]))
@@ -60,7 +70,6 @@ for line in open(commands):
     elif order == "show":
         print(words[0], os.environ.get(words[0]), flush=True)
     elif order == "gate":
-        import select
         is_open = select.select([int(os.environ["OPENENVD_GATE_FD"])], [], [], 0)[0]
         report(sessions=2 if is_open else 1)
     elif order == "ignore_sigterm":
