@@ -18,6 +18,7 @@ import socket
 import struct
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,10 @@ from typing import Any
 from ..processes.tree import stop_tree, wait_until_dead
 from ..system.cgroups import Cgroup
 from ..system.descriptors import MAX_FDS, descriptors_of, space_for
-from ..system.json_lines import Json, decode_line, encode_line
+from ..system.json_lines import Json, LineBuffer, decode_line, encode_line
 from ..system.listening_sockets import descriptors_text
 from ..system.process_identity import ProcessIdentity
+from ..system.units import MB
 from .files import (
     CONTROL_FD_VARIABLE,
     LISTEN_FD_VARIABLE,
@@ -40,6 +42,7 @@ from .fork_server_client import fork_shim, spawn_detached
 
 _RUN_SHIM = Path(__file__).with_name("__main__.py")
 _REPLY_TIMEOUT_SECONDS = 10.0
+MAX_STATUS_BYTES = 16 * MB
 _LINGER_SECONDS = 2.0  # of a shim that has said that it stopped, to exit
 _POLL_SECONDS = 0.01  # of a cgroup whose processes are exiting
 
@@ -59,11 +62,9 @@ def start_shim(
 
     On return its control socket accepts connections, although the shim itself may still be
     starting: the socket is made here and passed on, so no caller waits for a file to appear.
-    `listen_fds` (the listening sockets, shared with siblings) stay the caller's to close.
-    With a `fork_server` in the run file it is forked there; where that fails, it is a program.
-
-    Raises:
-        OSError: when a file or the socket cannot be made; then nothing has been started.
+    `listen_fds` (the listening sockets, shared with siblings) stay the caller's to close. With a
+    `fork_server` in the run file it is forked there; where that fails, it is a program. Raises
+    `OSError` when a file or the socket cannot be made; then nothing has been started.
     """
     folder = Path(run_dir)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,9 +85,7 @@ def start_shim(
         ):
             return
         environ = dict(os.environ) | {CONTROL_FD_VARIABLE: str(control.fileno())}
-        environ.pop(LISTEN_FD_VARIABLE, None)
-        if listen_fds:
-            environ[LISTEN_FD_VARIABLE] = descriptors_text(listen_fds)
+        environ[LISTEN_FD_VARIABLE] = descriptors_text(listen_fds)  # empty: none
         fds = [control.fileno(), *listen_fds]
         # Without site-packages it is lighter; elsewhere than on Linux it needs psutil.
         flags = ["-I", "-S"] if sys.platform == "linux" else ["-I"]
@@ -99,7 +98,8 @@ class ShimClient:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._buffer = bytearray()
+        self._lines = LineBuffer(MAX_STATUS_BYTES)
+        self._unread: deque[bytes] = deque()  # lines that have arrived
         self._fds: list[int] = []
         self._status: Json | None = None
         self._listeners_replies = 0
@@ -122,13 +122,7 @@ class ShimClient:
 
     @property
     def status(self) -> Json:
-        """The newest status that has arrived; waits for the first one.
-
-        `has_ended` tells whether it is the shim's last.
-
-        Raises:
-            ShimGone: when the connection ended before there was one.
-        """
+        """The newest status that has arrived, the last one if `has_ended`; or else `ShimGone`."""
         with contextlib.suppress(TimeoutError, ShimGone):
             while True:
                 self._receive(0.0 if self._status is not None else _REPLY_TIMEOUT_SECONDS)
@@ -139,23 +133,15 @@ class ShimClient:
     def wait(self, predicate: Callable[[Json], bool], timeout: float | None = None) -> Json:
         """Wait for a status for which `predicate` holds, the newest known one included.
 
-        Raises:
-            TimeoutError: when none arrived in time.
-            ShimGone: when the connection has ended.
+        Raises `TimeoutError` when none arrived in time, `ShimGone` when the connection has ended.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            if self._status is not None and predicate(self._status):
-                return self._status
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            self._receive(left)
+        while self._status is None or not predicate(self._status):
+            self._receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return self._status
 
     def send(self, op: str, **fields: Any) -> None:
-        """Ask for something: `send("stop", grace_seconds=2.0)`.
-
-        Raises:
-            ShimGone: when the connection has ended.
-        """
+        """Ask for something: `send("stop", grace_seconds=2.0)`. Raises `ShimGone`."""
         try:
             self._socket.settimeout(_REPLY_TIMEOUT_SECONDS)
             self._socket.sendall(encode_line({"op": op, **fields}))
@@ -165,9 +151,7 @@ class ShimClient:
     def request_listeners(self, timeout: float = _REPLY_TIMEOUT_SECONDS) -> list[int]:
         """Return descriptors of the server's listening sockets; the caller closes them.
 
-        Raises:
-            TimeoutError, ShimGone: as for `wait`.
-            LookupError: when the shim has no listening sockets.
+        Raises as `wait` does, and `LookupError` when the shim has none.
         """
         asked, deadline = self._listeners_replies, time.monotonic() + timeout
         self.send("listeners")
@@ -197,29 +181,20 @@ class ShimClient:
 
     def _receive(self, timeout: float | None) -> None:
         """Take in the next event, reading only when none is buffered."""
-        if not self._take_line():
+        if not self._unread:
             self._read(timeout)
-            self._take_line()
-
-    def _take_line(self) -> bool:
-        line, newline, rest = self._buffer.partition(b"\n")
-        if not newline:
-            return False
-        self._buffer = bytearray(rest)
-        event = decode_line(bytes(line))
-        if event.get("event") == "status":
-            self._status = event
-        elif event.get("event") == "listeners":
-            self._listeners_replies += 1
-        return True
+        if self._unread:
+            event = decode_line(self._unread.popleft())
+            if event.get("event") == "status":
+                self._status = event
+            elif event.get("event") == "listeners":
+                self._listeners_replies += 1
 
     def _read(self, timeout: float | None) -> None:
         self._socket.settimeout(timeout)
         try:
             data, ancillary, _, _ = self._socket.recvmsg(65536, space_for(MAX_FDS))
-        except BlockingIOError as exc:
-            raise TimeoutError("nothing from the shim yet") from exc
-        except TimeoutError:
+        except (BlockingIOError, TimeoutError):
             raise TimeoutError("nothing from the shim in time") from None
         except OSError as exc:
             self.has_ended = True
@@ -228,7 +203,7 @@ class ShimClient:
         if not data:
             self.has_ended = True
             raise ShimGone("the shim closed the connection")
-        self._buffer += data
+        self._unread += self._lines.feed(data)
 
 
 def read_run_file(run_dir: str | os.PathLike[str]) -> Json | None:
@@ -242,14 +217,11 @@ def read_status_file(run_dir: str | os.PathLike[str]) -> Json | None:
 
 
 def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 5.0) -> list[int]:
-    """End the shim and the server of a run directory, whatever is left of them.
+    """End the shim and the server of a run directory; return the pids that were signalled.
 
     For a shim that was killed: the kernel ended its server with it, but perhaps not what the
     server had started. Also for a shim that does not answer. After one that has ended in order
     there is nothing to look for: it had reaped all that was below it before it said so.
-
-    Returns:
-        The pids that were signalled.
     """
     status = read_status_file(run_dir) or {}
     run = read_run_file(run_dir) or {}
@@ -281,10 +253,7 @@ def _unlink_sockets(run: Json) -> None:
 
 
 def end_group(cgroup: Cgroup) -> None:
-    """Kill what is in a group, and remove it.
-
-    The kernel refuses the latter while a killed process is still exiting: tried for a while.
-    """
+    """Kill what is in a group, and remove it: the kernel lets us when the killed have exited."""
     deadline = time.monotonic() + _LINGER_SECONDS
     cgroup.kill()
     while not cgroup.remove_with_children() and time.monotonic() < deadline:

@@ -50,13 +50,7 @@ MAX_REPLIES = 64  # unread ones; a client that asks on without reading is droppe
 
 
 def read_operation(line: bytes) -> tuple[object, float]:
-    """Return the operation that a client asks for, and how long it is to take at most.
-
-    That is the grace of a stop, or the time-out of a drain.
-
-    Raises:
-        ValueError: when it is no message.
-    """
+    """Return what a client asks for, and its grace or time-out; `ValueError`: it is no message."""
     message = decode_line(line)
     key, default = "grace_seconds", DEFAULT_GRACE_SECONDS
     if message.get("op") in ("drain", "leave"):
@@ -86,16 +80,12 @@ class Connection:
         self._status_line = status_line
         self._received = LineBuffer(MAX_LINE_BYTES)
         self._replies: list[tuple[bytes, tuple[int, ...]]] = []  # a line or its rest, descriptors
-        self._status_is_due = False
+        self.status_is_due = False  # it is sent as it is when there is room for it
 
     @property
     def has_unsent(self) -> bool:
         """Whether something could not be sent yet."""
-        return bool(self._replies) or self._status_is_due
-
-    def queue_status(self) -> None:
-        """Send the status as it is when there is room for it."""
-        self._status_is_due = True
+        return bool(self._replies) or self.status_is_due
 
     def queue_reply(self, line: bytes, fds: tuple[int, ...] = ()) -> None:
         """Queue a reply and descriptors; raises `ClientGone` when too many have not been read."""
@@ -123,7 +113,7 @@ class Connection:
         while self.has_unsent:
             if not self._replies:
                 self._replies.append((self._status_line(), ()))
-                self._status_is_due = False
+                self.status_is_due = False
             line, fds = self._replies[0]
             try:
                 sent = self.socket.sendmsg([line], rights(fds))
@@ -167,7 +157,7 @@ class Connections:
     def send_status(self) -> None:
         """Send the status, which has changed, to every client."""
         for client in list(self._connected):
-            client.queue_status()
+            client.status_is_due = True
             self._flush(client)
 
     def admit_no_more(self) -> None:
@@ -187,7 +177,7 @@ class Connections:
         client = Connection(accepted, self._status_line)
         self._connected.add(client)
         self._selector.register(accepted, selectors.EVENT_READ, lambda: self._serve(client))
-        client.queue_status()
+        client.status_is_due = True
         self._flush(client)
 
     def _serve(self, client: Connection) -> None:

@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 from ..system.listening_sockets import sockets_of
@@ -35,10 +36,7 @@ CONTROL_BACKLOG = 512
 
 
 def inherited_sockets(variable: str) -> list[socket.socket]:
-    """Return the sockets whose descriptors the starter named in a variable, if it did.
-
-    Neither the descriptors nor the variable are inherited by what this process starts.
-    """
+    """Return the sockets that a variable names, if it is there; children inherit none of it."""
     fds = os.environ.pop(variable, None)
     sockets = sockets_of(fds) if fds else []
     for one in sockets:
@@ -49,8 +47,7 @@ def inherited_sockets(variable: str) -> list[socket.socket]:
 def open_control_socket(path: str) -> socket.socket:
     """Open a listening Unix socket at `path`, for its owner alone; a stale one is replaced.
 
-    Raises:
-        OSError: when it cannot be made, or the path is too long for a socket.
+    Raises `OSError` when it cannot be made, or the path is too long for a socket.
     """
     control = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -75,10 +72,8 @@ def read_run_file(run_dir: str) -> dict[str, Any]:
 def write_json(path: str, data: dict[str, Any], *, sync: bool = False) -> None:
     """Replace a file by `data` atomically, readable by its owner alone.
 
-    With `sync`, it is on the disk when this returns.
-
-    Raises:
-        OSError: when it cannot be written; the old file is as it was.
+    With `sync`, it is on the disk when this returns. Raises `OSError` when it cannot be written;
+    the old file is as it was.
     """
     partial = f"{path}.{os.getpid()}"
     fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -106,11 +101,7 @@ def _sync_folder(folder: str) -> None:
 
 
 def lock(run_dir: str) -> int:
-    """Lock the run directory for this shim; the kernel releases the lock when it exits.
-
-    Raises:
-        BlockingIOError: when another shim has locked it.
-    """
+    """Lock the run directory until this shim exits; `BlockingIOError`: another has the lock."""
     fd = os.open(f"{run_dir}/{LOCK_FILE_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return fd
@@ -122,25 +113,38 @@ def open_log(path: str) -> int:
 
 
 def is_missing(path: str) -> bool:
-    """Whether a path is known not to exist: an error of the disk is no removal."""
+    """Tell whether a path is known not to exist: an error of the disk is no removal."""
     try:
         os.stat(path)  # noqa: PTH116
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
+    except OSError as exc:
+        return isinstance(exc, FileNotFoundError)
     return False
+
+
+def file_identity(path: str) -> tuple[int, int]:
+    """Return what tells a file from another of the same name; no file has (0, 0)."""
+    try:
+        found = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return 0, 0
+    return found.st_ino, found.st_mtime_ns
+
+
+@contextlib.contextmanager
+def locked_folder(folder: str, *, waits: bool) -> Iterator[None]:
+    """Hold the lock of a folder of sockets, which starters and stoppers hold for milliseconds.
+
+    Raises `OSError` when there is no such folder, `BlockingIOError` when it does not wait.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        yield
+    finally:
+        os.close(fd)
 
 
 def remove_if_empty(folder: str) -> None:
     """Remove a folder of sockets, unless a socket is in it or a starter has locked it."""
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.rmdir(folder)  # noqa: PTH106
-    finally:
-        os.close(fd)
+    with contextlib.suppress(OSError), locked_folder(folder, waits=False):
+        os.rmdir(folder)  # noqa: PTH106

@@ -39,7 +39,6 @@ A forked shim has its own session, signals, descriptors, log and name (`forking.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import selectors
@@ -59,7 +58,7 @@ from ..system.listening_sockets import descriptors_text
 from ..system.proc import set_oom_score_adj
 from ..system.signal_pipe import TERMINAL_SIGNALS, SignalPipe
 from . import loop
-from .files import CONTROL_FD_VARIABLE, LISTEN_FD_VARIABLE
+from .files import CONTROL_FD_VARIABLE, LISTEN_FD_VARIABLE, file_identity, locked_folder
 from .loop import enter_shims_group, leave_shims_group
 from .server_child import set_title
 
@@ -73,7 +72,7 @@ class ForkServer:
     def __init__(self, listener: socket.socket, folder: str, idle_seconds: float) -> None:
         self._listener = listener
         self._name = listener.getsockname()
-        self._socket_identity = _identity_of(self._name)
+        self._socket_identity = file_identity(self._name)
         self._folder = folder
         self._idle_seconds = idle_seconds
         self._shims: set[int] = set()
@@ -137,48 +136,30 @@ class ForkServer:
             if self._refusal is not None:
                 return {"refused": self._refusal}
             control, log, *listeners = fds
-            return {"pid": self._fork(message, control, log, listeners)}
+            run_dir, title = str(message["run_dir"]), str(message["title"])
+            pid = os.fork()
+            if pid == 0:
+                _become_shim(run_dir, title, control, log, listeners)
+            self._shims.add(pid)
+            return {"pid": pid}
         except (OSError, ValueError, KeyError) as exc:
             return {"refused": f"{type(exc).__name__}: {exc}"}
-
-    def _fork(self, message: Json, control: int, log: int, listeners: Sequence[int]) -> int:
-        run_dir, title = str(message["run_dir"]), str(message["title"])
-        pid = os.fork()
-        if pid == 0:
-            _become_shim(run_dir, title, control, log, listeners)
-        self._shims.add(pid)
-        return pid
 
     def _exit_unless_wanted(self) -> None:
         """Unlink the socket first: a client that connects afterwards starts another fork server.
 
-        A client that holds the lock is looking whether we are there: it is served, and we exit
-        later.
+        A client that holds the lock is looking whether we are there: we exit later.
         """
         try:
-            lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:  # the home is gone, and with it our socket
-            self._has_exited = True
-            return
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with contextlib.suppress(OSError):
-                if _identity_of(self._name) == self._socket_identity:
+            with locked_folder(self._folder, waits=False):
+                if file_identity(self._name) == self._socket_identity:
                     os.unlink(self._name)  # noqa: PTH108
-            self._has_exited = True
         except BlockingIOError:
             self._requested_at = time.monotonic()
-        finally:
-            os.close(lock)
-
-
-def _identity_of(path: str) -> tuple[int, int]:
-    """Return what tells a file from another of the same name; no file has (0, 0)."""
-    try:
-        found = os.stat(path)  # noqa: PTH116
-    except OSError:
-        return 0, 0
-    return found.st_ino, found.st_mtime_ns
+            return
+        except OSError:  # the home is gone, and with it our socket
+            pass
+        self._has_exited = True
 
 
 def is_idle(shims: int, silent_seconds: float, idle_seconds: float) -> bool:
@@ -196,8 +177,7 @@ def _become_shim(
         forking.write_output_to(log)
         forking.close_all_but([control, *listeners])
         os.environ[CONTROL_FD_VARIABLE] = str(control)
-        if listeners:
-            os.environ[LISTEN_FD_VARIABLE] = descriptors_text(listeners)
+        os.environ[LISTEN_FD_VARIABLE] = descriptors_text(listeners)  # empty: none
         set_title(title)
         loop.run_shim(run_dir, is_forked=True)
         os._exit(0)

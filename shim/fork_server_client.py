@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..system.descriptors import Message, receive_message, send_message
 from ..system.json_lines import Json
-from .files import open_log
+from .files import file_identity, locked_folder, open_log
 from .fork_server import LISTEN_BACKLOG
 
 IDLE_SECONDS = 15.0
@@ -45,8 +43,7 @@ def fork_shim(
 ) -> bool:
     """Ask for a shim from the fork server of `fork_server`: `{"folder", "preload", "log_path"}`.
 
-    Returns:
-        False when none can be forked here, or it was refused: then start the shim as a program.
+    False: none can be forked here, or it was refused; then start the shim as a program.
     """
     if not may_fork(run):
         return False
@@ -62,7 +59,9 @@ def fork_shim(
                 if answer := _ask(path, message, fds, REPLY_SECONDS):
                     return "pid" in answer
             except TimeoutError:  # it hangs: let the next launch start another
-                _unlink(path, found)
+                with locked_folder(str(path.parent), waits=True):
+                    if file_identity(str(path)) == found:  # it is not another's
+                        path.unlink()
                 return False
     except OSError:  # no socket, no lock, no program: another way remains
         return False
@@ -76,9 +75,8 @@ def spawn_detached(
 ) -> None:
     """Start `argv` in a session of its own, its output appended to `log_path`.
 
-    Raises:
-        OSError: it cannot be started (`BlockingIOError`: there is no room for another process).
-            That it ends at once is not seen here.
+    Raises `OSError`: it cannot be started (`BlockingIOError`: there is no room for another
+    process). That it ends at once is not seen here.
     """
     log_fd = _open_log(log_path)
     try:
@@ -136,27 +134,17 @@ def _digest(preload: list[str], environ: Mapping[str, str]) -> str:
 
 def _start_unless_running(
     path: Path, fork_server: Json, environ: Mapping[str, str]
-) -> os.stat_result:
+) -> tuple[int, int]:
     """Start a fork server at `path` if none listens there; it may still be importing on return."""
-    with _locked(path.parent):
-        if _listens(path):
-            return path.stat()
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-            listener.bind(str(path))
-            path.chmod(0o600)
-            listener.listen(LISTEN_BACKLOG)
-            _spawn(listener.fileno(), fork_server, environ)
-        return path.stat()
-
-
-def _unlink(path: Path, found: os.stat_result) -> None:
-    """Unlink the socket of the fork server that was found there; another's is left alone."""
-    with _locked(path.parent), contextlib.suppress(FileNotFoundError):
-        now = path.stat()
-        if (now.st_ino, now.st_mtime_ns) == (found.st_ino, found.st_mtime_ns):
-            path.unlink()
+    with locked_folder(str(path.parent), waits=True):
+        if not _listens(path):
+            path.unlink(missing_ok=True)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+                listener.bind(str(path))
+                path.chmod(0o600)
+                listener.listen(LISTEN_BACKLOG)
+                _spawn(listener.fileno(), fork_server, environ)
+        return file_identity(str(path))
 
 
 def _spawn(listen_fd: int, fork_server: Json, environ: Mapping[str, str]) -> None:
@@ -171,17 +159,6 @@ def _spawn(listen_fd: int, fork_server: Json, environ: Mapping[str, str]) -> Non
     spawn_detached(
         argv, {**environ, "SPT_NOENV": "1"}, pass_fds=[listen_fd], log_path=fork_server["log_path"]
     )
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock out others that would start or stop one; held for milliseconds."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
 
 
 def _listens(path: Path) -> bool:

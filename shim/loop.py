@@ -84,9 +84,7 @@ SHIMS = "shims"
 def enter_shims_group(manager_name: str = GROUPS_NAME) -> tuple[CgroupManager, Cgroup] | None:
     """Move from the starter's cgroup (a worker's, capped) into that of all shims, without a cap.
 
-    Returns:
-        The manager, which makes the servers' groups beside it, and the group; None where no groups
-        can be made.
+    Return it, and the manager that makes the servers' groups; None where there can be none.
     """
     for _ in range(3):  # a shim on its way out may remove an empty group under our feet
         manager = CgroupManager(manager_name)
@@ -127,9 +125,10 @@ class Shim:
         path = self._run["socket_path"]
         inherited = inherited_sockets(CONTROL_FD_VARIABLE)
         control = inherited[0] if inherited else open_control_socket(path)
-        self._clients = Connections(control, self._selector, self._status_line, self._answer)
-        name = self._run.get("cgroups") or GROUPS_NAME  # its home's
-        self._group = enter_shims_group(name)  # out of the starter's (a worker's, capped)
+        self._clients = Connections(
+            control, self._selector, lambda: encode_line(self._to_json()), self._answer
+        )
+        self._group = enter_shims_group(self._run.get("cgroups") or GROUPS_NAME)
         groups = None if self._group is None else self._group[0]
         self._server = ServerStateMachine(
             self._run,
@@ -143,8 +142,6 @@ class Shim:
         self._run_dir_watch = RunDirectoryWatch()
         self._next_look = 0.0  # monotonic
 
-    # The loop
-
     def run(self) -> None:
         """Run until the server has been stopped for good."""
         # Before there is anything to be left behind: were we killed before the first status.json,
@@ -153,30 +150,24 @@ class Shim:
             self._write_run_file()
         self._start()
         while not self._server.is_over:
-            self._handle_events(self._seconds_to_wait())
+            deadline = self._server.shutdown.deadline
+            self._handle_events(min(self._next_look, deadline or self._next_look))
             if time.monotonic() >= self._next_look:
                 self._look()
             self._server.act_on_deadline()
         self._linger()
 
-    def _handle_events(self, timeout: float) -> None:
-        for key, _ in self._selector.select(timeout):
+    def _handle_events(self, until: float) -> None:
+        for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
             key.data()
-
-    def _seconds_to_wait(self) -> float:
-        deadline = self._server.deadline
-        due = self._next_look if deadline is None else min(self._next_look, deadline)
-        return max(0.0, due - time.monotonic())
 
     def _linger(self) -> None:
         """Give clients that read time for the last status."""
         deadline = time.monotonic() + LINGER_SECONDS
         self._clients.admit_no_more()
         while self._clients.have_unsent and time.monotonic() < deadline:
-            self._handle_events(deadline - time.monotonic())
+            self._handle_events(deadline)
         self._clients.drop_all()
-
-    # Actions
 
     def _start(self) -> None:
         self._server.start()
@@ -186,26 +177,25 @@ class Shim:
     def _start_anew(self) -> None:
         """Start the server again, when there is none."""
         if self._server.may_start:
-            self._read_run_file()
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # its share of the sessions may be another
+                self._run.update(read_run_file(self._run_dir))
             self._start()
 
     def _serve(self) -> None:
         """Let the server accept connections; also of the next shim, whatever ends this one."""
-        if self._server.serve():
+        if self._server.process.is_held:
+            self._server.process.serve()
             with contextlib.suppress(OSError):  # the daemon says it again to the next shim
                 self._write_run_file()
             self._on_change(True)
-
-    def _read_run_file(self) -> None:
-        """Read how to start the server by now: its share of the sessions may be another."""
-        with contextlib.suppress(OSError, ValueError):
-            self._run.update(read_run_file(self._run_dir))
 
     def _look(self) -> None:
         """Look at the server; retry the status file; stop when the run directory was removed."""
         seconds = self._server.look()
         is_gone = self._run_dir_watch.look(time.monotonic(), is_missing=is_missing(self._run_dir))
-        if is_gone and not self._server.is_stopping:  # or it would shorten the grace
+        if is_gone and not self._server.shutdown.is_requested:  # or it would shorten the grace
             self._server.stop(DEFAULT_GRACE_SECONDS)
         if self._run_dir_watch.is_missing:
             seconds = min(seconds, REMOVED_SECONDS)
@@ -226,8 +216,6 @@ class Shim:
         group = None if self._group is None else self._group[0].group(self._run["replica_id"])
         known = {"shim": self._identity, "cgroup": None if group is None else group.to_json()}
         write_json(f"{self._run_dir}/{RUN_FILE_NAME}", self._run | known, sync=True)
-
-    # Events
 
     def _on_signal(self) -> None:
         numbers = self._signals.take()
@@ -252,11 +240,10 @@ class Shim:
             case "drain" | "leave":
                 self._server.drain(seconds, is_replaced=op == "leave")
             case "listeners":
-                client.queue_reply(encode_line({"event": "listeners"}), self._server.listener_fds)
+                fds = self._server.process.listener_fds
+                client.queue_reply(encode_line({"event": "listeners"}), fds)
             case _:
                 client.queue_reply(error_line(f"unknown op: {op!r}"))
-
-    # Reporting
 
     def _on_change(self, is_durable: bool) -> None:
         """Send every client the status; what is durable is written to disk first."""
@@ -265,9 +252,6 @@ class Shim:
         if is_durable:
             self._write_status()
         self._clients.send_status()
-
-    def _status_line(self) -> bytes:
-        return encode_line(self._to_json())
 
     def _to_json(self) -> Json:
         shim = {"replica_id": self._run["replica_id"], "shim": self._identity}

@@ -9,6 +9,7 @@ because the shim has one thread.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,20 +40,28 @@ def spawn(
 ) -> int:
     """Start a program in its own session, which is killed when this process exits.
 
-    It enters `cgroup` first; `fork_into` is called instead of loading the program.
-
-    Returns:
-        Its pid, once the program has been loaded or is about to be called.
-
-    Raises:
-        OSError: when it could not be started, with the reason of the step that failed.
+    It enters `cgroup` first; `fork_into` is called instead of loading the program. Returns its pid,
+    once the program has been loaded or is about to be called. Raises `OSError` when it could not be
+    started, with the reason of the step that failed.
     """
     parent = os.getpid()
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            _prepare(parent, cwd, log_fd, keep_fds, cgroup, oom_score_adj)
+            os.setsid()
+            die_with_parent(parent)
+            if cgroup is not None:
+                cgroup.add(os.getpid())
+            if oom_score_adj is not None:
+                set_oom_score_adj(os.getpid(), oom_score_adj)
+            if cwd is not None:
+                os.chdir(cwd)
+            null = os.open(os.devnull, os.O_RDONLY)
+            for fd, standard in ((null, 0), (log_fd, 1), (log_fd, 2)):
+                os.dup2(fd, standard)
+            for fd in keep_fds:
+                os.set_inheritable(fd, True)
             if fork_into is not None:
                 _call(fork_into, argv, environ, keep_fds)
             _reset_handlers_for_exec()
@@ -72,30 +81,6 @@ def spawn(
         number, _, where = failure.partition(" ")
         raise OSError(int(number), os.strerror(int(number)), where)
     return pid
-
-
-def _prepare(
-    parent: int,
-    cwd: str | None,
-    log_fd: int,
-    keep_fds: Iterable[int],
-    cgroup: Cgroup | None,
-    oom_score_adj: int | None,
-) -> None:
-    os.setsid()
-    die_with_parent(parent)
-    if cgroup is not None:
-        cgroup.add(os.getpid())
-    if oom_score_adj is not None:
-        set_oom_score_adj(os.getpid(), oom_score_adj)
-    if cwd is not None:
-        os.chdir(cwd)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(log_fd, 1)
-    os.dup2(log_fd, 2)
-    for fd in keep_fds:
-        os.set_inheritable(fd, True)
 
 
 def _reset_handlers_for_exec() -> None:
@@ -126,7 +111,6 @@ def set_title(title: str) -> None:
 
 
 def _report(fd: int, exc: BaseException, program: str) -> Never:
-    number = exc.errno if isinstance(exc, OSError) and exc.errno else 5  # EIO
-    where = exc.filename if isinstance(exc, OSError) and exc.filename else program
-    os.write(fd, f"{number} {where}".encode()[:4096])
+    number, where = getattr(exc, "errno", None), getattr(exc, "filename", None)
+    os.write(fd, f"{number or errno.EIO} {where or program}".encode()[:4096])
     os._exit(127)

@@ -17,7 +17,6 @@ import errno
 import sys
 import time
 from signal import SIGKILL
-from typing import Any
 
 from ..processes.exits.oom_evidence import OomCounters, read_oom_counters
 from ..system.cgroups import Cgroup
@@ -81,23 +80,28 @@ class ExitEvidence:
         status, most_resident_bytes = ended or (None, None)
         peak = self._cgroup.peak_bytes() if self._cgroup is not None else None
         try:
-            return self._diagnose(
-                pid,
-                status,
+            from dataclasses import replace
+
+            from ..processes.exits.diagnose import diagnose_exit, gather_evidence
+
+            evidence = gather_evidence(
+                self._counters[0], self._cgroup, pid, status, since_monotonic=self._since
+            )
+            known = replace(
+                evidence,
                 stopped_by_us=stopped_by_us,
+                limit_bytes=self._limit_bytes,
                 peak_bytes=peak or most_resident_bytes,
                 memory_error=(failed or "").startswith("MemoryError"),
                 seconds=time.monotonic() - self._since,
             )
+            return diagnose_exit(known).to_json()
         except Exception as exc:  # serving the replica matters more than explaining its past
             print(f"shim: cannot explain an exit: {exc!r}", file=sys.stderr)  # noqa: T201
             return bare_exit(pid, status)
 
     def explain_child(self, facts: Json) -> Json:
-        """Return what the server reported of the exit of a process below it, with `reason`.
-
-        The server has counted, too: it says which kills were whose.
-        """
+        """Return what the server, which counts too, reported of an exit, with `reason`."""
         report = facts
         try:
             from ..processes.exits.diagnose import explain_child
@@ -130,16 +134,6 @@ class ExitEvidence:
             self._cgroup, pid, since_monotonic=self._since, is_any=is_any, known=known
         )
 
-    def _diagnose(self, pid: int, wait_status: int | None, **known: Any) -> Json:
-        from dataclasses import replace
-
-        from ..processes.exits.diagnose import diagnose_exit, gather_evidence
-
-        evidence = gather_evidence(
-            self._counters[0], self._cgroup, pid, wait_status, since_monotonic=self._since
-        )
-        return diagnose_exit(replace(evidence, limit_bytes=self._limit_bytes, **known)).to_json()
-
 
 def _kills(counters: OomCounters) -> int | None:
     """Return those of the cgroup; without one, of the machine."""
@@ -156,13 +150,14 @@ def _victims(report: Json) -> int:
 
 
 def _after_kills(before: OomCounters, last: OomCounters, kills: int) -> OomCounters:
+    """Return the counters from before, moved on by so many kills."""
+    pairs = ((before.oom_kills, last.oom_kills), (before.vmstat, last.vmstat))
     return OomCounters(
-        _more(before.oom_kills, last.oom_kills, kills), _more(before.vmstat, last.vmstat, kills)
+        *(
+            last if first is None or last is None else min(last, first + kills)
+            for first, last in pairs
+        )
     )
-
-
-def _more(counted: int | None, newest: int | None, kills: int) -> int | None:
-    return newest if counted is None or newest is None else min(newest, counted + kills)
 
 
 class ExitHistory:

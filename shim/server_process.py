@@ -87,8 +87,6 @@ class ServerProcess:
             "held": self.is_held,
         }
 
-    # Starting
-
     def prepare(self) -> None:
         """Open its sockets, if need be, and make a cgroup; raises `OSError` if it cannot listen."""
         if not self._listeners:
@@ -97,11 +95,7 @@ class ServerProcess:
             )
             for one in self._listeners:
                 one.setblocking(False)
-        self._renew_cgroup()
-
-    def _renew_cgroup(self) -> None:
-        """Make a fresh group for each server, so that peak and counters are its own."""
-        self.remove_cgroup()
+        self.remove_cgroup()  # a fresh one for each server: peak and counters are its own
         self.cgroup = None
         if self._groups is not None:
             with contextlib.suppress(OSError):
@@ -110,41 +104,28 @@ class ServerProcess:
                 )
 
     def start(self, *, is_tried: bool) -> int:
-        """Start it.
+        """Start it; return the reading end of its notify pipe, which is the caller's to close.
 
-        When it `is_tried`, it first sees whether an environment can be created at all.
-
-        Returns:
-            The reading end of its notify pipe, which is the caller's to close.
-
-        Raises:
-            OSError: when it could not be started.
+        When it `is_tried`, it first sees whether an environment can be created at all. Raises
+        `OSError` when it could not be started.
         """
         with contextlib.ExitStack() as passed:  # descriptors that are the server's alone
             log_fd = open_log(self._run["log_path"])
             passed.callback(os.close, log_fd)
             reading, writing = os.pipe()
             passed.callback(os.close, writing)
+            variables = {NOTIFY_FD_VARIABLE: writing}
             try:
-                gate = self._make_gate(passed)
-                trial = {}
-                if is_tried and not self._run.get("ordinal"):  # one replica of a launch is enough
-                    trial[TRIAL_VARIABLE] = 1
-                self.pid = self._spawn(log_fd, writing, gate, trial)
+                if self.is_held:
+                    self._close_gate()
+                    variables[GATE_FD_VARIABLE], self._gate_fd = os.pipe()
+                    passed.callback(os.close, variables[GATE_FD_VARIABLE])
+                self.pid = self._spawn(log_fd, variables, is_tried=is_tried)
             except OSError:
                 os.close(reading)
                 raise
         self._started_at = ProcessIdentity.of(self.pid).started_at
         return reading
-
-    def _make_gate(self, passed: contextlib.ExitStack) -> dict[str, int]:
-        """Return the variable with the reading end of a new gate; none for a server that serves."""
-        if not self.is_held:
-            return {}
-        self._close_gate()
-        reading, self._gate_fd = os.pipe()
-        passed.callback(os.close, reading)
-        return {GATE_FD_VARIABLE: reading}
 
     @property
     def is_held(self) -> bool:
@@ -161,38 +142,24 @@ class ServerProcess:
             os.close(self._gate_fd)
             self._gate_fd = None
 
-    def _spawn(
-        self, log_fd: int, notify_fd: int, gate: dict[str, int], trial: dict[str, int]
-    ) -> int:
+    def _spawn(self, log_fd: int, variables: dict[str, int], *, is_tried: bool) -> int:
+        """Start it; `variables` name descriptors that it inherits besides its sockets."""
         assert self._listeners  # prepared
-        listen_fds = self.listener_fds
-        variables = {NOTIFY_FD_VARIABLE: notify_fd, **trial, **gate}
+        environ = self._run["env"] | {name: str(fd) for name, fd in variables.items()}
+        environ[LISTEN_FD_VARIABLE] = descriptors_text(self.listener_fds)
+        if is_tried and not self._run.get("ordinal"):  # one replica of a launch is enough
+            environ[TRIAL_VARIABLE] = "1"
+        entry = self._run.get("entry") if self._is_forked else None  # else it must be exec'ed
         return spawn(
             self._run["argv"],
-            self._run["env"]
-            | {LISTEN_FD_VARIABLE: descriptors_text(listen_fds)}
-            | {name: str(value) for name, value in variables.items()},
+            environ,
             cwd=self._run.get("cwd"),
             log_fd=log_fd,
-            keep_fds=(*listen_fds, notify_fd, *gate.values()),
+            keep_fds=(*self.listener_fds, *variables.values()),
             cgroup=self.cgroup,
             oom_score_adj=self._run.get("oom_score_adj"),
-            fork_into=self._fork_into(),
+            fork_into=entry and ForkInto(entry, f"openenvd: host {self._run['replica_id']}"),
         )
-
-    def _fork_into(self) -> ForkInto | None:
-        """Return how the server is forked from what is imported here; None: it must be exec'ed."""
-        entry = self._run.get("entry")
-        if not (self._is_forked and entry):
-            return None
-        return ForkInto(entry, f"openenvd: host {self._run['replica_id']}")
-
-    # Ending
-
-    @property
-    def has_exited_in_order(self) -> bool:
-        """Whether it has exited, with code 0."""
-        return self.ended is not None and self.ended[0] == 0
 
     @property
     def has_drained(self) -> bool:

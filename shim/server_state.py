@@ -35,6 +35,8 @@ from .server_process import NotifyPipe, ServerProcess
 from .shutdown_policy import LEFT_GRACE_SECONDS, ShutdownPolicy, ShutdownStep
 
 LOG_TAIL_LINES = 20
+_NOTHING_SERVED: Json = {"sessions": 0, "sessions_fail": None, "capacity": None}
+_NOTHING_KNOWN: Json = {"ready_at": None, "info": None, "exit": None, **_NOTHING_SERVED}
 
 
 class ServerStatus:
@@ -44,52 +46,31 @@ class ServerStatus:
         """Begin before the first generation."""
         self.state = "starting"
         self.failed: str | None = None  # why the server gave up, in its own words
-        self.last_exit: Json | None = None
         self.sleeps = False  # it is about to exit, or has, since nobody uses it
-        self._generation = 0
+        self.generation = 0
         self._wakes = 0
-        self._ready_at: float | None = None
-        self._sessions = 0
-        self._capacity: Json | None = None
-        self._info: Json | None = None
-        self._sessions_fail: str | None = None  # why no environment could be created
-        self._exit: Json | None = None
-        self._log_tail: list[str] | None = None
+        self._last_exit: Json | None = None
+        self._known = _NOTHING_KNOWN  # of this generation, as clients are sent it
         self._history = ExitHistory()
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this generation is the first."""
-        return self._generation == 1
-
     def begin(self) -> None:
-        """Begin the next generation; what the last one reported goes, `last_exit` stays."""
+        """Begin the next generation; what the last one reported goes, its exit stays."""
         self._wakes += self.state == "asleep"
-        self.state = "starting"
-        self.sleeps = False
-        self._generation += 1
-        self._ready_at = self._info = self.failed = self._exit = self._log_tail = None
-        self._capacity = self._sessions_fail = None
-        self._sessions = 0
+        self.state, self.sleeps, self.failed = "starting", False, None
+        self.generation += 1
+        self._known = _NOTHING_KNOWN
 
     def note_message(self, message: Json, now: float) -> None:
         """Note a message of the server at `now` (seconds since the epoch)."""
         if message.get("ready"):
-            self._info = message
-            self._ready_at = now
+            self._known = self._known | {"info": message, "ready_at": now}
             if self.state == "starting":
                 self.state = "ready"
         if message.get("draining") and self.state in ("starting", "ready"):
             self.state = "draining"
         self.sleeps |= bool(message.get("sleeps"))
-        if "sessions" in message:
-            self._sessions = message["sessions"]
-        if "failed" in message:
-            self.failed = str(message["failed"])
-        if "sessions_fail" in message:
-            self._sessions_fail = message["sessions_fail"]
-        if "capacity" in message:
-            self._capacity = message["capacity"]
+        self.failed = message.get("failed", self.failed)
+        self._known = self._known | {key: message[key] for key in _NOTHING_SERVED if key in message}
 
     def note_child_exit(self, report: Json) -> None:
         """Note that the server lost a child of its own, and goes on."""
@@ -99,35 +80,26 @@ class ServerStatus:
         """Note that the server of this generation is gone, with its sessions."""
         self.state = "exited"
         self._history.add_server(reason, time.time())
-        self._exit = self.last_exit = reason
-        self._log_tail = log_tail
-        self._sessions = 0
-        self._capacity = self._sessions_fail = None
+        self._last_exit = reason
+        self._known = self._known | {"exit": reason, "log_tail": log_tail, **_NOTHING_SERVED}
 
     def fall_asleep(self) -> None:
         """Note that the server has exited since nobody used it."""
         self.state = "asleep"
-        self._sessions = 0
-        self._capacity = self._sessions_fail = None
+        self._known = self._known | _NOTHING_SERVED
 
     def to_json(self) -> Json:
         """Return its part of the status that clients are sent (`connections.py`)."""
-        status: Json = {
+        return {
             "state": self.state,
-            "generation": self._generation,
-            "restarts": max(0, self._generation - 1 - self._wakes),
+            "generation": self.generation,
+            "restarts": max(0, self.generation - 1 - self._wakes),
             "wakes": self._wakes,
-            "ready_at": self._ready_at,
-            "sessions": self._sessions,
-            "info": self._info,
-            "sessions_fail": self._sessions_fail,
-            "capacity": self._capacity,
-            "exit": self._exit,
-            "last_exit": self.last_exit,
+            "last_exit": self._last_exit,
             "failed": self.failed,
+            **self._known,
             **self._history.to_json(),
         }
-        return status if self._log_tail is None else status | {"log_tail": self._log_tail}
 
 
 class ServerStateMachine:
@@ -154,11 +126,11 @@ class ServerStateMachine:
         self._watched: tuple[int, ...] = ()  # listening sockets, while it is asleep
         self._log_path = run["log_path"]
         self._log = BoundedLog(run["log_path"], run["max_log_bytes"])
-        self._server = ServerProcess(run, groups, is_forked=is_forked)
+        self.process = ServerProcess(run, groups, is_forked=is_forked)
         self._notify = NotifyPipe(selector, self._on_messages)
         self._evidence = ExitEvidence(run.get("memory_limit_bytes"))
         self._status = ServerStatus()
-        self._shutdown = ShutdownPolicy()
+        self.shutdown = ShutdownPolicy()
 
     @property
     def is_over(self) -> bool:
@@ -166,67 +138,39 @@ class ServerStateMachine:
         return self._status.state == "stopped"
 
     @property
-    def is_stopping(self) -> bool:
-        """Whether its stop has been requested."""
-        return self._shutdown.is_requested
-
-    @property
     def may_start(self) -> bool:
         """Whether there is no server, and one may be started."""
-        return self._status.state in ("exited", "asleep") and not self._shutdown.is_ending
-
-    @property
-    def deadline(self) -> float | None:
-        """When `act_on_deadline` must be called (monotonic); None: not now."""
-        return self._shutdown.deadline
-
-    @property
-    def listener_fds(self) -> tuple[int, ...]:
-        """The sockets on which the server listens; none when they could not be opened yet."""
-        return self._server.listener_fds
+        return self._status.state in ("exited", "asleep") and not self.shutdown.is_ending
 
     def to_json(self) -> Json:
         """Return the status that clients are sent, but for whose it is."""
         return {
-            **self._server.to_json(),
+            **self.process.to_json(),
             **self._status.to_json(),
             "oom_kills": self._evidence.oom_kills,
-            "is_draining": self._shutdown.is_draining,
+            "is_draining": self.shutdown.is_draining,
         }
-
-    # Starting
 
     def start(self) -> None:
         """Start a new generation. `changed` is not called: the caller looks at the server first."""
         self._watch_listeners(())
         self._status.begin()
         try:
-            self._server.prepare()
+            self.process.prepare()
             # Before it starts: with a tight limit it may be killed before `start` has returned.
-            self._evidence.begin(self._server.cgroup)
-            self._notify.watch(self._start_server())
+            self._evidence.begin(self.process.cgroup)
+            # Only the first is tried: clients wait for what replaces or wakes it.
+            self._notify.watch(self.process.start(is_tried=self._status.generation == 1))
         except OSError as exc:
             failed = f"cannot start: {why_no_server(exc)}"
-            self._server.forget()
+            self.process.forget()
             self._status.failed = failed
             self._status.end(exit_without_start(failed), self._log_tail())
-
-    def _start_server(self) -> int:
-        """Start the server. Only the first is tried: clients wait for what replaces or wakes it."""
-        return self._server.start(is_tried=self._status.is_first)
-
-    # Running
-
-    def serve(self) -> bool:
-        """Let the server accept connections; whether it had been held."""
-        was_held = self._server.is_held
-        self._server.serve()
-        return was_held
 
     def look(self) -> float:
         """Bound the log and count kills for memory; returns when to look again, in seconds."""
         seconds = self._log.look()
-        if self._server.runs and self._evidence.look():
+        if self.process.runs and self._evidence.look():
             self._changed(False)
         # When most is printed, and what loops prints without end.
         return BUSY_LOOK_SECONDS if self._status.state == "starting" else seconds
@@ -244,36 +188,34 @@ class ServerStateMachine:
                 report = self._evidence.explain_child(message["shard_exit"])
                 self._status.note_child_exit(report)
 
-    # Stopping
-
     def drain(self, timeout_seconds: float, *, is_replaced: bool = False) -> None:
         """Let the sessions end, begin none, then stop; after the time-out in any case.
 
         Of a server that `is_replaced`, others have the address from now on. One that is starting
         ends at once, unless clients wait for it.
         """
-        if not self._shutdown.drain(time.monotonic(), timeout_seconds):
+        if not self.shutdown.drain(time.monotonic(), timeout_seconds):
             return
         if self._status.state not in ("starting", "ready"):
             self.stop(LEFT_GRACE_SECONDS)
             return
-        self._server.drain(is_replaced=is_replaced)
+        self.process.drain(is_replaced=is_replaced)
         self._changed(True)
 
     def stop(self, grace_seconds: float) -> None:
         """Send SIGTERM now, SIGKILL at the deadline; a second call can only shorten the grace."""
-        if not self._shutdown.request(time.monotonic(), grace_seconds):
+        if not self.shutdown.request(time.monotonic(), grace_seconds):
             return
-        if self._server.pid is None:
+        if self.process.pid is None:
             self._settle()
             return
         self._status.state = "stopping"
-        self._server.terminate()
+        self.process.terminate()
         self._changed(True)
 
     def act_on_deadline(self) -> None:
-        """Kill after the grace; or stop waiting for the killed."""
-        step = self._shutdown.step(time.monotonic())
+        """Do what `shutdown.deadline` asks for, when it has come."""
+        step = self.shutdown.step(time.monotonic())
         if step is ShutdownStep.STOP:
             self.stop(LEFT_GRACE_SECONDS)
         elif step is ShutdownStep.KILL:
@@ -283,8 +225,8 @@ class ServerStateMachine:
 
     def reap(self) -> None:
         """Reap children. When the server has exited, what it left behind is killed."""
-        some_are_left = self._server.reap()
-        if self._server.ended is None:
+        some_are_left = self.process.reap()
+        if self.process.ended is None:
             return
         if some_are_left:
             self._kill_all()  # their own children come to us next, with another SIGCHLD
@@ -293,34 +235,34 @@ class ServerStateMachine:
 
     def _kill_all(self) -> None:
         """Send SIGKILL to everything below us; `reap` goes on until all of it has been reaped."""
-        self._shutdown.note_kill(time.monotonic())
-        self._server.kill_all()
+        self.shutdown.note_kill(time.monotonic())
+        self.process.kill_all()
 
     def _settle(self) -> None:
         """Report how the server exited: nothing of it is left, or nothing that can be ended."""
-        self._shutdown.note_end()
-        if self._server.pid is not None:
+        self.shutdown.note_end()
+        if self.process.pid is not None:
             self._read_messages()
             self._notify.close()
             self._log.bound()  # it is not looked at again
-            self._end_generation(self._server.pid)
-            self._server.forget()
-        if self._shutdown.is_ending:
+            self._end_generation(self.process.pid)
+            self.process.forget()
+        if self.shutdown.is_ending:
             self._status.state = "stopped"
             self._watch_listeners(())
-            self._server.remove_cgroup()
+            self.process.remove_cgroup()
         self._changed(True)
 
     def _end_generation(self, pid: int) -> None:
-        if self._status.sleeps and self._server.has_exited_in_order:
+        if self._status.sleeps and self.process.ended and self.process.ended[0] == 0:
             self._status.fall_asleep()
-            self._server.remove_cgroup()
-            self._watch_listeners(self._server.listening_fds)
+            self.process.remove_cgroup()
+            self._watch_listeners(self.process.listening_fds)
             return
         reason = self._evidence.explain(
             pid,
-            self._server.ended,
-            stopped_by_us=self._shutdown.is_requested or self._server.has_drained,
+            self.process.ended,
+            stopped_by_us=self.shutdown.is_requested or self.process.has_drained,
             failed=self._status.failed,
         )
         self._status.end(reason, self._log_tail())

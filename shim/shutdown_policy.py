@@ -57,11 +57,7 @@ class ShutdownPolicy:
         return is_first
 
     def request(self, now: float, grace_seconds: float) -> bool:
-        """Request the end of everything; a second request can only shorten the grace.
-
-        Returns:
-            Whether this is the first request.
-        """
+        """Request the end of all; tell whether it is the first. More can only shorten it."""
         deadline = now + max(0.0, grace_seconds)
         if self.is_requested:
             self.deadline = min(deadline, self.deadline or deadline)
