@@ -213,7 +213,6 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes
         this_machine,
     )
     from .shard import shard  # noqa: F401  before a fork, so that children share it
-    from .shared_state.process import shares_state
     from .startup import note_on_few_fds
     from .supervisor.spawn import what_forbids_forking
     from .supervisor.supervisor import Supervisor
@@ -222,7 +221,8 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes
     take_over((signal.SIGCHLD,), lambda number: signal.signal(number, signal.SIG_DFL))
     config = inputs.config
     max_fds, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    shared_class = definition.env_class if shares_state(definition.env_class) else None
+    env_class = definition.env_class
+    shared_class = env_class if getattr(env_class, "SHARED_STATE", False) else None
     is_tried = os.environ.pop(TRIAL_VARIABLE, None) is not None
     is_concurrent, class_name = supports_concurrency(
         definition,
@@ -339,10 +339,10 @@ async def _run_child(
     if own.state_address is None:
         await kind(config, definition, own, scoreboard, make_server).run(head)
         return
-    from .shared_state.connection import connect_state
+    from .shared_state.connection import StateLink
     from .shared_state.proxy import ProxyFactory
 
-    link = await connect_state(own.state_address)
+    link = StateLink(own.state_address)
     shared = replace(definition, factory=ProxyFactory(definition.factory, link))
     process = kind(config, shared, own, scoreboard, make_server)
     link.on_lost = process.on_state_lost

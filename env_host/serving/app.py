@@ -26,7 +26,6 @@ from ..ipc.scoreboard import Scoreboard, now_microseconds
 from ..protocol import DRAIN_HEADER, DRAIN_ROUTE, MAX_MESSAGE_BYTES
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
-from ..shared_state.process import shares_state
 from ..websocket.handshake import Upgrade
 from ..websocket.partial_messages import PartialMessages
 from .http_routes import EncodedReply, HttpRoutes, Reply
@@ -123,7 +122,8 @@ class HostApp:
     def _gauges(self, scoreboard: Scoreboard, path: str) -> Reply:
         capacity = capacity_of(scoreboard, now_microseconds())
         if path == "/capacity":
-            shared = {"shared_state": shares_state(self._definition.env_class)}
+            is_shared = bool(getattr(self._definition.env_class, "SHARED_STATE", False))
+            shared = {"shared_state": is_shared}
             return Reply(capacity | shared | {"loop_tasks": len(asyncio.all_tasks())})
         return EncodedReply(render_metrics(self._definition.name, capacity).encode(), CONTENT_TYPE)
 

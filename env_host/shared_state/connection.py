@@ -4,15 +4,16 @@
     call ─▶ (room?) ─▶ CALL, `_sent` ─▶ REPLY / FAILURE / EOF ─▶ result, failure, loss
 
 A call counts as in flight until its *reply* comes, not only while its caller waits: a stalled state
-process is not flooded with abandoned calls. One behind the other, calls also wait while the socket
-is full.
-A reply finds its call by request id, which is never used twice, on a connection that belongs to
-one epoch; a reply that fits no call ends the connection. No caller can get the reply of another.
+process is not flooded with abandoned calls. Calls wait for room in the order in which they come;
+there is none while the socket is full.
+A request id is never used twice on a connection, and a reply to no call ends the connection: no
+caller can get the reply of another.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
 import time
@@ -24,7 +25,6 @@ from .errors import WireError, WorldBusy, WorldCallFailed, WorldError, WorldLost
 from .frames import Buffer, Frame, Kind, WireProtocol, encode, encode_value
 
 MAX_CALLS = 1024  # of one shard, sent and not answered; the others wait in the shard
-CONNECT_SECONDS = 10.0  # for the first connection
 GREETING_SECONDS = 5.0  # between connect and WELCOME
 RETRY_SECONDS = 0.05  # between two attempts to connect again
 MAX_SENT_BYTES = 32 << 20  # of their bodies, before the last one that is sent
@@ -56,16 +56,11 @@ class Connection(WireProtocol):
         self._turn = asyncio.Lock()  # of the one call that waits for room; the others are behind it
         self._room = asyncio.Event()
         self._is_full = False  # the socket: the state process does not read
-        self._last_id = self._last_session = 0
+        self._request_ids, self.session_numbers = itertools.count(1), itertools.count(1)
         self.epoch = self.state_pid = 0
         self.welcomed: asyncio.Future[None] = self._loop.create_future()
         self.lost: WorldLost | None = None
         self.closed = asyncio.Event()
-
-    def new_session(self) -> int:
-        """Return a number that no other session of this connection has or had."""
-        self._last_session += 1
-        return self._last_session
 
     async def call(
         self, session: int, method: str, arguments: Any, body: Buffer | None, deadline: float
@@ -77,7 +72,15 @@ class Connection(WireProtocol):
             async with asyncio.timeout(deadline - time.monotonic()):
                 async with self._turn:
                     await self._room.wait()
-                    future = self._send(session, method, value, body)
+                    if self.lost is not None:
+                        raise WorldLost(str(self.lost))
+                    request_id, size = next(self._request_ids), memoryview(body or b"").nbytes
+                    frame = encode(Kind.CALL, self.epoch, session, request_id, value, body)
+                    future = self._loop.create_future()
+                    self._sent[request_id] = Sent(future, session, method, size)
+                    self._sent_bytes += size
+                    self._note_room()
+                    self.send(frame)
                 return await future
         except TimeoutError:
             if future is not None:
@@ -91,7 +94,7 @@ class Connection(WireProtocol):
         self.send(encode(Kind.LEAVE, self.epoch, session))
 
     def pause_writing(self) -> None:
-        """Let calls wait: the state process does not read those that were sent."""
+        """Make calls wait: the state process does not read those that were sent."""
         self._is_full = True
         self._note_room()
 
@@ -116,21 +119,6 @@ class Connection(WireProtocol):
         self.closed.set()
         self._on_lost(self.lost)
 
-    def _send(
-        self, session: int, method: str, value: bytes, body: Buffer | None
-    ) -> asyncio.Future[Any]:
-        if self.lost is not None:
-            raise WorldLost(str(self.lost))
-        frame = encode(Kind.CALL, self.epoch, session, self._last_id + 1, value, body)
-        self._last_id += 1
-        future = self._loop.create_future()
-        size = 0 if body is None else memoryview(body).nbytes
-        self._sent[self._last_id] = Sent(future, session, method, size)
-        self._sent_bytes += size
-        self._note_room()
-        self.send(frame)
-        return future
-
     def _note_room(self) -> None:
         has_room = len(self._sent) < MAX_CALLS and self._sent_bytes < MAX_SENT_BYTES
         if has_room and not self._is_full:
@@ -145,12 +133,10 @@ class Connection(WireProtocol):
             self.epoch, self.state_pid = frame.epoch, frame.value
             self.welcomed.set_result(None)
             self._note_room()
-        elif frame.epoch != self.epoch:
-            raise WireError(f"a reply of epoch {frame.epoch}; this is {self.epoch}")
-        elif frame.kind in (Kind.REPLY, Kind.FAILURE):
-            self._answer(frame)
+        elif frame.epoch != self.epoch or frame.kind not in (Kind.REPLY, Kind.FAILURE):
+            raise WireError(f"a frame of kind {frame.kind} and epoch {frame.epoch} of the state")
         else:
-            raise WireError(f"a frame of kind {frame.kind} from the state process")
+            self._answer(frame)
 
     def _answer(self, frame: Frame) -> None:
         sent = self._sent.get(frame.request_id)
@@ -162,20 +148,18 @@ class Connection(WireProtocol):
         if sent.future.done():  # its caller has given up
             return
         if frame.kind == Kind.FAILURE:
-            sent.future.set_exception(_failure(sent.method, *frame.value))
-        elif frame.body is None:
-            sent.future.set_result(frame.value)
+            kind, message = frame.value
+            late = WorldTimeout(f"world.{sent.method} did not finish in time: {message}.")
+            failed = WorldCallFailed(f"world.{sent.method}: {kind}: {message}")
+            sent.future.set_exception(late if kind == EXPIRED else failed)
+        elif frame.body is None or not frame.has_value:
+            sent.future.set_result(frame.value if frame.body is None else frame.body)
         else:
-            whole = (frame.value, frame.body) if frame.has_value else frame.body
-            sent.future.set_result(whole)
+            sent.future.set_result((frame.value, frame.body))
 
 
 class StateLink:
-    """The connection of a shard to the current state process, for the shard's whole life.
-
-    It connects again when the state process was replaced. A `StateProxy` is bound to the connection
-    of its first call, and never to a later one: what its session did is in the state that is gone.
-    """
+    """The connection of a shard to the current state process, for the shard's whole life."""
 
     def __init__(self, address: str, on_lost: OnLost = lambda lost: None) -> None:
         """Begin to connect; `on_lost` is called each time a connection is lost."""
@@ -201,8 +185,7 @@ class StateLink:
         self.on_lost = lambda lost: None
         self._keeping.cancel()
         await asyncio.wait({self._keeping})
-        if self.connection is not None:
-            connection = self.connection
+        if (connection := self.connection) is not None:
             connection.close()
             await connection.closed.wait()
         self._connected.set()
@@ -221,10 +204,10 @@ class StateLink:
     async def _connect(self) -> Connection:
         """Connect; return after WELCOME, unless the connection is lost by then."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
         connection = Connection(self._lost)
         try:
             async with asyncio.timeout(GREETING_SECONDS):
-                sock.setblocking(False)
                 await self.loop.sock_connect(sock, socket_name(self._address))
                 await self.loop.create_connection(lambda: connection, sock=sock)
                 await connection.welcomed
@@ -243,23 +226,6 @@ class StateLink:
             self.on_lost(lost)
 
 
-async def connect_state(address: str, on_lost: OnLost = lambda lost: None) -> StateLink:
-    """Connect a shard to the state process.
-
-    When there is no state process now, it is not waited for long: sessions wait for it.
-    """
-    link = StateLink(address, on_lost)
-    with suppress(WorldError):
-        await link.current(time.monotonic() + CONNECT_SECONDS)
-    return link
-
-
 def socket_name(address: str) -> str:
     """Return the kernel's form of an address; `@…` has no file (unix(7), abstract)."""
     return "\0" + address[1:] if address.startswith("@") else address
-
-
-def _failure(method: str, kind: str, message: str) -> WorldError:
-    if kind == EXPIRED:
-        return WorldTimeout(f"world.{method} did not finish in time: {message}.")
-    return WorldCallFailed(method, kind, message)

@@ -10,15 +10,13 @@ HostError
 │   └── WorldLost             the state is gone, and with it what the session did there
 ├── SessionEnded
 │   └── WorldLost             … so the session is ended too: error frame, close 1011
-├── WireError                 the peer sent what is no frame: its connection is closed
-└── StartError
-    └── StateFailed           the state process did not start
+└── WireError                 the peer sent what is no frame: its connection is closed
 """
 
 from __future__ import annotations
 
 from ...system.websocket import INTERNAL_ERROR_CLOSE
-from ..errors import HostError, SessionEnded, StartError
+from ..errors import HostError, SessionEnded
 
 
 class WorldError(HostError):
@@ -26,15 +24,7 @@ class WorldError(HostError):
 
 
 class WorldCallFailed(WorldError):
-    """The method itself raised, or there is no method of that name.
-
-    `kind` is the name of the exception's type, as the state process knows it.
-    """
-
-    def __init__(self, method: str, kind: str, message: str) -> None:
-        super().__init__(f"world.{method}: {kind}: {message}")
-        self.method = method
-        self.kind = kind
+    """The method itself raised, or there is no method of that name."""
 
 
 class WorldTimeout(WorldError):
@@ -58,7 +48,3 @@ class WorldLost(WorldError, SessionEnded):
 
 class WireError(HostError):
     """The peer sent no valid frame, or one that is not allowed here."""
-
-
-class StateFailed(StartError):
-    """The state process exited before it was ready."""

@@ -18,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, NamedTuple, cast
+
+from pydantic_core import from_json, to_json
 
 from ...system.units import MB
 from .errors import BodyTooLarge, WireError
@@ -66,7 +67,7 @@ def encode(
     value: bytes = b"",
     body: Buffer | None = None,
 ) -> bytes:
-    """Return the bytes of one frame; raises `BodyTooLarge` for a body that none may carry."""
+    """Return the bytes of one frame. Raises `BodyTooLarge`."""
     has_body, body = body is not None, body or b""
     if len(body) > MAX_BODY_BYTES:
         raise BodyTooLarge(f"a body of {len(body)} bytes is more than {MAX_BODY_BYTES}")
@@ -75,28 +76,20 @@ def encode(
 
 
 def decode(data: bytearray, at: int = 0) -> Frame | None:
-    """Return the frame that begins at `at`, or None until it is complete.
-
-    Raises:
-        WireError: There is no frame.
-    """
+    """Return the frame that begins at `at`, or None until it is complete. Raises `WireError`."""
     if len(data) - at < HEADER.size:
         return None
-    kind, has_body, epoch, session, value_bytes, body_bytes, request_id = HEADER.unpack_from(
-        data, at
-    )
-    if not (
-        Kind.WELCOME <= kind <= Kind.LEAVE
-        and value_bytes <= MAX_VALUE_BYTES
-        and body_bytes <= MAX_BODY_BYTES
-    ):
+    head = HEADER.unpack_from(data, at)
+    kind, has_body, epoch, session, value_bytes, body_bytes, request_id = head
+    is_known = Kind.WELCOME <= kind <= Kind.LEAVE
+    if not is_known or value_bytes > MAX_VALUE_BYTES or body_bytes > MAX_BODY_BYTES:
         raise WireError("the received bytes are not a frame")
     body_at = at + HEADER.size + value_bytes
     end = body_at + body_bytes
     if len(data) < end:
         return None
     try:
-        value = _load(data[at + HEADER.size : body_at]) if value_bytes else None
+        value = from_json(data[at + HEADER.size : body_at]) if value_bytes else None
     except ValueError as exc:
         raise WireError(f"a frame with invalid JSON: {exc}") from exc
     body = bytes(memoryview(data)[body_at:end]) if has_body else None
@@ -104,13 +97,8 @@ def decode(data: bytearray, at: int = 0) -> Frame | None:
 
 
 def encode_value(value: Any) -> bytes:
-    """Encode a value as JSON.
-
-    Raises:
-        TypeError, ValueError: The value has no JSON form.
-        BodyTooLarge: It is too long; large data belongs into the body.
-    """
-    data = _dump(value)
+    """Encode a value as JSON. Raises `ValueError` if it has no such form, and `BodyTooLarge`."""
+    data = to_json(value)
     if len(data) > MAX_VALUE_BYTES:
         raise BodyTooLarge(
             f"{len(data)} bytes of JSON are more than {MAX_VALUE_BYTES}; pass large data as bytes"
@@ -119,10 +107,7 @@ def encode_value(value: Any) -> bytes:
 
 
 class WireProtocol(asyncio.Protocol):
-    """One end of a connection: frames come to `_handle`, and leave by `send`.
-
-    None leaves before the connection is made and after it is lost.
-    """
+    """One end of a connection: frames come to `_handle`, and leave by `send` while it is open."""
 
     def __init__(self) -> None:
         self._received = bytearray()
@@ -163,17 +148,3 @@ class WireProtocol(asyncio.Protocol):
 
     def _handle(self, frame: Frame) -> None:
         raise NotImplementedError
-
-
-def _json_functions() -> tuple[Callable[[Any], bytes], Callable[[bytes | bytearray], Any]]:
-    """Choose the fastest: a project's own Python has pydantic for certain, orjson perhaps."""
-    try:
-        import orjson
-    except ImportError:
-        from pydantic_core import from_json, to_json
-
-        return to_json, from_json
-    return orjson.dumps, orjson.loads
-
-
-_dump, _load = _json_functions()

@@ -26,14 +26,29 @@ CALL_SECONDS = 10.0  # of one call, its wait included, unless the caller says ot
 Result = TypeVar("Result")
 
 
-class StateProxy:
-    """The shared state, for one session; bound to one epoch of it from its first call on."""
+class Methods:
+    """The methods of the state, each called as `call(its name, …)`."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return functools.partial(self._call, method)
+
+
+class StateProxy(Methods):
+    """The shared state, for one session; bound to one epoch of it from its first call on.
+
+    What the session did is lost with that epoch, so it is never bound to a later one.
+    """
 
     def __init__(self, link: StateLink) -> None:
+        super().__init__(self.call)
         self._link = link
         self._connection: Connection | None = None
         self._session = 0
-        self._left = False
 
     @property
     def blocking(self) -> Methods:
@@ -43,11 +58,6 @@ class StateProxy:
     def within(self, seconds: float) -> Methods:
         """Return the methods with another deadline."""
         return Methods(functools.partial(self.call, within_seconds=seconds))
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        if method.startswith("_"):
-            raise AttributeError(method)
-        return functools.partial(self.call, method)
 
     async def call(
         self,
@@ -60,9 +70,8 @@ class StateProxy:
     ) -> Any:
         """Call a method of the state; returns None, a JSON value, bytes, or (value, bytes).
 
-        Raises:
-            WorldError: See `errors.py`.
-            TypeError, ValueError: An argument has no JSON form, or the deadline is no number.
+        Raises `WorldError` (`errors.py`), and `ValueError` when an argument has no JSON form or the
+        deadline is no number.
         """
         if not math.isfinite(within_seconds):
             raise ValueError(f"within: write a number of seconds, not {within_seconds}")
@@ -76,31 +85,19 @@ class StateProxy:
 
     def leave(self) -> None:
         """End the session; may be called from any thread, and again."""
-        self._link.loop.call_soon_threadsafe(self._leave)
+        with suppress(RuntimeError):  # the loop is closed: the connection has ended anyway
+            self._link.loop.call_soon_threadsafe(self._leave)
 
     def _leave(self) -> None:
-        if self._connection is not None and not self._left:
+        if self._connection is not None:
             self._connection.leave(self._session)
-        self._left = True
 
     async def _bind(self, deadline: float) -> Connection:
         connection = await self._link.current(deadline)
         if self._connection is None:  # another call of the session may have been quicker
             self._connection = connection
-            self._session = connection.new_session()
+            self._session = next(connection.session_numbers)
         return self._connection
-
-
-class Methods:
-    """The methods of the state, each called as `call(its name, …)`."""
-
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self._call = call
-
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        if method.startswith("_"):
-            raise AttributeError(method)
-        return functools.partial(self._call, method)
 
 
 class ProxyFactory:
@@ -122,18 +119,13 @@ class ProxyFactory:
         else:
             env = factory()
             env.world = world
-        env.close = _closing(getattr(env, "close", None), world)
-        return env
+        close = getattr(env, "close", None)
 
-
-def _closing(close: Callable[[], Any] | None, world: StateProxy) -> Callable[[], Any]:
-    """Return `close`, followed by the end of the session in the shared state."""
-
-    def close_and_leave() -> Any:
-        try:
-            return close() if close is not None else None
-        finally:
-            with suppress(RuntimeError):  # the loop is closed: the connection has ended anyway
+        def close_and_leave() -> Any:
+            try:
+                return close() if close is not None else None
+            finally:
                 world.leave()
 
-    return close_and_leave
+        env.close = close_and_leave
+        return env

@@ -14,9 +14,6 @@ A method returns None, a JSON value, bytes, or (JSON value, bytes).
 Plain methods run to their end on the loop, one after the other: that is what makes the state one.
 Asynchronous ones run beside each other. A connection's end is the end of its sessions: the state
 is notified once for each (`session_ended`), after the last of its calls.
-
-Frames are checked (length, kind, epoch, limits). A peer that breaks the protocol loses its
-connection; the others are not affected.
 """
 
 from __future__ import annotations
@@ -30,7 +27,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from .connection import EXPIRED, MAX_CALLS
@@ -45,56 +41,40 @@ _CREDENTIALS = struct.Struct("=iII")  # of a peer: pid, uid, gid
 log = logging.getLogger("openenvd.env_host")
 
 
-@dataclass(frozen=True, slots=True)
 class Method:
     """A method of the state that clients may call; its signature is inspected once."""
 
-    function: Callable[..., Any]
-    is_async: bool
-    takes_session: bool
-    takes_body: bool
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._parameters = inspect.signature(function).parameters
+        self.is_async = inspect.iscoroutinefunction(function)
 
     def call(self, session: int, arguments: dict[str, Any], body: bytes | None) -> Any:
-        """Return the result of the method, or an awaitable of it.
-
-        Raises:
-            TypeError: The arguments are not what it takes.
-        """
-        if self.takes_session:
+        """Return its result, or an awaitable of it; raises `TypeError` for other arguments."""
+        if "session" in self._parameters:
             arguments["session"] = session
         if body is None:
-            return self.function(**arguments)
-        if not self.takes_body:
+            return self._function(**arguments)
+        if "body" not in self._parameters:
             raise TypeError("it takes no bytes: it has no parameter named `body`")
-        return self.function(body=body, **arguments)
+        return self._function(body=body, **arguments)
 
 
 def methods_of(state: Any) -> dict[str, Method]:
     """Return the methods that clients may call, by name."""
     names = {name for name in dir(type(state)) if not name.startswith("_")} - RESERVED
-    methods = {}
-    for name in names:
-        if inspect.isroutine(function := getattr(state, name)):
-            taken = inspect.signature(function).parameters
-            is_async = inspect.iscoroutinefunction(function)
-            methods[name] = Method(function, is_async, "session" in taken, "body" in taken)
-    return methods
+    found = {name: getattr(state, name) for name in names}
+    return {name: Method(each) for name, each in found.items() if inspect.isroutine(each)}
 
 
 class StateServer:
-    """Serves one state to every shard that connects."""
+    """What the connections of all shards have in common: one state."""
 
     def __init__(self, state: Any, epoch: int) -> None:
         self.epoch = epoch
         self.methods = methods_of(state)
-        self.session_ended: Callable[[int], None] | None = getattr(state, "session_ended", None)
+        self.session_ended = getattr(state, "session_ended", lambda session: None)
         self.numbers = itertools.count(1)  # of connections
-
-    async def listen(self, listener: socket.socket) -> None:
-        """Accept connections of `listener` from now on."""
-        listener.setblocking(False)
-        loop = asyncio.get_running_loop()
-        await loop.create_unix_server(lambda: StateConnection(self), sock=listener)
 
 
 class StateConnection(WireProtocol):
@@ -112,25 +92,23 @@ class StateConnection(WireProtocol):
         """Greet a peer of this user; leave any other."""
         super().connection_made(transport)
         if _is_ours(transport.get_extra_info("socket")):
-            pid = encode_value(os.getpid())
-            self.send(encode(Kind.WELCOME, self._server.epoch, value=pid))
+            self.send(encode(Kind.WELCOME, self._server.epoch, value=b"%d" % os.getpid()))
         else:
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the shard's sessions, once their running calls have finished."""
+        """End the shard's sessions."""
         super().connection_lost(exc)
-        self._end_sessions()
+        for session in sorted(self._sessions):
+            self._leave(session)
 
     def _handle(self, frame: Frame) -> None:
-        if frame.epoch != self._server.epoch:
-            raise WireError(f"a frame of epoch {frame.epoch}; this is {self._server.epoch}")
+        if frame.epoch != self._server.epoch or frame.kind not in (Kind.CALL, Kind.LEAVE):
+            raise WireError(f"a frame of kind {frame.kind} and epoch {frame.epoch} of a shard")
         if frame.kind == Kind.CALL:
             self._call(frame)
-        elif frame.kind == Kind.LEAVE:
-            self._leave(frame.session)
         else:
-            raise WireError(f"a frame of kind {frame.kind} from a shard")
+            self._leave(frame.session)
 
     def _call(self, frame: Frame) -> None:
         match frame.value:
@@ -173,9 +151,7 @@ class StateConnection(WireProtocol):
 
     def _ran(self, task: asyncio.Task[None]) -> None:
         session = self._running.pop(task)
-        if self._transport is None:
-            self._end_sessions()
-        elif session in self._leaving:
+        if session in self._leaving:
             self._leave(session)
 
     def _reply(self, frame: Frame, result: Any) -> None:
@@ -199,30 +175,20 @@ class StateConnection(WireProtocol):
         self.send(encode(kind, self._server.epoch, frame.session, frame.request_id, value, body))
 
     def _leave(self, session: int) -> None:
+        """End a session, if there is one, after the last of its calls."""
         if session in self._running.values():
             self._leaving.add(session)
         elif session in self._sessions:
             self._leaving.discard(session)
             self._sessions.discard(session)
-            self._notify_end(session)
-
-    def _end_sessions(self) -> None:
-        if not self._running:
-            sessions, self._sessions = self._sessions, set()
-            for session in sorted(sessions):
-                self._notify_end(session)
-
-    def _notify_end(self, session: int) -> None:
-        if self._server.session_ended is None:
-            return
-        try:
-            self._server.session_ended(self._first_session + session)
-        except Exception:
-            log.warning("shared state: session_ended raised", exc_info=True)
+            try:
+                self._server.session_ended(self._first_session + session)
+            except Exception:
+                log.warning("shared state: session_ended raised", exc_info=True)
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """Return whether the peer is of this user; elsewhere the socket's folder keeps others out."""
+    """Tell whether the peer is of this user; on macOS the socket's folder keeps others out."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

@@ -27,7 +27,6 @@ from .session_memory import cap_sentence
 if TYPE_CHECKING:
     from ..ipc.notify import Notifier
     from ..ipc.scoreboard import Scoreboard
-    from ..shared_state.process import StateExit
 
 KEPT = 8  # exits that `/capacity` shows
 
@@ -180,21 +179,3 @@ class ExitReports:
         if left != self._left:
             self._left = left
             self._scoreboard.write_news(list(self._last), left)
-
-
-def facts_of_state(exited: StateExit, sessions: int) -> dict[str, Any]:
-    """Return the report to the shim on the state process and the sessions that shared it."""
-    return {
-        "shard": None,
-        "shared_state": True,
-        "pid": exited.pid,
-        "generation": exited.epoch,
-        "wait_status": exited.wait_status,
-        "sessions": sessions,
-        "seconds": exited.seconds,
-        "peak_bytes": exited.peak_bytes,
-        "isolated": False,
-        "out_of_memory": None,
-        "detector": None,
-        "limit_bytes": None,
-    }

@@ -59,7 +59,7 @@ from ...system import forking
 from ...system.cgroups import own_group
 from ...system.descriptors import Message, receive_message
 from ...system.listening_sockets import listening
-from ...system.proc import kill
+from ...system.proc import exit_sentence, kill
 from ...system.signal_pipe import DRAIN_SIGNALS, SignalPipe
 from ..environment.plan import ServingPlan
 from ..errors import ShardFailed
@@ -78,7 +78,6 @@ from .exits import (
     ExitReports,
     exit_of,
     facts_of_programs,
-    facts_of_state,
     programs_sentence,
 )
 from .idleness import Idleness, has_sessions
@@ -229,7 +228,9 @@ class Supervisor:
         now = time.monotonic()
         moments = (
             self._restarts.next_due(),
-            self._state.due if self._state is not None and not self._is_stopping else None,
+            self._state.restarts.next_due()
+            if self._state is not None and not self._is_stopping
+            else None,
             self._stop_by,
             self._reporter.due() if self._is_ready else None,
             self._lobby.due(is_placing=self._is_placing),
@@ -593,11 +594,15 @@ class Supervisor:
         return self._scoreboard[child.index][Field.SESSIONS]
 
     def _reap_state(self) -> None:
-        exited = self._state.reap() if self._state is not None else None
-        if exited is not None and not self._is_stopping:
-            fields = {"pid": exited.pid, "generation": exited.epoch}
-            log.warning("%s", exited.sentence, extra=fields)
-            self._reports.report(facts_of_state(exited, self._reporter.sessions))
+        facts = self._state.reap() if self._state is not None else None
+        if facts is not None and not self._is_stopping:
+            log.warning(
+                "the process that held the shared state (pid %d, epoch %d) %s after %.1f s; its "
+                "sessions have ended",
+                *(facts["pid"], facts["generation"]),
+                *(exit_sentence(facts["wait_status"]), facts["seconds"]),
+            )
+            self._reports.report(facts | {"sessions": self._reporter.sessions})
 
     def _on_exit(self, exited: ChildExit) -> None:
         child = exited.child

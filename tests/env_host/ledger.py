@@ -110,14 +110,14 @@ class LedgerWorld:
 
 _SHARD = """
 import asyncio, json, sys
-from openenvd.env_host.shared_state.connection import connect_state
+from openenvd.env_host.shared_state.connection import StateLink
 from openenvd.env_host.shared_state.proxy import StateProxy
 
 def say(**facts):
     print(json.dumps(facts), flush=True)
 
 async def main(address):
-    link = await connect_state(address, lambda lost: say(lost=str(lost)))
+    link = StateLink(address, lambda lost: say(lost=str(lost)))
     world = StateProxy(link)
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):

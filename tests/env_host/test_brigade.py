@@ -38,7 +38,7 @@ from openenvd.env_host.bundled.brigade.opus import (
     pack,
     unpack,
 )
-from openenvd.env_host.shared_state.connection import StateLink, connect_state
+from openenvd.env_host.shared_state.connection import StateLink
 from openenvd.env_host.shared_state.errors import WorldCallFailed
 from openenvd.env_host.shared_state.process import StateProcess
 from openenvd.env_host.shared_state.proxy import ProxyFactory
@@ -183,7 +183,7 @@ def state() -> Iterator[StateProcess]:
 @pytest.fixture
 async def links(state: StateProcess) -> AsyncIterator[list[StateLink]]:
     """Two shards."""
-    links = [await connect_state(state.address) for n in (0, 1)]
+    links = [StateLink(state.address) for n in (0, 1)]
     yield links
     for link in links:
         await link.close()

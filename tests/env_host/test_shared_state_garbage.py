@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.env_host.shared_state import frames as wire
-from openenvd.env_host.shared_state.connection import StateLink, connect_state, socket_name
+from openenvd.env_host.shared_state.connection import StateLink, socket_name
 from openenvd.env_host.shared_state.errors import WorldError, WorldLost
 from openenvd.env_host.shared_state.frames import Kind
 from openenvd.env_host.shared_state.process import StateProcess
@@ -36,7 +36,7 @@ def state() -> Iterator[StateProcess]:
 @pytest.fixture
 async def world(state: StateProcess) -> AsyncIterator[StateProxy]:
     """A session of a shard that behaves."""
-    link = await connect_state(state.address)
+    link = StateLink(state.address)
     yield StateProxy(link)
     await link.close()
 
