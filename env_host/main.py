@@ -12,8 +12,8 @@ through the notify pipe for the process that waits.
 
 from __future__ import annotations
 
-import base64
 import contextlib
+import functools
 import importlib
 import json
 import logging
@@ -28,11 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
-from ..system.listening_sockets import (
-    listening,
-    open_listening_sockets,
-    sockets_of,
-)
+from ..system.listening_sockets import listening, open_listening_sockets, sockets_of
 from ..system.proc import raise_fd_limit
 from ..system.signal_pipe import take_over
 from .environment import gradio_stub
@@ -81,16 +77,9 @@ class Inputs:
     """What the process that started this one has passed to it."""
 
     config: HostConfig
-    notify_fd: int | None
     listeners: list[socket.socket]
     gate_fd: int | None = None
     child: dict[str, Any] | None = None  # from the supervisor, when this is one of its children
-
-    @property
-    def fds(self) -> list[int]:
-        """The descriptors of all of it."""
-        own = [one.fileno() for one in self.listeners]
-        return [*own, *(fd for fd in (self.notify_fd, self.gate_fd) if fd is not None)]
 
 
 def main() -> int:
@@ -111,11 +100,7 @@ def main() -> int:
 
 
 def read_inputs() -> Inputs:
-    """Read the configuration and the descriptors from the environment variables.
-
-    Raises:
-        ConfigError: There is no configuration, or it is not one.
-    """
+    """Read configuration and descriptors from the environment variables. Raises `ConfigError`."""
     text = os.environ.get(HOST_CONFIG_VARIABLE)
     if not text:
         raise ConfigError(
@@ -133,11 +118,12 @@ def read_inputs() -> Inputs:
     os.environ.pop(HOST_OPTIONS_VARIABLE, None)
     child = os.environ.pop(CHILD_CONFIG_VARIABLE, None)
     if child is not None:
-        return Inputs(config, None, [], child=json.loads(child))
-    inputs = Inputs(config, _fd(NOTIFY_FD_VARIABLE), _listeners(), _fd(GATE_FD_VARIABLE))
-    for fd in inputs.fds:  # what the environment starts must not keep our sockets open
-        os.set_inheritable(fd, False)
-    return inputs
+        return Inputs(config, [], child=json.loads(child))
+    notify_fd, gate_fd, listeners = _fd(NOTIFY_FD_VARIABLE), _fd(GATE_FD_VARIABLE), _listeners()
+    for fd in (notify_fd, gate_fd, *(one.fileno() for one in listeners)):
+        if fd is not None:  # what the environment starts must not keep our sockets open
+            os.set_inheritable(fd, False)
+    return Inputs(config, listeners, gate_fd)
 
 
 def _run(inputs: Inputs, notifier: Notifier) -> None:
@@ -153,7 +139,6 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
     notes = Notes(config.venv, config.import_paths)
     if not (config.serve_as_is or gradio_stub.is_wanted()):
         gradio_stub.keep_out()
-    definition, app = None, None
     with no_collections():
         definition, app = _load(config, notifier.note)
     if definition is None:
@@ -197,7 +182,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
         headers=inputs.config.headers,
         max_message_bytes=inputs.config.max_message_bytes,
         on_ready=lambda: notifier.ready(max_sessions=None, **how),
-        on_draining=notifier.draining,
+        on_draining=lambda: notifier.report(draining=True),
     )
     run_loop(serving, _exit_soon, has_project_code=True)
 
@@ -245,14 +230,11 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes
     if definition.has_own_hooks:
         notifier.note(note_on_hooks(plan))
     wanted = 1 if plan.exclusive else config.max_sessions or DEFAULT_SESSIONS
-    if not plan.isolates:
-        note = note_on_few_fds(wanted, plan.max_sessions, max_fds, plan.shards)
-        if note is not None:
-            notifier.note(note)
+    note = note_on_few_fds(wanted, plan.max_sessions, max_fds, plan.shards)
+    if note is not None and not plan.isolates:
+        notifier.note(note)
 
-    def serve(own: ChildConfig, scoreboard: Scoreboard, head: bytes) -> Never:
-        sys.exit(_serve_as_child(config, definition, own, scoreboard, head))
-
+    serve = functools.partial(_serve_as_child, config, definition)
     Supervisor(
         config, plan, inputs.listeners, notifier, serve, max_fds, shared_class, inputs.gate_fd
     ).run()
@@ -268,12 +250,12 @@ def _serve_as_program(config: HostConfig, definition: Definition, child: dict[st
     if STATE_CONFIG in child:
         serve_as_program(definition.env_class, child[STATE_CONFIG])
     die_with_parent(os.getppid())
-    head = base64.b64decode(child.pop("head"))
-    own = ChildConfig.from_json(child)
+    head = bytes.fromhex(child.pop("head"))
+    own = ChildConfig(**child)
     for fd in own.fds:
         os.set_inheritable(fd, False)
     scoreboard = Scoreboard(own.scoreboard_fd, own.shards, own.rows - own.shards)
-    sys.exit(_serve_as_child(config, definition, own, scoreboard, head))
+    _serve_as_child(config, definition, own, scoreboard, head)
 
 
 def _serve_as_child(
@@ -282,8 +264,8 @@ def _serve_as_child(
     own: ChildConfig,
     scoreboard: Scoreboard,
     head: bytes,
-) -> int:
-    """Serve as one of the supervisor's children; the exit code."""
+) -> Never:
+    """Serve as one of the supervisor's children, and exit."""
     from ..system.descriptors import Message, send_message
     from .event_loop import run_loop
     from .startup import pin_gpu
@@ -300,10 +282,10 @@ def _serve_as_child(
         lines = _traceback(exc)
         failed = {"failed": f"{type(exc).__name__}: {exc}", "log_tail": lines[-FAILURE_LOG_LINES:]}
     else:
-        return 0
+        sys.exit(0)
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(own.link_fd)) as link:
         send_message(link, Message(failed))
-    return EXIT_FAILED_TO_START
+    sys.exit(EXIT_FAILED_TO_START)
 
 
 async def _run_child(
@@ -378,17 +360,15 @@ def _fd(variable: str) -> int | None:
 
 
 def _fail(notifier: Notifier, message: str, cause: BaseException) -> int:
-    notifier.failed(message, _evidence(message, cause)[-FAILURE_LOG_LINES:])
-    return EXIT_FAILED_TO_START
-
-
-def _evidence(message: str, cause: BaseException) -> list[str]:
     if isinstance(cause, ShardFailed):
-        return cause.log_tail
-    if isinstance(cause, StartError):  # the message tells all of it; the lines would be our own
+        lines = cause.log_tail
+    elif isinstance(cause, StartError):  # the message tells all of it; the lines would be our own
         sys.stderr.write(f"{message}\n")
-        return []
-    return _traceback(cause)
+        lines = []
+    else:
+        lines = _traceback(cause)
+    notifier.report(failed=message, log_tail=lines[-FAILURE_LOG_LINES:])
+    return EXIT_FAILED_TO_START
 
 
 def _traceback(cause: BaseException) -> list[str]:

@@ -21,7 +21,7 @@ import select
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Never
+from typing import NamedTuple, Never
 
 from ...system.memory_left import free_memory_bytes
 from ...system.prctl import die_with_parent
@@ -90,10 +90,8 @@ def plan_of(
     """Decide the plan.
 
     A project's start-up hooks run in one process. They may make what its environments use, so one
-    process serves them all, as upstream's does, unless several are asked for.
-
-    Raises:
-        NotConcurrent: several sessions in one process were asked of a class that allows one.
+    process serves them all, as upstream's does, unless several are asked for. Raises
+    `NotConcurrent`: several sessions in one process were asked of a class that allows one.
     """
     asked = config.max_sessions
     isolates = not is_concurrent and asked != 1 and not (has_own_hooks and asked is None)
@@ -165,9 +163,8 @@ def supports_concurrency(
     """Tell whether sessions may run side by side, and the name of the class that says so.
 
     A factory that is not a class is tried once, for at most so many seconds; what is found is noted
-    for later launches. When it fails, `sessions_fail` is told the cause, and nothing is noted; nor
-    when it was not ready in time and its code does not name the class. A class says so itself: it
-    `tries_class` for the sake of `sessions_fail` alone.
+    for later launches. When it fails, `sessions_fail` is called with the cause, and nothing is
+    noted. A class says so itself: it `tries_class` for the sake of `sessions_fail` alone.
     """
     if (env_class := definition.env_class) is not None:
         if tries_class and (failure := try_factory(definition, seconds).failure) is not None:
@@ -178,23 +175,19 @@ def supports_concurrency(
     trial = try_factory(definition, seconds)
     if trial.failure is not None:
         sessions_fail(trial.failure)
-    if trial.class_name is not None:
-        found = (trial.is_concurrent, trial.class_name)
-    elif (env_class := definition.made_class) is not None:
+    if (found := trial.marking) is None:
+        if (env_class := definition.made_class) is None:
+            return False, definition.factory_name
         found = marking_of(env_class)
-    else:
-        return False, definition.factory_name
     if trial.failure is None:
         notes.keep(CONCURRENCY, found)
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What came of it: the class and its marking, or a failure, or neither in time."""
+class Trial(NamedTuple):
+    """What came of it: the marking of the class, or a failure, or neither in time."""
 
-    class_name: str | None = None
-    is_concurrent: bool = False
+    marking: tuple[bool, str] | None = None  # as `marking_of` returns it
     failure: str | None = None
 
 
@@ -217,14 +210,16 @@ def try_factory(definition: Definition, seconds: float = TRIAL_SECONDS) -> Trial
         os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     if not is_answered:
-        text = b"{}"
         log.warning("%s created no environment in %g s", definition.factory_name, seconds)
-    lost = Trial(failure="the process that created an environment has exited")
-    return Trial(**json.loads(text)) if text else lost
+        return Trial()
+    if not text:
+        return Trial(failure="the process that created an environment has exited")
+    marking, failure = json.loads(text)
+    return Trial(marking and tuple(marking), failure)
 
 
 def marking_of(env_class: type) -> tuple[bool, str]:
-    """Whether sessions of a class may run side by side, and its name."""
+    """Tell whether sessions of a class may run side by side; also return its name."""
     return bool(getattr(env_class, "SUPPORTS_CONCURRENT_SESSIONS", False)), env_class.__name__
 
 
@@ -239,14 +234,13 @@ def _answer(definition: Definition, writing: int, parent: int) -> Never:
         os._exit(0)
 
 
-def _create(definition: Definition) -> dict[str, object]:
+def _create(definition: Definition) -> Trial:
     try:
         env = definition.factory()
     except BaseException as exc:  # each session will report it
         text = "%s could not create an environment to inspect"
         log.warning(text, definition.factory_name, exc_info=True)
-        return {"failure": failure_of(exc)}
+        return Trial(failure=failure_of(exc))
     with contextlib.suppress(Exception):
         env.close()
-    is_concurrent, name = marking_of(type(env))
-    return {"class_name": name, "is_concurrent": is_concurrent}
+    return Trial(marking_of(type(env)))

@@ -15,7 +15,7 @@ shard's process.
 
 `exits` are the last exits of processes below the supervisor, as the notify pipe has them
 (`shard_exit` in `protocol.py`), with the counters by which they are explained elsewhere. `left` are
-programs that sessions have left behind (`supervisor/left_programs.py`).
+programs that sessions have left behind (`supervisor/session_memory.py`).
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _GAUGES = (
     ("max_sessions", "Sessions that may be open at once."),
     ("waiting", "Clients that wait for a session."),
     ("busy", "Calls of environments in progress."),
+    ("heartbeat_seconds", "How long ago a shard's loop turned last."),
+    ("longest_wait_seconds", "How long the first of those that wait for a session has waited."),
 )
 _COUNTERS = (
     ("connections", "Connections accepted."),
@@ -45,6 +47,7 @@ _COUNTERS = (
     ("steps", "Calls of step."),
     ("step_timeouts", "Calls that took too long."),
 )
+_QUANTILES = (("0.5", "p50_seconds"), ("0.99", "p99_seconds"), ("1", "max_seconds"))
 
 
 def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
@@ -56,14 +59,12 @@ def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
         "max_sessions": _total(shards, Field.MAX_SESSIONS),
         "draining": any(counters[Field.DRAINING] for counters in shards),
         "waiting": _total(shards, Field.WAITING),
-        "longest_wait_seconds": max(
-            (waited_seconds(counters, now) for counters in shards), default=0.0
-        ),
+        "longest_wait_seconds": max(waited_seconds(counters, now) for counters in shards),
         "shards": [shard_of(counters, now) for counters in shards],
         "isolated": [
-            _isolated(counters)
-            for counters in scoreboard
-            if counters[Field.ISOLATED] and counters[Field.PID] > 0
+            {"pid": row[Field.PID], "sessions": row[Field.SESSIONS], "busy": row[Field.BUSY]}
+            for row in scoreboard
+            if row[Field.ISOLATED] and row[Field.PID] > 0
         ],
         "exits": exits,
         "left": left,
@@ -71,10 +72,7 @@ def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
 
 
 def summary_of(scoreboard: Scoreboard, now: int) -> Json:
-    """Summarize all shards for the shim and the daemon's metrics.
-
-    Lag is in steps of 10 ms, so that a replica with nothing to do has nothing new to say.
-    """
+    """Summarize all shards for the shim and the metrics; lag is in steps of 10 ms."""
     shards = scoreboard.shard_counters()
     states = Counter(state_of(counters, now) for counters in shards)
     return {
@@ -84,8 +82,8 @@ def summary_of(scoreboard: Scoreboard, now: int) -> Json:
         "refused": _total(shards, Field.REFUSED),
         "steps": _total(shards, Field.STEPS),
         "step_timeouts": _total(shards, Field.STEP_TIMEOUTS),
-        "lag_p99_seconds": _coarse(max(counters[Field.LAG_P99] for counters in shards)),
-        "lag_max_seconds": _coarse(max(counters[Field.LAG_MAX] for counters in shards)),
+        "lag_p99_seconds": round(max(row[Field.LAG_P99] for row in shards) / MICROSECONDS, 2),
+        "lag_max_seconds": round(max(row[Field.LAG_MAX] for row in shards) / MICROSECONDS, 2),
         "shards": dict(sorted(states.items())),
     }
 
@@ -167,33 +165,14 @@ def abandoned_seconds(counters: Counters, now: int) -> float:
 
 def abandoned_steps(shards: Sequence[Json], at: float) -> list[Json]:
     """Return the shards with abandoned steps, from the shards of `/capacity` as read at `at`."""
-    return [
-        {
-            "shard": shard["index"],
-            "count": shard["abandoned"],
-            "since": round(at - shard["abandoned_seconds"]),
-        }
-        for shard in shards
-        if shard["abandoned"]
-    ]
+    rows = [(one["index"], one["abandoned"], at - one["abandoned_seconds"]) for one in shards]
+    return [{"shard": i, "count": count, "since": round(t)} for i, count, t in rows if count]
 
 
 def heartbeat_seconds(counters: Counters, now: int) -> float | None:
     """Return the seconds since the shard's loop last ran; None if it never did."""
     beat = counters[Field.HEARTBEAT]
     return max(0, now - beat) / MICROSECONDS if beat else None
-
-
-def _isolated(counters: Counters) -> Json:
-    return {
-        "pid": counters[Field.PID],
-        "sessions": counters[Field.SESSIONS],
-        "busy": counters[Field.BUSY],
-    }
-
-
-def _coarse(microseconds: int) -> float:
-    return round(microseconds / MICROSECONDS, 2)
 
 
 def _total(rows: Sequence[Counters], field: Field) -> int:
@@ -203,61 +182,24 @@ def _total(rows: Sequence[Counters], field: Field) -> int:
 def render_metrics(name: str, capacity: Json) -> str:
     """Render the whole page of the environment called `name`."""
     shards = [({"environment": name, "shard": s["index"]}, s) for s in capacity["shards"]]
-    pages = [
-        metric_family(f"openenvd_shard_{key}", text, [(labels, s[key]) for labels, s in shards])
-        for key, text in _GAUGES
+    pages = []
+    for key, text in _GAUGES:
+        values = [(labels, s[key]) for labels, s in shards if s[key] is not None]
+        pages.append(metric_family(f"openenvd_shard_{key}", text, values))
+    for key, text in _COUNTERS:
+        values = [(labels, s["totals"][key]) for labels, s in shards]
+        pages.append(metric_family(f"openenvd_shard_{key}_total", text, values, "counter"))
+    states = [(labels | {"state": s["state"]}, 1) for labels, s in shards]
+    text = "What a shard does: alive, busy, wedged, starting, stopping, absent, parked."
+    pages.append(metric_family("openenvd_shard_state", text, states))
+    lags = [
+        (labels | {"quantile": quantile}, s["lag"][key])
+        for labels, s in shards
+        for quantile, key in _QUANTILES
     ]
-    pages += [
-        metric_family(
-            f"openenvd_shard_{key}_total",
-            text,
-            [(labels, s["totals"][key]) for labels, s in shards],
-            "counter",
-        )
-        for key, text in _COUNTERS
-    ]
-    return "".join([*pages, *_health(shards), _isolated_family(name, capacity)])
-
-
-def _health(shards: list[tuple[Json, Json]]) -> list[str]:
-    return [
-        metric_family(
-            "openenvd_shard_state",
-            "What a shard does: alive, busy, wedged, starting, stopping, absent, parked.",
-            [(labels | {"state": s["state"]}, 1) for labels, s in shards],
-        ),
-        metric_family(
-            "openenvd_shard_heartbeat_seconds",
-            "How long ago a shard's loop turned last.",
-            [
-                (labels, s["heartbeat_seconds"])
-                for labels, s in shards
-                if s["heartbeat_seconds"] is not None
-            ],
-        ),
-        metric_family(
-            "openenvd_shard_loop_lag_seconds",
-            "How late a shard's loop was over the last minute; 1 is the longest.",
-            [
-                (labels | {"quantile": quantile}, s["lag"][key])
-                for labels, s in shards
-                for quantile, key in (
-                    ("0.5", "p50_seconds"), ("0.99", "p99_seconds"), ("1", "max_seconds"),
-                )
-            ],
-            "summary",
-        ),
-        metric_family(
-            "openenvd_shard_longest_wait_seconds",
-            "How long the first of those that wait for a session has waited.",
-            [(labels, s["longest_wait_seconds"]) for labels, s in shards],
-        ),
-    ]  # fmt: skip
-
-
-def _isolated_family(name: str, capacity: Json) -> str:
-    return metric_family(
-        "openenvd_isolated_sessions",
-        "Sessions with a process of their own.",
-        [({"environment": name}, len(capacity["isolated"]))],
-    )
+    text = "How late a shard's loop was over the last minute; 1 is the longest."
+    pages.append(metric_family("openenvd_shard_loop_lag_seconds", text, lags, "summary"))
+    isolated = [({"environment": name}, len(capacity["isolated"]))]
+    text = "Sessions with a process of their own."
+    pages.append(metric_family("openenvd_isolated_sessions", text, isolated))
+    return "".join(pages)

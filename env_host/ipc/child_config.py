@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 HOME = 0  # the shard that answers the project's own routes (`serving/own_app.py`)
 
@@ -22,7 +22,7 @@ class ChildConfig:
     scoreboard_fd: int
     link_fd: int
     inbox_fd: int | None = None  # where others send it connections
-    inbox_fds: tuple[int, ...] = ()  # where it sends connections to others, by index
+    inbox_fds: Sequence[int] = ()  # where it sends connections to others, by index
     isolates: bool = False
     isolated: int = 0  # sessions that have processes of their own already
     connection_fd: int | None = None  # an isolated session's
@@ -36,22 +36,8 @@ class ChildConfig:
         """Whether it answers the project's own routes, and runs the project's hooks."""
         return self.index == HOME
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON, which `from_json` reads."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> ChildConfig:
-        """Read the configuration that `to_json` wrote."""
-        return cls(**{**data, "inbox_fds": tuple(data["inbox_fds"])})
-
     @property
     def fds(self) -> tuple[int, ...]:
         """The descriptors that the child keeps."""
-        single = (
-            self.scoreboard_fd,
-            self.link_fd,
-            self.inbox_fd,
-            self.connection_fd,
-        )
+        single = (self.scoreboard_fd, self.link_fd, self.inbox_fd, self.connection_fd)
         return (*(fd for fd in single if fd is not None), *self.inbox_fds)

@@ -34,7 +34,6 @@ from ...system.descriptors import (
 from ...system.json_lines import Json
 
 MOST_CARRIED_BYTES = MAX_PACKET_BYTES - 8192  # with a connection, in the message itself
-IS_USED = "is_used"  # in a question to a shard, and in its answer: whether it has a connection
 
 
 class MessageChannel:
@@ -107,11 +106,7 @@ class MessageChannel:
 
 
 def connection_message(head: Json, fds: tuple[int, ...], data: bytes = b"") -> Message:
-    """Make the message that carries connections, or one and what was read of it.
-
-    Raises:
-        OSError: there is no room for so much.
-    """
+    """Make the message of connections, or of one and what was read. Raises `OSError`."""
     if len(data) <= MOST_CARRIED_BYTES:
         return Message(head, data, fds)
     with tempfile.TemporaryFile() as file:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 from typing import Any
@@ -41,56 +40,10 @@ class Notifier:
             how["notes"] = self._notes
         if self._differences:
             how["differences"] = self._differences
-        self._write({"ready": True, "max_sessions": max_sessions, "serving": serving, **how})
+        self.report(ready=True, max_sessions=max_sessions, serving=serving, **how)
 
-    def failed(self, message: str, log_tail: list[str]) -> None:
-        """Report that the supervisor is about to exit by itself."""
-        self._write({"failed": message, "log_tail": log_tail})
-
-    def draining(self) -> None:
-        """Report that no session begins here any more."""
-        self._write({"draining": True})
-
-    def sleeps(self) -> None:
-        """Report that the supervisor is about to exit since nobody uses it."""
-        self._write({"sleeps": True})
-
-    def sessions_fail(self, cause: str | None) -> None:
-        """Report that an environment could not be created, or that one could again."""
-        if cause != self._sessions_fail:
-            self._sessions_fail = cause
-            self._write({"sessions_fail": cause})
-
-    def shard_exit(self, **facts: Any) -> None:
-        """Report that a process that served sessions has exited; the supervisor goes on."""
-        self._write({"shard_exit": facts})
-
-    def capacity(self, summary: dict[str, Any]) -> None:
-        """Report how full the shards are (`capacity.summary_of`); dropped if the pipe is full."""
-        if self.fd is None:
-            return
-        os.set_blocking(self.fd, False)
-        with contextlib.suppress(OSError):
-            os.write(self.fd, encode_line({"capacity": summary}))  # whole or not at all
-
-    def sessions(self, count: int) -> None:
-        """Report the number of sessions, unless the pipe is full."""
-        if self.fd is not None and count != self.reported:
-            os.set_blocking(self.fd, False)
-            line = encode_line({"sessions": count})
-            try:
-                os.write(self.fd, line)  # whole or not at all
-            except BlockingIOError:
-                return
-            except OSError:  # the shim is gone; the sessions need not be
-                self.fd = None
-        self.reported = count
-
-    def silence(self) -> None:
-        """Write nothing from now on: this process is not the supervisor any more."""
-        self.fd = None
-
-    def _write(self, line: dict[str, Any]) -> None:
+    def report(self, **line: Any) -> None:
+        """Write one of the reports of `protocol.py`."""
         if self.fd is None:
             return
         os.set_blocking(self.fd, True)
@@ -100,3 +53,34 @@ class Notifier:
                 data = data[os.write(self.fd, data) :]
         except OSError:
             self.fd = None
+
+    def sessions_fail(self, cause: str | None) -> None:
+        """Report that an environment could not be created, or that one could again."""
+        if cause != self._sessions_fail:
+            self._sessions_fail = cause
+            self.report(sessions_fail=cause)
+
+    def capacity(self, summary: dict[str, Any]) -> None:
+        """Report how full the shards are (`capacity.summary_of`); dropped if the pipe is full."""
+        self._write_if_room({"capacity": summary})
+
+    def sessions(self, count: int) -> None:
+        """Report the number of sessions, unless the pipe is full."""
+        if count == self.reported or self._write_if_room({"sessions": count}):
+            self.reported = count
+
+    def _write_if_room(self, line: dict[str, Any]) -> bool:
+        """Write a line, whole or not at all; False: the pipe is full."""
+        try:
+            if self.fd is not None:
+                os.set_blocking(self.fd, False)
+                os.write(self.fd, encode_line(line))
+        except BlockingIOError:
+            return False
+        except OSError:  # the shim is gone; the sessions need not be
+            self.fd = None
+        return True
+
+    def silence(self) -> None:
+        """Write nothing from now on: this process is not the supervisor any more."""
+        self.fd = None

@@ -9,9 +9,6 @@ is found by the replica's number:
     shard of replica a ──descriptor, and the bytes read──▶ door of b ──▶ lobby of b
     whoever scales ──how many sessions are its share──▶ door of b
 
-An update starts replicas beside those that it replaces: their numbers differ, and they know the
-doors of these, whose sessions go on while no connection is accepted there any more.
-
     b has exited or is starting    nothing listens at its door: its sessions are unknown
     b exits before it has looked   the connection is reset
     b is slow                      few messages fit into a door (`net.unix.max_dgram_qlen`): a tries
@@ -21,6 +18,7 @@ doors of these, whose sessions go on while no connection is accepted there any m
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import socket
@@ -54,9 +52,7 @@ class ReplicaDoors:
 
     def has(self, replica: int) -> bool:
         """Tell whether another replica can be passed a connection."""
-        if replica == self._own or not self._prefix:
-            return False
-        end = self._connect(replica)
+        end = self._connect(replica) if self._prefix and replica != self._own else None
         if end is not None:
             end.close()
         return end is not None
@@ -70,11 +66,7 @@ class ReplicaDoors:
     def pass_on(self, replica: int, fd: int, since: int, data: bytes = b"") -> None:
         """Pass a connection to another replica, and close it here. Within a running loop.
 
-        Args:
-            replica: The number of the other one.
-            fd: The descriptor of the connection.
-            since: When it began to wait, on the scoreboard's clock.
-            data: What has been read of it.
+        It has waited since `since`, on the scoreboard's clock; `data` has been read of it.
         """
         try:
             message = connection_message({"since": since}, (fd,), data)
@@ -84,11 +76,13 @@ class ReplicaDoors:
             self._send(replica, message)
 
     def _send(self, replica: int, message: Message) -> None:
-        end = self._connect(replica)
-        if end is not None and not _is_sent(end, message):
-            asyncio.get_running_loop().call_later(RETRY_SECONDS, self._send, replica, message)
-        else:
-            close_all(message.fds)
+        if (end := self._connect(replica)) is not None:
+            with end, contextlib.suppress(OSError):  # that nobody listens any more is no matter
+                if not send_message(end, message):
+                    loop = asyncio.get_running_loop()
+                    loop.call_later(RETRY_SECONDS, self._send, replica, message)
+                    return
+        close_all(message.fds)
 
     def _connect(self, replica: int) -> socket.socket | None:
         end = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -99,12 +93,3 @@ class ReplicaDoors:
             end.close()
             return None
         return end
-
-
-def _is_sent(end: socket.socket, message: Message) -> bool:
-    """Send and close; False when it does not fit now. That nobody listens any more is no matter."""
-    with end:
-        try:
-            return send_message(end, message)
-        except OSError:
-            return True

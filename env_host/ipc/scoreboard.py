@@ -124,10 +124,7 @@ class Counters:
         return bool(is_up and not (values[Field.STOPPING] or values[Field.PARKED]))
 
     def is_responsive(self, now: int) -> bool:
-        """Whether the shard's loop ran in the last `ALIVE_SECONDS`, or has nothing to do.
-
-        `now` is in microseconds.
-        """
+        """Tell whether the shard's loop ran in the last `ALIVE_SECONDS`, or has nothing to do."""
         values = self._values
         is_late = now - values[Field.HEARTBEAT] >= ALIVE_SECONDS * MICROSECONDS
         return self.is_serving and bool(values[Field.IDLE] or not is_late)
@@ -163,10 +160,7 @@ class Scoreboard:
         return iter(self._rows)
 
     def write_news(self, exits: list[Json], left: list[Json]) -> None:
-        """Replace what is shown; the oldest exits are left out if there is no room.
-
-        Only the supervisor may.
-        """
+        """Replace what is shown, in the supervisor alone; the oldest exits may have no room."""
         while len(data := json.dumps([exits, left]).encode()) > _PLACE_BYTES:
             exits = exits[1:]
         place = 1 - self._news_word[0] % 2

@@ -24,7 +24,7 @@ import bisect
 import operator
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
 from .arrivals import Arrival
@@ -37,8 +37,7 @@ FAIR_SECONDS = 0.05  # a connection that waits this much longer than another goe
 _place = operator.attrgetter("place")
 
 
-@dataclass(slots=True)
-class _Ticket:
+class _Ticket(NamedTuple):
     """What was decided about a connection before it asks for its slot."""
 
     issued_at: int
@@ -95,10 +94,7 @@ class Admission:
             self._publish()
 
     def changed(self) -> None:
-        """Publish a promise that was taken, now that its session counts; look again soon.
-
-        A slot may have become free, too.
-        """
+        """Publish a promise that was taken, now that its session counts; a slot may be free."""
         self._publish()
         if self._waiting or self._local:
             self._check_in(0.0)
@@ -119,8 +115,7 @@ class Admission:
 
     async def wait_for_room(self, has_room: Callable[[], bool]) -> bool:
         """Wait for room; False when the time to wait is over."""
-        rest = self._take_ticket()
-        if rest is None:
+        if (rest := self._take_ticket()) is None:
             return has_room()
         deadline = self._loop.time() + rest
         while not self._has_ended and not (has_room() and self._counters.room):

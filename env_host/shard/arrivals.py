@@ -51,17 +51,6 @@ Headers = list[tuple[bytes, bytes]]
 class Arrival(asyncio.Protocol):
     """A connection whose first request has not been answered, with the bytes read so far."""
 
-    __slots__ = (
-        "_arrivals",
-        "_is_waiting",
-        "_number",
-        "accepted",
-        "data",
-        "is_read",
-        "since",
-        "transport",
-    )
-
     def __init__(
         self, arrivals: Arrivals, data: bytes, since: int, accepted: Headers | None = None
     ) -> None:

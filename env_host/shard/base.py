@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...system.cgroups import own_group
 from ...system.connection_limit import closing_answer
 from ...system.descriptors import Message
+from ...system.loop_lag import EventLoopLagMonitor, LagSnapshot
 from ...system.signal_pipe import STOP_SIGNALS, handler_before, take_over
 from ...system.units import MB
 from ...system.websocket import GOING_AWAY_CLOSE
@@ -114,15 +115,13 @@ class ServingProcess:
             self._link_end, on_message=self._on_link, on_end=lambda: os._exit(1)
         )
         self.arrivals = Arrivals(
-            self._counters,
-            self._route,
-            lambda arrival: self.admission.forget(arrival),
+            self._counters, self._route, lambda arrival: self.admission.forget(arrival)
         )
         self.admission = Admission(
             scoreboard,
             own.index,
             timeout_seconds=config.admission_timeout_seconds,
-            serve=self._admitted,
+            serve=self._isolate if own.isolates else self._serve,
             refuse=self._serve if own.isolates else None,
             hand_over=self._hand_over,
         )
@@ -132,7 +131,7 @@ class ServingProcess:
         self.registry = ConnectionRegistry(self.link, owner, self._count)
         self.table = SessionTable(
             definition,
-            _most_here(own),
+            0 if own.isolates else 1 if own.exclusive else own.max_sessions,
             exclusive=own.exclusive,
             hooks=self.registry,
             admission=self.admission,
@@ -145,6 +144,8 @@ class ServingProcess:
         if limit := config.http_session_idle_seconds:
             self.table.on_unattached = UnattachedExpiry(self.table, limit).note
         self.server = make_server(definition, self.table, self._siblings())
+        # Of an isolated session it is never started; otherwise it is paused while all is idle.
+        self._lag = EventLoopLagMonitor(f"shard {own.index}", on_report=self._note_lag)
         self._idle_seconds = config.idle_timeout_seconds or definition.session_timeout_seconds
         self._stopping = asyncio.Event()
         self._stopped_by: signal.Signals | None = None
@@ -213,13 +214,11 @@ class ServingProcess:
         self._pending.add(task := asyncio.create_task(work))
         task.add_done_callback(self._pending.discard)
 
-    # Being awake
-
     def wake(self) -> None:
         """Begin to report, until there is nothing to do."""
         if self._counters[Field.IDLE] or not self._counters[Field.HEARTBEAT]:
             note_awake(self._counters, now_microseconds())
-            self._woke()
+            self._lag.resume()
             self._beat()
 
     def _beat(self) -> None:
@@ -240,7 +239,14 @@ class ServingProcess:
             asyncio.get_running_loop().call_later(HEARTBEAT_SECONDS, self._beat)
         else:
             counters[Field.IDLE] = 1
-            self._fell_idle()
+            self._lag.pause()
+
+    def _note_lag(self, lag: LagSnapshot) -> None:
+        """Write the loop's lag to the scoreboard."""
+        counters = self._counters
+        counters[Field.LAG_P50] = int(lag.p50_seconds * MICROSECONDS)
+        counters[Field.LAG_P99] = int(lag.p99_seconds * MICROSECONDS)
+        counters[Field.LAG_MAX] = int(lag.max_seconds * MICROSECONDS)
 
     def _read_share(self) -> None:
         """Read how many sessions this process may have: the supervisor may share them out anew."""
@@ -270,27 +276,8 @@ class ServingProcess:
             self.link.send(Message({"sessions_fail": failure or None}))
 
     def _count_connections(self) -> None:
-        self._counters[Field.OPEN] = (
-            self.server.open_connections
-            + len(self.arrivals)
-            + len(self._checking)
-            + len(self.admission)
-        )
-
-    @property
-    def is_used(self) -> bool:
-        """Whether there is a connection or a session here, which may be about to begin."""
-        self._count_connections()
-        counters = self._counters
-        return bool(counters[Field.OPEN] or counters.load or counters[Field.WAITING])
-
-    def _woke(self) -> None:
-        """Called when there is something to do again."""
-
-    def _fell_idle(self) -> None:
-        """Called when there is nothing to do: no connection, no session."""
-
-    # Connections
+        unanswered = len(self.arrivals) + len(self._checking) + len(self.admission)
+        self._counters[Field.OPEN] = self.server.open_connections + unanswered
 
     def _count(self) -> None:
         """Take note that the number of sessions has changed, or a slot is free."""
@@ -314,10 +301,8 @@ class ServingProcess:
         head = read_head(arrival.data)
         definition = self.table.definition
         is_session = head.is_upgrade and head.path not in definition.own_paths
-        if is_session:
-            is_homes = definition.checks_handshakes and arrival.accepted is None
-        else:
-            is_homes = definition.is_own(head.path)
+        is_unchecked = definition.checks_handshakes and arrival.accepted is None
+        is_homes = is_unchecked if is_session else definition.is_own(head.path)
         if is_homes and self._may_hand_over and not arrival.is_internal:
             self._hand_over(arrival, HOME)
         elif is_homes and is_session and self._own.is_home:
@@ -395,13 +380,11 @@ class ServingProcess:
         return owner.replica
 
     def _serve(self, arrival: Arrival) -> None:
-        if arrival.accepted is None:
-            arrival.serve_by(self.server.make_protocol())
-        else:
-            arrival.serve_by(self.server.accepted(arrival.accepted))
+        make, accepted = self.server.make_protocol, arrival.accepted
+        arrival.serve_by(make() if accepted is None else self.server.accepted(accepted))
 
-    def _admitted(self, arrival: Arrival) -> None:
-        self._serve(arrival)
+    def _isolate(self, arrival: Arrival) -> None:
+        raise NotImplementedError
 
     def _hand_over(self, arrival: Arrival, index: int) -> None:
         raise NotImplementedError
@@ -415,10 +398,7 @@ class ServingProcess:
 
 
 def _pass_on(number: signal.Signals) -> None:
-    """Call the handler that the environment has set when it was imported, if any, at the end.
-
-    What it raises has no effect any more: it may well call `sys.exit`.
-    """
+    """Call the environment's own handler, if any; what it raises has no effect any more."""
     handler = handler_before(number)
     if callable(handler) and handler is not signal.default_int_handler:
         try:
@@ -427,20 +407,11 @@ def _pass_on(number: signal.Signals) -> None:
             log.info("the environment's handler of %s raised %r", number.name, exc)
 
 
-def _most_here(own: ChildConfig) -> int:
-    """Return how many sessions the process may have: none where each has a process of its own."""
-    if own.isolates:
-        return 0
-    return 1 if own.exclusive else own.max_sessions
-
-
 def memory_note(killed: int, held_bytes: int, limit_bytes: int) -> str:
     """Return sentences for the client of a call that has timed out; empty: memory was not short.
 
-    Args:
-        killed: How many programs of the environment were killed for memory during the call.
-        held_bytes: What all processes of the replica, or of the isolated session, hold together.
-        limit_bytes: What they may; 0: there is no limit.
+    `killed` programs of the environment were killed for memory during the call. All processes of
+    the replica, or of the isolated session, hold `held_bytes`; they may `limit_bytes` (0: any).
     """
     text = ""
     if killed:

@@ -26,18 +26,11 @@ from typing import TYPE_CHECKING
 
 from ...system.connection_limit import turn_away
 from ...system.descriptors import Message
-from ...system.loop_lag import EventLoopLagMonitor, LagSnapshot
 from ...system.prctl import adopt_orphans
 from ...system.proc import kill_descendants
 from ..errors import CapacityReached
 from ..ipc.child_config import HOME, ChildConfig
-from ..ipc.fd_messages import (
-    IS_USED,
-    MOST_CARRIED_BYTES,
-    MessageChannel,
-    carried_bytes,
-    connection_message,
-)
+from ..ipc.fd_messages import MOST_CARRIED_BYTES, MessageChannel, carried_bytes, connection_message
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..sessions.routing import Give, Siblings
 from .arrivals import Arrival, Headers, accepted_as_bytes, accepted_as_text
@@ -73,7 +66,6 @@ class Shard(ServingProcess):
         self._inboxes = [MessageChannel(end) for end in self._ends]
         self._inbox_end = socket.socket(fileno=own.inbox_fd)
         self._inbox: MessageChannel | None = None
-        self._lag = EventLoopLagMonitor(f"shard {own.index}", on_report=self._note_lag)
 
     async def run(self, head: bytes = b"") -> None:
         """Serve until asked to stop."""
@@ -87,11 +79,10 @@ class Shard(ServingProcess):
         self._lag.stop()
 
     def _hand_over(self, arrival: Arrival, index: int) -> None:
-        fd = arrival.take_descriptor(None if index < len(self._inboxes) else MOST_CARRIED_BYTES)
-        if fd is None:
-            return
-        self._counters.add(Field.HANDED_OVER)
-        self._send_to(index, fd, arrival.since, bytes(arrival.data), arrival.accepted)
+        most = None if index < len(self._inboxes) else MOST_CARRIED_BYTES
+        if (fd := arrival.take_descriptor(most)) is not None:
+            self._counters.add(Field.HANDED_OVER)
+            self._send_to(index, fd, arrival.since, bytes(arrival.data), arrival.accepted)
 
     def _send_to(
         self,
@@ -116,20 +107,20 @@ class Shard(ServingProcess):
             self._inboxes[index].send(message)
 
     def _siblings(self) -> Siblings | None:
-        def owner(session_id: str) -> Give | None:
-            if index := self._other_owner(session_id):
-                return self._giver(index - 1)
-            replica = self._other_replica(session_id)
-            return None if replica is None else self._door_giver(replica)
-
-        isolate = self._room_for_isolated if self._own.isolates else None
         return Siblings(
-            owner_of=owner,
+            owner_of=self._give_to_owner,
             roomier=self._roomier,
             to_home=self._take_home,
             is_home=self._own.is_home,
-            isolate=isolate,
+            isolate=self._room_for_isolated if self._own.isolates else None,
         )
+
+    def _give_to_owner(self, session_id: str) -> Give | None:
+        if index := self._other_owner(session_id):
+            return self._giver(index - 1)
+        if (replica := self._other_replica(session_id)) is None:
+            return None
+        return lambda fd: self.doors.pass_on(replica, fd, now_microseconds())
 
     def _take_home(self, fd: int, data: bytes) -> None:
         if self._own.is_home:
@@ -140,9 +131,6 @@ class Shard(ServingProcess):
 
     def _giver(self, index: int) -> Give:
         return lambda fd: self._send_to(index, fd, now_microseconds())
-
-    def _door_giver(self, replica: int) -> Give:
-        return lambda fd: self.doors.pass_on(replica, fd, now_microseconds())
 
     async def _room_for_isolated(self) -> Callable[[int], None]:
         """Take a slot for a session that is begun over HTTP; returns what starts its process."""
@@ -179,41 +167,17 @@ class Shard(ServingProcess):
         if placed := message.head.get("placed", 0):  # last: by now they count as arriving
             self._counters.add(Field.CONNECTIONS, placed)
 
-    def _woke(self) -> None:
-        self._lag.resume()
-
-    def _fell_idle(self) -> None:
-        self._lag.pause()
-
-    def _admitted(self, arrival: Arrival) -> None:
-        if self._own.isolates:
-            self._isolate(arrival)
-        else:
-            self._serve(arrival)
-
     def _isolate(self, arrival: Arrival) -> None:
-        fd = arrival.take_descriptor()
-        if fd is None:
-            return
-        self._isolated += 1
-        self._count()
-        accepted = accepted_as_text(arrival.accepted)
-        head = {"isolate": True, "since": arrival.since, "accepted": accepted}
-        self.link.send(Message(head, bytes(arrival.data), (fd,)))
+        if (fd := arrival.take_descriptor()) is not None:
+            self._isolated += 1
+            self._count()
+            accepted = accepted_as_text(arrival.accepted)
+            head = {"isolate": True, "since": arrival.since, "accepted": accepted}
+            self.link.send(Message(head, bytes(arrival.data), (fd,)))
 
     def _on_link(self, message: Message) -> None:
-        if IS_USED in message.head:
-            self.link.send(Message({IS_USED: self.is_used}))
-            return
-        self._isolated -= message.head.get("isolated_ended", 0)
+        self._isolated -= message.head["isolated_ended"]
         self._count()
-
-    def _note_lag(self, lag: LagSnapshot) -> None:
-        """Write the loop's lag to the scoreboard."""
-        counters = self._counters
-        counters[Field.LAG_P50] = int(lag.p50_seconds * 1e6)
-        counters[Field.LAG_P99] = int(lag.p99_seconds * 1e6)
-        counters[Field.LAG_MAX] = int(lag.max_seconds * 1e6)
 
 
 class IsolatedSession(ServingProcess):
@@ -241,10 +205,7 @@ class IsolatedSession(ServingProcess):
         kill_descendants()
 
     async def _watch(self, transport: asyncio.BaseTransport | None) -> None:
-        """Return when the session is over, or the connection without having begun one.
-
-        A session that was begun over HTTP has no connection of its own.
-        """
+        """Return when the session is over, or its connection without having begun one."""
         async with asyncio.timeout(BEGIN_SECONDS) as patience:
             while len(self.table) or not (transport is None or transport.is_closing()):
                 if len(self.table):

@@ -33,7 +33,7 @@ class Child:
     started_at: float  # monotonic
     connection_fd: int | None = None  # an isolated session's, until its session has begun
     group: Cgroup | None = None
-    kills: KillCount | None = None  # in its group
+    kills: KillCount | None = None  # in its group, if it has one
     holds_slot: bool = True
     is_ready: bool = False
     retire_at: float | None = None  # when it is to be stopped: it is not needed any more
@@ -43,10 +43,6 @@ class Child:
     failure: Message | None = None
     killed_for: str | None = None  # why the memory watchdog killed it
     socket_copies: dict[int, tuple[int, str]] = field(default_factory=dict)  # token: fd, path
-
-    def __post_init__(self) -> None:
-        if self.group is not None:
-            self.kills = KillCount(self.group)
 
     @property
     def index(self) -> int:
@@ -121,12 +117,8 @@ class Children:
         return list(self._by_pid)
 
     def add(self, new: Child) -> None:
-        """Remember a child that was started."""
+        """Add a child that was started."""
         self._by_pid[new.pid] = new
-
-    def take(self, pid: int) -> Child:
-        """Forget a child that has exited, and return it."""
-        return self._by_pid.pop(pid)
 
     def at(self, index: int) -> Child | None:
         """Return the child of one row of the scoreboard."""
@@ -142,10 +134,10 @@ class Children:
             try:
                 reaped, status, usage = reap(pid)
             except ChildProcessError:  # other code in this process has waited for it
-                yield self.take(pid), 0, None
+                yield self._by_pid.pop(pid), 0, None
                 continue
             if reaped:
-                yield self.take(pid), status, usage.ru_maxrss * 1024
+                yield self._by_pid.pop(pid), status, usage.ru_maxrss * 1024
 
     def signal(self, number: int) -> None:
         """Send a signal to all children."""

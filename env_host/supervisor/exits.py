@@ -37,50 +37,13 @@ class ChildExit:
 
     child: Child
     wait_status: int
-    sessions: int  # that ended with it
-    seconds: float  # that it ran
-    peak_bytes: int | None
-    limit_bytes: int | None  # the cap of isolated sessions
-    out_of_memory: str | None  # a sentence, if it went over the cap of isolated sessions
-    # A clause, if the kernel probably killed it for the memory of all processes of the server.
-    memory_clause: str | None
-    evidence: dict[str, Any]  # the counters of its cgroup (`server_memory.py`)
+    how: str  # for people: `was killed by SIGKILL`
+    facts: dict[str, Any]  # for the shim: `shard_exit` in `protocol.py`
 
     @property
     def is_expected(self) -> bool:
         """Whether it exited since its session is over, or since it was asked to."""
         return self.child.is_retired or (self.child.is_isolated and self.wait_status == 0)
-
-    @property
-    def how(self) -> str:
-        """The exit for people: `was killed by SIGKILL`."""
-        if self.out_of_memory is not None:
-            return self.out_of_memory
-        if self.child.replaced_for is not None:
-            return self.child.replaced_for
-        sentence = exit_sentence(self.wait_status)
-        return sentence if self.memory_clause is None else f"{sentence}, {self.memory_clause}"
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The report to the shim: `shard_exit` in `protocol.py`."""
-        child = self.child
-        detector = "watchdog" if child.killed_for is not None else "cgroup"
-        return {
-            "shard": child.index,
-            "pid": child.pid,
-            "generation": child.config.generation,
-            "wait_status": self.wait_status,
-            "sessions": self.sessions,
-            "seconds": self.seconds,
-            "peak_bytes": self.peak_bytes,
-            "isolated": child.is_isolated,
-            "out_of_memory": self.out_of_memory,
-            "detector": None if self.out_of_memory is None else detector,
-            "limit_bytes": self.limit_bytes if child.is_isolated else None,
-            "replaced_for": child.replaced_for,
-            **self.evidence,
-        }
 
     @property
     def failure(self) -> ShardFailed:
@@ -102,27 +65,33 @@ def exit_of(
     """Collect what is known of an exit, before the child's memory cgroup is removed.
 
     Its own cgroup, if there is one, knows better than `peak_bytes`, and than the server's `kills`.
+    `limit_bytes` is the cap of isolated sessions.
     """
-    out_of_memory, clause = child.killed_for, None
+    how, out_of_memory = exit_sentence(wait_status), child.killed_for
     evidence = kills.evidence_of(wait_status)
     if child.kills is not None and child.group is not None:
         peak_bytes = child.group.peak_bytes() or peak_bytes
         own = child.kills.evidence_of(wait_status)
-        if out_of_memory is None and was_for_memory(own, wait_status):
+        if out_of_memory is None and limit_bytes and was_for_memory(own, wait_status):
             out_of_memory, evidence = cap_sentence(limit_bytes), own
     if out_of_memory is None and was_for_memory(evidence, wait_status):
-        clause = memory_clause(kills.limit_bytes)
-    return ChildExit(
-        child=child,
-        wait_status=wait_status,
-        sessions=sessions,
-        seconds=time.monotonic() - child.started_at,
-        peak_bytes=peak_bytes,
-        limit_bytes=limit_bytes,
-        out_of_memory=out_of_memory,
-        memory_clause=clause,
-        evidence=evidence,
-    )
+        how = f"{how}, {memory_clause(kills.limit_bytes)}"
+    facts = {
+        "shard": child.index,
+        "pid": child.pid,
+        "generation": child.config.generation,
+        "wait_status": wait_status,
+        "sessions": sessions,
+        "seconds": time.monotonic() - child.started_at,
+        "peak_bytes": peak_bytes,
+        "isolated": child.is_isolated,
+        "out_of_memory": out_of_memory,
+        "detector": None if child.killed_for is None else "watchdog",
+        "limit_bytes": limit_bytes if child.is_isolated else None,
+        "replaced_for": child.replaced_for,
+        **evidence,
+    }
+    return ChildExit(child, wait_status, out_of_memory or child.replaced_for or how, facts)
 
 
 def facts_of_programs(kills: KillCount, count: int, limit_bytes: int | None) -> dict[str, Any]:
@@ -171,7 +140,7 @@ class ExitReports:
         self._count += 1
         facts = {**facts, "number": self._count, "at": time.time()}
         self._last.append(facts)
-        self._notifier.shard_exit(**facts)
+        self._notifier.report(shard_exit=facts)
         self._scoreboard.write_news(list(self._last), self._left)
 
     def note_left(self, left: list[dict[str, Any]]) -> None:

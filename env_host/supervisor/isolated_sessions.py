@@ -48,16 +48,11 @@ class IsolatedSessions:
         self._children = children
         self._spawner = spawner
         self._waiting: deque[Message] = deque()  # connections to isolate that have no row yet
-        self._over = 0  # ended sessions not yet reported to the front
+        self.over = 0  # ended sessions not yet reported to the front
 
     def __len__(self) -> int:
         held = sum(each.is_isolated and each.holds_slot for each in self._children)
         return held + len(self._waiting)
-
-    @property
-    def must_notify(self) -> bool:
-        """Whether ended sessions are not yet reported to the front."""
-        return self._over > 0
 
     @property
     def fds(self) -> list[int]:
@@ -68,7 +63,7 @@ class IsolatedSessions:
         """Start a process for the session of one connection; None when it waits or is refused."""
         if not message.fds:  # no descriptor was left to receive it
             log.warning("a session was dropped: the host has too few file descriptors (ulimit -n)")
-            self._over += 1
+            self.over += 1
             return None
         if (counters := self._free_row()) is None:
             self._waiting.append(message)  # for a process whose session is over to exit
@@ -79,7 +74,7 @@ class IsolatedSessions:
             log.warning("no process for an isolated session, refusing its client: %s", exc)
             text = f"The process of another session cannot be started: {exc.strerror}."
             refuse(message.fds[0], text)
-            self._over += 1
+            self.over += 1
             return None
         if message.head.get("http"):  # the front's question, not the session's connection
             os.close(message.fds[0])
@@ -102,21 +97,17 @@ class IsolatedSessions:
         """Count a session as over: it has ended, or its process has exited; the first counts."""
         if child.is_isolated and child.holds_slot:
             child.holds_slot = False
-            self._over += 1
+            self.over += 1
 
     def notify_front(self) -> None:
         """Tell the front how many slots are free again; tried again later if it cannot read now."""
-        front = self._children.at(0) if self._over else None
+        front = self._children.at(0) if self.over else None
         if front is None:
             return  # the next front gets the number of sessions when it starts
         with contextlib.suppress(OSError):
-            if not send_message(front.link, Message({"isolated_ended": self._over})):
+            if not send_message(front.link, Message({"isolated_ended": self.over})):
                 return
-        self._over = 0
-
-    def front_started(self) -> None:
-        """Take note that a new front was given the number of sessions."""
-        self._over = 0
+        self.over = 0
 
     def cancel(self) -> None:
         """Drop the connections that wait."""

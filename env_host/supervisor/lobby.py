@@ -5,18 +5,15 @@
                                                    │ ▲                          │
                               too many: 503  ◀─┘ └── taken back ◀── not read in time
 
-Accepting is apart from serving: the kernel's queues are short (`system/listening_sockets.py`), a
-connection that finds its queue full is dropped and tried again after 1, 3 and 7 s, and a shard that
-opens and answers connections cannot empty them in time when thousands come at once. Accepting alone
-costs microseconds each; the bytes of an accepted connection wait in the kernel's buffer until a
-shard reads them.
+Accepting is apart from serving: the kernel's queues are short, a connection that finds its queue
+full is dropped and tried again after 1, 3 and 7 s, and a shard that opens and answers connections
+cannot empty them in time when thousands come at once. Accepting alone costs microseconds each.
 
 A connection goes to the shard with the fewest sessions that has room; when none has room, to the
 one with the fewest, which answers HTTP and lets a session wait for its turn (`shard/admission.py`).
 At most `WINDOW_MESSAGES` are in the inbox of a shard, small ones of which it takes one in an
 iteration of its loop: so it takes connections at the rate at which it serves, and when it hangs
-most of them can be taken back. It counts what it has taken on the scoreboard. Why not an accept
-thread in each shard, or a listening socket each:
+most of them can be taken back. It counts what it has taken on the scoreboard. Why so:
 `docs/decisions/0023-accept-apart-from-serving.md`.
 
 What happens when
@@ -148,8 +145,6 @@ class Lobby:
         """Whether connections can be accepted now."""
         return time.monotonic() >= self._closed_until
 
-    # Accepting
-
     def accept(self, most: int | None = None) -> None:
         """Accept the connections in the kernel's queues: all, or at most so many."""
         since = now_microseconds()
@@ -181,22 +176,16 @@ class Lobby:
             except OSError as exc:
                 if exc.errno not in _NO_ROOM:  # an error of this one connection, which is gone
                     continue
-                self._warn_of_no_room(exc)
+                if not self._has_warned:
+                    self._has_warned = True
+                    log.warning("no more connections can be accepted for now: %s", exc)
                 self._closed_until = time.monotonic() + FULL_SECONDS
                 return
             self._has_warned = False
             yield fd
 
-    def _warn_of_no_room(self, exc: OSError) -> None:
-        if not self._has_warned:
-            self._has_warned = True
-            log.warning("no more connections can be accepted for now: %s", exc)
-
     def _refuse(self, fd: int, text: str) -> None:
-        """Answer 503, and close when the client has had time to read that.
-
-        Closed at once, with the client's request unread, the answer would be lost in a reset.
-        """
+        """Answer 503, and close later: closed with its request unread, the client sees a reset."""
         now = time.monotonic()
         self.close_refused(now, most=MOST_LINGERING - 1)
         send_refusal(fd, text)
@@ -206,8 +195,6 @@ class Lobby:
         """Close those that have had time to read their answer, and the oldest beyond `most`."""
         while self._refused and (self._refused[0][0] <= now or len(self._refused) > most):
             close_unread(self._refused.popleft()[1])
-
-    # Placing
 
     def look(self, now: float) -> None:
         """Take note of what the shards have taken."""
@@ -269,10 +256,7 @@ class Lobby:
     def _share_out(
         self, inboxes: Sequence[Inbox], wanted: int, window: int
     ) -> Iterable[tuple[Inbox, list[Waiting]]]:
-        """Divide the oldest connections among shards: each to the one with the lowest load.
-
-        While fewer shards serve than are wanted, none takes more than its share.
-        """
+        """Divide the oldest connections among shards by load; none takes more than its share."""
         share = self._share_of_each(wanted, window)
         heap = []
         for inbox in inboxes:
@@ -281,17 +265,12 @@ class Lobby:
             heap.append((load >= row[Field.MAX_SESSIONS], load, inbox.index))
         heapq.heapify(heap)
         batches: dict[int, list[Waiting]] = {inbox.index: [] for inbox in inboxes}
-        while self._waiting and heap:
-            _, load, index = heap[0]
-            if load >= share:
-                break
-            batch = batches[index]
-            batch.append(self._waiting.popleft())
-            if len(batch) + self._inboxes[index].outstanding >= window:
-                heapq.heappop(heap)
-            else:
+        while self._waiting and heap and heap[0][1] < share:
+            _, load, index = heapq.heappop(heap)
+            batches[index].append(self._waiting.popleft())
+            if len(batches[index]) + self._inboxes[index].outstanding < window:
                 most = self._scoreboard[index][Field.MAX_SESSIONS]
-                heapq.heapreplace(heap, (load + 1 >= most, load + 1, index))
+                heapq.heappush(heap, (load + 1 >= most, load + 1, index))
         return [(self._inboxes[index], batch) for index, batch in batches.items() if batch]
 
     def _share_of_each(self, wanted: int, most_ahead: int) -> float:
@@ -326,8 +305,6 @@ class Lobby:
                 close_all(message.fds[len(fds) :])
                 self._put_back(part)
 
-    # Taking back
-
     def shard_exited(self, index: int) -> None:
         """Take back what a shard has not taken, before its successor starts."""
         inbox = self._inboxes[index]
@@ -347,8 +324,6 @@ class Lobby:
     def _put_back(self, connections: Iterable[Waiting]) -> None:
         self._waiting.extend(connections)
         self._waiting = deque(sorted(self._waiting, key=lambda each: each.since))
-
-    # Stopping
 
     def stop(self, text: str) -> None:
         """Refuse the connections that wait."""

@@ -12,8 +12,6 @@ that a later `kill -9` by hand finds a counter that stands still.
 The group is the replica's own below a shim, and that of its container or job elsewhere. Without one
 (local replicas on machines without cgroups) the machine's counter is read, which proves nothing of
 a single process: a kill is forgotten when its victim has not been seen for a while.
-
-What the counts mean is decided by `processes/exits/diagnose.py`, outside of this process.
 """
 
 from __future__ import annotations
@@ -61,10 +59,7 @@ class KillCount:
         return self._looked_at + POLL_INTERVAL_SECONDS if is_used or not is_settled else None
 
     def evidence_of(self, wait_status: int) -> dict[str, Any]:
-        """Return the counter before and after an exit, for `Evidence` in `diagnose.py`.
-
-        A kill is its victim's alone: an exit by SIGKILL takes one of those that were counted.
-        """
+        """Return the counter before and after an exit; one by SIGKILL takes one of the kills."""
         self._count()
         before, after = self._explained, self._counted
         if before is None or after is None:

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of isolated sessions: how much each holds, and what holds it to its cap.
+"""The memory of sessions: what isolated ones hold, and what ended ones have left behind.
 
-A cgroup below the replica's own, where there can be one; elsewhere a watchdog.
+An isolated session is held to its cap by a cgroup below the replica's own, where there can be one;
+elsewhere by a watchdog.
 
     /…/openenvd/replicas-51fe/my_env-0-7f3a            the replica's, made by its shim
     /…/openenvd/replicas-51fe/my_env-0-7f3a/session-5  one session's, made here before it is forked
+
+A session of a shard starts what it likes, and need not end it. While there are sessions, nothing
+says whose a program is; when there are none, whatever is in the replica's cgroup and was not there
+before the first of them is what they have left. Without a cgroup that is the replica's alone, only
+what is still below its processes is found.
 """
 
 from __future__ import annotations
@@ -15,15 +21,16 @@ import re
 import signal
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from ...system.cgroups import Cgroup, GroupsBelow
-from ...system.proc import rollup_bytes
+from ...system.proc import descendants_of, read_stat, rollup_bytes
 from ...system.units import MB
 from .children import Child
 
 CHECK_SECONDS = 0.25  # between two checks of uncapped sessions
-
-
+MIN_LEFT_BYTES = 16 * MB  # that a program holds, to be named
+MAX_NAMED = 5
 _SESSION = re.compile(r"session-(\d+)-\d+")
 
 
@@ -59,14 +66,35 @@ class MemoryWatchdog:
             return
         self._next_check = now + CHECK_SECONDS
         for each in children:
-            if _is_uncapped(each) and proportional_bytes(each.pid) > self._limit:
+            # A page that n processes share counts as 1/n.
+            if _is_uncapped(each) and (rollup_bytes(each.pid, "Pss") or 0) > self._limit:
                 each.killed_for = cap_sentence(self._limit)
                 os.kill(each.pid, signal.SIGKILL)
 
 
-def proportional_bytes(pid: int) -> int:
-    """Return the PSS of a process: a page that n processes share counts as 1/n."""
-    return rollup_bytes(pid, "Pss") or 0
+class LeftPrograms:
+    """Looks for programs that sessions have left behind."""
+
+    def __init__(self, group: Cgroup | None) -> None:
+        self._group = group
+        self._known: set[int] = set()
+
+    def note_known(self) -> None:
+        """Take what runs before the first session for the environment's own."""
+        self._known = self._running()
+
+    def look(self, own_pids: Iterable[int | None]) -> list[dict[str, Any]]:
+        """Return what runs beside these processes, the largest first: pid, name and bytes."""
+        found: list[dict[str, Any]] = []
+        for pid in self._running() - self._known - {os.getpid(), *own_pids}:
+            size, stat = private_bytes(pid), read_stat(pid)
+            if size >= MIN_LEFT_BYTES and stat is not None:
+                found.append({"pid": pid, "name": stat.name, "bytes": round(size / MB) * MB})
+        return sorted(found, key=lambda one: -one["bytes"])[:MAX_NAMED]
+
+    def _running(self) -> set[int]:
+        below = descendants_of(os.getpid())
+        return below if self._group is None else below | set(self._group.pids())
 
 
 def private_bytes(pid: int) -> int:
@@ -74,16 +102,9 @@ def private_bytes(pid: int) -> int:
     return rollup_bytes(pid, "Private_Clean", "Private_Dirty") or 0
 
 
-def mean_private_bytes(pids: Iterable[int]) -> int | None:
-    """Return the mean of live processes, in whole megabytes; None when none can be read."""
-    found = [size for pid in pids if (size := private_bytes(pid))]
-    return round(sum(found) / len(found) / MB) * MB if found else None
-
-
-def cap_sentence(limit_bytes: int | None) -> str:
+def cap_sentence(limit_bytes: int) -> str:
     """Say how a session ended that went over its cap."""
-    cap = "its cap" if limit_bytes is None else f"{limit_bytes / MB:g} MB"
-    return f"was killed for memory: it needed more than {cap} (--session-memory)"
+    return f"was killed for memory: it needed more than {limit_bytes / MB:g} MB (--session-memory)"
 
 
 def _is_uncapped(child: Child) -> bool:

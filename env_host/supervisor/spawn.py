@@ -6,14 +6,10 @@
 
 What a child does then: `shard/shard.py`. A machine may have no room for one more process or
 descriptor: then nothing is left behind, and the caller gets `OSError`. Live children go on.
-
-When memory runs out the kernel picks a child before the supervisor, also one that has just come:
-the clients of all others are told by the supervisor alone why their sessions have ended.
 """
 
 from __future__ import annotations
 
-import base64
 import gc
 import json
 import logging
@@ -23,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
@@ -35,12 +32,15 @@ from ..ipc.child_config import ChildConfig
 from ..ipc.scoreboard import Counters, Field, Scoreboard
 from ..protocol import CHILD_CONFIG_VARIABLE, HOST_CONFIG_VARIABLE, HostConfig
 from .children import Child
+from .server_memory import KillCount
 from .session_memory import CHECK_SECONDS, SessionGroups
 
 if TYPE_CHECKING:
     from ..environment.plan import ServingPlan
 
-CHILD_OOM_SCORE_ADJ = 200  # more than the supervisor has; a worker of the executor has more still
+# The kernel kills a child before the supervisor, which tells clients why their sessions have ended;
+# a worker of the executor before both.
+CHILD_OOM_SCORE_ADJ = 200
 PROGRAM = Path(__file__).resolve().parent.parent / "__main__.py"
 Serve = Callable[[ChildConfig, Scoreboard, bytes], Never]  # what a forked child does
 
@@ -80,11 +80,6 @@ class Spawner:
         """Descriptors of the spawner, which children must not keep."""
         return [end.fileno() for pair in self.inboxes for end in pair]
 
-    @property
-    def start_state(self) -> Callable[[dict[str, Any], tuple[int, ...]], int] | None:
-        """What starts the state process as a program; None when it can be forked."""
-        return None if self.can_fork else self._start_program
-
     def prepare(self) -> None:
         """Freeze what all children share; once, before the first child."""
         self._open_groups()
@@ -97,11 +92,7 @@ class Spawner:
         gc.freeze()
 
     def shard(self, index: int, *, isolated: int) -> Child:
-        """Start a shard, while `isolated` sessions have processes of their own.
-
-        Raises:
-            OSError: There is no room for another process.
-        """
+        """Start a shard beside `isolated` sessions with processes. Raises `OSError`: no room."""
         return self._start(
             self._scoreboard[index],
             b"",
@@ -113,11 +104,7 @@ class Spawner:
         )
 
     def isolated(self, message: Message, counters: Counters) -> Child:
-        """Start a process for the session of one connection; takes the row of the scoreboard.
-
-        Raises:
-            OSError: There is no room for another process; the connection is still the caller's.
-        """
+        """Start a process for a connection, which stays the caller's at an `OSError`."""
         fd = message.fds[0]
         group = self._new_group()
         counters[Field.PID] = -1  # taken
@@ -154,11 +141,16 @@ class Spawner:
             partial_messages_bytes=self.plan.partial_messages_bytes,
             **place,
         )
-        new = Child(0, config, link, time.monotonic(), config.connection_fd, group)
+        kills = None if group is None else KillCount(group)
+        new = Child(0, config, link, time.monotonic(), config.connection_fd, group, kills)
         parent = os.getpid()
         with childs_link:
             try:
-                new.pid = os.fork() if self.can_fork else self._start_child(config, head)
+                new.pid = (
+                    os.fork()
+                    if self.can_fork
+                    else self.start_program(asdict(config) | {"head": head.hex()}, config.fds)
+                )
             except OSError:
                 link.close()
                 raise
@@ -171,18 +163,18 @@ class Spawner:
     def _run_child(self, new: Child, head: bytes, parent: int) -> Never:
         """In the child: leave everything that is the supervisor's behind, and serve."""
         if new.group is not None:
-            _enter(new.group)
+            try:
+                new.group.add(os.getpid())
+            except OSError as exc:  # serve all the same: the replica's own cap still holds
+                log.warning("a session runs without its memory cap: %s", exc)
         config = new.config
         to_close = {*self.fds, *self._leave_supervisor(), new.link.detach()} - set(config.fds)
         kind = "session" if new.is_isolated else f"shard {config.index}"
         forking.leave_parent(parent, f"{kind} {self._config.name}", to_close)
         self._serve(config, self._scoreboard, head)
 
-    def _start_child(self, config: ChildConfig, head: bytes) -> int:
-        values = config.to_json() | {"head": base64.b64encode(head).decode()}
-        return self._start_program(values, config.fds)
-
-    def _start_program(self, values: dict[str, Any], fds: tuple[int, ...]) -> int:
+    def start_program(self, values: dict[str, Any], fds: tuple[int, ...]) -> int:
+        """Start a child as a program, whose configuration is `values`, and return its pid."""
         environ = os.environ | {
             HOST_CONFIG_VARIABLE: json.dumps(self._config.to_json()),
             CHILD_CONFIG_VARIABLE: json.dumps(values),
@@ -194,18 +186,15 @@ class Spawner:
     def _open_groups(self) -> None:
         if not (self.plan.isolates and self._config.session_memory_bytes):
             return
-        self._groups = SessionGroups()
-        if not self._groups.available:
-            log.warning(
-                "no memory cgroups for isolated sessions (%s); their memory is checked %d times "
-                "a second instead",
-                self._groups.why_not,
-                1 / CHECK_SECONDS,
-            )
+        if (groups := SessionGroups()).available:
+            self._groups = groups
+            return
+        text = "no cgroups for isolated sessions (%s); their memory is checked %d times a second"
+        log.warning(text, groups.why_not, 1 / CHECK_SECONDS)
 
     def _new_group(self) -> Cgroup | None:
         limit = self._config.session_memory_bytes
-        if limit is None or self._groups is None or not self._groups.available:
+        if limit is None or self._groups is None:
             return None
         self._number += 1
         try:
@@ -227,10 +216,3 @@ def what_forbids_forking() -> str | None:
     if children := len(children_of(os.getpid())):
         return f"importing it left {children} processes running"
     return None
-
-
-def _enter(group: Cgroup) -> None:
-    try:
-        group.add(os.getpid())
-    except OSError as exc:  # serve all the same: the replica's own cap still holds
-        log.warning("a session runs without its memory cap: %s", exc)

@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ...system.units import MB
 from ..ipc.capacity import abandoned_steps, blocked_seconds, shard_of, summary_of
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
-from .session_memory import mean_private_bytes
+from .session_memory import private_bytes
 
 if TYPE_CHECKING:
     from ..ipc.notify import Notifier
@@ -86,8 +87,8 @@ class StatusReporter:
         shards = [shard_of(row, now_microseconds()) for row in self._scoreboard.shard_counters()]
         summary["abandoned"] = abandoned_steps(shards, time.time())
         summary["left"] = left
-        if (measured := mean_private_bytes(self._isolated_pids())) is not None:
-            self._session_bytes = measured
+        if sizes := [size for pid in self._isolated_pids() if (size := private_bytes(pid))]:
+            self._session_bytes = round(sum(sizes) / len(sizes) / MB) * MB
         if self._session_bytes is not None:
             summary["isolated_session_bytes"] = self._session_bytes
         if summary != self._capacity:

@@ -9,7 +9,7 @@
 It has one thread, one `select`, and no event loop. It accepts every connection (`lobby.py`) and
 reads none: whatever it has imported its children share, and nothing that an environment does can
 hurt it. The first shard comes with the replica; others are forked when there are sessions for them
-and are stopped when there have been none for a while (`shard_demand.py`): the last one only of a
+and are stopped when there have been none for a while (`shard_policies.py`): the last one only of a
 replica that nobody has connected to yet.
 
 What happens when
@@ -33,7 +33,7 @@ What happens when
                           this replica
     nobody connects       it says so and exits, if it is to (`sleep_after_seconds`) and no other
                           replica has its address. What connects then is left in the kernel's queue,
-                          which is the shim's to watch. With a connection it goes on (`idleness.py`)
+                          which is the shim's to watch. With a connection it goes on
     threads after import  a fork would copy locks that stay held: children are started as programs
                           that import for themselves; also when the import started processes.
                           They take seconds to start: all shards come with the replica then
@@ -63,30 +63,22 @@ from ...system.proc import exit_sentence, kill
 from ...system.signal_pipe import DRAIN_SIGNALS, SignalPipe
 from ..environment.plan import ServingPlan
 from ..errors import ShardFailed
-from ..ipc.fd_messages import IS_USED, carried_bytes
+from ..ipc.fd_messages import carried_bytes
 from ..ipc.replica_doors import ReplicaDoors
-from ..ipc.scoreboard import Counters, Field, Scoreboard, now_microseconds
+from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
 from ..protocol import HostConfig, Serving
 from ..restart_backoff import RestartSchedule
 from ..shared_state.process import StateProcess
 from ..startup import SPARE_FDS
-from . import abandoned_steps
+from . import shard_policies
 from .children import Child, Children
 from .close_notices import SocketCopies, refuse
-from .exits import (
-    ChildExit,
-    ExitReports,
-    exit_of,
-    facts_of_programs,
-    programs_sentence,
-)
-from .idleness import Idleness, has_sessions
+from .exits import ChildExit, ExitReports, exit_of, facts_of_programs, programs_sentence
 from .isolated_sessions import IsolatedSessions, rows_for, sessions_in
-from .left_programs import LeftPrograms
 from .lobby import Lobby, Waiting, most_at_once
 from .server_memory import KillCount
-from .session_memory import MemoryWatchdog
-from .shard_demand import ShardDemand
+from .session_memory import LeftPrograms, MemoryWatchdog
+from .shard_policies import Idleness, ShardDemand
 from .spawn import Serve, Spawner
 from .status_reporter import StatusReporter
 
@@ -191,7 +183,7 @@ class Supervisor:
             self._demand = ShardDemand(self._plan.shards, least=self._plan.shards)
         try:
             if self._shared_class is not None:
-                start = self._spawner.start_state
+                start = None if self._spawner.can_fork else self._spawner.start_program
                 self._state = StateProcess(self._shared_class, self._own_fds, start)
                 self._state.start()
                 self._spawner.state_address = self._state.address
@@ -226,24 +218,25 @@ class Supervisor:
 
     def _seconds_to_wait(self) -> float | None:
         now = time.monotonic()
-        moments = (
-            self._restarts.next_due(),
-            self._state.restarts.next_due()
-            if self._state is not None and not self._is_stopping
-            else None,
+        moments = [
             self._stop_by,
-            self._reporter.due() if self._is_ready else None,
+            self._restarts.next_due(),
             self._lobby.due(is_placing=self._is_placing),
-            self._demand.due() if self._is_placing else None,
-            self._children.next_retirement() if self._is_placing else None,
-            now + RETRY_SECONDS if self._isolated.must_notify else None,
-            now + DRAIN_LOOK_SECONDS if self._is_draining and not self._is_stopping else None,
             self._memory.due(self._children),
-            self._kills.due(is_used=self._reporter.sessions > 0) if self._is_placing else None,
-            self._idleness.due() if self._may_sleep else None,
-            self._abandoned_at if self._is_placing and self._has_abandoned else None,
             self._turn_until if self._turn_until > now else None,
-        )
+            now + RETRY_SECONDS if self._isolated.over else None,
+        ]
+        if self._is_placing:
+            moments += [
+                self._reporter.due(),
+                self._demand.due(),
+                self._children.next_retirement(),
+                self._kills.due(is_used=self._reporter.sessions > 0),
+                self._idleness.due() if self._may_sleep else None,
+                self._abandoned_at if self._has_abandoned else None,
+                now + DRAIN_LOOK_SECONDS if self._is_draining else None,
+                None if self._state is None else self._state.restarts.next_due(),
+            ]
         first = min((moment for moment in moments if moment is not None), default=None)
         return None if first is None else max(0.0, first - now)
 
@@ -290,8 +283,7 @@ class Supervisor:
     def _accept_when_full(self, now: float) -> None:
         """Leave what has arrived to the other replicas for a while, then let some of it wait here.
 
-        The latter is for when they have no room either, and for HTTP requests. Meanwhile there may
-        be room here again: what is on its way to a session counts twice for a moment.
+        The latter is for when they have no room either, and for HTTP requests.
         """
         if now >= self._turn_until + LOOK_SECONDS:  # nothing had been left when last looked
             self._left_since = now
@@ -301,10 +293,7 @@ class Supervisor:
             self._lobby.accept(TAKEN_WHEN_FULL)
 
     def _room(self, now: float) -> int:
-        """Return how many more sessions there may be than the connections that are here.
-
-        Never too many: what is on its way from the lobby to a session counts all the time.
-        """
+        """Return how many more sessions there may be than connections are here; never too many."""
         self._lobby.look(now)  # first, as connections go
         rows = self._scoreboard.shard_counters()
         waiting = self._lobby.load + sum(row[Field.WAITING] for row in rows)
@@ -314,8 +303,7 @@ class Supervisor:
     def _may_accept(self) -> bool:
         is_here = bool(self._sockets) and self._gate_fd is None
         is_our_turn = time.monotonic() >= self._turn_until
-        is_kept_out = self._is_stopping or self._idleness.is_asking
-        return is_here and is_our_turn and self._lobby.is_open and not is_kept_out
+        return is_here and is_our_turn and self._lobby.is_open and not self._is_stopping
 
     @property
     def _is_placing(self) -> bool:
@@ -399,8 +387,8 @@ class Supervisor:
         except OSError as exc:
             self._retry_later(index, exc)
             return
-        if index == 0:
-            self._isolated.front_started()
+        if index == 0:  # the front, which was given the number of sessions
+            self._isolated.over = 0
         self._add(new)
 
     def _retry_later(self, index: int, exc: OSError) -> None:
@@ -409,9 +397,8 @@ class Supervisor:
             self._children.signal(signal.SIGKILL)
             raise ShardFailed(f"shard {index} could not be started: {exc}", []) from exc
         seconds = self._restarts.could_not_start(index, time.monotonic())
-        fields = {"shard": index}
         text = "shard %d could not be started, again in %g s: %s"
-        log.warning(text, index, seconds, exc, extra=fields)
+        log.warning(text, index, seconds, exc, extra={"shard": index})
 
     def _add(self, new: Child | None) -> None:
         if new is not None:
@@ -480,8 +467,6 @@ class Supervisor:
             if time.monotonic() - child.started_at > QUICK_START_SECONDS:
                 self._demand.keep_one()  # the next session is not to wait for that again
             self._report_ready()
-        elif IS_USED in head:
-            self._idleness.note_answer(child, time.monotonic(), is_used=head[IS_USED])
         elif "sessions_fail" in head:
             self._notifier.sessions_fail(head["sessions_fail"])
         elif "failed" in head:
@@ -534,10 +519,7 @@ class Supervisor:
             self._reap_state()
 
     def _report_killed_programs(self) -> None:
-        """Report programs that the environment had started, and the kernel has killed for memory.
-
-        Their sessions go on.
-        """
+        """Report programs of the environment that were killed for memory; their sessions go on."""
         if not self._is_ready or self._is_stopping:
             return
         cap = self._config.session_memory_bytes
@@ -550,8 +532,8 @@ class Supervisor:
 
     def _find_left(self) -> list[dict[str, Any]]:
         """Look, while no session is open, for programs that ended sessions left running."""
-        state = [] if self._state is None or self._state.pid is None else [self._state.pid]
-        left = self._left.look([*self._children.pids, *state])
+        state_pid = None if self._state is None else self._state.pid
+        left = self._left.look({*self._children.pids, state_pid})
         self._reports.note_left(left)
         return left
 
@@ -561,29 +543,29 @@ class Supervisor:
         self._has_abandoned = any(row[Field.ABANDONED] for row in self._scoreboard)
         if not (self._has_abandoned and self._is_placing) or now < self._abandoned_at:
             return
-        self._abandoned_at = now + abandoned_steps.POLL_INTERVAL_SECONDS
+        self._abandoned_at = now + shard_policies.ABANDONED_POLL_SECONDS
         self._reporter.unsettle()
         moment = now_microseconds()
         for child in list(self._children):
             row = self._scoreboard[child.index]
             if child.is_retired or child.is_replaced or row[Field.PID] != child.pid:
                 continue
-            wanted = abandoned_steps.replacement_of(
+            wanted = shard_policies.replacement_of(
                 row, moment, is_exclusive=self._plan.exclusive or child.is_isolated
             )
-            if wanted is abandoned_steps.Replacement.NONE:
+            if wanted is shard_policies.Replacement.NONE:
                 continue
             text = "%s is replaced: %s"
-            log.warning(text, child, abandoned_steps.describe(row, moment), extra=child.log_fields)
-            if wanted is abandoned_steps.Replacement.AT_ONCE:
-                child.replaced_for = abandoned_steps.STARVED
-                os.kill(child.pid, signal.SIGKILL)
+            log.warning(text, child, shard_policies.describe(row, moment), extra=child.log_fields)
+            if wanted is shard_policies.Replacement.AT_ONCE:
+                child.replaced_for = shard_policies.STARVED
             elif child.is_isolated:
                 child.is_retired = True
-                os.kill(child.pid, signal.SIGKILL)
             else:
                 row[Field.PARKED], child.retire_at = 1, now + PARK_SECONDS
                 child.is_replaced = True
+                continue
+            os.kill(child.pid, signal.SIGKILL)
 
     def _sessions_of(self, child: Child) -> int:
         """Return how many sessions a child that has exited had, with a WebSocket or without."""
@@ -596,12 +578,10 @@ class Supervisor:
     def _reap_state(self) -> None:
         facts = self._state.reap() if self._state is not None else None
         if facts is not None and not self._is_stopping:
-            log.warning(
-                "the process that held the shared state (pid %d, epoch %d) %s after %.1f s; its "
-                "sessions have ended",
-                *(facts["pid"], facts["generation"]),
-                *(exit_sentence(facts["wait_status"]), facts["seconds"]),
-            )
+            fields = {"pid": facts["pid"], "generation": facts["generation"]}
+            how = f"{exit_sentence(facts['wait_status'])} after {facts['seconds']:.1f} s"
+            text = "the process with the shared state (pid %d, epoch %d) %s; its sessions ended"
+            log.warning(text, *fields.values(), how, extra=fields)
             self._reports.report(facts | {"sessions": self._reporter.sessions})
 
     def _on_exit(self, exited: ChildExit) -> None:
@@ -618,7 +598,8 @@ class Supervisor:
         self._reports.report(exited.facts)
         log.warning("%s %s", child, exited.how, extra=child.log_fields)
         if not child.is_isolated:
-            self._restarts.exited(child.index, seconds=exited.seconds, now=time.monotonic())
+            seconds = exited.facts["seconds"]
+            self._restarts.exited(child.index, seconds=seconds, now=time.monotonic())
             self._start_due()
 
     def _clean_up(self, exited: ChildExit) -> None:
@@ -631,13 +612,13 @@ class Supervisor:
         elif child.connection_fd is not None:  # its client came and went
             os.close(child.connection_fd)
         row = self._scoreboard[child.index]
-        self._idleness.note_shards([row])
+        self._idleness.note_use(row[Field.HEARTBEAT] / MICROSECONDS)
         row.clear()
-        if not child.is_isolated:
-            row[Field.MAX_SESSIONS] = self._plan.share(child.index)
-            self._lobby.shard_exited(child.index)
         if child.is_isolated:  # what its session has started ends with it
             kill(child.pid, group=True)
+        else:
+            row[Field.MAX_SESSIONS] = self._plan.share(child.index)
+            self._lobby.shard_exited(child.index)
         if child.group is not None:
             child.group.kill()
             child.group.remove()
@@ -663,7 +644,7 @@ class Supervisor:
             row[Field.DRAINING] = now
         if is_replaced or self._config.shares_address:  # it is the other replicas', too
             self._close_listeners()
-        self._notifier.draining()
+        self._notifier.report(draining=True)
 
     def _close_listeners(self) -> None:
         """Leave what has not been accepted to the other replicas."""
@@ -674,9 +655,8 @@ class Supervisor:
             one.close()
 
     def _stop_if_drained(self) -> None:
-        if not self._is_draining or self._lobby.load or self._isolated:
-            return
-        if not self._idleness.has_settled(time.monotonic()):
+        has_settled = self._idleness.has_settled(time.monotonic())
+        if not self._is_draining or self._lobby.load or self._isolated or not has_settled:
             return
         rows = self._scoreboard.shard_counters()
         if all(row[Field.IDLE] or not row[Field.PID] for row in rows):
@@ -690,29 +670,16 @@ class Supervisor:
 
     def _sleep_if_unused(self) -> None:
         """End when nobody has used the replica for so long, if it is alone at its address."""
-        now = time.monotonic()
-        if not self._may_sleep:
-            self._idleness.give_up(now)
-        elif self._idleness.is_due(now) and not self._idleness.is_asking:
-            if self._has_siblings(now):
-                self._idleness.note_use(now)
-            else:
-                self._consider_sleep()
-        elif self._idleness.is_unused:
-            self._notifier.sleeps()
-            self._stop()
-        else:
-            self._idleness.give_up(now)
-
-    def _consider_sleep(self) -> None:
-        """Ask the shards whether they are used, unless it is known that the replica is."""
-        now, rows = time.monotonic(), self._scoreboard.shard_counters()
-        self._lobby.look(now)
-        self._idleness.note_shards(rows)
-        if self._lobby.load or self._isolated or any(map(has_sessions, rows)):
+        now, due = time.monotonic(), self._idleness.due()
+        if due is None or now < due or not self._may_sleep:
+            return
+        self._lobby.look(now)  # first, as connections go
+        self._idleness.note_shards(self._scoreboard.shard_counters(), now)
+        if self._lobby.load or self._isolated or self._has_siblings(now):
             self._idleness.note_use(now)
-        elif self._idleness.has_settled(now):
-            self._idleness.ask(self._children, now)
+        elif (self._idleness.due() or now) <= now:
+            self._notifier.report(sleeps=True)
+            self._stop()
 
     # Stopping
 

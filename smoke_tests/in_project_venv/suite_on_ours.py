@@ -99,7 +99,7 @@ def _serve(app: Any, server: Any, listener: socket.socket) -> None:
         config = HostConfig(name="suite", max_sessions=most, **AS_UPSTREAM)
         definition = _definition(server, app, app, "suite")
         notes = Notes(None, ())
-        _supervise(Inputs(config, None, [listener]), Notifier(None), definition, notes)
+        _supervise(Inputs(config, [listener]), Notifier(None), definition, notes)
         code = 0
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)

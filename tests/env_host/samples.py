@@ -258,14 +258,14 @@ if "ONE_SHOT" in os.environ:
     table.MAX_ONE_SHOT = int(os.environ["ONE_SHOT"])
 
 if "PATIENCE" in os.environ:
-    from openenvd.env_host.supervisor import abandoned_steps
+    from openenvd.env_host.supervisor import shard_policies
 
-    abandoned_steps.PATIENCE_SECONDS = float(os.environ["PATIENCE"])
+    shard_policies.PATIENCE_SECONDS = float(os.environ["PATIENCE"])
 
 if "LINGER" in os.environ:
-    from openenvd.env_host.supervisor import shard_demand
+    from openenvd.env_host.supervisor import shard_policies
 
-    shard_demand.LINGER_SECONDS = float(os.environ["LINGER"])
+    shard_policies.LINGER_SECONDS = float(os.environ["LINGER"])
 '''
 
 # A class whose import leaves a thread running.

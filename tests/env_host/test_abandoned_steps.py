@@ -12,7 +12,7 @@ import pytest
 from openenvd.env_host.ipc.capacity import abandoned_steps
 from openenvd.env_host.ipc.scoreboard import Counters, Field, now_microseconds
 from openenvd.env_host.shard.base import memory_note
-from openenvd.env_host.supervisor.abandoned_steps import (
+from openenvd.env_host.supervisor.shard_policies import (
     PATIENCE_SECONDS,
     STARVED,
     Replacement,

@@ -20,7 +20,7 @@ from openenvd.env_host.restart_backoff import (
 from openenvd.env_host.shard.admission import FAIR_SECONDS, place_of
 from openenvd.env_host.shard.arrivals import Head, Owner, new_session_id, owner_of, read_head
 from openenvd.env_host.startup import SPARE_FDS
-from openenvd.env_host.supervisor.shard_demand import LINGER_SECONDS, ShardDemand
+from openenvd.env_host.supervisor.shard_policies import LINGER_SECONDS, ShardDemand
 
 NOW = 1_000 * MICROSECONDS
 MACHINE = Machine(cores=4, fds=20_000, memory_bytes=64 * 2**30)

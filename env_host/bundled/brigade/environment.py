@@ -16,13 +16,7 @@ from uuid import uuid4
 
 from pydantic import ConfigDict, Field
 
-from ...environment.interfaces import (
-    Action,
-    Environment,
-    EnvironmentMetadata,
-    Observation,
-    State,
-)
+from ...environment.interfaces import Action, Environment, EnvironmentMetadata, Observation, State
 from ...shared_state.proxy import StateProxy
 from .mixing import Brigade
 from .opus import FRAME_SAMPLES, Decoder, Encoder, NotOpus, pack, unpack
@@ -88,11 +82,9 @@ class BrigadeEnvironment(Environment[BrigadeAction, BrigadeObservation, State]):
         self, action: BrigadeAction, timeout_s: float | None = None, **kwargs: Any
     ) -> BrigadeObservation:
         """Execute the command, if there is one; then add the audio and read the mix."""
-        if action.order is not None:
-            facts = await self._obey(action)
+        facts = None if action.order is None else await self._execute(action)
         if action.read_at is None:
-            facts = facts if action.order is not None else await self.world.join()
-            return self._seen(facts, b"", action)
+            return self._seen(facts or await self.world.join(), b"", action)
         pcm, frames = self._voice(action)
         world = self.world if timeout_s is None else self.world.within(timeout_s)
         facts, mixed = await world.mix(
@@ -100,21 +92,13 @@ class BrigadeEnvironment(Environment[BrigadeAction, BrigadeObservation, State]):
         )
         return self._seen(facts, mixed, action)
 
-    def reset(
-        self,
-        seed: int | None = None,
-        episode_id: str | None = None,
-        place: int | None = None,
-        **kwargs: Any,
-    ) -> BrigadeObservation:
-        """As `reset_async`, from a thread."""
-        return self.world.wait_for(self.reset_async(seed, episode_id, place))
+    def reset(self, *args: Any, **kwargs: Any) -> BrigadeObservation:
+        """Call `reset_async` from a thread."""
+        return self.world.wait_for(self.reset_async(*args, **kwargs))
 
-    def step(
-        self, action: BrigadeAction, timeout_s: float | None = None, **kwargs: Any
-    ) -> BrigadeObservation:
-        """As `step_async`, from a thread."""
-        return self.world.wait_for(self.step_async(action, timeout_s))
+    def step(self, *args: Any, **kwargs: Any) -> BrigadeObservation:
+        """Call `step_async` from a thread."""
+        return self.world.wait_for(self.step_async(*args, **kwargs))
 
     @property
     def state(self) -> State:
@@ -129,15 +113,13 @@ class BrigadeEnvironment(Environment[BrigadeAction, BrigadeObservation, State]):
             version="1.0.0",
         )
 
-    async def _obey(self, action: BrigadeAction) -> dict[str, Any]:
-        """The leader's orders count from where the leader is."""
+    async def _execute(self, action: BrigadeAction) -> Any:
+        """Execute the leader's command, which counts from where the leader is."""
         if action.order == "lead":
-            facts: dict[str, Any] = await self.world.lead()
-        elif action.order == "start":
-            facts = await self.world.start_song(at=action.read_at)
-        else:
-            facts = await self.world.stop_song(at=action.read_at)
-        return facts
+            return await self.world.lead()
+        if action.order == "start":
+            return await self.world.start_song(at=action.read_at)
+        return await self.world.stop_song(at=action.read_at)
 
     def _begin(self, episode_id: str | None) -> None:
         self._state = State(episode_id=episode_id or str(uuid4()))
@@ -149,10 +131,9 @@ class BrigadeEnvironment(Environment[BrigadeAction, BrigadeObservation, State]):
         if not action.audio:
             return None, action.frames
         try:
-            packet = base64.b64decode(action.audio, validate=True)
+            frames = unpack(base64.b64decode(action.audio, validate=True))
         except binascii.Error as exc:
             raise NotOpus(f"the audio is not base64: {exc}") from exc
-        frames = unpack(packet)
         return self._decoder.decode(frames), len(frames)
 
     def _seen(

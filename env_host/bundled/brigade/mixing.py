@@ -52,22 +52,14 @@ class MixingBuffer:
         self._gains = (LOUDNESS * ((1 + PHANTOMS) / (counts + PHANTOMS)) ** 0.5).astype(np.float32)
 
     def write(self, position: int, pcm: Pcm, now: int) -> None:
-        """Add a voice.
-
-        Raises:
-            WrongTime: the position is not in the buffer.
-        """
+        """Add a voice. Raises `WrongTime`: the position is not in the buffer."""
         self._reach(position, len(pcm), now)
         for part, taken in self._parts(position, len(pcm)):
             self._sum[part] += pcm[taken]
             self._singers[part] += 1
 
     def read(self, position: int, count: int, now: int) -> tuple[Pcm, int]:
-        """The mix, and the most singers heard in it.
-
-        Raises:
-            WrongTime: the position is not in the buffer.
-        """
+        """Return the mix and the most singers heard in it; `WrongTime`: it is not in the buffer."""
         self._reach(position, count, now)
         mixed, most = np.empty(count, np.int16), 0
         for part, taken in self._parts(position, count):
@@ -138,8 +130,7 @@ class Brigade:
     ) -> tuple[dict[str, Any], bytes]:
         """Add the voice in `body` at `write_at`, if any; then the mix at `read_at`.
 
-        Raises:
-            WrongTime: a position is not in the buffer.
+        Raises `WrongTime`: a position is not in the buffer.
         """
         if not 0 < samples <= MAX_SAMPLES:
             raise ValueError(f"{samples} samples; a packet has 1 to {MAX_SAMPLES}")

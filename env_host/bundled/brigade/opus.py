@@ -56,11 +56,7 @@ class Encoder:
         self._samples = 0
 
     def encode(self, pcm: bytes) -> list[bytes]:
-        """The frames of whole frames' samples; one packet for each.
-
-        Raises:
-            ValueError: there is no whole number of them.
-        """
+        """Return one packet for each frame; raises `ValueError` unless all frames are whole."""
         if len(pcm) % FRAME_BYTES:
             raise ValueError(f"{len(pcm)} bytes are no whole number of frames of {FRAME_BYTES}")
         with _on_one_core() if self._samples == 0 else nullcontext():
@@ -89,11 +85,7 @@ class Decoder:
         self._context = context
 
     def decode(self, frames: Sequence[bytes]) -> bytes:
-        """Their samples, one after the other.
-
-        Raises:
-            NotOpus: one of them is not a frame of `FRAME_SAMPLES`.
-        """
+        """Return their samples; raises `NotOpus` unless each is a frame of `FRAME_SAMPLES`."""
         return b"".join(self._decode(frame) for frame in frames)
 
     def _decode(self, frame: bytes) -> bytes:
@@ -126,22 +118,14 @@ def _on_one_core() -> Iterator[None]:
 
 
 def pack(frames: Sequence[bytes]) -> bytes:
-    """Several frames as one packet.
-
-    Raises:
-        ValueError: there are more than `MAX_FRAMES`.
-    """
+    """Several frames as one packet. Raises `ValueError`: there are more than `MAX_FRAMES`."""
     if len(frames) > MAX_FRAMES:
         raise ValueError(f"{len(frames)} frames do not fit into one packet of {MAX_FRAMES}")
     return bytes([len(frames)]) + b"".join(_LENGTH.pack(len(f)) + f for f in frames)
 
 
 def unpack(packet: bytes) -> list[bytes]:
-    """The frames of a packet.
-
-    Raises:
-        NotOpus: it is shorter or longer than it says.
-    """
+    """The frames of a packet. Raises `NotOpus`: it is shorter or longer than it says."""
     if not packet:
         return []
     found, at = [], 1

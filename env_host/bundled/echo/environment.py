@@ -8,13 +8,7 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from ...environment.interfaces import (
-    Action,
-    Environment,
-    EnvironmentMetadata,
-    Observation,
-    State,
-)
+from ...environment.interfaces import Action, Environment, EnvironmentMetadata, Observation, State
 
 _REWARD_PER_CHARACTER = 0.1
 _MAX_REWARD = 1.0

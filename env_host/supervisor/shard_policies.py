@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When shards are started, given back and replaced, and when a replica sleeps: decisions alone.
+
+One shard comes with the replica. Each further session or connection that waits wants one more, up
+to what was planned, at once: a fork takes milliseconds. They are given back when for
+`LINGER_SECONDS` fewer were wanted, so that sessions that come and go fork nothing. The last one
+is given back only of a replica that nobody has connected to yet, whose shard has nothing in memory
+that a client might want to find again.
+
+A step is abandoned when it runs although its session has ended:
+
+    its session timed out, or its client left; a thread cannot be interrupted
+      ├─ it returns                          nothing is done
+      ├─ no other session is in the shard    replaced, once the step has run for a while
+      └─ others are, and their loop is held  replaced at once: their clients get the reason
+
+The process of an isolated session that is over is ended after the same while.
+
+A replica sleeps when nobody has used it for so long. Any connection is use, whatever is asked
+through it. A shard with a connection is not idle, and writes when it last had something to do; a
+connection that no shard has taken is in the lobby.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+from ..ipc.capacity import abandoned_seconds
+from ..ipc.scoreboard import MICROSECONDS, Counters, Field
+
+LINGER_SECONDS = 30.0
+ABANDONED_POLL_SECONDS = 1.0  # between two looks at abandoned steps, while there is one
+PATIENCE_SECONDS = 10.0  # for an abandoned step to return, from its beginning
+STARVED = "was replaced, since an abandoned step kept its other sessions waiting"
+SETTLE_SECONDS = 0.2  # for what was accepted last to be where it belongs
+
+
+class ShardDemand:
+    """The number of shards that are wanted. `now` is monotonic."""
+
+    def __init__(self, most: int, least: int = 1) -> None:
+        self._most = most
+        self.least = least
+        self._needed = self.wanted = max(1, least)
+        self._since = 0.0  # when `_needed` was first the most that was wanted
+
+    def keep_one(self) -> None:
+        """Never give the last one back from now on."""
+        self.least = max(1, self.least)
+
+    def update(self, load: int, now: float) -> int:
+        """Return how many shards are wanted for `load` sessions and waiting connections."""
+        needed = max(self.least, min(self._most, load))
+        self._needed = max(self._needed, needed)
+        if self._needed >= self.wanted or now - self._since >= LINGER_SECONDS:
+            self.wanted = self._needed
+            self._needed, self._since = needed, now
+        return self.wanted
+
+    def due(self) -> float | None:
+        """Return when fewer may be wanted; None when there are as few as can be."""
+        return None if self.wanted == self.least else self._since + LINGER_SECONDS
+
+
+class Replacement(Enum):
+    """What is to become of a shard."""
+
+    NONE = "none"
+    WHEN_IDLE = "when idle"  # it has no other session: none is lost
+    AT_ONCE = "at once"  # its sessions are starved
+
+
+def replacement_of(row: Counters, now: int, *, is_exclusive: bool) -> Replacement:
+    """Decide on one shard; a session that `is_exclusive` keeps the only slot that there is."""
+    if not row[Field.ABANDONED] or abandoned_seconds(row, now) < PATIENCE_SECONDS:
+        return Replacement.NONE
+    others = row.load - (row[Field.ABANDONED] if is_exclusive else 0)
+    if others <= 0:
+        return Replacement.WHEN_IDLE
+    is_starved = row.is_serving and not row.is_responsive(now)
+    return Replacement.AT_ONCE if is_starved else Replacement.NONE
+
+
+def describe(row: Counters, now: int) -> str:
+    """Return the clause for the log."""
+    count = row[Field.ABANDONED]
+    what = "1 abandoned step has" if count == 1 else f"{count} abandoned steps have"
+    return f"{what} run for {abandoned_seconds(row, now):.0f} s"
+
+
+class Idleness:
+    """Since when a replica has not been used. `now` is monotonic."""
+
+    def __init__(self, sleep_after_seconds: float | None) -> None:
+        """None: it never ends by itself."""
+        wanted = sleep_after_seconds
+        self._seconds = None if wanted is None else max(wanted, SETTLE_SECONDS)
+        self._used_at = 0.0
+
+    def due(self) -> float | None:
+        """Return when it will have been unused for long enough to end; None: never."""
+        return None if self._seconds is None else self._used_at + self._seconds
+
+    def has_settled(self, now: float) -> bool:
+        """Tell whether it has not been used just now."""
+        return now >= self._used_at + SETTLE_SECONDS
+
+    def note_use(self, now: float) -> None:
+        """Note that it is used, or has just begun to serve."""
+        self._used_at = max(self._used_at, now)
+
+    def note_shards(self, rows: Iterable[Counters], now: float) -> None:
+        """Note what the shards have written: whether they are idle, and since when."""
+        for row in rows:
+            is_idle = row[Field.IDLE] or not row[Field.PID]
+            self.note_use(row[Field.HEARTBEAT] / MICROSECONDS if is_idle else now)
