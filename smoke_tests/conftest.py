@@ -41,7 +41,7 @@ _UNCLOSED = (
 _MADE_ONCE = (
     *("ray_cluster", "ray_nodes"),
     *("docker_engine", "swarm_engine", "swarm", "cluster"),
-    *("both", "python", "shared", "helped", "clients", "dashboard_machine"),
+    *("both", "python", "shared", "changed", "misused", "helped", "clients", "dashboard_machine"),
 )
 
 
@@ -81,6 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in group:
             if item not in kept:
                 item.add_marker("long")
+    # A group is one process's work: what begins last would be waited for.
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 OPENENV = str(Path(sys.executable).with_name("openenv"))

@@ -53,7 +53,7 @@ PAIRS = [
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """One daemon for all pairs."""
     folder = tmp_path_factory.mktemp("pairs")
     (folder / "sample_env.py").write_text(WAITING)
@@ -102,13 +102,13 @@ class Trial:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("first", "second", "told"), PAIRS)
 def test_a_change_that_meets_another(
-    shared: Machine, tmp_path: Path, first: str, second: str, told: str
+    changed: Machine, tmp_path: Path, first: str, second: str, told: str
 ) -> None:
-    trial = Trial(shared, f"{first}-{second}", tmp_path / "wait")
+    trial = Trial(changed, f"{first}-{second}", tmp_path / "wait")
     eventually(lambda: len(trial.folders()) == 1)  # of the first generation nothing is left
     with ExitStack() as opened:
         request = trial.begin(first, opened)
-        answer = shared.run(*trial.commands[second], "--async")
+        answer = changed.run(*trial.commands[second], "--async")
         if told == DONE:
             assert answer.code == 0, answer.text
         else:
@@ -117,13 +117,13 @@ def test_a_change_that_meets_another(
         trial.wait.unlink(missing_ok=True)
         ends = [each for each in (request, answer.out.strip()) if each]
         for each in ends:
-            shared.run("wait", each)
+            changed.run("wait", each)
     is_called_off = second == "down" and first != "down"
     if request:
-        state = shared.request(request)["state"]
+        state = changed.request(request)["state"]
         assert state == ("CANCELLED" if is_called_off else "SUCCEEDED")
     if told == DONE:
-        assert shared.request(ends[-1])["state"] == "SUCCEEDED"
+        assert changed.request(ends[-1])["state"] == "SUCCEEDED"
     if "down" not in (first, second):
-        shared.ok("down", trial.name)
+        changed.ok("down", trial.name)
     eventually(lambda: trial.folders() == [])

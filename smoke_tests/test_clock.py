@@ -60,6 +60,7 @@ def order_of_starts(machine: Machine) -> list[str]:
         return [request_id for (request_id,) in database.execute(query)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("step", [-DAY, DAY], ids=["a day back", "a day ahead"])
 def test_a_step_of_the_clock_disturbs_nothing(
     machine: Machine, clock: Clock, tmp_path: Path, step: float

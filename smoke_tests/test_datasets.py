@@ -23,7 +23,8 @@ from openenvd.rollouts.folder.writer import RolloutWriter
 from .conftest import REPOSITORY, Machine, install, make_venv, smoke_cache
 from .pages import name_of, pages_that_need, run_blocks
 
-pytestmark = pytest.mark.timeout(400)  # whichever is first installs what it needs
+# Whichever is first installs what it needs.
+pytestmark = [pytest.mark.timeout(400), pytest.mark.long]
 
 DATASETS_REQUIREMENT = "datasets==5.2.0"
 LARGE = "é\n" * (2 << 20)  # 6 MB of a row; `datasets` reads 10 MB at a time

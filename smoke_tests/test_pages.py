@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Machine, new_machine
+from .conftest import REPOSITORY, Machine, new_machine
 from .pages import name_of, pages_that_need, run_blocks
 
 pytestmark = pytest.mark.timeout(420)  # a page is a dozen commands
 
+README = REPOSITORY / "README.md"
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")  # `openenv dashboard` would open a browser
 
 
@@ -35,6 +36,11 @@ def reader(shared: Machine) -> Iterator[Machine]:
     shared.ok("down", "--all")
 
 
-@pytest.mark.parametrize("page", pages_that_need(""), ids=name_of)
+def test_the_blocks_of_the_readme_run(reader: Machine) -> None:
+    run_blocks(reader, README)
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("page", [p for p in pages_that_need("") if p != README], ids=name_of)
 def test_the_blocks_of_a_page_run(reader: Machine, page: Path) -> None:
     run_blocks(reader, page)
