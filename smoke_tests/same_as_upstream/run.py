@@ -16,7 +16,7 @@ when all sessions have ended are worse than none; other files are a difference.
 
 Each server has a copy of the project, a `TMPDIR` and an environment variable of its own, by which
 what it started is found. One that serves a module is used by all its habits; after a habit by which
-it has ended, it is started again.
+it has ended, it is started again. A few habits share two servers, one of them for coroutines.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -59,6 +59,7 @@ ANSWER_SECONDS = 15.0  # a session waits for
 START_SECONDS = 180.0
 STOP_SECONDS = 10.0
 SETTLE_SECONDS = 4.0  # processes whose sessions have ended may still be there
+FEW = 20  # habits
 Json = Any
 
 
@@ -91,11 +92,12 @@ class Group(NamedTuple):
         return self.habits[0].alone
 
 
-def groups_of(habits: Iterable[Habit]) -> list[Group]:
+def groups_of(habits: Sequence[Habit]) -> list[Group]:
     """The servers that these habits need."""
     found: dict[str, list[Habit]] = {}
     for habit in habits:
-        name = habit.name if habit.alone else habit.module
+        shared = habit.module if len(habits) > FEW else ("few", "few-async")[is_async(habit)]
+        name = habit.name if habit.alone else shared
         found.setdefault(name.replace("_", "-"), []).append(habit)
     return [Group(name, tuple(each)) for name, each in found.items()]
 
@@ -111,7 +113,7 @@ def write_project(folder: Path, group: Group) -> Path:
     shutil.copytree(HERE / "habits", folder / "habits", ignore=ignored)
     shutil.copy(HERE / "in_project" / "serving.py", folder)
     names = {
-        "MODULE": first.module,
+        "MODULES": ", ".join(dict.fromkeys(habit.module for habit in group.habits)),
         '"NAME"': repr(first.name if group.is_alone else ""),
         "SERVED": "ServedAsync" if is_async(first) else "Served",
     }
@@ -150,7 +152,7 @@ class Trial:
         self._ways = ways
         self._folder = machine.home.parent / "trials"
 
-    def run(self, habits: Iterable[Habit], jobs: int = 2) -> dict[str, dict[str, Seen]]:
+    def run(self, habits: Sequence[Habit], jobs: int = 2) -> dict[str, dict[str, Seen]]:
         """What was seen of each habit, by its name and by the server's."""
         found: dict[str, dict[str, Seen]] = {}
         groups = groups_of(habits)
