@@ -27,7 +27,7 @@ from websockets.sync.client import ClientConnection, connect
 from openenvd.environments.gateway.process import locked
 from openenvd.environments.layout import Layout
 
-from .conftest import Machine, eventually
+from .conftest import GRACE_SECONDS, Machine, eventually
 from .pages import name_of, pages_that_need, run_blocks
 from .test_upstream import GENERIC_CLIENT
 from .upstream_python import UpstreamPython
@@ -145,9 +145,11 @@ def test_a_gateway_that_is_killed_comes_back_on_its_port_without_a_launch(machin
 def test_a_replica_that_is_killed_costs_its_own_sessions_alone(machine: Machine) -> None:
     address = launch(machine, "echo", "--replicas", "2")
     sessions = [reset(begin(address)) for _ in range(8)]
-    [victim, _] = machine.environment("echo")["replicas"]
-    os.kill(victim["pid"], signal.SIGKILL)
-    lost = 0
+    server = psutil.Process(machine.environment("echo")["replicas"][0]["pid"])
+    shards = server.children(recursive=True)  # answer until the kernel has ended them, too
+    server.kill()
+    psutil.wait_procs([server, *shards], timeout=GRACE_SECONDS)
+    lost = []
     for session in sessions:
         with suppress(ConnectionClosed):  # what it was told is to be read all the same
             session.send('{"type": "step", "data": {"message": "still here"}}')
@@ -160,8 +162,9 @@ def test_a_replica_that_is_killed_costs_its_own_sessions_alone(machine: Machine)
             answer = {"type": "error", "data": {"code": "SESSION_ERROR" if is_told else closed}}
         if answer["type"] == "error":
             assert answer["data"]["code"] == "SESSION_ERROR", answer
-            lost += 1
-    assert 1 <= lost <= 7
+            lost.append(session)
+    assert lost == [each for each in sessions if replica_of(each).startswith("echo-0-")]
+    assert 1 <= len(lost) <= 7
     for _ in range(8):
         assert answers(address)
 
