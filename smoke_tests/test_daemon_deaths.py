@@ -28,8 +28,7 @@ def test_a_killed_daemon_loses_no_request_and_no_environment(machine: Machine) -
     machine.ok("launch", "echo", "--name", "before")
     before = machine.environment("before")
     ids = [
-        machine.ok("launch", "--async", "echo", "--name", f"echo-{n}").out.strip()
-        for n in range(10)
+        machine.ok("launch", "--async", "echo", "--name", f"echo-{n}").out.strip() for n in range(4)
     ]
     machine.kill_daemon()
     say_hello(before["address"])  # running environments answer while no daemon lives
@@ -114,23 +113,6 @@ def test_a_killed_daemon_leaves_no_worker(machine: Machine) -> None:
     machine.kill_daemon()
     _, alive = psutil.wait_procs(below, timeout=10)
     assert alive == []
-
-
-def test_a_shim_that_is_killed_is_replaced(machine: Machine) -> None:
-    machine.ok("launch", "echo")
-    environment = machine.environment("echo")
-    server = psutil.Process(environment["replicas"][0]["pid"])
-    shim = server.parent()
-    assert shim is not None
-    shim.kill()
-    psutil.wait_procs([server], timeout=10)
-
-    def is_replaced() -> bool:
-        found = machine.environment("echo")  # once: state and pid of the same moment
-        return bool(found["state"] == "READY" and found["replicas"][0]["pid"] != server.pid)
-
-    eventually(is_replaced)
-    say_hello(environment["address"])
 
 
 def test_a_down_whose_worker_is_killed_is_finished_by_the_daemon(machine: Machine) -> None:

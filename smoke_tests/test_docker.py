@@ -22,8 +22,6 @@ from .docker_engine import DockerEngine, base_image
 from .docker_engine import docker_engine as running_engine
 from .pages import name_of, pages_that_need, run_blocks
 from .test_images import SAMPLE
-from .test_upstream import GENERIC_CLIENT
-from .upstream_python import UpstreamPython
 
 COUNTING = """
 FROM python:3.11-slim
@@ -61,19 +59,6 @@ def launched(machine: Machine, *words: str, cwd: Path | None = None) -> dict[str
 
 def containers(engine: DockerEngine) -> list[str]:
     return engine.docker("ps", "--all", "--quiet", "--filter", "label=openenvd.home").split()
-
-
-def test_upstreams_client_has_a_session_in_a_container(
-    docker_machine: Machine, docker_engine: DockerEngine, upstream_python: UpstreamPython
-) -> None:
-    machine = docker_machine
-    environment = launched(machine, "echo", "--provider", "docker")
-    words = (GENERIC_CLIENT, environment["address"])
-    upstream_python.run(*words, folder=machine.home, environ=machine.environ)
-    assert machine.environment("echo")["provider"] == "docker"
-    assert len(containers(docker_engine)) == 1
-    machine.ok("down", "echo")
-    assert containers(docker_engine) == []
 
 
 def test_a_folder_is_launched_with_its_limits_options_and_variables(

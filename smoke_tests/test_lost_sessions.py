@@ -3,7 +3,8 @@
 
 An asynchronous client and a synchronous one wait for a step each. Whatever is killed: each is told
 by an exception, or has its answer where no session is lost; and the next `reset` of the same client
-object is answered within seconds.
+object is answered within seconds. Deaths for memory, and those of containers, of the agent and of
+dockerd, are rows of `smoke_tests/providers`.
 """
 
 from __future__ import annotations
@@ -11,28 +12,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psutil
 import pytest
 
 from .conftest import Machine, eventually
-from .docker_engine import DockerEngine
-from .test_docker import kill_agents
 from .upstream_python import UpstreamPython
 
 LONG_SECONDS = 100.0  # of a step that is cut short
 SHORT_SECONDS = 3.0  # of one that outlives what is killed
-MEMORY = "160M"
-
 ENVIRONMENT = """
 import time
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 
 class Wait(Action):
     seconds: float = 0.0
-    hold_megabytes: int = 0
 
 class Sample(Environment[Wait, Observation, State]):
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -42,8 +38,6 @@ class Sample(Environment[Wait, Observation, State]):
 
     def step(self, action, **more):
         print("in a step", flush=True)
-        held = bytearray(action.hold_megabytes * 2**20)
-        held[::4096] = b"1" * len(held[::4096])
         time.sleep(action.seconds)
         return Observation(done=True)
 
@@ -108,12 +102,12 @@ class Stage:
         self._upstream = upstream
         self._sample = sample
 
-    def begin(self, *words: str, **action: float) -> None:
+    def begin(self, *words: str, seconds: float = LONG_SECONDS) -> None:
         """Launch it, and return when both steps have begun."""
         words = ("launch", self._sample, "--name", "sample", *words, "--json")
         address = self.machine.ok(*words, timeout=300).json["environment"]["address"]
         folder, environ = self.machine.home.parent, self.machine.environ
-        words = (address, json.dumps(action))
+        words = (address, json.dumps({"seconds": seconds}))
         self._upstream.start(CLIENT, *words, folder=folder, environ=environ)
         eventually(self._have_both_begun)
 
@@ -152,15 +146,7 @@ def stage(
     return Stage(machine, upstream_python, write_environment(ENVIRONMENT))
 
 
-@pytest.fixture
-def docker_stage(stage: Stage, docker_machine: Machine) -> Iterator[Stage]:
-    """The same with Docker; what is in its containers goes first."""
-    yield stage
-    docker_machine.run("down", "--all")
-
-
 GATEWAY = ["--gateway"]
-DOCKER = ["--provider", "docker", "--gateway"]
 GONE = (
     "Server error: The replica of this session is gone; the session has ended "
     "(`openenv status sample` shows why). (code: SESSION_ERROR)"
@@ -170,57 +156,31 @@ NO_CLOSE_FRAME = "no close frame received or sent"
 
 @pytest.mark.parametrize("words", [[], GATEWAY])
 def test_a_killed_shard_is_told_with_the_signal(stage: Stage, words: list[str]) -> None:
-    stage.begin(*words, seconds=LONG_SECONDS)
+    stage.begin(*words)
     for shard in psutil.Process(stage.replica["pid"]).children():
         shard.kill()
     stage.are_told("RuntimeError", "SIGKILL", "the session has ended", "SESSION_ERROR")
 
 
-@pytest.mark.parametrize("words", [["--provider", "local"], DOCKER])
-def test_a_session_that_takes_too_much_memory_is_told_so(
-    docker_stage: Stage, words: list[str]
-) -> None:
-    docker_stage.begin(*words, "--memory", MEMORY, hold_megabytes=400, seconds=LONG_SECONDS)
-    docker_stage.are_told("RuntimeError", "SESSION_ERROR")
-
-
 def test_a_killed_replica_is_the_end_of_the_connection(stage: Stage) -> None:
-    stage.begin(seconds=LONG_SECONDS)
+    stage.begin()
     os.kill(stage.replica["pid"], signal.SIGKILL)
     stage.are_told("ConnectionClosedError", NO_CLOSE_FRAME)
 
 
 def test_a_killed_replica_is_told_by_the_gateway(stage: Stage) -> None:
-    stage.begin(*GATEWAY, seconds=LONG_SECONDS)
+    stage.begin(*GATEWAY)
     os.kill(stage.replica["pid"], signal.SIGKILL)
     stage.are_told("RuntimeError", GONE)
 
 
-def test_a_killed_container_is_told_by_the_gateway(docker_stage: Stage) -> None:
-    docker_stage.begin(*DOCKER, seconds=LONG_SECONDS)
-    os.kill(docker_stage.replica["pid"], signal.SIGKILL)
-    docker_stage.are_told("RuntimeError", GONE)
-
-
 def test_a_killed_gateway_is_the_end_of_the_connection(stage: Stage) -> None:
-    stage.begin(*GATEWAY, seconds=LONG_SECONDS)
+    stage.begin(*GATEWAY)
     os.kill(stage.machine.ok("gateway", "status", "--json").json["gateway"]["pid"], signal.SIGKILL)
     stage.are_told("ConnectionClosedError", NO_CLOSE_FRAME)
 
 
-@pytest.mark.parametrize("words", [[], GATEWAY])
-def test_a_killed_daemon_costs_no_session(stage: Stage, words: list[str]) -> None:
-    stage.begin(*words, seconds=SHORT_SECONDS)
+def test_a_killed_daemon_costs_no_session(stage: Stage) -> None:
+    stage.begin(*GATEWAY, seconds=SHORT_SECONDS)
     stage.machine.kill_daemon()
     stage.lost_nothing()
-
-
-def test_a_killed_agent_and_dockerd_cost_no_session(
-    docker_stage: Stage, docker_engine: DockerEngine
-) -> None:
-    docker_stage.begin(*DOCKER, seconds=2 * SHORT_SECONDS)
-    kill_agents(docker_stage.machine)
-    docker_engine.kill()
-    docker_engine.start()
-    docker_stage.machine.kill_daemon()
-    docker_stage.lost_nothing()

@@ -10,9 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
-from .conftest import OPENENV, Machine, eventually, free_port
+from .conftest import OPENENV, Machine, eventually
 
 SAY_HELLO = Path(__file__).with_name("say_hello.py")
 SLOW_TO_START = """
@@ -47,23 +45,16 @@ def test_launch_from_nothing_starts_the_daemon_and_prints_an_address(machine: Ma
     assert done.stdout.startswith("{")
 
 
-def test_launch_json_ends_with_the_environment(machine: Machine) -> None:
-    answer = machine.ok("launch", "echo", "--json").json
-    assert answer["environment"]["state"] == "READY"
-    assert answer["environment"]["name"] == "echo"
-    say_hello(answer["environment"]["address"])
-
-
 def test_async_launches_are_seen_pending_running_and_ready(machine: Machine) -> None:
     ids = [
-        machine.ok("launch", "--async", "echo", "--name", f"echo-{n}").out.strip() for n in range(6)
+        machine.ok("launch", "--async", "echo", "--name", f"echo-{n}").out.strip() for n in range(3)
     ]
     states = {r["id"]: r["state"] for r in machine.status()["requests"]}
     assert set(ids) <= set(states)
     machine.ok("wait", *ids)
     names = {e["name"]: e for e in machine.status()["environments"]}
-    assert set(names) == {f"echo-{n}" for n in range(6)}
-    assert len({e["address"] for e in names.values()}) == 6
+    assert set(names) == {f"echo-{n}" for n in range(3)}
+    assert len({e["address"] for e in names.values()}) == 3
     for environment in names.values():
         say_hello(environment["address"])
 
@@ -102,15 +93,6 @@ def slow_launch(machine: Machine, folder: Path) -> str:
     return request_id
 
 
-def test_a_running_launch_is_cancelled_and_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
-    request_id = slow_launch(machine, tmp_path)
-    machine.ok("cancel", request_id)
-    assert machine.run("wait", request_id).code == 1
-    assert machine.request(request_id)["state"] == "CANCELLED"
-    eventually(lambda: not [e for e in machine.status()["environments"] if e["name"] == "slow"])
-    machine.ok("launch", "echo", "--name", "slow")  # its name is free again
-
-
 def test_a_pending_launch_is_cancelled(machine: Machine, tmp_path: Path) -> None:
     machine.environ["OPENENV_MAX_LONG_WORKERS"] = "1"
     first = slow_launch(machine, tmp_path)
@@ -123,19 +105,6 @@ def test_a_pending_launch_is_cancelled(machine: Machine, tmp_path: Path) -> None
     machine.ok("cancel", first)
 
 
-def test_down_takes_an_environment_down_and_frees_its_name_and_port(machine: Machine) -> None:
-    port = str(free_port())
-    launched = machine.ok("launch", "echo", "--port", port, "--json").json
-    address = launched["environment"]["address"]
-    assert address == f"http://127.0.0.1:{port}"
-    machine.ok("down", "echo")
-    assert machine.status()["environments"] == []
-    again = machine.ok("launch", "echo", "--port", port, "--json").json
-    assert again["environment"]["address"] == address
-    machine.ok("down", "--all")
-    assert machine.status()["environments"] == []
-
-
 def test_down_says_that_it_has_cancelled_a_launch(machine: Machine, tmp_path: Path) -> None:
     machine.environ["OPENENV_MAX_LONG_WORKERS"] = "1"
     first = slow_launch(machine, tmp_path)
@@ -144,14 +113,6 @@ def test_down_says_that_it_has_cancelled_a_launch(machine: Machine, tmp_path: Pa
         assert f"{name} is down (its launch was cancelled)" in machine.ok("down", name).out
         assert machine.run("wait", launch).code == 1
         assert machine.request(launch)["state"] == "CANCELLED"
-
-
-def test_replicas_share_one_address(machine: Machine) -> None:
-    machine.ok("launch", "echo", "--replicas", "3")
-    environment = machine.environment("echo")
-    assert [r["state"] for r in environment["replicas"]] == ["READY"] * 3
-    assert len({r["pid"] for r in environment["replicas"]}) == 3
-    say_hello(environment["address"])
 
 
 def test_interrupting_a_launch_detaches_and_prints_how_to_follow_it(
@@ -189,6 +150,6 @@ def test_a_secret_in_the_environment_is_not_shown(machine: Machine) -> None:
     assert "small" in shown
 
 
-@pytest.mark.parametrize("command", [["status"], ["requests"], ["info"], ["check"]])
-def test_json_is_alone_on_stdout(machine: Machine, command: list[str]) -> None:
-    json.loads(machine.ok(*command, "--json").out)
+def test_json_is_alone_on_stdout(machine: Machine) -> None:
+    for command in ("status", "requests", "info", "check"):
+        json.loads(machine.ok(command, "--json").out)

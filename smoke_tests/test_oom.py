@@ -14,8 +14,6 @@ from typing import Any
 import psutil
 import pytest
 
-from openenvd.client.errors import SessionError
-from openenvd.sdk.session import Session
 from openenvd.system.cgroups import CgroupManager
 
 from .conftest import Machine, eventually
@@ -33,16 +31,6 @@ held[::4096] = b"1" * len(held[::4096])
 
 class FatEnvironment(EchoEnvironment):
     pass
-"""
-HUNGRY_STEPS = """\
-from openenvd.env_host.bundled.echo.environment import EchoEnvironment
-
-kept = []
-
-class HungryEnvironment(EchoEnvironment):
-    def step(self, action, timeout_s=None, **kwargs):
-        kept.append(b"1" * (20 << 20))
-        return super().step(action)
 """
 PYPROJECT = """\
 [project]
@@ -162,13 +150,6 @@ def test_out_of_memory_is_reported_by_every_command(machine: Machine, hungry: Pa
     machine.ok("launch", "echo", "--name", "later")
 
 
-def test_the_command_that_waits_ends_with_137(machine: Machine, hungry: Path) -> None:
-    answer = machine.run("launch", str(hungry), "--memory", "200M")
-    assert answer.code == OUT_OF_MEMORY, answer.text
-    assert "out of memory" in answer.err
-    assert answer.out == ""
-
-
 def test_with_retry_oom_a_killed_request_runs_again_with_more_memory(
     machine: Machine, hungry: Path
 ) -> None:
@@ -198,21 +179,6 @@ def test_a_replica_that_needs_more_to_start_is_given_more(machine: Machine, tmp_
     machine.ok("down", "fat")
 
 
-def test_a_session_that_ends_for_memory_is_told_so_at_once(
-    machine: Machine, tmp_path: Path
-) -> None:
-    (tmp_path / "hungry_steps.py").write_text(HUNGRY_STEPS)
-    words = ("launch", "hungry_steps:HungryEnvironment", "--name", "hog", "--memory", "200M")
-    launch = machine.ok(*words, "--json", cwd=tmp_path).json["request_id"]
-    session = Session(machine.environment("hog")["address"])
-    limit = "may use 200 MB together"
-    with session, pytest.raises(SessionError, match=limit):
-        _play(session)
-    assert limit in machine.ok("logs", "hog").out
-    command = f"openenv retry {launch} --memory 400M"
-    eventually(lambda: f"Try: {command}" in machine.ok("status").out)
-
-
 def test_a_worker_killed_by_hand_is_not_out_of_memory(machine: Machine, hungry: Path) -> None:
     (hungry / "greedy" / "greedy_build.py").write_text(
         (BUILD % 1).replace("time.sleep(0.5)", "time.sleep(60)")
@@ -226,12 +192,6 @@ def test_a_worker_killed_by_hand_is_not_out_of_memory(machine: Machine, hungry: 
     assert answer.code == 1, answer.text
     assert "SIGKILL" in answer.err
     assert "out of memory" not in answer.err
-
-
-def _play(session: Session) -> None:
-    session.reset()
-    for _ in range(50):
-        session.step({"message": "more"})
 
 
 def _workers(machine: Machine) -> list[dict[str, Any]]:

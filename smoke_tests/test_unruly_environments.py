@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,21 +16,13 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from .conftest import Machine, eventually
+from .conftest import Machine, eventually, new_machine
 
 HEAD = """
 import os, sys, time
 from openenvd.env_host.bundled.echo.environment import EchoEnvironment
 
 """
-RESET_RAISES = (
-    HEAD
-    + """
-class Sample(EchoEnvironment):
-    def reset(self, **kwargs):
-        raise RuntimeError("the level file is missing")
-"""
-)
 RAISES_WHEN_TOLD = (
     HEAD
     + """
@@ -42,17 +34,6 @@ class Sample(EchoEnvironment):
 """
 )
 IMPORT_FAILS = "import a_module_that_nobody_has\n"
-EXITS_AT_ONCE = 'import os, sys\nprint("cannot go on: no licence", flush=True)\nos._exit(7)\n'
-NEVER_READY = "import time\nprint('loading weights', flush=True)\ntime.sleep(600)\n"
-EXITS_IN_STEP = (
-    HEAD
-    + """
-class Sample(EchoEnvironment):
-    def step(self, action, **kwargs):
-        print("about to crash", flush=True)
-        os._exit(9)
-"""
-)
 ONE_AT_A_TIME = (
     HEAD
     + """
@@ -100,16 +81,6 @@ def test_a_constructor_that_raises_fails_a_launch_and_is_shown_until_one_succeed
         broken.unlink(missing_ok=True)
 
 
-def test_an_exception_in_reset_is_sent_to_the_client(
-    machine: Machine, write_environment: Callable[[str], str]
-) -> None:
-    machine.ok("launch", write_environment(RESET_RAISES), "--name", "sample")
-    [answer] = ask(machine.environment("sample")["address"], {"type": "reset", "data": {}})
-    assert answer["type"] == "error"
-    assert answer["data"]["code"] == "EXECUTION_ERROR"
-    assert "the level file is missing" in answer["data"]["message"]
-
-
 def test_a_failed_import_is_reported_with_the_end_of_its_log(
     machine: Machine, write_environment: Callable[[str], str]
 ) -> None:
@@ -119,47 +90,6 @@ def test_a_failed_import_is_reported_with_the_end_of_its_log(
     assert machine.status()["environments"] == []
     assert machine.status("sample")["environments"][0]["state"] == "FAILED"
     assert not [p for p in machine.processes() if "shim" in " ".join(p.cmdline())]
-
-
-def test_an_environment_that_exits_at_once_fails_at_once(
-    machine: Machine, write_environment: Callable[[str], str]
-) -> None:
-    answer = machine.run("launch", write_environment(EXITS_AT_ONCE), "--name", "sample", timeout=30)
-    assert answer.code == 1, answer.text
-    assert "exited with code 7" in answer.err
-    assert "no licence" in answer.err
-
-
-def test_an_environment_that_is_never_ready_fails_with_the_end_of_its_log(
-    machine: Machine, write_environment: Callable[[str], str]
-) -> None:
-    source = write_environment(NEVER_READY)
-    answer = machine.run(
-        "launch", source, "--name", "sample", "--set", "ready-timeout=3", timeout=60
-    )
-    assert answer.code == 1, answer.text
-    assert "not ready" in answer.err
-    assert "loading weights" in answer.err
-    eventually(lambda: not [p for p in machine.processes() if "shim" in " ".join(p.cmdline())])
-
-
-def test_a_crash_in_a_step_is_explained_and_survived(
-    machine: Machine, write_environment: Callable[[str], str]
-) -> None:
-    machine.ok("launch", write_environment(EXITS_IN_STEP), "--name", "sample")
-    address = machine.environment("sample")["address"]
-    step = {"type": "step", "data": {"message": "x"}}
-    _, last_word = ask(address, {"type": "reset", "data": {}}, step)
-    assert last_word["data"]["code"] == "SESSION_ERROR"
-    assert "exited with code 9" in last_word["data"]["message"]
-    eventually(lambda: machine.environment("sample")["replicas"][0]["exits"])
-    replica = machine.environment("sample")["replicas"][0]
-    assert (replica["state"], replica["restarts"]) == ("READY", 0)
-    assert replica["exits"][0]["reason"]["exit_code"] == 9
-    assert "exited with code 9; 1 session ended with it" in machine.ok("status").out
-    assert "about to crash" in machine.ok("logs", "sample").out
-    [answer] = ask(address, {"type": "reset", "data": {}})
-    assert answer["type"] == "observation"
 
 
 def test_a_class_that_allows_one_session_serves_many_each_in_a_process(
@@ -186,6 +116,22 @@ def test_a_class_that_allows_one_session_refuses_the_second_when_not_isolated(
         assert json.loads(second.recv())["data"]["code"] == "CAPACITY_REACHED"
 
 
+@pytest.fixture(scope="module")
+def misused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """One user, who makes all mistakes."""
+    folder = tmp_path_factory.mktemp("misused")
+    for name, manifest in (
+        ("empty", None),
+        ("broken", "name: x\n  bad: [indent\n"),
+        ("nameless", "spec_version: 1\napp: server.app:app\n"),
+    ):
+        (folder / name).mkdir()
+        if manifest is not None:
+            (folder / name / "openenv.yaml").write_text(manifest)
+    with new_machine(folder / "home") as made:
+        yield made
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -205,18 +151,14 @@ def test_a_class_that_allows_one_session_refuses_the_second_when_not_isolated(
     ],
 )
 def test_bad_input_gets_a_clear_line_and_leaves_nothing(
-    machine: Machine, tmp_path: Path, arguments: list[str], code: int, words: list[str]
+    misused: Machine, arguments: list[str], code: int, words: list[str]
 ) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "openenv.yaml").write_text("name: x\n  bad: [indent\n")
-    (tmp_path / "nameless").mkdir()
-    (tmp_path / "nameless" / "openenv.yaml").write_text("spec_version: 1\napp: server.app:app\n")
-    answer = machine.run(*arguments)
+    answer = misused.run(*arguments)
     assert answer.code == code, answer.text
     assert "Traceback" not in answer.err
     for word in words:
         assert word in answer.err, answer.text
+    assert misused.status()["environments"] == []
 
 
 def test_an_error_for_a_taken_name_has_its_address(machine: Machine) -> None:

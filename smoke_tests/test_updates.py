@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -45,14 +44,6 @@ class Sample(EchoEnvironment):
         observation = super().step(action, **kwargs)
         observation.echoed_message = VERSION
         return observation
-"""
-UPSTREAM_CLIENT = """
-import sys
-from openenv import GenericEnvClient
-with GenericEnvClient(base_url=sys.argv[1]).sync() as env:
-    env.reset()
-    for line in sys.stdin:
-        print(env.step({"message": line.strip()}).observation["echoed_message"], flush=True)
 """
 Update = Callable[..., list[str]]
 
@@ -115,50 +106,23 @@ def is_undisturbed(machine: Machine, before: list[dict[str, Any]]) -> bool:
     return now == known and run_folders(machine) == sorted(each["id"] for each in before)
 
 
-@pytest.mark.parametrize("count", ["1", "2"])
 def test_an_update_keeps_sessions_and_new_ones_get_the_new_version(
-    machine: Machine, versioned: Update, count: str
+    machine: Machine, versioned: Update
 ) -> None:
-    launched = machine.ok(*versioned("1", "--replicas", count, "--json"))
+    launched = machine.ok(*versioned("1", "--replicas", "2", "--json"))
     address = launched.json["environment"]["address"]
     with session(address) as first:
         assert step(first) == "1"
-        update = machine.ok(*versioned("2", "--replicas", count))
+        update = machine.ok(*versioned("2", "--replicas", "2"))
         assert "trial runs: updating it to generation 2" in update.err
         assert f"trial is ready at {address}" in update.out
         assert {version_at(address) for _ in range(10)} == {"2"}
         assert step(first) == "1"
         assert generations(machine) == {2: "SERVING", 1: "DRAINING"}
     eventually(lambda: generations(machine) == {2: "SERVING", 1: "RETIRED"})
-    assert len(run_folders(machine)) == int(count)
+    assert len(run_folders(machine)) == 2
     environment = machine.environment("trial")
     assert (environment["state"], environment["generation"]) == ("READY", 2)
-
-
-def test_upstreams_client_is_not_disturbed(
-    machine: Machine, versioned: Update, upstream: Path
-) -> None:
-    address = machine.ok(*versioned("1", "--json")).json["environment"]["address"]
-
-    def client() -> subprocess.Popen[str]:
-        command = [str(upstream), "-c", UPSTREAM_CLIENT, address]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1)
-
-    def asks(process: subprocess.Popen[str]) -> str:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write("hello\n")
-        return process.stdout.readline().strip()
-
-    first = client()
-    assert asks(first) == "1"
-    machine.ok(*versioned("2"))
-    second = client()
-    assert (asks(first), asks(second), asks(first)) == ("1", "2", "1")
-    for process in (first, second):
-        process.communicate()
-        assert process.returncode == 0
 
 
 def test_sessions_that_go_on_for_too_long_end_with_what_was_replaced(
@@ -244,7 +208,7 @@ def test_an_update_that_does_not_get_ready_or_fails_its_sessions_changes_nothing
     assert version_at(address) == "3"
 
 
-@pytest.mark.parametrize("more", [[], ["--replicas", "2"], ["--gateway", "--replicas", "2"]])
+@pytest.mark.parametrize("more", [["--replicas", "2"], ["--gateway", "--replicas", "2"]])
 def test_new_sessions_get_the_new_version_as_soon_as_the_launch_returns(
     machine: Machine, versioned: Update, more: list[str]
 ) -> None:
@@ -261,12 +225,12 @@ def test_new_sessions_get_the_new_version_as_soon_as_the_launch_returns(
     with ThreadPoolExecutor(4) as pool:
         clients = [pool.submit(keep_connecting) for _ in range(4)]
         try:
-            for version in ("1", "2", "3"):
+            for version in ("1", "2"):
                 machine.ok(*versioned(version, *more))
                 assert {version_at(address) for _ in range(10)} == {version}
         finally:
             has_ended.set()
-        assert {version for client in clients for version in client.result()} <= set("0123")
+        assert {version for client in clients for version in client.result()} <= set("012")
 
 
 def held_up(machine: Machine, versioned: Update, folder: Path) -> str:
@@ -300,16 +264,6 @@ def test_an_update_that_is_ended_from_outside_leaves_nothing(
         eventually(lambda: generations(machine) == {2: "FAILED", 1: "SERVING"})
         eventually(lambda: is_undisturbed(machine, before))
         assert step(socket) == "1"
-
-
-def test_only_one_update_at_a_time(machine: Machine, versioned: Update, tmp_path: Path) -> None:
-    address = machine.ok(*versioned("1", "--json")).json["environment"]["address"]
-    request = held_up(machine, versioned, tmp_path)
-    refused = machine.run(*versioned("3"))
-    assert "trial is being updated to generation 2 already" in refused.err
-    (tmp_path / "wait").unlink()
-    machine.ok("wait", request)
-    assert version_at(address) == "2"
 
 
 @pytest.mark.one_in(3)
@@ -368,18 +322,6 @@ def test_a_replica_of_the_new_generation_is_restarted_and_serves(
 def _ready_pid(machine: Machine) -> int | None:
     [replica] = replicas(machine)
     return int(replica["pid"]) if replica["state"] == "READY" else None
-
-
-def test_behind_the_gateway_an_update_drops_no_session(machine: Machine, versioned: Update) -> None:
-    launched = machine.ok(*versioned("1", "--gateway", "--replicas", "2", "--json"))
-    address = launched.json["environment"]["address"]
-    with session(address) as first:
-        assert step(first) == "1"
-        machine.ok(*versioned("2", "--gateway", "--replicas", "2"))
-        assert generations(machine) == {2: "SERVING", 1: "DRAINING"}
-        assert {version_at(address) for _ in range(10)} == {"2"}
-        assert step(first) == "1"
-    eventually(lambda: generations(machine) == {2: "SERVING", 1: "RETIRED"})
 
 
 def test_the_gateway_runs_while_a_generation_that_is_behind_it_starts_or_drains(
