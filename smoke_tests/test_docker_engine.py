@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
-import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -67,23 +65,6 @@ def state_of(engine: DockerEngine, plan: ReplicaPlan) -> InstanceState | None:
     return None if found is None else found.state
 
 
-def test_a_container_is_found_by_its_plan_and_by_its_labels(engine: DockerEngine) -> None:
-    plan = plan_of()
-    assert engine.find(plan) is None
-    started = engine.start(plan)
-    assert started.state is InstanceState.RUNNING
-    assert started.pid is not None
-    assert engine.find(plan) == started
-    assert not started.drains  # a server of its own, which SIGUSR1 would end
-    [listed] = engine.list()
-    assert (listed.id, listed.labels, listed.state) == (started.id, plan.labels, started.state)
-    assert engine.start(plan).id == started.id
-    engine.remove(started)
-    assert engine.find(plan) is None
-    for act in (engine.remove, lambda i: engine.stop(i, 1), lambda i: engine.signal(i, 10)):
-        act(started)  # none complains of what is not there
-
-
 def test_a_container_that_an_agent_left_created_is_started(
     engine: DockerEngine, docker_engine: engines.DockerEngine
 ) -> None:
@@ -94,20 +75,6 @@ def test_a_container_that_an_agent_left_created_is_started(
     docker_engine.docker("create", "--name", plan.name, *labels, plan.image, *plan.command)
     assert state_of(engine, plan) is InstanceState.STARTING
     assert engine.start(plan).state is InstanceState.RUNNING
-
-
-def test_a_signal_reaches_the_server_below_the_init(engine: DockerEngine) -> None:
-    plan = plan_of(
-        "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: exit(7))\nprint('up')\n" + SLEEP
-    )
-    instance = engine.start(plan)
-    next(iter(engine.logs(instance, None)))
-    engine.signal(instance, signal.SIGUSR1)
-    eventually(lambda: state_of(engine, plan) is InstanceState.EXITED)
-    found = engine.find(plan)
-    assert found is not None
-    assert found.exit is not None
-    assert found.exit.exit_code == 7
 
 
 def test_logs_begin_where_a_cursor_says_and_end_with_the_container(engine: DockerEngine) -> None:
@@ -158,17 +125,6 @@ def refused(engine: DockerEngine, plan: ReplicaPlan) -> EngineRefused:
     return found.value
 
 
-def test_a_missing_image_is_refused_with_the_command_that_gets_it(engine: DockerEngine) -> None:
-    error = refused(engine, plan_of(image="openenvd-none:1"))
-    assert error.hint == "docker pull openenvd-none:1"
-
-
-def test_a_port_that_is_taken_is_refused(engine: DockerEngine) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        error = refused(engine, plan_of(port=server.getsockname()[1]))
-    assert "address already in use" in error.message
-
-
 def test_a_program_that_is_not_in_the_image_is_refused(engine: DockerEngine) -> None:
     # Docker's init starts whatever it is told; it is what ends, with the code of a shell.
     facts = ended(engine, plan_of(command=("/no/such/program",))).exit
@@ -181,15 +137,6 @@ def test_a_program_that_is_not_in_the_image_is_refused(engine: DockerEngine) -> 
 def test_a_token_that_the_server_would_not_ask_for_is_refused(engine: DockerEngine) -> None:
     env = {"OPENENVD_HOST_OPTIONS": '{"token": "a-secret-of-some-length"}'}
     assert "would not ask for the token" in refused(engine, plan_of(env=env)).message
-
-
-def test_a_container_is_removed_only_as_what_it_is_labelled(engine: DockerEngine) -> None:
-    plan = plan_of()
-    instance = engine.start(plan)
-    others = dataclasses.replace(plan.labels, home="another")
-    with pytest.raises(EngineRefused, match="another container has the name"):
-        engine.remove(dataclasses.replace(instance, labels=others))
-    assert state_of(engine, plan) is InstanceState.RUNNING
 
 
 @pytest.mark.parametrize(

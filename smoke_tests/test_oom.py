@@ -179,25 +179,6 @@ def test_a_replica_that_needs_more_to_start_is_given_more(machine: Machine, tmp_
     machine.ok("down", "fat")
 
 
-def test_a_worker_killed_by_hand_is_not_out_of_memory(machine: Machine, hungry: Path) -> None:
-    (hungry / "greedy" / "greedy_build.py").write_text(
-        (BUILD % 1).replace("time.sleep(0.5)", "time.sleep(60)")
-    )
-    request_id = machine.ok("launch", str(hungry), "--async").out.strip()
-    eventually(lambda: _worker_of(machine, request_id) is not None)
-    worker = _worker_of(machine, request_id)
-    assert worker is not None
-    psutil.Process(worker["pid"]).kill()
-    answer = machine.run("wait", request_id)
-    assert answer.code == 1, answer.text
-    assert "SIGKILL" in answer.err
-    assert "out of memory" not in answer.err
-
-
 def _workers(machine: Machine) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = machine.ok("info", "--json").json["workers"]
     return found
-
-
-def _worker_of(machine: Machine, request_id: str) -> dict[str, Any] | None:
-    return next((w for w in _workers(machine) if w["task_id"] == request_id), None)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import http.server
 import json
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,7 @@ from openenvd.environments.errors import NotAnswering
 
 from .conftest import eventually
 from .docker_engine import DockerEngine as RealEngine
-from .test_docker_engine import SLEEP, plan_of
+from .test_docker_engine import plan_of
 
 SERVICES = 12  # at once: Swarm makes the tasks of some a moment after their services
 
@@ -56,38 +55,8 @@ def started(engine: SwarmEngine, plan: ReplicaPlan) -> Instance:
     return reached(engine, plan, InstanceState.RUNNING)
 
 
-def test_a_service_is_found_by_its_plan_and_by_its_labels(
-    engine: SwarmEngine, swarm_engine: RealEngine
-) -> None:
-    plan = plan_of()
-    assert engine.find(plan) is None
-    instance = started(engine, plan)
-    assert [each.id for each in engine.list()] == [instance.id]
-    assert engine.start(plan).id == instance.id
-    assert instance.pid is not None
-    published = swarm_engine.docker("ps", "--format", "{{.Ports}}")
-    assert published == f"127.0.0.1:{plan.port}->8000/tcp"
-    engine.remove(instance)
-    assert engine.find(plan) is None
-    assert swarm_engine.docker("ps", "--all", "--quiet") == ""
-    engine.remove(instance)
-    engine.stop(instance, 1.0)
-
-
 def test_a_server_that_is_not_ours_is_not_drained(engine: SwarmEngine) -> None:
     assert not started(engine, plan_of()).drains
-
-
-def test_a_signal_reaches_the_server(engine: SwarmEngine) -> None:
-    plan = plan_of(
-        "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: exit(7))\nprint('up')\n" + SLEEP
-    )
-    instance = started(engine, plan)
-    next(iter(engine.logs(instance, None)))
-    engine.signal(instance, signal.SIGUSR1)
-    facts = reached(engine, plan, InstanceState.EXITED).exit
-    assert facts is not None
-    assert facts.exit_code == 7
 
 
 def test_a_service_that_finds_no_place_says_why_and_can_be_removed(engine: SwarmEngine) -> None:
@@ -172,12 +141,6 @@ def answering(status: int) -> Iterator[int]:
         yield server.server_port
         server.shutdown()
         thread.join()
-
-
-def test_a_missing_image_is_refused(engine: SwarmEngine) -> None:
-    with pytest.raises(EngineRefused) as refused:
-        engine.start(plan_of(image="openenvd-none:1"))
-    assert refused.value.hint == "docker pull openenvd-none:1"
 
 
 def test_a_service_is_named_whatever_its_replica_is(engine: SwarmEngine) -> None:

@@ -13,13 +13,11 @@ import pytest
 from openenvd.environments.engines.base import Instance, InstanceState, Labels, ReplicaPlan
 from openenvd.environments.engines.kubernetes import KubernetesEngine
 from openenvd.environments.spec import DEFAULT_BASE
-from openenvd.system.units import MB
 
 from ..conftest import eventually
 from .cluster import Cluster
 
 SERVE = "import time\nprint('up', flush=True)\ntime.sleep(600)"
-GROW = "held = []\nwhile True: held.append(bytearray(2**20))"
 
 
 @pytest.fixture
@@ -82,14 +80,6 @@ def test_a_signal_that_a_server_does_not_know_does_not_end_it(engine: Kubernetes
     instance = reached(engine, plan, InstanceState.RUNNING)
     engine.signal(instance, signal.SIGUSR1)
     assert engine.find(plan) == instance
-
-
-def test_memory_that_runs_out_is_told(engine: KubernetesEngine) -> None:
-    plan = plan_of(GROW, 64 * MB)
-    engine.start(plan)
-    ended = reached(engine, plan, InstanceState.EXITED)
-    assert ended.exit is not None
-    assert ended.exit.is_oom
 
 
 def test_a_pod_that_has_no_place_has_the_schedulers_words(engine: KubernetesEngine) -> None:
