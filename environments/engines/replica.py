@@ -447,14 +447,16 @@ class EngineReplica:
         usual = address_of(self.plan.host, self.plan.port)
         if self.run_file.is_elsewhere and instance.address:
             usual = instance.address
-        why = None
-        for address in dict.fromkeys((instance.address or usual, usual)):
+
+        async def why_not(address: str) -> str | None:
             url = with_token(address, self.run_file.token)
-            why = await self._watch.ask(server_answers.why_not_healthy, url, seconds)
-            if why is None:
-                parts = urlsplit(address)
-                self.status.host, self.status.port = parts.hostname, parts.port
-                return None
+            return await self._watch.ask(server_answers.why_not_healthy, url, seconds)
+
+        own = instance.address or usual
+        address, why = await server_answers.where_it_answers(own, usual, why_not)
+        if why is None:
+            parts = urlsplit(address)
+            self.status.host, self.status.port = parts.hostname, parts.port
         return why
 
     async def _read_capacity(self) -> Json | None:

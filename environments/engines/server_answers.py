@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ...env_host.ipc.capacity import abandoned_steps
@@ -33,6 +34,23 @@ def why_not_healthy(base_url: str, seconds: float = TIMEOUT_SECONDS) -> str | No
     except NotAnswering as exc:
         return exc.message
     return None
+
+
+async def where_it_answers(
+    own: str, usual: str, why_not: Callable[[str], Awaitable[str | None]]
+) -> tuple[str, str | None]:
+    """Return the address at which a server answers, its own if it does there; or why it does not.
+
+    Its own is asked again when only the usual one has answered: the server may have begun to listen
+    in between, and sessions at the usual one may end with the engine.
+    """
+    why = await why_not(own)
+    if why is None or own == usual:
+        return own, why
+    why = await why_not(usual)
+    if why is None and await why_not(own) is None:
+        return own, None
+    return usual, why
 
 
 def read_capacity(base_url: str) -> Json | None:

@@ -12,6 +12,7 @@ from openenvd.environments.engines.docker_exits import exit_of
 from openenvd.environments.engines.exits import exit_reason
 from openenvd.environments.engines.registry import MORE_VARIABLE, load
 from openenvd.environments.engines.replica_status import ReplicaStatus
+from openenvd.environments.engines.server_answers import where_it_answers
 from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 
 LABELS = Labels("home", "echo", "echo-0-1", "1")
@@ -175,3 +176,24 @@ def test_who_ended_a_container_is_told_by_dockers_events(
     facts = exit_of(container(code, oom=oom), events)
     reason = exit_reason(facts, pid=7, stopped_by_us=False, limit_bytes=None)
     assert (reason.kind, word in reason.sentence()) == (kind, True), reason.sentence()
+
+
+@pytest.mark.parametrize(
+    ("answers", "found"),
+    [
+        ([None], ("own", None)),
+        (["refused", None, None], ("own", None)),  # it has begun to listen in between
+        (["refused", None, "refused"], ("usual", None)),
+        (["refused", "not ready"], ("usual", "not ready")),
+    ],
+)
+async def test_a_server_is_called_at_its_own_address_unless_it_answers_at_the_usual_one_alone(
+    answers: list[str | None], found: tuple[str, str | None]
+) -> None:
+    left = iter(answers)
+
+    async def why_not(_: str) -> str | None:
+        return next(left)
+
+    assert await where_it_answers("own", "usual", why_not) == found
+    assert next(left, "all were asked") == "all were asked"
