@@ -67,7 +67,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group the tests by what they share; all others go to whichever process is free."""
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
     for item in items:
-        if sampled := item.get_closest_marker("one_in"):
+        sampled = item.get_closest_marker("one_in")
+        if sampled and not item.get_closest_marker("long"):
             test = item.nodeid.partition("[")[0]
             cases.setdefault((test, sampled.args[0]), []).append(item)
         names = getattr(item, "fixturenames", ())

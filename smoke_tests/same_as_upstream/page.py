@@ -12,6 +12,7 @@ from pathlib import Path
 from .habits import MODULES, all_habits
 from .habits.habit import BETTER, ON_PURPOSE, SAME, Habit
 
+WAYS = ("shared", "isolated", "docker")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
 BEGIN, END = "<!-- habits: generated -->\n", "<!-- end of habits -->\n"
 DIFFERENCES = "## Differences on purpose\n"
@@ -24,7 +25,9 @@ def render(habits: list[Habit]) -> str:
     for module, group in itertools.groupby(habits, lambda habit: habit.module):
         lines = [f"| {MODULES[module]} | here |", "|---|---|"]
         for habit in group:
-            cells = {way: cell(habit, way, reasons) for way in ("shared", "isolated")}
+            cells = {way: cell(habit, way, reasons) for way in WAYS}
+            if cells["docker"] == cells["shared"]:
+                del cells["docker"]
             is_one = len({*cells.values()}) == 1
             ways = "; ".join(f"{way}: {word}" for way, word in cells.items())
             here = cells["shared"] if is_one else ways
@@ -36,7 +39,7 @@ def render(habits: list[Habit]) -> str:
 
 def cell(habit: Habit, way: str, reasons: dict[str, int]) -> str:
     """One word, with the number of its reason or the name of its entry."""
-    declared = getattr(habit, way) or habit.ours
+    declared = habit.declared(way)
     if habit.worse:
         return f"worse ({reasons.setdefault(habit.worse, len(reasons) + 1)})"
     if declared.startswith(BETTER):

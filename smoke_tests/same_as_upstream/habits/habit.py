@@ -54,6 +54,7 @@ class Habit:
     ours: str = SAME
     shared: str = ""  # where it is not `ours`
     isolated: str = ""
+    docker: str = ""  # where it is not `shared`
     unsteady: bool = False  # upstream's server is not always worse where ours is better
     worse: str = ""  # a fault that is open: why the habit is worse here
 
@@ -64,6 +65,9 @@ class Habit:
     @property
     def sentence(self) -> str:
         return (self.call.__doc__ or "").strip()
+
+    def declared(self, way: str) -> str:
+        return getattr(self, way) or (self.shared if way == "docker" else "") or self.ours
 
     @property
     def module(self) -> str:
