@@ -81,7 +81,7 @@ def replicas(machine: Machine) -> list[str]:
     return [replica["state"] for replica in machine.environment("echo")["replicas"]]
 
 
-def test_no_session_ends_while_replicas_are_added_drained_and_restarted(
+def test_no_session_ends_while_replicas_are_added_and_drained(
     machine: Machine, upstream: Path
 ) -> None:
     address = machine.ok("launch", "echo", "--json").json["environment"]["address"]
@@ -95,10 +95,19 @@ def test_no_session_ends_while_replicas_are_added_drained_and_restarted(
             assert machine.environment("echo")["state"] == "READY"
         assert (more["errors"], more["sessions"]) == ([], 6)
         machine.ok("scale", "echo", "2")
-        before = {replica["pid"] for replica in machine.environment("echo")["replicas"]}
-        machine.ok("restart", "echo")
     assert figures["errors"] == []
     assert figures["sessions"] > 10
+    eventually(lambda: replicas(machine) == ["READY"] * 2)
+
+
+def test_a_restart_ends_no_session(machine: Machine, upstream: Path) -> None:
+    options = ["launch", "echo", "--replicas", "2", "--json"]
+    address = machine.ok(*options).json["environment"]["address"]
+    before = {replica["pid"] for replica in machine.environment("echo")["replicas"]}
+    with clients(upstream, address, kept=0, short=8) as figures:
+        machine.ok("restart", "echo")
+    assert figures["errors"] == []
+    assert figures["sessions"] > 8
     eventually(lambda: replicas(machine) == ["READY"] * 2)
     assert not before & {replica["pid"] for replica in machine.environment("echo")["replicas"]}
 
