@@ -226,13 +226,6 @@ def test_requests_of_a_session_over_http_reach_its_replica_at_once(machine: Mach
         assert rpc("openenv/session/close", session_id=session)[0]["closed"]
 
 
-def test_a_rollout_goes_through_the_gateway(machine: Machine) -> None:
-    launch(machine, "echo", "--replicas", "2", "--token", TOKEN)
-    words = ["rollout", "echo", "--episodes", "16", "--concurrency", "8", "--json"]
-    answer = machine.ok(*words, "--out", str(machine.home.parent / "run"))
-    assert '"episodes": 16' in answer.out, answer.text
-
-
 def is_connected_to(address: str) -> bool:
     """Whether this process has a connection there."""
     port, found = urlsplit(address).port, psutil.Process().net_connections("tcp")

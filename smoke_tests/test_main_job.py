@@ -59,12 +59,6 @@ def test_async_launches_are_seen_pending_running_and_ready(machine: Machine) -> 
         say_hello(environment["address"])
 
 
-def test_async_json_is_the_request_id_alone(machine: Machine) -> None:
-    answer = machine.ok("launch", "--async", "--json", "echo").json
-    assert list(answer) == ["request_id"]
-    machine.ok("wait", answer["request_id"])
-
-
 def test_status_of_one_environment_and_of_one_request(machine: Machine) -> None:
     request_id = machine.ok("launch", "--async", "echo").out.strip()
     machine.ok("wait", request_id)

@@ -33,7 +33,6 @@ class Sample(EchoEnvironment):
             raise OSError("the licence has expired")
 """
 )
-IMPORT_FAILS = "import a_module_that_nobody_has\n"
 ONE_AT_A_TIME = (
     HEAD
     + """
@@ -79,17 +78,6 @@ def test_a_constructor_that_raises_fails_a_launch_and_is_shown_until_one_succeed
             text = machine.ok("status").out
             assert f"sample: sessions fail: {found} (see openenv logs sample)" in text
         broken.unlink(missing_ok=True)
-
-
-def test_a_failed_import_is_reported_with_the_end_of_its_log(
-    machine: Machine, write_environment: Callable[[str], str]
-) -> None:
-    answer = machine.run("launch", write_environment(IMPORT_FAILS), "--name", "sample")
-    assert answer.code == 1, answer.text
-    assert "a_module_that_nobody_has" in answer.err
-    assert machine.status()["environments"] == []
-    assert machine.status("sample")["environments"][0]["state"] == "FAILED"
-    assert not [p for p in machine.processes() if "shim" in " ".join(p.cmdline())]
 
 
 def test_a_class_that_allows_one_session_serves_many_each_in_a_process(
@@ -167,15 +155,6 @@ def test_an_error_for_a_taken_name_has_its_address(machine: Machine) -> None:
     assert answer.code == 1, answer.text
     assert machine.environment("echo")["address"] in answer.err
     assert "openenv down echo" in answer.err
-
-
-def test_an_error_for_a_taken_port_names_the_process(machine: Machine) -> None:
-    address = machine.ok("launch", "echo", "--json").json["environment"]["address"]
-    port = address.rpartition(":")[2]
-    answer = machine.run("launch", "echo", "--name", "other", "--port", port)
-    assert answer.code == 1, answer.text
-    assert port in answer.err
-    assert "pid" in answer.err
 
 
 def test_a_daemon_of_another_version_is_named(machine: Machine) -> None:
