@@ -45,6 +45,11 @@ RARE = ("timeout_seconds", "priority", "idempotency_key")  # of `RequestOptions`
 SECOND_CHANCE_SECONDS = 2.0
 BAR_WIDTH = 24  # characters
 _REMEMBERED_LINES = 200  # to know whether a log tail has been seen already
+_ESTIMATES = {
+    "eta_seconds": "about {} left",
+    "at_most_seconds": "up to {}",
+    "expected_seconds": "usually {}",
+}
 
 
 def submit_options(command: Command) -> Command:
@@ -221,14 +226,11 @@ def drawn_phase(request: Json, progress: Json) -> RenderableType:
     return line
 
 
-def _estimate(progress: dict[str, Any]) -> str:
+def _estimate(progress: Json) -> str:
     """How long it takes yet, or usually takes, where that is known."""
-    if (left := progress.get("eta_seconds")) is not None:
-        return f", about {phrases.duration(left)} left"
-    if (most := progress.get("at_most_seconds")) is not None:
-        return f", up to {phrases.duration(most)}"
-    if (usual := progress.get("expected_seconds")) is not None:
-        return f", usually {phrases.duration(usual)}"
+    for key, words in _ESTIMATES.items():
+        if (seconds := progress.get(key)) is not None:
+            return f", {words.format(phrases.duration(seconds))}"
     return ""
 
 

@@ -144,10 +144,11 @@ def _read_token(path: str) -> str:
 def _conclude(
     final: dict[str, Any], client: DaemonClient, output: Output
 ) -> tuple[dict[str, Any], list[str]]:
-    environment = _environment_of(final)
-    if environment["address"] is None:
-        return {"environment": environment}, []
-    launched = final["result"]["environment"]
+    launched = (final.get("result") or {}).get("environment")
+    if launched is None:
+        unknown = {"name": final["environment"], "state": final["state"], "address": None}
+        return {"environment": unknown}, []
+    environment = {key: launched[key] for key in ("name", "state", "address")}
     if launched.get("has_token"):
         environment["base_url"] = client.base_url(environment["name"])["base_url"]
     if launched.get("is_exposed"):
@@ -183,11 +184,3 @@ def _code_for(name: str, base_url: str, replica: dict[str, Any]) -> list[str]:
         f'  with Client().environment("{name}").connect() as env:',
         "      print(env.reset().observation)",
     ]
-
-
-def _environment_of(request: dict[str, Any]) -> dict[str, Any]:
-    """The environment as the launch left it: name, state, address and, when ready, replicas."""
-    found = (request.get("result") or {}).get("environment")
-    if found is not None:
-        return {"name": found["name"], "state": found["state"], "address": found["address"]}
-    return {"name": request["environment"], "state": request["state"], "address": None}

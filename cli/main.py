@@ -204,7 +204,16 @@ def run(arguments: list[str]) -> int:
         Output(as_json="--json" in arguments).json({"error": details})
         return exit_codes.USAGE
     except ClientError as exc:
-        _tell(exc, as_json="--json" in arguments)
+        from .failures import error_lines, request_failure
+        from .output import Output
+
+        output = Output(as_json="--json" in arguments)
+        if isinstance(exc, RequestFailed):
+            output.note(*request_failure(exc.request))
+            output.json({"error": exc.request["error"]})
+        else:
+            output.note(*error_lines(exc))
+            output.json(exc.to_json())
         return exit_codes.of_error(exc)
     except (KeyboardInterrupt, click.Abort):
         sys.stderr.write("\n")
@@ -230,20 +239,6 @@ def _check_text(arguments: list[str]) -> None:
             word.encode()
         except UnicodeEncodeError:
             raise click.UsageError(f"{os.fsencode(word)!r} is not UTF-8 text") from None
-
-
-def _tell(error: ClientError, *, as_json: bool) -> None:
-    from .failures import error_lines, request_failure
-    from .output import Output
-
-    output = Output(as_json=as_json)
-    lines = error_lines(error)
-    answer = error.to_json()
-    if isinstance(error, RequestFailed):
-        lines = request_failure(error.request)
-        answer = {"error": error.request["error"]}
-    output.note(*lines)
-    output.json(answer)
 
 
 def _lead(error: click.ClickException) -> str | None:

@@ -66,7 +66,11 @@ def read_status(client: DaemonClient, target: str | None) -> dict[str, Any]:
 def picture(found: dict[str, Any], now: float) -> list[Drawn]:
     """What is drawn: a headline, the two tables, and the failures."""
     environments, requests = found["environments"], found["requests"]
-    said = _said_by(environments)
+    said = {  # launches whose environment says why they failed
+        each.get("request_id", "")
+        for each in environments
+        if each["state"] == EnvironmentState.FAILED and each.get("error")
+    }
     failed = _failed(requests, said)
     parts: list[Drawn] = [_headline(found["daemon"])]
     if environments:
@@ -157,15 +161,6 @@ def _failed(requests: list[dict[str, Any]], said: set[str]) -> list[dict[str, An
         if request["operation"] == "launch" and request["state"] == RequestState.SUCCEEDED:
             launched.add(request["environment"])
     return failed
-
-
-def _said_by(environments: list[dict[str, Any]]) -> set[str]:
-    """Return the ids of launches whose environment says why they failed."""
-    return {
-        each.get("request_id", "")
-        for each in environments
-        if each["state"] == EnvironmentState.FAILED and each.get("error")
-    }
 
 
 def _environments_of(client: DaemonClient, request: dict[str, Any]) -> list[dict[str, Any]]:

@@ -30,8 +30,7 @@ def encode_frame(message: Any) -> bytes:
         TypeError: it is not JSON.
         FrameError: it is larger than `MAX_FRAME_BYTES`.
     """
-    body = orjson.dumps(message)
-    if len(body) > MAX_FRAME_BYTES:
+    if len(body := orjson.dumps(message)) > MAX_FRAME_BYTES:
         size, most = len(body) / MB, MAX_FRAME_BYTES // MB
         raise FrameError(f"{size:,.0f} MB of JSON are too much for a pipe, which takes {most} MB")
     return _LENGTH.pack(len(body)) + body

@@ -20,7 +20,7 @@ from ..environments.errors import EnvironmentsError, PreparationFailed
 from ..environments.gateway import process as gateway_process
 from ..environments.layout import Layout
 from ..environments.providers import check_provider
-from ..environments.run_files import LOCAL
+from ..environments.run_files import LOCAL, RunFile
 from ..environments.sources.resolve import bundled
 from ..environments.venv.uv import find_uv, package_source
 from ..shim.client import read_status_file
@@ -55,21 +55,23 @@ class Check(base.Operation):
             UnknownProvider
         """
         from ..environments.engines.check import check_engines  # what the daemon need not have
+        from ..processes.resources.limits import read_limits
 
         local = {LOCAL: asdict(EngineCheck())}
         if payload.provider is not None:
             name = check_provider(payload.provider)
             return {"providers": local if name == LOCAL else check_engines([name])}
+        replicas = run_files.all_of(Layout(context.home).runs)
         found: Json = {
             "python": {"version": platform.python_version(), "executable": sys.executable},
-            "limits": _limits(),
+            "limits": asdict(read_limits()),
             "uv": _uv(),
             "environments": sorted(bundled()),
             "providers": {**local, **check_engines()},
             "gateway": _gateway(context.home),
             "machine": machine.look(context.home),
-            "exposed": _exposed(context.home),
-            "failing": _failing(context.home),
+            "exposed": _exposed(replicas),
+            "failing": _failing(replicas),
         }
         return {**found, "problems": list(problems(found))}
 
@@ -100,28 +102,20 @@ def _gateway(home: Path) -> Json:
     return asdict(check)
 
 
-def _exposed(home: Path) -> Json:
+def _exposed(found: list[RunFile]) -> Json:
     """The addresses of environments that other machines may reach, by name."""
-    found = run_files.all_of(Layout(home).runs)
     # Behind a gateway, a replica's own address is not the one that counts.
     hosts = [(r.environment, r.data.get("spec", {}).get("host")) for r in found]
     hosts += [(r.environment, r.host) for r in found]
     return {name: host for name, host in hosts if host and not is_loopback(host)}
 
 
-def _failing(home: Path) -> Json:
+def _failing(found: list[RunFile]) -> Json:
     """Why the sessions of an environment fail, by its name; only of those whose do."""
-    found = run_files.all_of(Layout(home).runs)
     causes = {
         r.environment: (read_status_file(r.run_dir) or {}).get("sessions_fail") for r in found
     }
     return {name: cause for name, cause in causes.items() if cause}
-
-
-def _limits() -> Json:
-    from ..processes.resources.limits import read_limits
-
-    return asdict(read_limits())
 
 
 def _uv() -> Json:

@@ -262,12 +262,10 @@ class _Launching:
         if not (isinstance(source, Project) or more):
             return None
         self._phases.enter("resolving", f"resolving what {self._spec.name} needs")
-        python = None
+        relay, python = self._phases.relay, None
         if isinstance(source, Project):
-            python = project_python(source, self._layout, self._phases.relay)
-        if more:
-            return overlay_python(python, more, self._layout, self._cwd, self._phases.relay)
-        return python
+            python = project_python(source, self._layout, relay)
+        return overlay_python(python, more, self._layout, self._cwd, relay) if more else python
 
     def _ensure_gateway(self) -> Gateway | None:
         """Start the gateway where one is wanted; its replicas judge requests by its address."""

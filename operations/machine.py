@@ -45,10 +45,11 @@ MANY_FILES = 1_048_576  # what container runtimes and systemd's daemons give
 
 def look(home: Path) -> Json:
     """Look at everything; by name, as of an engine: `{"version", "problem", "remedy", "notes"}`."""
+    planned = sum(each.max_sessions or 0 for each in run_files.all_of(Layout(home).runs))
     looks: dict[str, Callable[[], Check]] = {
         "open files": lambda: open_files(
             resource.getrlimit(resource.RLIMIT_NOFILE)[1],
-            planned_sessions(home),
+            max(planned, DEFAULT_SESSIONS),
             os.cpu_count() or 1,
         ),
         "memory cgroups": _cgroups,
@@ -58,12 +59,6 @@ def look(home: Path) -> Json:
         "disk": lambda: disk(home, shutil.disk_usage(home).free),
     }
     return {name: asdict(one()) for name, one in looks.items()}
-
-
-def planned_sessions(home: Path) -> int:
-    """How many sessions the environments of this home may have on this machine."""
-    found = [each.max_sessions or 0 for each in run_files.all_of(Layout(home).runs)]
-    return max(sum(found), DEFAULT_SESSIONS)
 
 
 def open_files(limit: int, sessions: int, cores: int) -> Check:

@@ -250,13 +250,12 @@ class _Replicas:
         return pairs
 
     def _hand_over(self, ready: list[StartedReplica]) -> None:
-        """Have the daemon watch replicas from now on, and the gateway reach them."""
+        """Have the daemon watch replicas from now on, and the gateway reach them.
+
+        Envoy, where there is one, is waited for for a while: then others go.
+        """
         for replica in ready:
             self._context.progress({"replica": replica.to_json()})
-        self._wait_for_gateway(ready)
-
-    def _wait_for_gateway(self, ready: list[StartedReplica]) -> None:
-        """Wait for a while until Envoy, where there is one, has reached them: then others go."""
         found = [run_files.read(Path(str(replica.run_dir))) for replica in ready]
         wanted = [run_file for run_file in found if run_file is not None and run_file.is_at_gateway]
         gateway = gateway_process.read_gateway(self._layout) if wanted else None

@@ -55,6 +55,7 @@ async def check(subject: Subject, result: CheckResult) -> None:
         found = judge(calls)
     capacity = await asyncio.to_thread(subject.capacity)
     lag = max((s["lag"]["max_seconds"] for s in (capacity or {}).get("shards", ())), default=None)
+    longest = max(call.seconds for call in calls)
     result.figures = {
         "calls": len(calls),
         "longest_step_seconds": max(c.seconds for c in calls if c.what == "step"),
@@ -62,10 +63,8 @@ async def check(subject: Subject, result: CheckResult) -> None:
         "longest_answer_meanwhile_seconds": max(c.question_seconds for c in calls),
         "worst_loop_lag_seconds": lag,
     }
-    result.summary = (
-        f"{len(calls)} calls, the longest {max(c.seconds for c in calls) * 1000:.0f} ms; "
-        "others are answered meanwhile"
-    )
+    result.summary = f"{len(calls)} calls, the longest {longest * 1000:.0f} ms; "
+    result.summary += "others are answered meanwhile"
     if found is not None:
         result.summary = "calls keep the event loop from all other sessions"
         result.findings.append(found)

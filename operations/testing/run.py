@@ -73,7 +73,8 @@ async def _run_one(check: Check, subject: Subject, result: CheckResult) -> None:
             "openenv logs NAME shows what it printed (--keep leaves it running for that); a "
             "call that takes longer has --step-timeout",
         )
-    if exits != (now := await _exits_now(subject)):
+    await asyncio.sleep(LOOK_SECONDS)  # the shim hears of an exit a moment after the clients
+    if exits != (now := subject.exits()):
         servers, shards = (after - before for before, after in zip(exits, now, strict=True))
         last, shares_limit = subject.last_exit(of_shard=not servers)
         if note_exits(result, servers + shards, last, shares_limit=shares_limit):
@@ -114,12 +115,6 @@ def note_exits(
     result.findings = [Finding(found, means, remedy), *kept]
     result.figures = {}
     return True
-
-
-async def _exits_now(subject: Subject) -> tuple[int, int]:
-    """Count again; the shim hears of an exit a moment after the clients."""
-    await asyncio.sleep(LOOK_SECONDS)
-    return subject.exits()
 
 
 async def _wait_until_back(subject: Subject) -> None:

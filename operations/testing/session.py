@@ -96,9 +96,11 @@ class TrialSession:
         try:
             text = await self._session.ask(data, self._seconds, what)
         except sessions.SessionFailed as exc:
-            if exc.reason is SessionEnd.CONNECTION_LOST:
-                raise SessionFailed(f"a {what} ended the session: {_reason(exc)}") from exc
-            raise SessionFailed(str(exc)) from exc
+            if exc.reason is not SessionEnd.CONNECTION_LOST:
+                raise SessionFailed(str(exc)) from exc
+            closed = f"closed with {exc.close_code} {exc.close_reason}".rstrip()
+            why = "the connection was lost" if exc.close_code is None else closed
+            raise SessionFailed(f"a {what} ended the session: {why}") from exc
         seconds = time.monotonic() - started
         try:
             frame = json.loads(text)
@@ -110,9 +112,3 @@ class TrialSession:
         """Send the close message; whether the server closes the connection."""
         assert self._session is not None
         return await self._session.end(self._seconds)
-
-
-def _reason(exc: sessions.SessionFailed) -> str:
-    if exc.close_code is None:
-        return "the connection was lost"
-    return f"closed with {exc.close_code} {exc.close_reason}".rstrip()
