@@ -186,8 +186,9 @@ def test_a_share_holds_for_sessions_and_after_a_restart_of_the_server(
 ) -> None:
     address = launch(max_sessions=4, admission_timeout_seconds=0.0)
     run("scale", name="echo", replicas=2)
+    only, youngest = replicas(layout)
     run("scale", name="echo", replicas=1, drain_timeout_seconds=0)
-    [only] = replicas(layout)
+    scaling.wait_until_gone([youngest], WAIT_SECONDS)  # it would refuse sessions until then
     wait_for(only, lambda s: size_of(s) == 4)
     with ExitStack() as stack:
         for _ in range(4):  # more than the two that it had meanwhile
