@@ -2,28 +2,28 @@
 """What can go wrong with an environment before it runs, and while it starts.
 
     EnvironmentsError            `hint` says what to do next; `kind` how the request ends
-    ├── InvalidName              it cannot be a path or a label
+    ├── InvalidName              a name that cannot be a path and a label
     ├── UnknownSource            nothing of that name, folder or module can be launched
-    │   └── UnsupportedSource    not supported yet: `docker://…`
     ├── ManifestError            `openenv.yaml` is missing or wrong: `path`, `line`, `field`
     ├── UnknownProvider          no such provider
-    ├── InvalidSpec              the figures do not fit together
+    ├── InvalidSpec              the options contradict each other
     ├── NotRunning               it has no replicas, or not the one that is asked for
-    ├── PreparationFailed        the project's dependencies cannot be installed: uv's last lines
-    ├── EngineFailed             an engine is missing, does not answer, or refuses: how to mend it
-    ├── NoProcesses              the system allows too few: where that was found, what is left
-    ├── PortInUse                by which pid, where that can be known
-    ├── GatewayFailed            Envoy is not installed, or cannot be started as it is set up
     ├── ReplicaFailed            it exited before it was ready: how, and its last lines
     ├── NotReady                 it did not get ready in time: how long, and its last lines
-    └── NotAnswering             nothing answers at the environment's address
+    └── OperationFailed          what may work another time
+        ├── PreparationFailed    the project's dependencies cannot be installed: uv's last lines
+        ├── EngineFailed         an engine is missing, does not answer, or refuses: how to mend it
+        ├── NoProcesses          the system allows too few: where that was found, what is left
+        ├── PortInUse            by which pid, where that can be known
+        ├── GatewayFailed        Envoy is not installed, or cannot be started as it is set up
+        └── NotAnswering         nothing answers at the environment's address
 
 A message is one line; what a log said last follows it, indented.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -46,15 +46,7 @@ class InvalidName(EnvironmentsError):
 
 
 class UnknownSource(EnvironmentsError):
-    """There is nothing to launch there. `near` holds bundled names that look like it."""
-
-    def __init__(self, message: str, hint: str | None = None, near: Sequence[str] = ()) -> None:
-        super().__init__(message, hint)
-        self.near = list(near)
-
-
-class UnsupportedSource(UnknownSource):
-    """A kind of source that is not built yet."""
+    """There is nothing to launch there."""
 
 
 class ManifestError(EnvironmentsError):
@@ -64,9 +56,8 @@ class ManifestError(EnvironmentsError):
         self, path: Path, why: str, *, line: int | None = None, field: str | None = None
     ) -> None:
         where = str(path) if line is None else f"{path}, line {line}"
-        super().__init__(
-            f"{where}: {f'{field}: ' if field else ''}{why}", "correct it and launch again"
-        )
+        message = f"{where}: {f'{field}: ' if field else ''}{why}"
+        super().__init__(message, "correct it and launch again")
         self.path = path
         self.line = line
         self.field = field
@@ -84,47 +75,6 @@ class NotRunning(EnvironmentsError):
     """The environment has no replicas that could be changed."""
 
 
-class PreparationFailed(EnvironmentsError):
-    """A project's dependencies could not be installed."""
-
-    kind = "operation_error"
-
-
-class EngineFailed(EnvironmentsError, OSError):
-    """An engine is not installed, does not answer, or refuses what was asked of it.
-
-    An `OSError`, too: the daemon tries again what fails of one.
-    """
-
-    kind = "operation_error"
-
-    def __str__(self) -> str:
-        """Return the message, which is no system call's."""
-        return self.message
-
-
-class NoProcesses(EnvironmentsError):
-    """There is no room for its processes."""
-
-    kind = "operation_error"
-
-
-class PortInUse(EnvironmentsError):
-    """Another process listens on the port; `pid` is None when the system does not show it."""
-
-    kind = "operation_error"
-
-    def __init__(self, message: str, hint: str | None = None, pid: int | None = None) -> None:
-        super().__init__(message, hint)
-        self.pid = pid
-
-
-class GatewayFailed(EnvironmentsError):
-    """The gateway cannot be started."""
-
-    kind = "operation_error"
-
-
 class ReplicaFailed(EnvironmentsError):
     """A replica exited before it was ready, or would fail each session of an update.
 
@@ -134,8 +84,6 @@ class ReplicaFailed(EnvironmentsError):
         is_oom: Whether it ran out of memory.
         evidence: The replica's `ExitReason` as JSON.
     """
-
-    kind = "operation_error"
 
     def __init__(
         self,
@@ -147,8 +95,7 @@ class ReplicaFailed(EnvironmentsError):
     ) -> None:
         super().__init__(message, hint)
         self.evidence = evidence
-        if is_oom:
-            self.kind = "oom_killed"
+        self.kind = "oom_killed" if is_oom else "operation_error"
 
 
 class NotReady(EnvironmentsError):
@@ -157,13 +104,48 @@ class NotReady(EnvironmentsError):
     kind = "timed_out"
 
 
-class NotAnswering(EnvironmentsError):
+class OperationFailed(EnvironmentsError):
+    """What was asked for may work another time, or elsewhere."""
+
+    kind = "operation_error"
+
+
+class PreparationFailed(OperationFailed):
+    """A project's dependencies could not be installed."""
+
+
+class EngineFailed(OperationFailed, OSError):
+    """An engine is not installed, does not answer, or refuses what was asked of it.
+
+    An `OSError`, too: the daemon tries again what fails of one.
+    """
+
+    def __str__(self) -> str:
+        """Return the message, which is no system call's."""
+        return self.message
+
+
+class NoProcesses(OperationFailed):
+    """There is no room for its processes."""
+
+
+class PortInUse(OperationFailed):
+    """Another process listens on the port; `pid` is None when the system does not show it."""
+
+    def __init__(self, message: str, hint: str | None = None, pid: int | None = None) -> None:
+        super().__init__(message, hint)
+        self.pid = pid
+
+
+class GatewayFailed(OperationFailed):
+    """The gateway cannot be started."""
+
+
+class NotAnswering(OperationFailed):
     """Nothing (or nothing sensible) answers at an environment's address.
 
     `status` is the HTTP status of an answer that was not 200.
     """
-
-    kind = "operation_error"
 
     def __init__(self, message: str, hint: str | None = None, status: int | None = None) -> None:
         super().__init__(message, hint)

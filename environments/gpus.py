@@ -26,7 +26,8 @@ def find_gpus(environ: Mapping[str, str], root: Path = Path("/")) -> tuple[str, 
     """The devices that may be used, as `CUDA_VISIBLE_DEVICES` names them; empty: none."""
     if (said := environ.get(VARIABLE)) is not None:
         return named(said)
-    count = _of_driver(root) or _device_files(root) or _of_program(environ)
+    devices = [name for name in _names_in(root / "dev") if re.fullmatch(r"nvidia\d+", name)]
+    count = len(_names_in(root / _DRIVER)) or len(devices) or _of_program(environ)
     return tuple(str(number) for number in range(count))
 
 
@@ -65,19 +66,11 @@ def share(devices: tuple[str, ...], gpus: int, ordinal: int) -> tuple[str, ...]:
     return tuple(devices[(first + number) % len(devices)] for number in range(gpus))
 
 
-def _of_driver(root: Path) -> int:
+def _names_in(folder: Path) -> list[str]:
     try:
-        return len(list((root / _DRIVER).iterdir()))
+        return [path.name for path in folder.iterdir()]
     except OSError:
-        return 0
-
-
-def _device_files(root: Path) -> int:
-    try:
-        found = [path.name for path in (root / "dev").iterdir()]
-    except OSError:
-        return 0
-    return sum(re.fullmatch(r"nvidia\d+", name) is not None for name in found)
+        return []
 
 
 def _of_program(environ: Mapping[str, str]) -> int:

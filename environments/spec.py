@@ -29,17 +29,6 @@ GRACE_SECONDS = 5.0  # for sessions to end, between SIGTERM and SIGKILL
 DEFAULT_BASE = "python:3.11-slim"  # of images that are built here
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceRequest:
-    """What one replica may use, from `validation.resources` of `openenv.yaml`; None: not said."""
-
-    cpu: float | None = None
-    memory_bytes: int | None = None
-    disk_bytes: int | None = None
-    gpus: int | None = None
-    episode_timeout_seconds: float | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions(ServeOptions):
     """How an environment is started. Each option is declared here and nowhere else."""
@@ -245,10 +234,10 @@ class EnvironmentSpec(LaunchOptions):
         pairs = (text.partition("=") for text in self.engine_options)
         return {name: value for name, _, value in pairs}
 
-    def with_manifest(self, asked: ResourceRequest) -> EnvironmentSpec:
-        """This spec, with what its manifest asks for wherever the user said nothing."""
+    def or_else(self, gpus: int | None, step_timeout_seconds: float | None) -> EnvironmentSpec:
+        """This spec, with what its `openenv.yaml` asks for wherever the user said nothing."""
         return replace(
             self,
-            gpus=asked.gpus if self.gpus is None else self.gpus,
-            step_timeout_seconds=self.step_timeout_seconds or asked.episode_timeout_seconds,
+            gpus=gpus if self.gpus is None else self.gpus,
+            step_timeout_seconds=self.step_timeout_seconds or step_timeout_seconds,
         )

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from ..environments.sources.program import program_of
-from ..environments.sources.resolve import resolve
+from ..environments.sources.resolve import describe, resolve
 from ..environments.spec import EnvironmentSpec
 from ..system.units import MB
 from . import base
@@ -51,7 +51,7 @@ class BuildImage(base.Operation):
         phases = Phases(context, f"image {payload.source}")
         phases.enter("building", "building the image")
         source = resolve(payload.source, Path(payload.cwd) if payload.cwd else Path.cwd())
-        base.say(source.sentence)
+        base.say(describe(source))
         if payload.dockerfile is not None:
             image = build.build_dockerfile(source, payload.dockerfile, base.say, tag=payload.tag)
             phases.finish()

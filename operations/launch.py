@@ -37,7 +37,14 @@ from ..environments.names import name_of_source, validate_name
 from ..environments.providers import check_options, check_provider, provider_named
 from ..environments.providers.base import Replicas, StartedReplica
 from ..environments.sources.program import Program, program_of
-from ..environments.sources.resolve import Image, Project, ResolvedSource, resolve
+from ..environments.sources.resolve import (
+    Bundled,
+    Image,
+    Project,
+    ResolvedSource,
+    describe,
+    resolve,
+)
 from ..environments.spec import (
     EnvironmentSpec,
     LaunchOptions,
@@ -170,8 +177,10 @@ class _Launching:
         if stopped := run_files.stop_all(left, LEFTOVER_GRACE_SECONDS):
             self._say("clearing", f"stopped replicas of an earlier attempt: {', '.join(stopped)}")
         source = resolve(self._spec.source, self._cwd)
-        self._spec = self._spec.with_manifest(source.resources)
-        self._say("resolved", source.sentence)
+        if isinstance(source, Bundled | Project):
+            asked = source.manifest
+            self._spec = self._spec.or_else(asked.gpus, asked.episode_timeout_seconds)
+        self._say("resolved", describe(source))
         for note in source.notes if isinstance(source, Project) else ():
             base.say(note)
         python, image = self._prepare(source)

@@ -4,25 +4,47 @@
     source ─▶ context ─▶ digest ─▶ openenvd/NAME:DIGEST ── exists ──▶ that
                                                        └─ does not ─▶ docker build ─▶ that
 
-Nothing is written into the project's folder.
+Nothing is written into the project's folder. Images are built by the `docker` command rather than
+by the library that starts containers: it alone knows BuildKit, which Dockerfiles of upstream's
+projects need, and the user's context and credentials.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+import subprocess
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO
 
-from ..errors import InvalidSpec, ManifestError
-from ..image_names import check_reference, tag_of
+from ...system.terminal_text import plain
+from ..command_output import run_command
+from ..engines.docker_hints import INSTALL, hint_on
+from ..errors import (
+    EngineFailed,
+    InvalidSpec,
+    ManifestError,
+    PreparationFailed,
+    with_last_lines,
+)
+from ..image_names import check_reference, digest_in_repository, tag_of
 from ..sources.program import Program
 from ..sources.resolve import Project, ResolvedSource
 from ..spec import DEFAULT_BASE
 from .context import context_of
-from .docker_cli import DockerCli, Say
 
 # The network of this machine while it builds: a package index may be reachable from here alone.
 _NETWORK = ("--network", "host")
+LAST_LINES = 20  # of Docker's output, in a failure
+ASK_SECONDS = 20.0
+_TEDIOUS = ("--->", "Removing intermediate", "+ ", "Downloaded ", "DEPRECATED:")
+
+Say = Callable[[str], None]
 
 
 def ensure_image(
@@ -60,10 +82,14 @@ def ensure_image(
     for note in context.notes:
         say(note)
     say(f"building the image {tags[-1]} on {base}")
+    options = [word for each in tags for word in ("--tag", each)]
+    # Their values do not appear on the command line.
+    options += [word for name in sorted(context.variables) for word in ("--build-arg", name)]
     with tempfile.TemporaryFile() as archive:
         context.write(archive)
         archive.seek(0)
-        docker.build(tags, *_NETWORK, "-", stdin=archive, variables=context.variables)
+        options += [*_NETWORK, "-"]
+        docker.run("build", *options, stdin=archive, variables=context.variables)
     say(f"built {tags[-1]} in {time.monotonic() - started:.1f} s")
     return tags[-1]
 
@@ -78,7 +104,7 @@ def fetch_image(image: str, say: Say) -> None:
     docker = DockerCli(say)
     if docker.id_of(image) is None:
         say(f"getting the image {image}")
-        docker.pull(image)
+        docker.run("pull", image)
 
 
 def pinned(image: str, provider: str) -> str:
@@ -114,6 +140,78 @@ def build_dockerfile(
         raise ManifestError(project.manifest.path, f"there is no {path} beside it")
     named = check_reference(tag) if tag else tag_of(project.manifest.name, "latest")
     say(f"building {file} as {named}")
-    docker = DockerCli(say)
-    docker.build([named], "--file", str(file), str(project.folder), stdin=None, variables={})
+    DockerCli(say).run("build", "--tag", named, "--file", str(file), str(project.folder))
     return named
+
+
+class DockerCli:
+    """Runs the `docker` command, and explains its failures.
+
+    Args:
+        say: Gets its output, line by line.
+
+    Raises:
+        EngineFailed: It is not installed.
+    """
+
+    def __init__(self, say: Say) -> None:
+        found = shutil.which("docker")
+        if found is None:
+            raise EngineFailed("the command docker is not installed", INSTALL)
+        self._docker = found
+        self._say = say
+
+    def id_of(self, image: str) -> str | None:
+        """Return the id of an image; None when the engine does not have it.
+
+        Raises:
+            EngineFailed: It cannot be asked.
+        """
+        return self._inspect(image, "{{.Id}}")
+
+    def digest_of(self, image: str) -> str | None:
+        """Return the name of an image that its registry has for good; raises as `id_of` does."""
+        found = self._inspect(image, "{{json .RepoDigests}}")
+        return digest_in_repository(image, json.loads(found or "null") or ())
+
+    def _inspect(self, image: str, wanted: str) -> str | None:
+        asked = subprocess.run(
+            [self._docker, "image", "inspect", "--format", wanted, image],
+            capture_output=True,
+            text=True,
+            timeout=ASK_SECONDS,
+            check=False,
+        )
+        if asked.returncode != 0 and "no such image" not in asked.stderr.lower():
+            said = asked.stderr.strip() or f"docker exited with code {asked.returncode}"
+            raise EngineFailed(f"Docker cannot be used: {said}", hint_on(said) or INSTALL)
+        return asked.stdout.strip() if asked.returncode == 0 else None
+
+    def run(
+        self,
+        what: str,
+        *arguments: str,
+        stdin: IO[bytes] | None = None,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Run a command of it, `build` or `pull`, with these variables beside our own.
+
+        Raises:
+            PreparationFailed: It failed; the message has the last lines.
+        """
+        code, lines = run_command(
+            [self._docker, what, *arguments],
+            folder=Path("/"),
+            environ={**os.environ, **variables, "BUILDKIT_PROGRESS": "plain"},
+            on_line=self._relay,
+            stdin=stdin,
+        )
+        if code != 0:
+            told = [text for line in lines if (text := plain(line).rstrip())][-LAST_LINES:]
+            text = f"docker {what} exited with code {code}; its last lines:"
+            raise PreparationFailed(with_last_lines(text, told), hint_on("\n".join(told)))
+
+    def _relay(self, line: str) -> None:
+        text = plain(line).rstrip()
+        if text and not text.lstrip().startswith(_TEDIOUS):
+            self._say(f"  docker: {text}")

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files that an image is built from, as the tar archive that the builder reads.
 
-    Dockerfile
-    needs/             what says which packages it needs: their layer stays while this does
-    openenvd/          the env host, what it stands on, and the bundled environments
-    project/           the project's files, but for those of version control, caches and
-                       `.dockerignore`; of a class, its module alone
-    certificates.pem   for the package index, where this machine has some of its own
-
-Times and owners are left out, so that the same files make the same archive.
+Dockerfile
+needs/             what says which packages it needs: their layer stays while this does
+openenvd/          the env host, what it stands on, and the bundled environments
+project/           the project's files, but for those of version control, caches and
+                   `.dockerignore`; of a class, its module alone
+certificates.pem   for the package index, where this machine has some of its own
 """
 
 from __future__ import annotations
@@ -25,11 +23,17 @@ from typing import IO, Any
 
 from ... import __version__
 from ..errors import UnknownSource
-from ..sources.content import files_below, hash_of, module_files
-from ..sources.dockerfile import read_text
-from ..sources.needs import Way, lock_fault, metadata_of, names_with_wheels, packaging_of
+from ..sources.needs import Way, metadata_of, read_toml
 from ..sources.program import Program
-from ..sources.resolve import Bundled, ClassSource, Image, Project, ResolvedSource
+from ..sources.resolve import (
+    COPY_IGNORED,
+    Bundled,
+    ClassSource,
+    Image,
+    Project,
+    ResolvedSource,
+    without_module,
+)
 from ..venv.package_index import uv_variables
 from . import recipe as recipes
 from .recipe import Recipe
@@ -60,21 +64,31 @@ class Context:
         digest = hashlib.sha256(recipes.dockerfile(plain).encode())
         for name, path in sorted(self.files.items()):
             digest.update(f"\0{name}\0{_mode_of(path)}\0".encode())
-            digest.update(bytes(path.readlink()) if path.is_symlink() else hash_of(path))
+            digest.update(bytes(path.readlink()) if path.is_symlink() else _hash_of(path))
         return digest.hexdigest()
 
     def write(self, archive: IO[bytes]) -> None:
         """Write the archive."""
+        text = recipes.dockerfile(self.recipe).encode()
         with tarfile.open(fileobj=archive, mode="w|") as tar:
-            _add_text(tar, "Dockerfile", recipes.dockerfile(self.recipe))
+            entry = tarfile.TarInfo("Dockerfile")
+            entry.size = len(text)
+            tar.addfile(_reproducible(entry), io.BytesIO(text))
             for folder in (recipes.NEEDS, recipes.PACKAGE, recipes.PROJECT):
                 entry = tarfile.TarInfo(folder)
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o755
                 tar.addfile(entry)
+            files = sorted(self.files.items())
             if self.certificates is not None:
-                _add_file(tar, recipes.CERTIFICATES, self.certificates)
-            for name, path in sorted(self.files.items()):
-                _add_file(tar, name, path)
+                files.insert(0, (recipes.CERTIFICATES, self.certificates.resolve()))
+            for name, path in files:
+                tar.add(path, name, recursive=False, filter=_reproducible)
+
+
+def _reproducible(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Leave out times and owners, so that the same files make the same archive."""
+    mode = 0o755 if entry.mode & 0o100 else 0o644
+    return entry.replace(deep=False, mtime=0, mode=mode, uid=0, gid=0, uname="", gname="")
 
 
 def context_of(
@@ -94,33 +108,30 @@ def context_of(
     if isinstance(source, Image):
         raise UnknownSource(f"{source.reference} is an image already", "launch it as it is")
     files = dict(_own_files())
-    folder = _folder_in_image(source, program)
-    project = source.folder if isinstance(source, Project) else None
-    if project is not None:
-        files |= {f"{recipes.PROJECT}/{name}": path for name, path in _project_files(project)}
+    way: Way | None = None
+    why: list[str] = []
+    metadata: dict[str, str] = {}
+    if isinstance(source, Project):
+        files |= {f"{recipes.PROJECT}/{n}": path for n, path in _project_files(source.folder)}
+        way, why = _way_in_image(source, base)
+        metadata = metadata_of(read_toml(source.folder / "pyproject.toml"))
     elif isinstance(source, ClassSource):
         files |= {f"{recipes.PROJECT}/{name}": path for name, path in _module_files(source).items()}
-    way, why = way_in_image(source, base) if isinstance(source, Project) else (None, [])
-    needs = _needs_of(way, files)
-    files |= {f"{recipes.NEEDS}/{path.name}": path for path in needs}
+    files |= _files_of_needs(way, files)
     variables = {**uv_variables(), **os.environ}
     named = variables.get(_CERTIFICATES_VARIABLE)
     certificates = Path(named) if named and Path(named).is_file() else None
     index = {name: variables[name] for name in _INDEX_VARIABLES if name in variables}
     if "UV_DEFAULT_INDEX" in index:
         index["PIP_INDEX_URL"] = index["UV_DEFAULT_INDEX"]  # for uv itself
+    folder = _folder_in_image(source, program)
     made = Recipe(
         base=base,
         config=_config_in_image(source, program, folder),
         version=__version__,
         folder=folder,
-        requirements=way.file.name if way is not None and way.file is not None else None,
-        packages=() if way is None else way.packages,
-        locked_wheels=None
-        if way is None or way.lock is None
-        else tuple(names_with_wheels(read_text(way.lock))),
-        requires_python=None if way is None else way.requires_python,
-        metadata={} if project is None else metadata_of(packaging_of(project)),
+        way=way,
+        metadata=metadata,
         more=tuple(more),
         index=index,
         has_certificates=certificates is not None,
@@ -139,16 +150,15 @@ def _folder_in_image(source: Buildable, program: Program) -> str | None:
 def _config_in_image(source: Buildable, program: Program, folder: str | None) -> dict[str, Any]:
     """Return what the env host is to serve, with the paths that it has in the image."""
     config = program.config
-    here = None if isinstance(source, Bundled) else str(source.folder)
-    paths = [path.replace(here, str(folder), 1) for path in config.import_paths if here is not None]
+    here = "" if isinstance(source, Bundled) else str(source.folder)
+    paths = [path.replace(here, str(folder), 1) for path in config.import_paths]
     if program.links:
         paths.insert(0, recipes.PROJECTS_FOLDER)
-    place = config.app_place.replace(f"{here}/", "") if here is not None else config.app_place
     return {
         "name": config.name,
         "app_candidates": list(config.app_candidates),
         "app_fallbacks": list(config.app_fallbacks),
-        "app_place": place,
+        "app_place": config.app_place.replace(f"{here}/", ""),
         "env_class": config.env_class,
         "import_paths": paths,
         "manifest": config.manifest,
@@ -163,11 +173,19 @@ def _own_files() -> Iterator[tuple[str, Path]]:
                 yield f"{recipes.PACKAGE}/{path.relative_to(OWN_FOLDER)}", path
 
 
+def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield a project's files by their relative paths, but for version control and caches."""
+    for parent, folders, names in os.walk(folder):
+        skipped = COPY_IGNORED(parent, [*folders, *names])
+        folders[:] = [each for each in folders if each not in skipped]
+        for path in (Path(parent, name) for name in names if name not in skipped):
+            if path.is_symlink() or path.is_file():
+                yield str(path.relative_to(folder)), path
+
+
 def _project_files(folder: Path) -> Iterator[tuple[str, Path]]:
     ignored = _ignored_by_docker(folder)
-    for relative, path in files_below(folder):
-        if relative not in ignored:
-            yield relative, path
+    return (each for each in _files_below(folder) if each[0] not in ignored)
 
 
 def _ignored_by_docker(folder: Path) -> set[str]:
@@ -184,57 +202,44 @@ def _ignored_by_docker(folder: Path) -> set[str]:
 
 
 def _module_files(source: ClassSource) -> Files:
-    if not (found := dict(module_files(source))):
-        module = source.reference.partition(":")[0].partition(".")[0]
-        raise UnknownSource(
-            f"{source.reference}: there is no module {module} in {source.folder}",
-            "go to the folder that has it, or make a project: openenv init NAME",
-        )
-    return found
+    """Return the files of the module or package that has the class."""
+    name = source.module
+    path = source.folder / f"{name}.py"
+    if path.is_file():
+        return {path.name: path}
+    if found := {f"{name}/{file}": each for file, each in _files_below(source.folder / name)}:
+        return found
+    raise without_module(source)
 
 
-def way_in_image(project: Project, base: str) -> tuple[Way | None, list[str]]:
+def _way_in_image(project: Project, base: str) -> tuple[Way | None, list[str]]:
     """Return how what a project needs is installed in an image, and why not in a better way."""
     found = re.search(r"python:(\d+)\.(\d+)", base)
     python = None if found is None else (int(found[1]), int(found[2]))
     why: list[str] = []
     for way in project.ways:
-        text = None if way.lock is None else read_text(way.lock)
-        fault = None if text is None else lock_fault(text, way.packaging, python)
-        if fault is None:
+        if (fault := way.fault(python)) is None:
             return way, why
         why.append(f"{way.name} is not used: {fault}")
     return None, why
 
 
-def _needs_of(way: Way | None, files: Files) -> list[Path]:
+def _files_of_needs(way: Way | None, files: Files) -> Files:
     """Return the files that say what a project needs."""
     if way is None:
-        return []
+        return {}
+    found: Files = {}
     if way.is_dynamic:  # its build system is asked, which may read any of its files
         prefix = f"{recipes.PROJECT}/"
-        own = {name: path for name, path in files.items() if name.startswith(prefix)}
-        files |= {f"{recipes.NEEDS}/{n.removeprefix(prefix)}": path for n, path in own.items()}
-    return [path for path in (way.file, way.lock) if path is not None]
+        own = {name.removeprefix(prefix): p for name, p in files.items() if name.startswith(prefix)}
+        found = {f"{recipes.NEEDS}/{name}": path for name, path in own.items()}
+    named = [path for path in (way.file, way.lock) if path is not None]
+    return found | {f"{recipes.NEEDS}/{path.name}": path for path in named}
 
 
-def _add_text(tar: tarfile.TarFile, name: str, text: str) -> None:
-    entry = tarfile.TarInfo(name)
-    data = text.encode()
-    entry.size, entry.mode = len(data), 0o644
-    tar.addfile(entry, io.BytesIO(data))
-
-
-def _add_file(tar: tarfile.TarFile, name: str, path: Path) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.mode = _mode_of(path)
-    if path.is_symlink() and not name.startswith(recipes.CERTIFICATES):
-        entry.type, entry.linkname = tarfile.SYMTYPE, str(path.readlink())
-        tar.addfile(entry)
-        return
+def _hash_of(path: Path) -> bytes:
     with path.open("rb") as file:
-        entry.size = os.fstat(file.fileno()).st_size
-        tar.addfile(entry, file)
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def _mode_of(path: Path) -> int:

@@ -23,6 +23,7 @@ from ...env_host.protocol import (
     LISTEN_ADDRESS_VARIABLE,
 )
 from ..engines.base import ENV_HOST_LABEL
+from ..sources.needs import Way
 from ..venv.project_venv import HOST_EXTRAS, HOST_REQUIREMENTS
 
 PACKAGE_FOLDER = "/opt/openenvd"
@@ -40,11 +41,7 @@ class Recipe:
         base: The image that it is based on; it has a Python.
         config: The part of the env host's configuration that belongs to the program.
         folder: Where the project's files are in the image; None: it has none.
-        requirements: The file that says what it needs, relative to the folder `needs`.
-        packages: What is installed beside what that file names.
-        locked_wheels: Of a `uv.lock` beside it, the packages that it has wheels of; None: there
-            is no lock.
-        requires_python: The versions of Python that it can run on.
+        way: How what it needs is installed, from files in the folder `needs`; None: it needs none.
         metadata: Of the project itself, as its installation would have them: texts by their paths.
         more: Packages to install beside what it needs.
         index: Variables of uv that say where packages come from. Not part of the digest.
@@ -55,10 +52,7 @@ class Recipe:
     config: Mapping[str, Any]
     version: str
     folder: str | None = None
-    requirements: str | None = None
-    packages: tuple[str, ...] = ()
-    locked_wheels: tuple[str, ...] | None = None
-    requires_python: str | None = None
+    way: Way | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     more: tuple[str, ...] = ()
     index: Mapping[str, str] = field(default_factory=dict)
@@ -90,7 +84,8 @@ def _build_stage(recipe: Recipe) -> Iterable[str]:
     yield "RUN command -v uv >/dev/null || pip install --no-cache-dir uv"
     yield f"COPY {NEEDS} /{NEEDS}"
     yield f"WORKDIR /{NEEDS}"
-    wanted = f" --python {shlex.quote(recipe.requires_python)}" if recipe.requires_python else ""
+    wanted = recipe.way.requires_python if recipe.way is not None else None
+    wanted = f" --python {shlex.quote(wanted)}" if wanted else ""
     yield f"RUN uv venv --no-project{wanted} {VENV}"
     yield from (f"RUN {command}" for command in _installation(recipe))
     yield f"COPY {PACKAGE} {PACKAGE_FOLDER}"
@@ -99,19 +94,20 @@ def _build_stage(recipe: Recipe) -> Iterable[str]:
 
 def _installation(recipe: Recipe) -> Iterable[str]:
     """Yield what `venv/project_venv.py` does on this machine."""
+    way = recipe.way or Way("", None)
     ours = shlex.join(HOST_REQUIREMENTS)
-    if recipe.locked_wheels is not None:
+    if way.locked_wheels is not None:
         locked = "/tmp/locked.txt"  # noqa: S108  in the image's build stage
         options = "--quiet --frozen --no-dev --no-emit-project"
-        wheels = shlex.join(f"--only-binary={name}" for name in recipe.locked_wheels)
+        wheels = shlex.join(f"--only-binary={name}" for name in way.locked_wheels)
         yield (
             f"uv export {options} --output-file {locked} "
             f"&& uv pip install --no-cache --verify-hashes --no-deps {wheels} -r {locked} "
             f"&& uv pip install --no-cache {ours}"
         )
     else:
-        file = f"-r {shlex.quote(recipe.requirements)} " if recipe.requirements else ""
-        packages = shlex.join(["--", *recipe.packages]) if recipe.packages else ""
+        file = f"-r {shlex.quote(way.file.name)} " if way.file is not None else ""
+        packages = shlex.join(["--", *way.packages]) if way.packages else ""
         yield f"uv pip install --no-cache {file}{ours} {packages}".rstrip()
     if recipe.more:
         yield f"uv pip install --no-cache -- {shlex.join(recipe.more)}"

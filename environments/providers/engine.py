@@ -231,11 +231,7 @@ def _started(on_started: OnReplica) -> Iterator[EngineReplicas]:
 def _what_runs(program: Program) -> Json:
     """Return the fields of a plan that say what runs: an image, or a program of a Python here."""
     if program.image is not None:
-        return {
-            "image": program.image,
-            "image_name": program.image_name,
-            "command": program.command,
-        }
+        return {"image": program.image, "image_name": program.image_name, "command": ()}
     links = {name: str(folder) for name, folder in program.links.items()}
     return {"image": "", "command": program.argv, "folder": str(program.folder), "links": links}
 

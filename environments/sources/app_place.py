@@ -19,13 +19,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .dockerfile import Started, find_dockerfile, read_text, started
+from .dockerfile import Started, read_dockerfile, read_text, started
 
 DEFAULT_APP = "server.app:app"
 _USUAL = ("server.app", "app", "main", "app.main", "app.app", "server.main", "server", "src.main")
 _FACTORY = re.compile(r"(create|make|build|get)_\w*app")
 MAX_SOURCE_CHARACTERS = 256 * 1024  # of a module that is read: it takes a hundred times as much
 _EVERYTHING = "*"  # stands for the names of a module that cannot be known
+_SCOPES = (
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda),
+    *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,34 +79,35 @@ def choose_app(
         place: Where it does, for messages.
         scripts: The commands that the project declares: `module:function` by name.
     """
-    dockerfile = find_dockerfile(folder)
-    text = read_text(dockerfile) if dockerfile is not None else ""
+    dockerfile, text = read_dockerfile(folder)
     own = next(_all_found(folder, started(text, folder, scripts)), None)
-    asked = next(_all_found(folder, [] if named is None else [_parse(named)]), None)
+    asked = next(_all_found(folder, [_parse(named)] if named else []), None)
+    # Those that the project itself can import, by their own names.
     usual = [
         each
         for each in _all_found(folder, map(Started, _USUAL))
         if each.folder is None and each.module == each.asked
     ]
-    if own is not None and dockerfile is not None:
+    if own is not None:
         others = [each for each in [asked, *usual] if each and each.path != own.path]
-        note = f"serving {own.reference}, which {dockerfile.relative_to(folder)} starts"
-        if asked in others:
-            note += f"; {place} names {named}"
-        is_noted = bool(others) or own.path != folder / "server" / "app.py"
-        is_own_form = own.module == own.asked
+        note = f"serving {own.reference}, which {dockerfile} starts"
+        note += f"; {place} names {named}" if asked in others else ""
+        needs_note = bool(others) or own.path != folder / "server" / "app.py"
         return App(
-            own.reference, str(dockerfile), own.folder, note if is_noted else None, is_own_form
+            own.reference,
+            str(folder / dockerfile),
+            own.folder,
+            note if needs_note else None,
+            is_own_form=own.module == own.asked,
         )
     if named is not None:
         other = usual[0].reference if usual else DEFAULT_APP
         return App(f"{asked.asked}:{asked.attribute}" if asked else named, place, fallback=other)
     if not usual:
         return None
-    first, *others = usual
+    first = usual[0]
     note = f"serving {first.reference}, the only app that was found in {folder}"
-    if others := [each for each in others if each.path != first.path]:
-        more = ", ".join(each.reference for each in others)
+    if more := ", ".join(each.reference for each in usual if each.path != first.path):
         note = f"serving {first.reference}; to serve {more}, name it as `app` in openenv.yaml"
     return App(first.reference, place, note=None if first.reference == DEFAULT_APP else note)
 
@@ -114,9 +119,7 @@ def _parse(reference: str) -> Started:
 
 def _all_found(folder: Path, asked: Iterable[Started]) -> Iterator[_Found]:
     """Yield those that are there, as what is served of them."""
-    for each in asked:
-        if (found := _find(folder, each)) is not None:
-            yield found
+    return (found for each in asked if (found := _find(folder, each)) is not None)
 
 
 def _find(folder: Path, asked: Started, depth: int = 0) -> _Found | None:
@@ -174,21 +177,22 @@ def _contents(source: str) -> tuple[set[str], set[str], str]:
     names: set[str] = set()
     functions: set[str] = set()
     for node in _top_level(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            (functions if isinstance(node, ast.FunctionDef) else names).add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names |= {each.asname or each.name.partition(".")[0] for each in node.names}
-        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+        if isinstance(node, ast.FunctionDef):
+            functions.add(node.name)
+        elif isinstance(node, ast.AsyncFunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
     return names, functions - names, next(_served(tree), "")
 
 
 def _top_level(scope: ast.AST) -> Iterator[ast.AST]:
-    """Yield the statements that run when a module is imported."""
+    """Yield what is run when a module is imported."""
     for node in ast.iter_child_nodes(scope):
         yield node
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+        if not isinstance(node, _SCOPES):
             yield from _top_level(node)
 
 
@@ -196,8 +200,8 @@ def _served(tree: ast.AST) -> Iterator[str]:
     """Yield what a module gives to `uvicorn.run`: a reference, or one of its names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("uvicorn.run"):
-            first = next(iter(node.args), None)
-            if isinstance(first, ast.Constant) and ":" in str(first.value):
-                yield str(first.value)
-            elif isinstance(first, ast.Name):
-                yield first.id
+            match node.args:
+                case [ast.Constant(value=str(reference)), *_] if ":" in reference:
+                    yield reference
+                case [ast.Name(id=name), *_]:
+                    yield name

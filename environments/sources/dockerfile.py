@@ -16,7 +16,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from ...system.units import MB
@@ -28,6 +28,7 @@ _SERVERS = ("uvicorn", "gunicorn", "hypercorn", "granian", "daphne")
 _REFERENCE = re.compile(r"([A-Za-z_][\w./]*?)(?:\.py)?:([A-Za-z_][\w.]*)(\(\))?")
 _REQUIREMENT = re.compile(r"(git\+\S+|[A-Za-z0-9][\w.-]*(\[[\w.,\s-]*\])?\s*($|[@=<>!~;,(].*))")
 _INSTALLERS = ("pip", "setuptools", "uv", "wheel")  # which the image needs, and no project does
+_CONTINUED = re.compile(r"\\[ \t]*\n")
 # Options of pip and uv with a value of their own, which is no package.
 _WITH_VALUE = frozenset(
     {"-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--trusted-host", "--index"}
@@ -53,9 +54,10 @@ class Started:
     folder: str = ""
 
 
-def find_dockerfile(folder: Path) -> Path | None:
-    """Return the project's Dockerfile; None when it has none."""
-    return next((path for name in NAMES if (path := folder / name).is_file()), None)
+def read_dockerfile(folder: Path) -> tuple[str, str]:
+    """Return a project's Dockerfile: its path in the folder, and its text; both may be empty."""
+    name = next((name for name in NAMES if (folder / name).is_file()), "")
+    return name, read_text(folder / name) if name else ""
 
 
 def read_text(path: Path) -> str:
@@ -77,9 +79,8 @@ def installed(text: str) -> tuple[list[str], list[str]]:
     files: dict[str, None] = {}
     packages: dict[str, None] = {}
     for name, rest in _instructions(text):
-        if name == "RUN":
-            for words in _commands(_exec_form(rest) or ["sh", "-c", rest], None):
-                _take_installed(words, files, packages)
+        for words in _commands(_words_of(rest), None) if name == "RUN" else ():
+            _take_installed(words, files, packages)
     return list(files), list(packages)
 
 
@@ -92,26 +93,21 @@ def started(text: str, folder: Path, scripts: Mapping[str, str]) -> Iterator[Sta
         scripts: The commands that the project itself declares: `module:function` by name.
     """
     last = dict(_instructions(text))
-    work_folder = last.get("WORKDIR", "")
-    last = {name: rest for name, rest in last.items() if name in ("ENTRYPOINT", "CMD")}
-    entry, command = (_exec_form(last.get(name, "")) for name in ("ENTRYPOINT", "CMD"))
-    shells = [["sh", "-c", rest] for rest in last.values() if not _exec_form(rest)]
-    for words in [[*entry, *command], *shells]:
-        directory = work_folder
+    named = [last[name] for name in ("ENTRYPOINT", "CMD") if name in last]
+    in_exec_form = [word for rest in named for word in _exec_form(rest)]
+    for words in [in_exec_form, *(_words_of(rest) for rest in named if not _exec_form(rest))]:
+        directory = last.get("WORKDIR", "")
         for each in _commands(words, folder):
             if each[0] == "cd" and len(each) > 1:
                 directory = each[1]
             elif (found := _started_by(each, scripts)) is not None:
-                yield Started(
-                    found.module, found.attribute, found.is_factory, found.folder or directory
-                )
+                yield replace(found, folder=found.folder or directory)
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:
     """Yield each instruction's name and the rest of it, continued lines joined."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
-    for line in joined.splitlines():
+    for line in _CONTINUED.sub(" ", "\n".join(lines)).splitlines():
         name, _, rest = line.strip().partition(" ")
         if rest:
             yield name.upper(), re.sub(r"^(--[\w-]+=\S+\s+)+", "", rest.strip())
@@ -126,15 +122,19 @@ def _exec_form(text: str) -> list[str]:
     return []
 
 
+def _words_of(text: str) -> list[str]:
+    """Return the words of an instruction in either form."""
+    return _exec_form(text) or ["sh", "-c", text]
+
+
 def _commands(words: list[str], folder: Path | None, depth: int = 0) -> Iterator[list[str]]:
     """Yield the commands that one command stands for: itself, those of a shell or a script."""
     if not words:
         return
-    program = PurePosixPath(words[0]).name
     text = None
-    if program in _SHELLS:
-        at = next((n for n, word in enumerate(words) if re.fullmatch(r"-\w*c", word)), None)
-        text = words[at + 1] if at is not None and len(words) > at + 1 else None
+    if PurePosixPath(words[0]).name in _SHELLS:
+        pairs = itertools.pairwise(words)
+        text = next((after for word, after in pairs if re.fullmatch(r"-\w*c", word)), None)
     script = next((word for word in words[:2] if word.endswith(".sh")), None)
     if text is None and script is not None and folder is not None:
         text = read_text(find_file(script, folder) or folder)
@@ -154,21 +154,16 @@ def find_file(named: str, folder: Path) -> Path | None:
 
 def _split(text: str) -> Iterator[list[str]]:
     """Yield the commands of a shell's text."""
-    for line in re.sub(r"\\[ \t]*\n", " ", text).splitlines():
+    for line in _CONTINUED.sub(" ", text).splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         try:
             words = list(lexer)
         except ValueError:
             words = line.split()
-        command: list[str] = []
-        for word in [*words, ";"]:
-            if set(word) <= set("&|;()"):
-                if command:
-                    yield command
-                command = []
-            else:
-                command.append(word)
+        for is_end, command in itertools.groupby(words, lambda word: set(word) <= set("&|;()")):
+            if not is_end:
+                yield list(command)
 
 
 def _take_installed(words: list[str], files: dict[str, None], packages: dict[str, None]) -> None:
@@ -191,12 +186,14 @@ def _started_by(words: list[str], scripts: Mapping[str, str]) -> Started | None:
     names = [PurePosixPath(word).name for word in words]
     if server := next((n for n, name in enumerate(names, 1) if name in _SERVERS), None):
         return _of_server(words[server:])
+    path = next((word for word in words[1:] if word.endswith(".py")), "")
     if "fastapi" in names and {"run", "dev"} & set(words):
-        return _of_path(next((word for word in words if word.endswith(".py")), "main.py"))
-    if "-m" in words and len(words) > words.index("-m") + 1:
+        path = path or "main.py"
+    elif "-m" in words[:-1]:
         return Started(words[words.index("-m") + 1])
-    if path := next((word for word in words[1:] if word.endswith(".py")), None):
-        return _of_path(path)
+    if path:
+        parts = [p for p in PurePosixPath(path.removesuffix(".py")).parts if p not in ("/", ".")]
+        return Started(".".join(parts))
     script = next((scripts[name] for name in names if name in scripts), "")
     return Started(script.partition(":")[0]) if script else None
 
@@ -205,14 +202,8 @@ def _of_server(words: list[str]) -> Started | None:
     found = next((match for word in words if (match := _REFERENCE.fullmatch(word))), None)
     if found is None:
         return None
-    folder = next(
-        (after for word, after in itertools.pairwise(words) if word == "--app-dir"),
-        next((word[10:] for word in words if word.startswith("--app-dir=")), ""),
-    )
+    # `--app-dir x` or `--app-dir=x`
+    pairs = itertools.pairwise(part for word in words for part in word.split("=", 1))
+    folder = next((after for word, after in pairs if word == "--app-dir"), "")
     module = found[1].replace("/", ".").strip(".")
     return Started(module, found[2], bool(found[3]) or "--factory" in words, folder)
-
-
-def _of_path(path: str) -> Started:
-    parts = [p for p in PurePosixPath(path.removesuffix(".py")).parts if p not in ("/", ".")]
-    return Started(".".join(parts))

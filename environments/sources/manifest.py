@@ -8,7 +8,7 @@ are the project's, and go to `/metadata`).
     app                     `module:attribute` of an upstream project's app, or the module's path
     class                   `module:Class`: served without upstream's package
     reset_first             `false`: steps need no reset before them; the env host reads it
-    validation.resources    {cpu, memory_mb, disk_mb, episode_timeout_s, gpus}
+    validation.resources    {episode_timeout_s, gpus}
 
 Upstream's server never reads the file, so projects are published with any text in it. A mistake is
 an error only where the file names a `class`, which we alone serve. In other projects it is a
@@ -18,14 +18,13 @@ warning, and the field counts as absent; the whole file does where it is no YAML
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...system.units import MB
 from ..errors import ManifestError
-from ..spec import ResourceRequest
 
 if TYPE_CHECKING:
     import yaml
@@ -34,6 +33,7 @@ MANIFEST_NAME = "openenv.yaml"
 MAX_BYTES = MB // 8
 MAX_VALUES = 100_000
 MOST = 10**9  # of any resource, in its unit
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ class Manifest:
     app: str | None = None  # `module:attribute`
     app_place: str = ""  # the file, and the line that names the app
     env_class: str | None = None
-    resources: ResourceRequest = field(default_factory=ResourceRequest)
+    gpus: int | None = None
+    episode_timeout_seconds: float | None = None
     data: dict[str, Any] = field(default_factory=dict)  # all of it, as it is
     warnings: tuple[str, ...] = ()  # its mistakes, each with its place
     fault: ManifestError | None = None  # why nothing of it can be used
@@ -88,36 +89,23 @@ def parse_manifest(path: Path, text: str) -> Manifest:
         ManifestError: it is no YAML; or it names a class, and a field is wrong.
     """
     data, lines = _load(path, text)
-    check = _Checker(path, data, lines)
-    check.flag("reset_first")
+    fields = _Fields(path, data, lines)
+    fields.read("reset_first", _flag)
     return Manifest(
         path=path,
-        name=check.name() or path.parent.name,
-        app=check.app(),
+        name=fields.read("name", _name) or path.parent.name,
+        app=fields.read("app", _app),
         app_place=f"{path}, line {lines['app']}" if "app" in lines else str(path),
-        env_class=check.reference("class"),
-        resources=_resources(check),
+        env_class=fields.read("class", _reference),
+        gpus=fields.read("validation.resources.gpus", lambda value: int(_number(value))),
+        episode_timeout_seconds=fields.read("validation.resources.episode_timeout_s", _number),
         data=data,
-        warnings=tuple(check.warnings),
+        warnings=tuple(dict.fromkeys(fields.warnings)),
     )
 
 
-def _resources(check: _Checker) -> ResourceRequest:
-    prefix = "validation.resources"
-    memory_mb = check.number(f"{prefix}.memory_mb")
-    disk_mb = check.number(f"{prefix}.disk_mb")
-    gpus = check.number(f"{prefix}.gpus")
-    return ResourceRequest(
-        cpu=check.number(f"{prefix}.cpu"),
-        memory_bytes=None if memory_mb is None else int(memory_mb * MB),
-        disk_bytes=None if disk_mb is None else int(disk_mb * MB),
-        gpus=None if gpus is None else int(gpus),
-        episode_timeout_seconds=check.number(f"{prefix}.episode_timeout_s"),
-    )
-
-
-class _Checker:
-    """Looks fields up by their dotted names, and reports faults with their lines."""
+class _Fields:
+    """Looks fields up by their dotted names, and notes faults with their lines."""
 
     def __init__(self, path: Path, data: Mapping[str, Any], lines: Mapping[str, int]) -> None:
         self._path = path
@@ -125,86 +113,74 @@ class _Checker:
         self._lines = lines
         self.warnings: list[str] = []
 
-    def name(self) -> str | None:
-        value = self._value("name")
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            value = str(value)  # `2048`
-        return self._text("name", value)
-
-    def app(self) -> str | None:
-        """`module:attribute`, also where it is written as a path, or within a mapping."""
-        value = self._value("app")
-        if isinstance(value, Mapping):
-            words = (word for each in value.values() for word in str(each).split())
-            found = next((each for word in words if (each := app_reference(word))), None)
-            if found is None:
-                self._fault("app", "names no app: write it module:attribute")
-            return found
-        if (text := self._text("app", value)) is None:
-            return None
-        if (found := app_reference(text)) is None:
-            self._fault("app", f"must be written module:attribute, not {value!r}")
-        return found
-
-    def reference(self, name: str) -> str | None:
-        """`module:attribute`."""
-        value = self._text(name, self._value(name))
-        if value is None or is_reference(value):
-            return value
-        self._fault(name, f"must be written module:attribute, not {value!r}")
-        return None
-
-    def _text(self, name: str, value: Any) -> str | None:
-        if isinstance(value, str) and value.strip() and value.isprintable():
-            return value.strip()
-        if isinstance(value, str) and value.strip():
-            self._fault(name, f"must be one line of printable text, not {value!r}")
-        elif value is not None:
-            self._fault(name, f"must be text, not {value!r}")
-        return None
-
-    def flag(self, name: str) -> None:
-        value = self._value(name)
-        if value is not None and not isinstance(value, bool):
-            self._fault(name, f"must be true or false, not {value!r}")
-
-    def number(self, name: str) -> float | None:
-        value = self._value(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            self._fault(name, f"must be a number, not {value!r}")
-            return None
-        if not 0 <= value <= MOST:  # nor is nan
-            is_short = isinstance(value, float) or value.bit_length() < 64
-            told = repr(value) if is_short else "a larger one"
-            self._fault(name, f"must be a number from 0 to {MOST:,}, not {told}")
-            return None
-        return float(value)
-
-    def _value(self, name: str) -> Any:
-        value: Any = self._data
-        seen: list[str] = []
-        for key in name.split("."):
-            if not isinstance(value, Mapping):
-                return self._fault(".".join(seen), f"must have fields, not be {value!r}")
-            seen.append(key)
-            value = value.get(key)
-            if value is None:
-                return None
-        return value
-
-    def _fault(self, name: str, why: str) -> None:
-        """Note a mistake, once; the field counts as absent.
+    def read(self, name: str, parse: Callable[[Any], T]) -> T | None:
+        """Return a field as `parse` takes it; None: it is absent, or `parse` raised `ValueError`.
 
         Raises:
-            ManifestError: The manifest names a class.
+            ManifestError: It is wrong, and the manifest names a class.
         """
-        fault = ManifestError(self._path, why, line=self._lines.get(name), field=name)
+        value: Any = self._data
+        at = ""
+        try:
+            for key in name.split("."):
+                if not isinstance(value, Mapping):
+                    raise ValueError(f"must have fields, not be {value!r}")
+                at = f"{at}.{key}".lstrip(".")
+                value = value.get(key)
+                if value is None:
+                    return None
+            return parse(value)
+        except ValueError as exc:
+            fault = ManifestError(self._path, str(exc), line=self._lines.get(at), field=at)
         if is_reference(str(self._data.get("class"))):
             raise fault
-        if fault.message not in self.warnings:
-            self.warnings.append(fault.message)
+        self.warnings.append(fault.message)
+        return None
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"must be text, not {value!r}")
+    if not value.isprintable():
+        raise ValueError(f"must be one line of printable text, not {value!r}")
+    return value.strip()
+
+
+def _name(value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return _text(str(value) if is_number else value)  # `2048`
+
+
+def _reference(value: Any) -> str:
+    if not is_reference(text := _text(value)):
+        raise ValueError(f"must be written module:attribute, not {text!r}")
+    return text
+
+
+def _app(value: Any) -> str:
+    """Return `module:attribute`, also where it is written as a path, or within a mapping."""
+    if not isinstance(value, Mapping):
+        return app_reference(_text(value)) or _reference(value)
+    words = (word for each in value.values() for word in str(each).split())
+    if (found := next(filter(None, map(app_reference, words)), None)) is None:
+        raise ValueError("names no app: write it module:attribute")
+    return found
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"must be true or false, not {value!r}")
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"must be a number, not {value!r}")
+    if not 0 <= value <= MOST:  # nor is nan
+        is_short = isinstance(value, float) or value.bit_length() < 64
+        told = repr(value) if is_short else "a larger one"
+        raise ValueError(f"must be a number from 0 to {MOST:,}, not {told}")
+    return float(value)
 
 
 def is_reference(text: str) -> bool:

@@ -11,22 +11,16 @@ anything is installed. Pure functions of the files.
 
 from __future__ import annotations
 
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .dockerfile import find_dockerfile, find_file, installed, read_text
+from .dockerfile import find_file, installed, read_dockerfile, read_text
 
 _REQUIREMENTS = ("server/requirements.txt", "requirements.txt")
 _BUILDS = ("setup.py", "setup.cfg")
-_NAME = re.compile(r"\s*([A-Za-z0-9][\w.-]*)")
-_CLAUSE = re.compile(r"(~=|===?|!=|<=|>=|<|>)\s*(\d+(?:\.\d+)*)(\.\*)?")
-_COMPARED: Mapping[str, Callable[[Any, Any], bool]] = {
-    "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +32,14 @@ class Way:
         file: The file that uv installs from; None: there are packages alone.
         packages: What is installed beside, or instead of, what the file names.
         lock: The lock file whose versions are installed.
+        packaging: What the file says, where it is the project's `pyproject.toml`.
     """
 
     name: str
     file: Path | None
     packages: tuple[str, ...] = ()
     lock: Path | None = None
+    packaging: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def requires_python(self) -> str | None:
@@ -58,45 +54,52 @@ class Way:
         is_static = bool(project) and "dependencies" not in project.get("dynamic", ())
         return bool(self.packaging) and not is_static
 
+    def fault(self, python: Sequence[int] | None) -> str | None:
+        """Say why its lock file cannot be used on this version of Python; None: it can."""
+        if self.lock is None:
+            return None
+        return lock_fault(read_text(self.lock), self.packaging, python)
+
     @property
-    def packaging(self) -> dict[str, Any]:
-        """What its `pyproject.toml` says; nothing where it is another file."""
-        is_project = self.file is not None and self.file.suffix == ".toml"
-        return packaging_of(self.file.parent) if is_project and self.file is not None else {}
+    def locked_wheels(self) -> tuple[str, ...] | None:
+        """The packages that its lock file names wheels of; None: there is no lock file."""
+        if self.lock is None:
+            return None
+        packages = parse_toml(read_text(self.lock)).get("package", [])
+        return tuple(str(each["name"]) for each in packages if each.get("wheels"))
 
 
 def ways_of(folder: Path) -> list[Way]:
     """Return the ways, the best first; none for a project that says nothing of what it needs."""
-    return list(_ways(folder)) or [
-        Way(path.name, path) for path in [folder / "pyproject.toml"] if path.is_file()
-    ]
+    packaging = read_toml(folder / "pyproject.toml")
+    by_project = Way("pyproject.toml", folder / "pyproject.toml", packaging=packaging)
+    ways = list(_ways(folder, by_project))
+    return ways if ways or not (folder / "pyproject.toml").is_file() else [by_project]
 
 
-def _ways(folder: Path) -> Iterator[Way]:
-    pyproject, lock = folder / "pyproject.toml", folder / "uv.lock"
-    if _names_needs(packaging_of(folder), folder):
+def _ways(folder: Path, by_project: Way) -> Iterator[Way]:
+    lock = folder / "uv.lock"
+    if _names_needs(by_project.packaging, folder):
         if lock.is_file():
-            yield Way("uv.lock", pyproject, lock=lock)
-        yield Way("pyproject.toml", pyproject)
-    dockerfile = find_dockerfile(folder)
-    files, packages = installed("" if dockerfile is None else read_text(dockerfile))
+            yield Way("uv.lock", by_project.file, lock=lock, packaging=by_project.packaging)
+        yield by_project
+    dockerfile, text = read_dockerfile(folder)
+    files, packages = installed(text)
     named = [found for each in files if (found := find_file(each, folder)) is not None]
     lying = [path for name in _REQUIREMENTS if (path := folder / name).is_file()]
     for path in dict.fromkeys([*(path for path in named if path.suffix == ".txt"), *lying]):
         beside = tuple(packages) if path in named else ()
         yield Way(str(path.relative_to(folder)), path, beside)
-    if packages and dockerfile is not None:
-        yield Way(str(dockerfile.relative_to(folder)), None, tuple(packages))
+    if packages:
+        yield Way(dockerfile, None, tuple(packages))
 
 
 def _names_needs(packaging: Mapping[str, Any], folder: Path) -> bool:
     project = packaging.get("project")
     if isinstance(project, dict):
         return bool(project.get("dependencies")) or "dependencies" in project.get("dynamic", ())
-    if not packaging:
-        return False
-    builds = any((folder / name).is_file() for name in _BUILDS)
-    return builds or "build-system" in packaging or bool(table_in(packaging, "tool", "poetry"))
+    builds = any((folder / name).is_file() for name in _BUILDS) or "build-system" in packaging
+    return bool(packaging) and (builds or bool(table_in(packaging, "tool", "poetry")))
 
 
 def lock_fault(text: str, packaging: Mapping[str, Any], python: Sequence[int] | None) -> str | None:
@@ -119,52 +122,30 @@ def lock_fault(text: str, packaging: Mapping[str, Any], python: Sequence[int] | 
         return f"it was made for Python {wanted}, and this is {'.'.join(map(str, python))}"
     if not packages:
         return "it has no packages"
-    names = {_normal(str(each.get("name"))) for each in packages}
-    own = str(table_in(packaging, "project").get("name", ""))
-    if own and _normal(own) not in names:
+    names = {normalized(str(each.get("name"))) for each in packages}
+    project = table_in(packaging, "project")
+    own = str(project.get("name", ""))
+    if own and normalized(own) not in names:
         return f"it is of another project: {own} is not in it"
-    lacking = [name for name in _direct(packaging) if name not in names]
+    everywhere = [str(each) for each in project.get("dependencies", ()) if ";" not in str(each)]
+    lacking = [each for each in map(normalized, everywhere) if each and each not in names]
     return f"it lacks {', '.join(lacking)}, which pyproject.toml names" if lacking else None
-
-
-def names_with_wheels(text: str) -> list[str]:
-    """Return the packages of a lock file that it names wheels of."""
-    packages = parse_toml(text).get("package", [])
-    return [str(each["name"]) for each in packages if each.get("wheels")]
 
 
 def allows_python(wanted: str, python: Sequence[int]) -> bool:
     """Tell whether a `requires-python` allows a version; what is not understood allows it."""
-    return all(_allows(match, tuple(python)) for match in _CLAUSE.finditer(wanted))
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # 2 MB, for lock files alone
+
+    try:
+        return SpecifierSet(wanted).contains(".".join(map(str, python)))
+    except InvalidSpecifier:
+        return True
 
 
-def _allows(clause: re.Match[str], python: tuple[int, ...]) -> bool:
-    sign, text, has_star = clause.groups()
-    version = tuple(map(int, text.split(".")))
-    length = len(version) - (1 if sign == "~=" else 0)
-    begins = python[:length] == version[:length]
-    if sign in ("==", "===", "!="):
-        same = begins if has_star else _padded(python) == _padded(version)
-        return same is (sign != "!=")
-    if sign == "~=":
-        return begins and python >= version
-    return _COMPARED[sign](_padded(python), _padded(version))
-
-
-def _padded(version: tuple[int, ...]) -> tuple[int, ...]:
-    return (*version, 0, 0, 0)[: max(3, len(version))]
-
-
-def _direct(packaging: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of what a project needs itself, on any machine."""
-    for requirement in table_in(packaging, "project").get("dependencies", ()):
-        found = _NAME.match(str(requirement))
-        if found is not None and ";" not in requirement:
-            yield _normal(found[1])
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+def normalized(requirement: str) -> str:
+    """Return the name that a requirement begins with, as indexes compare it; empty: it has none."""
+    found = re.match(r"\s*([A-Za-z0-9][\w.-]*)", requirement)
+    return "" if found is None else re.sub(r"[-_.]+", "-", found[1]).lower()
 
 
 def metadata_of(packaging: Mapping[str, Any]) -> dict[str, str]:
@@ -177,7 +158,7 @@ def metadata_of(packaging: Mapping[str, Any]) -> dict[str, str]:
     name, version = str(project.get("name", "")), str(project.get("version", "0"))
     if not (re.fullmatch(r"[\w.-]+", name) and re.fullmatch(r"[\w.+!-]+", version)):
         return {}
-    folder = f"{_normal(name).replace('-', '_')}-{version}.dist-info"
+    folder = f"{normalized(name).replace('-', '_')}-{version}.dist-info"
     groups = {"console_scripts": table_in(project, "scripts"), **table_in(project, "entry-points")}
     points = [
         line
@@ -203,12 +184,12 @@ def parse_toml(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def packaging_of(folder: Path) -> dict[str, Any]:
-    """Return what a folder's `pyproject.toml` says; nothing when it cannot be read."""
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return what a file in TOML says; nothing when it cannot be read: uv says why, with care."""
     try:
-        return parse_toml((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        return parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {}  # uv says what is wrong with it, with more care
+        return {}
 
 
 def table_in(packaging: Any, *names: str) -> dict[str, Any]:

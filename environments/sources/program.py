@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ...env_host.protocol import HostConfig, ServeOptions
 from ..errors import InvalidSpec
 from ..spec import EnvironmentSpec
-from .manifest import Manifest
-from .needs import packaging_of, table_in
+from .needs import read_toml, table_in
 from .resolve import Bundled, ClassSource, Image, Project, ResolvedSource
 
 HOST_PROGRAM = Path(__file__).resolve().parents[2] / "env_host" / "__main__.py"
@@ -41,7 +40,6 @@ class Program:
     links: dict[str, Path] = field(default_factory=dict)
     image: str | None = None  # what an engine runs instead of all that: `docker://…`
     image_name: str | None = None  # the name that it had, for messages
-    command: tuple[str, ...] = ()  # in the image; empty: what it says itself
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -61,20 +59,24 @@ def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | Non
         InvalidSpec: `serve_as_is` for something that has no app.
     """
     own = python or Path(sys.executable)
+    image: str | None = None
+    links: dict[str, Path] = {}
     match source:
         case Bundled(manifest=manifest):
-            config = _class_config(spec, str(manifest.env_class), (), manifest)
-            return Program(own, manifest.path.parent, config)
+            folder = manifest.path.parent
+            data = _plain(manifest.data)
+            config = HostConfig(manifest.name, env_class=manifest.env_class, manifest=data)
         case ClassSource(reference=reference, folder=folder):
-            return Program(own, folder, _class_config(spec, reference, (str(folder),), None))
-        case Project(folder=folder, manifest=manifest) if manifest.env_class is not None:
-            paths = _import_paths(folder)
-            return Program(own, folder, _class_config(spec, manifest.env_class, paths, manifest))
-        case Project():
-            return _project_program(spec, source, own)
+            config = HostConfig(spec.name, env_class=reference, import_paths=(str(folder),))
+        case Project(folder=folder):
+            config, links = _project_config(source, own)
         case Image(reference=image):
-            config = HostConfig(name=spec.name, **_serve_options(spec))
-            return Program(own, Path("/"), config, image=image)
+            folder, config = Path("/"), HostConfig(spec.name)
+    if config.env_class is not None and spec.serve_as_is:
+        message = f"{config.env_class} is a class: it has no app that could be served as it is"
+        raise InvalidSpec(message, "leave out --set serve-as-is=yes")
+    options = {item.name: getattr(spec, item.name) for item in fields(ServeOptions)}
+    return Program(own, folder, replace(config, **options), links, image)
 
 
 def package_of(project: Project) -> str | None:
@@ -83,7 +85,7 @@ def package_of(project: Project) -> str | None:
     Upstream's template says it twice: as the package that is mapped to the folder itself, and in
     the `server` script. Older projects say it only by their name, or by their folder's.
     """
-    packaging = packaging_of(project.folder)
+    packaging = read_toml(project.folder / "pyproject.toml")
     mapped = table_in(packaging, "tool", "setuptools", "package-dir")
     itself = [name for name, path in mapped.items() if name and path in (".", "./")]
     script = table_in(packaging, "project", "scripts").get("server", "")
@@ -107,54 +109,28 @@ def app_candidates(package: str | None, app: str) -> tuple[str, ...]:
     return (f"{package}.{app}", app)
 
 
-def _project_program(spec: EnvironmentSpec, project: Project, python: Path) -> Program:
+def _project_config(project: Project, python: Path) -> tuple[HostConfig, dict[str, Path]]:
+    """Return what the env host serves of a project, and the links that it needs for that."""
+    folder, manifest, app = project.folder, project.manifest, project.app
+    paths = tuple(str(path) for path in (folder, folder / "src") if path.is_dir())
+    config = HostConfig(manifest.name, import_paths=paths, manifest=_plain(manifest.data))
+    if manifest.env_class is not None:
+        return replace(config, env_class=manifest.env_class), {}
     package = package_of(project)
-    app = project.app
-    paths = _import_paths(project.folder)
-    is_importable = package is None or any((Path(path) / package).is_dir() for path in paths)
-    if app.folder is not None:
-        paths = (str(app.folder), *paths)
     candidates = app_candidates(package, app.reference)
     if app.is_own_form:
         candidates = tuple(dict.fromkeys([app.reference, *candidates]))
     usual = app_candidates(package, app.fallback)
-    config = HostConfig(
-        name=project.manifest.name,
+    config = replace(
+        config,
         app_candidates=candidates,
         app_fallbacks=tuple(app for app in usual if app not in candidates),
         app_place=app.place,
         venv=None if str(python) == sys.executable else str(python.parent.parent),
-        import_paths=paths,
-        manifest=_plain(project.manifest.data),
-        **_serve_options(spec),
+        import_paths=paths if app.folder is None else (str(app.folder), *paths),
     )
-    links = {} if is_importable else {str(package): project.folder}
-    return Program(python, project.folder, config, links)
-
-
-def _class_config(
-    spec: EnvironmentSpec, reference: str, paths: tuple[str, ...], manifest: Manifest | None
-) -> HostConfig:
-    if spec.serve_as_is:
-        raise InvalidSpec(
-            f"{reference} is a class: it has no app that could be served as it is",
-            "leave out --set serve-as-is=yes",
-        )
-    return HostConfig(
-        name=manifest.name if manifest is not None else spec.name,
-        env_class=reference,
-        import_paths=paths,
-        manifest={} if manifest is None else _plain(manifest.data),
-        **_serve_options(spec),
-    )
-
-
-def _serve_options(spec: EnvironmentSpec) -> dict[str, Any]:
-    return {item.name: getattr(spec, item.name) for item in fields(ServeOptions)}
-
-
-def _import_paths(folder: Path) -> tuple[str, ...]:
-    return tuple(str(path) for path in (folder, folder / "src") if path.is_dir())
+    is_importable = package is None or any((Path(path) / package).is_dir() for path in paths)
+    return config, {} if is_importable else {str(package): folder}
 
 
 def _plain(value: Any) -> Any:

@@ -11,22 +11,20 @@ Nothing is imported and nothing is started here. How it becomes a process: `prog
 
 from __future__ import annotations
 
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..errors import EnvironmentsError, UnknownSource, UnsupportedSource
+from ..errors import UnknownSource
 from ..image_names import image_of
-from ..spec import ResourceRequest
 from .app_place import App, choose_app
 from .manifest import MANIFEST_NAME, Manifest, is_reference, read_manifest
-from .needs import Way, packaging_of, table_in, ways_of
+from .needs import Way, read_toml, table_in, ways_of
 
 BUNDLED_FOLDER = Path(__file__).resolve().parents[2] / "env_host" / "bundled"
-MAX_NEAR = 3  # bundled names that look like an unknown one
-WHAT_CAN_BE_LAUNCHED = (
-    f"a bundled name ({{bundled}}), a folder with {MANIFEST_NAME}, module:Class, or docker://IMAGE"
-)
+# Of a project's folder, what is none of its files.
+COPY_IGNORED = shutil.ignore_patterns(".git", ".venv", "venv", "__pycache__", "node_modules")
 _KINDS_TO_COME = ("http://", "https://", "hf://", "git+")
 
 
@@ -36,16 +34,6 @@ class Bundled:
 
     name: str
     manifest: Manifest
-
-    @property
-    def resources(self) -> ResourceRequest:
-        """What the manifest asks for."""
-        return self.manifest.resources
-
-    @property
-    def sentence(self) -> str:
-        """The sentence about it in the launch's log."""
-        return f"{self.name} comes with openenvd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +45,9 @@ class Project:
     app: App = field(default_factory=App)
 
     @property
-    def resources(self) -> ResourceRequest:
-        """What the manifest asks for."""
-        return self.manifest.resources
-
-    @property
     def ways(self) -> list[Way]:
         """The ways to install what it needs; none when it needs nothing but openenvd."""
         return ways_of(self.folder)
-
-    @property
-    def sentence(self) -> str:
-        """The sentence about it in the launch's log."""
-        return f"{self.manifest.name} is the project in {self.folder}"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -86,14 +64,9 @@ class ClassSource:
     folder: Path
 
     @property
-    def resources(self) -> ResourceRequest:
-        """Nothing: a class has no manifest."""
-        return ResourceRequest()
-
-    @property
-    def sentence(self) -> str:
-        """The sentence about it in the launch's log."""
-        return f"{self.reference} is imported from {self.folder}"
+    def module(self) -> str:
+        """Its module, or the outermost package that it is in."""
+        return self.reference.partition(":")[0].partition(".")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +75,21 @@ class Image:
 
     reference: str
 
-    @property
-    def resources(self) -> ResourceRequest:
-        """Nothing: an image has no manifest."""
-        return ResourceRequest()
 
-    @property
-    def sentence(self) -> str:
-        """The sentence about it in the launch's log."""
-        return f"{self.reference} is an image"
+ResolvedSource = Bundled | Project | ClassSource | Image
+
+
+def describe(source: ResolvedSource) -> str:
+    """Return the sentence about a source in the launch's log."""
+    match source:
+        case Bundled(name=name):
+            return f"{name} comes with openenvd"
+        case Project(folder=folder, manifest=manifest):
+            return f"{manifest.name} is the project in {folder}"
+        case ClassSource(reference=reference, folder=folder):
+            return f"{reference} is imported from {folder}"
+        case Image(reference=reference):
+            return f"{reference} is an image"
 
 
 def bundled() -> dict[str, Path]:
@@ -120,40 +99,38 @@ def bundled() -> dict[str, Path]:
     }
 
 
-ResolvedSource = Bundled | Project | ClassSource | Image
-
-
 def resolve(source: str, cwd: Path) -> ResolvedSource:
     """What `source` names, for a user who is in the folder `cwd`.
 
     Raises:
         UnknownSource: nothing does; says what is near, and what can be launched.
-        UnsupportedSource: an address.
         ManifestError: the folder's `openenv.yaml` is wrong.
     """
     if source.startswith(_KINDS_TO_COME):
-        raise UnsupportedSource(
-            f"{source} cannot be launched: addresses are not supported yet",
-            f"launch {_what_can_be_launched()}",
-        )
+        message = f"{source} cannot be launched: addresses are not supported yet"
+        raise UnknownSource(message, f"launch {_what_can_be_launched()}")
     if (image := image_of(source)) is not None:
         return Image(image)
     if (folder_of := bundled().get(source)) is not None:
         return Bundled(source, read_manifest(folder_of))
     try:
-        return _local(source, cwd)
+        folder = cwd / Path(source).expanduser()
+        if folder.is_dir():
+            return _project(folder.resolve())
+        if is_reference(source):
+            return ClassSource(source, cwd)
+        raise _unknown(source, folder)
     except (OSError, RuntimeError) as exc:  # too long, unreadable, or `~` of nobody
         why = getattr(exc, "strerror", None) or exc
-        raise UnknownSource(
-            f"{source!r} cannot be looked for: {why}", f"launch {_what_can_be_launched()}"
-        ) from exc
+        message = f"{source!r} cannot be looked for: {why}"
+        raise UnknownSource(message, f"launch {_what_can_be_launched()}") from exc
 
 
 def check_source(source: str, cwd: Path) -> None:
     """Refuse what names nothing that can be launched; a manifest is not read.
 
     Raises:
-        UnknownSource, UnsupportedSource
+        UnknownSource
     """
     with suppress(OSError, RuntimeError):  # `resolve` says why
         if (cwd / Path(source).expanduser() / MANIFEST_NAME).is_file():
@@ -162,13 +139,12 @@ def check_source(source: str, cwd: Path) -> None:
         resolve(source, cwd)
 
 
-def _local(source: str, cwd: Path) -> ResolvedSource:
-    folder = cwd / Path(source).expanduser()
-    if folder.is_dir():
-        return _project(folder.resolve())
-    if is_reference(source):
-        return ClassSource(source, cwd)
-    raise _unknown(source, folder)
+def without_module(source: ClassSource) -> UnknownSource:
+    """Return the error about a class whose module is not there."""
+    return UnknownSource(
+        f"{source.reference}: there is no module {source.module} in {source.folder}",
+        "go to the folder that has it, or make a project: openenv init NAME",
+    )
 
 
 def _project(folder: Path) -> Project:
@@ -178,13 +154,11 @@ def _project(folder: Path) -> Project:
     is_named = manifest.path.exists()
     app = None
     if is_named or not any((parent / MANIFEST_NAME).is_file() for parent in folder.parents):
-        scripts = table_in(packaging_of(folder), "project", "scripts")
+        scripts = table_in(read_toml(folder / "pyproject.toml"), "project", "scripts")
         app = choose_app(folder, manifest.app, manifest.app_place, scripts)
     if not is_named and app is None:
-        raise UnknownSource(
-            f"{folder} has no {MANIFEST_NAME} and no app, so it is not an environment",
-            _hint_for_folder(folder),
-        )
+        message = f"{folder} has no {MANIFEST_NAME} and no app, so it is not an environment"
+        raise UnknownSource(message, _hint_for_folder(folder))
     if manifest.fault is not None and app is None:
         raise manifest.fault
     manifest = manifest if is_named else replace(manifest, warnings=())
@@ -192,39 +166,38 @@ def _project(folder: Path) -> Project:
 
 
 def _hint_for_folder(folder: Path) -> str:
-    inside = sorted(path.parent.name for path in folder.glob(f"*/{MANIFEST_NAME}"))
-    if inside:
-        return f"there is one inside: openenv launch {folder / inside[0]}"
+    for inside in sorted(folder.glob(f"*/{MANIFEST_NAME}")):
+        return f"there is one inside: openenv launch {inside.parent}"
     for parent in folder.parents:
         if (parent / MANIFEST_NAME).is_file():
             return f"there is one above: openenv launch {parent}"
     return f"launch {_what_can_be_launched()}; `openenv init NAME` makes a new project"
 
 
-def _unknown(source: str, path: Path) -> EnvironmentsError:
-    if path.is_file():
-        message = f"{path} is a file"
-        if path.name == MANIFEST_NAME:
-            return UnknownSource(message, f"launch its folder: openenv launch {path.parent}")
-        if path.suffix == ".py":
-            return UnknownSource(message, _hint_for_module(path))
-        return UnknownSource(message, f"launch {_what_can_be_launched()}")
-    if path.with_name(f"{path.name}.py").is_file():
-        return UnknownSource(f"{source!r} is a module", _hint_for_module(path))
+def _unknown(source: str, path: Path) -> UnknownSource:
+    is_file = path.is_file()
+    if is_file and path.name == MANIFEST_NAME:
+        return UnknownSource(
+            f"{path} is a file", f"launch its folder: openenv launch {path.parent}"
+        )
+    if path.suffix == ".py" if is_file else path.with_name(f"{path.name}.py").is_file():
+        message = f"{path} is a file" if is_file else f"{source!r} is a module"
+        command = f"openenv launch {path.stem}:CLASS"
+        return UnknownSource(message, f"launch a class of it, in {path.parent}: {command}")
+    if is_file:
+        return UnknownSource(f"{path} is a file", f"launch {_what_can_be_launched()}")
     from difflib import get_close_matches  # when a source is wrong
 
-    near = get_close_matches(source, list(bundled()), MAX_NEAR)
+    near = get_close_matches(source, list(bundled()))
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     return UnknownSource(
         f"there is no environment {source!r}: it is neither a bundled name nor a folder at {path}",
         f"{hint}You can launch {_what_can_be_launched()}",
-        near,
     )
 
 
-def _hint_for_module(path: Path) -> str:
-    return f"launch a class of it, in {path.parent}: openenv launch {path.stem}:CLASS"
-
-
 def _what_can_be_launched() -> str:
-    return WHAT_CAN_BE_LAUNCHED.format(bundled=", ".join(bundled()))
+    names = ", ".join(bundled())
+    return (
+        f"a bundled name ({names}), a folder with {MANIFEST_NAME}, module:Class, or docker://IMAGE"
+    )

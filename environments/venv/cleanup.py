@@ -50,27 +50,20 @@ class Venv(NamedTuple):
     project: str | None
     used_at: float
     used: str
-
-
-class Pruned(NamedTuple):
-    """A virtual environment that was removed."""
-
-    path: Path
-    project: str | None
-    used_at: float
-    freed_bytes: int
+    freed_bytes: int = 0  # by its removal
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
-        return {**self._asdict(), "path": str(self.path)}
+        told = self._asdict() | {"path": str(self.path)}
+        return {name: value for name, value in told.items() if name != "used"}
 
 
-def prune(layout: Layout) -> list[Pruned]:
+def prune(layout: Layout) -> list[Venv]:
     """Remove the environments that nothing uses. Blocks."""
-    return [gone for venv in _idle(layout) if (gone := _remove(venv)) is not None]
+    return list(filter(None, map(_remove, _idle(layout))))
 
 
-def prune_old(layout: Layout, run_seconds: float, keep_seconds: float) -> list[Pruned]:
+def prune_old(layout: Layout, run_seconds: float, keep_seconds: float) -> list[Venv]:
     """Remove those that nothing has used for a long time. Blocks.
 
     Args:
@@ -79,7 +72,7 @@ def prune_old(layout: Layout, run_seconds: float, keep_seconds: float) -> list[P
         keep_seconds: For how many of these seconds one is kept after its last use.
     """
     old = [v for v in _idle(layout) if _unused_since(v, run_seconds) <= run_seconds - keep_seconds]
-    return [gone for venv in old if (gone := _remove(venv)) is not None]
+    return list(filter(None, map(_remove, old)))
 
 
 def _idle(layout: Layout) -> list[Venv]:
@@ -119,9 +112,9 @@ def venvs_of(layout: Layout) -> Iterator[Venv]:
     """List all environments."""
     for path in layout.venvs.glob("*/"):
         with contextlib.suppress(FileNotFoundError):
-            used = path / USED
-            used_at = (used if used.exists() else path).stat().st_mtime
-            yield Venv(path, noted_of(path).get("project"), used_at, _use_of(path))
+            place = path / USED if (path / USED).exists() else path
+            project = noted_of(path).get("project")
+            yield Venv(path, project, place.stat().st_mtime, _use_of(path))
 
 
 def _use_of(path: Path) -> str:
@@ -133,29 +126,24 @@ def _use_of(path: Path) -> str:
 
 def in_use(layout: Layout) -> set[Path]:
     """Find the environments whose Python a replica runs, or will be restarted with."""
-    commands = [_command_of(run_file.data) for run_file in run_files.all_of(layout.runs)]
+    found = [run_file.data for run_file in run_files.all_of(layout.runs)]
+    # What its shim runs, or an engine that runs programs.
+    commands = [data.get("argv") or (data.get("plan") or {}).get("command") for data in found]
     used = {Path(argv[0]).parent.parent for argv in commands if argv}
     return used | {Path(base) for venv in used if (base := noted_of(venv).get("base"))}
 
 
-def _command_of(data: dict[str, Any]) -> list[str] | None:
-    """What a run file has its shim run, or an engine that runs programs."""
-    return data.get("argv") or (data.get("plan") or {}).get("command")
-
-
-def _remove(venv: Venv) -> Pruned | None:
+def _remove(venv: Venv) -> Venv | None:
     """Remove the environment; None when a launch has begun to use it."""
     from filelock import FileLock, Timeout
 
-    try:
-        with FileLock(venv.path.with_name(f"{venv.path.name}.lock"), timeout=0, mode=0o600):
-            if not _take_away(venv):
-                return None
+    lock = FileLock(venv.path.with_name(f"{venv.path.name}.lock"), timeout=0, mode=0o600)
+    with contextlib.suppress(Timeout), lock:
+        if _take_away(venv):
             freed = _freed_bytes(venv.path)
             shutil.rmtree(venv.path, ignore_errors=True)
-    except Timeout:
-        return None
-    return Pruned(venv.path, venv.project, venv.used_at, freed)
+            return venv._replace(freed_bytes=freed)
+    return None
 
 
 def _take_away(venv: Venv) -> bool:

@@ -11,7 +11,6 @@ unless it is named.
 from __future__ import annotations
 
 import hashlib
-import re
 import sys
 import sysconfig
 import tempfile
@@ -21,11 +20,11 @@ from pathlib import Path
 from ...env_host.protocol import HOST_LIBRARIES
 from ...system.hidden_values import hide_credentials
 from ..layout import Layout
-from .project_venv import KEY_VERSION, make_once
+from ..sources.needs import normalized
+from .project_venv import KEY_VERSION, make_once, site_packages
 from .uv import Say, Uv, UvFailed
 
 PTH = "openenvd-base.pth"
-_NAME = re.compile(r"[\w.-]+")
 
 
 def overlay_python(
@@ -44,10 +43,24 @@ def overlay_python(
         PreparationFailed: uv failed; the message has its last lines.
     """
     python = base or Path(sys.executable)
-    key = overlay_key(python, packages, folder)
-    overlay = _Overlay(python, packages, layout.venvs / key, folder, say)
-    note = {"base": str(python.parent.parent)}
-    return make_once(layout.venvs / key, note, overlay.build, say)
+    below = python.parent.parent
+    venv = layout.venvs / overlay_key(python, packages, folder)
+    named = hide_credentials(", ".join(packages))
+
+    def build() -> None:
+        say(f"installing {named} beside the dependencies")
+        try:
+            _install(Uv(folder, say), python, packages, venv)
+        except UvFailed as exc:
+            message = f"{named} cannot be installed beside the dependencies"
+            raise exc.explained(message, "look at --with") from exc
+        if (below / HOST_LIBRARIES).is_dir():  # else our own has them among its packages
+            (venv / HOST_LIBRARIES).symlink_to(below / HOST_LIBRARIES)
+        is_own = str(python) == sys.executable
+        first = sysconfig.get_path("purelib") if is_own else str(site_packages(below))
+        (site_packages(venv) / PTH).write_text(f"import site; site.addsitedir({first!r})\n")
+
+    return make_once(venv, {"base": str(below)}, build, say)
 
 
 def overlay_key(base: Path, packages: Sequence[str], folder: Path) -> str:
@@ -58,53 +71,13 @@ def overlay_key(base: Path, packages: Sequence[str], folder: Path) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
-class _Overlay:
-    """Makes one of them."""
-
-    def __init__(
-        self, base: Path, packages: Sequence[str], venv: Path, folder: Path, say: Say
-    ) -> None:
-        self._base = base
-        self._packages = packages
-        self._venv = venv
-        self._say = say
-        self._uv = Uv(folder, say)
-
-    def build(self) -> None:
-        named = hide_credentials(", ".join(self._packages))
-        self._say(f"installing {named} beside the dependencies")
-        try:
-            self._uv.make_venv(str(self._base), self._venv)
-            with tempfile.TemporaryDirectory(prefix="openenvd-") as scratch:
-                constraints = Path(scratch, "constraints.txt")
-                constraints.write_text("\n".join(self._constraints()))
-                self._uv.install(self._venv, "-c", str(constraints), "--", *self._packages)
-        except UvFailed as exc:
-            message = f"{named} cannot be installed beside the dependencies"
-            raise exc.explained(message, "look at --with") from exc
-        packages = (
-            sysconfig.get_path("purelib")
-            if str(self._base) == sys.executable
-            else _site_packages(self._base.parent.parent)
-        )
-        libraries = self._base.parent.parent / HOST_LIBRARIES
-        if libraries.is_dir():  # else it is our own environment, which has them among its packages
-            (self._venv / HOST_LIBRARIES).symlink_to(libraries)
-        pth = _site_packages(self._venv) / PTH
-        pth.write_text(f"import site; site.addsitedir({str(packages)!r})\n")
-
-    def _constraints(self) -> list[str]:
-        """What the base has, but for the packages that are named."""
-        named = {_normal(package) for package in self._packages}
-        lines = self._uv.run("pip", "freeze", "--python", str(self._base), quiet=True)
-        return [line for line in lines if "==" in line and _normal(line) not in named]
-
-
-def _site_packages(venv: Path) -> Path:
-    return next(venv.glob("lib/python*/site-packages"))
-
-
-def _normal(requirement: str) -> str:
-    """The normalized name at the beginning of a requirement."""
-    found = _NAME.match(requirement.strip())
-    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else ""
+def _install(uv: Uv, base: Path, packages: Sequence[str], venv: Path) -> None:
+    """Install packages beside what the base has, which stays as it is but for those named."""
+    uv.make_venv(str(base), venv)
+    named = {normalized(package) for package in packages}
+    had = uv.run("pip", "freeze", "--python", str(base), quiet=True)
+    kept = [line for line in had if "==" in line and normalized(line) not in named]
+    with tempfile.NamedTemporaryFile("w", prefix="openenvd-", suffix=".txt") as constraints:
+        constraints.write("\n".join(kept))
+        constraints.flush()
+        uv.install(venv, "-c", constraints.name, "--", *packages)

@@ -4,8 +4,7 @@
 Many machines are set up for pip alone (a mirror, a folder of wheels, a company's certificate), and
 uv reads none of it. A setting of uv itself takes precedence.
 
-    pip's files, in pip's order ──┐
-    PIP_* variables ──────────────┴▶ pip_settings ─▶ uv_variables ─▶ the environment of uv
+    pip's files, in pip's order, and then PIP_* variables ─▶ uv_variables ─▶ the environment of uv
 """
 
 from __future__ import annotations
@@ -13,9 +12,11 @@ from __future__ import annotations
 import configparser
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from ..sources.needs import read_toml
 
 # pip's option → uv's variable.
 _VARIABLE_OF_OPTION = {
@@ -29,14 +30,12 @@ _VARIABLE_OF_OPTION = {
 }
 _ALIASES = {"default-timeout": "timeout", "pypi-url": "index-url"}
 _INDEX_OPTIONS = {"index-url", "extra-index-url", "find-links", "no-index"}
-# Any of these is the user's own setting of uv's index.
+# Any of these is the user's own setting of uv's index: in its file, or as a variable.
+_UV_INDEX_KEYS = {"index", "index-url", "extra-index-url", "find-links", "no-index"}
 _UV_INDEX_VARIABLES = {
-    "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL", "UV_FIND_LINKS",
-    "UV_NO_INDEX",
-}  # fmt: skip
-_UV_INDEX_KEYS = {
-    "index", "index-url", "extra-index-url", "find-links", "no-index",
-}  # fmt: skip
+    "UV_DEFAULT_INDEX",
+    *(f"UV_{key.upper().replace('-', '_')}" for key in _UV_INDEX_KEYS),
+}
 SYSTEM_FILES = (Path("/etc/pip.conf"), Path("/etc/uv/uv.toml"))  # pip's, uv's
 _PIP_SECTIONS = ("global", "install")  # the later wins
 _COMMA_SEPARATED = {"find-links"}  # where pip, and uv elsewhere, has blanks
@@ -46,22 +45,29 @@ _MIN_TIMEOUT_SECONDS = 30  # uv's own default; a shorter one of pip's is meant f
 def uv_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """What to add to the environment of uv so that it finds packages as pip does."""
     environ = os.environ if environ is None else environ
-    settings = pip_settings(environ)
-    if _UV_INDEX_VARIABLES & set(environ) or _uv_files_name_an_index(environ):
-        settings = {name: settings[name] for name in settings if name not in _INDEX_OPTIONS}
-    found = {_VARIABLE_OF_OPTION[name]: _value(name, value) for name, value in settings.items()}
+    has_own = bool(_UV_INDEX_VARIABLES & set(environ)) or _uv_files_name_an_index(environ)
+    found = {}
+    for name, value in _pip_settings(environ):
+        option = name.lower().replace("_", "-")
+        option = _ALIASES.get(option, option)
+        if option in _VARIABLE_OF_OPTION and not (has_own and option in _INDEX_OPTIONS):
+            found[_VARIABLE_OF_OPTION[option]] = _value(option, value)
     return {name: value for name, value in found.items() if value and name not in environ}
 
 
-def pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """What pip would go by, of the options that matter here: files first, variables over them."""
-    settings: dict[str, str] = {}
+def _pip_settings(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield what pip would go by; of one name, the last counts."""
     for path in pip_files(environ):
-        settings |= _read_pip_file(path)
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read_string(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, configparser.Error):
+            continue  # pip itself complains about a broken one
+        for section in filter(parser.has_section, _PIP_SECTIONS):
+            yield from parser.items(section)
     for name, value in environ.items():
         if name.startswith("PIP_"):
-            settings |= _known(name.removeprefix("PIP_").lower().replace("_", "-"), value)
-    return settings
+            yield name.removeprefix("PIP_"), value
 
 
 def pip_files(environ: Mapping[str, str]) -> list[Path]:
@@ -80,25 +86,6 @@ def pip_files(environ: Mapping[str, str]) -> list[Path]:
     return [*files, Path(named)] if named else files
 
 
-def _read_pip_file(path: Path) -> dict[str, str]:
-    parser = configparser.RawConfigParser()
-    try:
-        parser.read_string(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, configparser.Error):
-        return {}  # pip itself complains about a broken one
-    settings: dict[str, str] = {}
-    for section in _PIP_SECTIONS:
-        if parser.has_section(section):
-            for name, value in parser.items(section):
-                settings |= _known(name.lower().replace("_", "-"), value)
-    return settings
-
-
-def _known(name: str, value: str) -> dict[str, str]:
-    name = _ALIASES.get(name, name)
-    return {name: value} if name in _VARIABLE_OF_OPTION else {}
-
-
 def _value(name: str, value: str) -> str:
     parts = value.split()
     if name == "no-index":
@@ -114,19 +101,9 @@ def _uv_files_name_an_index(environ: Mapping[str, str]) -> bool:
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     named = environ.get("UV_CONFIG_FILE")
     files = [Path(named)] if named else [config / "uv" / "uv.toml", SYSTEM_FILES[1]]
-    return any(_names_an_index(_read_toml(path)) for path in files)
+    return any(_names_an_index(read_toml(path)) for path in files)
 
 
 def _names_an_index(settings: dict[str, Any]) -> bool:
     pip = settings.get("pip")
     return bool(_UV_INDEX_KEYS & set(settings)) or (isinstance(pip, dict) and _names_an_index(pip))
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-        import tomllib  # 2 MB, and hardly anybody has such a file
-
-        return tomllib.loads(text)
-    except (OSError, ValueError):
-        return {}

@@ -30,7 +30,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,9 @@ from ...env_host.protocol import HOST_LIBRARIES
 from ...system.process_identity import boot_seconds
 from ..errors import PreparationFailed
 from ..layout import Layout, make_private
-from ..sources.content import COPY_IGNORED
 from ..sources.dockerfile import read_text
-from ..sources.needs import (
-    Way,
-    lock_fault,
-    metadata_of,
-    names_with_wheels,
-    packaging_of,
-    table_in,
-)
-from ..sources.resolve import Project
+from ..sources.needs import Way, metadata_of, read_toml, table_in
+from ..sources.resolve import COPY_IGNORED, Project
 from .uv import Say, Uv, UvFailed
 
 COMPLETE = "complete"
@@ -62,7 +54,6 @@ HOST_REQUIREMENTS = ("uvicorn>=0.35", "websockets>=13", "pydantic>=2")
 HOST_EXTRAS = ("uvloop", "httptools", "orjson")
 
 _NO_PYTHON = "No interpreter found"  # begins what uv says then
-_PIN = re.compile(r"([\w.-]+)==([\w.+!]*\w)")  # in what uv says
 _REMOVED = " - "  # begins uv's line about a package that it has taken away
 
 
@@ -94,11 +85,20 @@ def make_once(venv: Path, note: dict[str, Any], build: Callable[[], None], say: 
     Raises:
         PreparationFailed: it cannot be made.
     """
+    from filelock import FileLock, Timeout
+
     make_private(venv.parent)
-    if not note_use(venv):
-        with _locked(venv, say):
-            if not note_use(venv):
-                _make(venv, note, build, say)
+    if note_use(venv):
+        return venv / "bin" / "python"
+    lock = FileLock(venv.with_name(f"{venv.name}.lock"), mode=0o600)
+    try:
+        held = lock.acquire(timeout=0)
+    except Timeout:
+        say("another launch is installing the same dependencies; waiting for it")
+        held = lock.acquire()
+    with held:
+        if not note_use(venv):
+            _make(venv, note, build, say)
     return venv / "bin" / "python"
 
 
@@ -138,7 +138,7 @@ def _key_parts(project: Project) -> Iterator[bytes]:
     yield str(KEY_VERSION).encode()
     yield f"{sys.version_info[:3]} {sys.base_prefix} {sys.platform}".encode()
     yield " ".join((*HOST_REQUIREMENTS, *HOST_EXTRAS)).encode()
-    yield repr(sorted(metadata_of(packaging_of(project.folder)).items())).encode()
+    yield repr(sorted(_metadata_of(project).items())).encode()
     for way in project.ways:
         for path in (way.lock, way.file):
             yield b"" if path is None else path.read_bytes()
@@ -147,22 +147,6 @@ def _key_parts(project: Project) -> Iterator[bytes]:
         # What it needs depends on where it lies: `../shared`, a workspace, `setup.py`.
         if "sources" in uv or "workspace" in uv or way.is_dynamic:
             yield os.fsencode(project.folder)
-
-
-@contextlib.contextmanager
-def _locked(venv: Path, say: Say) -> Iterator[None]:
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(venv.with_name(f"{venv.name}.lock"), mode=0o600)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        say("another launch is installing the same dependencies; waiting for it")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _make(venv: Path, note: dict[str, Any], build: Callable[[], None], say: Say) -> None:
@@ -182,9 +166,9 @@ def _make(venv: Path, note: dict[str, Any], build: Callable[[], None], say: Say)
 class Unusable(Exception):
     """A way to install what a project needs cannot be used; `failure` is for when it is the last."""
 
-    def __init__(self, why: str, failure: PreparationFailed) -> None:
+    def __init__(self, why: str, failure: PreparationFailed | None = None) -> None:
         super().__init__(why)
-        self.failure = failure
+        self.failure = failure or PreparationFailed(why)
 
 
 class Builder:
@@ -192,6 +176,7 @@ class Builder:
 
     def __init__(self, project: Project, venv: Path, say: Say) -> None:
         self._project = project
+        self._name = project.manifest.name
         self._venv = venv
         self._say = say
         self._uv = Uv(project.folder, say)
@@ -202,7 +187,7 @@ class Builder:
         Raises:
             PreparationFailed: uv failed; the message has its last lines.
         """
-        self._say(f"installing the dependencies of {self._project.manifest.name} (first launch)")
+        self._say(f"installing the dependencies of {self._name} (first launch)")
         ways = self._project.ways
         for way, following in itertools.zip_longest(ways, ways[1:]):
             try:
@@ -219,33 +204,10 @@ class Builder:
             self._uv.install(self._venv, *options, *HOST_EXTRAS)
         except UvFailed as exc:
             self._say(f"continuing without {', '.join(HOST_EXTRAS)}: {exc.cause}")
-        [packages] = self._venv.glob("lib/python*/site-packages")
-        for path, text in metadata_of(packaging_of(self._project.folder)).items():
-            (packages / path).parent.mkdir(exist_ok=True)
-            (packages / path).write_text(text, encoding="utf-8")
-
-    def _find_python(self, way: Way) -> str:
-        """Ours, when the project's `requires-python` allows it; otherwise another one that does."""
-        wanted = way.requires_python
-        if not wanted:
-            return sys.executable
-        options = ("--no-project", "--python-preference", "system")
-        try:
-            return self._uv.run("python", "find", *options, wanted, quiet=True)[-1]
-        except UvFailed as exc:
-            name = self._project.manifest.name
-            if not exc.cause.startswith(_NO_PYTHON):  # it could not look
-                message = f"{name} needs Python {wanted}, and uv cannot look for one"
-                raise exc.explained(message, "uv python list shows what it finds") from exc
-            why = (
-                f"{name} needs Python {wanted}; there is none on this "
-                f"machine (this is {sys.version.split()[0]})"
-            )
-            hint = (
-                f"install one (uv python install '{wanted}'), or change requires-python in "
-                f"{self._project.folder / 'pyproject.toml'}"
-            )
-            raise Unusable(why, PreparationFailed(why, hint)) from exc
+        for name, text in _metadata_of(self._project).items():
+            path = site_packages(self._venv) / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
 
     def _install(self, way: Way) -> None:
         """Install what the project needs in one way, and what the env host needs beside it.
@@ -260,41 +222,49 @@ class Builder:
             self._uv.make_venv(python, self._venv)
             with tempfile.TemporaryDirectory(prefix="openenvd-") as scratch:
                 if way.lock is not None:
-                    self._install_locked(way, way.lock, Path(scratch))
+                    self._install_locked(way, Path(scratch, "requirements.txt"))
                     return
                 files = () if way.file is None else ("-r", str(self._copied(way, Path(scratch))))
                 self._uv.install(self._venv, *files, *HOST_REQUIREMENTS, "--", *way.packages)
         except UvFailed as exc:
-            message = f"the dependencies of {self._project.manifest.name} cannot be installed"
-            place = way.file or self._project.folder / way.name
+            message = f"the dependencies of {self._name} cannot be installed"
+            if way.lock is not None:
+                message = f"the versions that {way.lock} names cannot be installed"
+            place = way.lock or way.file or self._project.folder / way.name
             failure = exc.explained(message, f"look at {place}")
             if exc.is_of_the_way:
                 raise Unusable(exc.cause, failure) from exc
             raise failure from exc
 
-    def _install_locked(self, way: Way, lock: Path, scratch: Path) -> None:
-        text = read_text(lock)
-        message = f"the versions that {lock} names cannot be installed"
-        fault = lock_fault(text, way.packaging, version_of(self._venv))
-        if fault is not None:
-            raise Unusable(fault, PreparationFailed(f"{message}: {fault}", "uv lock"))
-        exported = scratch / "requirements.txt"
+    def _find_python(self, way: Way) -> str:
+        """Ours, when the project's `requires-python` allows it; otherwise another one that does."""
+        wanted = way.requires_python
+        if not wanted:
+            return sys.executable
+        options = ("--no-project", "--python-preference", "system")
+        try:
+            return self._uv.run("python", "find", *options, wanted, quiet=True)[-1]
+        except UvFailed as exc:
+            needed = f"{self._name} needs Python {wanted}"
+            if not exc.cause.startswith(_NO_PYTHON):  # it could not look
+                message = f"{needed}, and uv cannot look for one"
+                raise exc.explained(message, "uv python list shows what it finds") from exc
+            ours = sys.version.split()[0]
+            why = f"{needed}; there is none on this machine (this is {ours})"
+            place = self._project.folder / "pyproject.toml"
+            hint = f"install one (uv python install '{wanted}'), or change requires-python in {place}"
+            raise Unusable(why, PreparationFailed(why, hint)) from exc
+
+    def _install_locked(self, way: Way, exported: Path) -> None:
+        if fault := way.fault(version_of(self._venv)):
+            raise Unusable(fault)
         options = ("--quiet", "--frozen", "--no-dev", "--no-emit-project")
         try:
             self._uv.run("export", *options, "--output-file", str(exported), quiet=True)
         except UvFailed as exc:
-            why = "uv cannot read it"
-            raise Unusable(why, PreparationFailed(f"{message}: {why}", "uv lock")) from exc
-        wheels = [f"--only-binary={name}" for name in names_with_wheels(text)]
-        try:
-            self._uv.install(
-                self._venv, "--verify-hashes", "--no-deps", *wheels, "-r", str(exported)
-            )
-        except UvFailed as exc:
-            failure = exc.explained(message, f"look at {place_in_lock(lock, exc.lines)}")
-            if exc.is_of_the_way:
-                raise Unusable(exc.cause, failure) from exc
-            raise failure from exc
+            raise Unusable("uv cannot read it") from exc
+        wheels = [f"--only-binary={name}" for name in way.locked_wheels or ()]
+        self._uv.install(self._venv, "--verify-hashes", "--no-deps", *wheels, "-r", str(exported))
         for line in self._uv.install(self._venv, *HOST_REQUIREMENTS):
             if line.startswith(_REMOVED):
                 pinned = line.removeprefix(_REMOVED)
@@ -311,21 +281,16 @@ class Builder:
         return copy / way.file.name
 
 
+def _metadata_of(project: Project) -> dict[str, str]:
+    return metadata_of(read_toml(project.folder / "pyproject.toml"))
+
+
+def site_packages(venv: Path) -> Path:
+    """Return the folder of an environment's packages."""
+    return next(venv.glob("lib/python*/site-packages"))
+
+
 def version_of(venv: Path) -> tuple[int, ...] | None:
     """Return the version of an environment's Python; None where it is not noted."""
     found = re.search(r"(?m)^version(?:_info)?\s*=\s*([\d.]+)", read_text(venv / "pyvenv.cfg"))
     return None if found is None else tuple(map(int, found[1].strip(".").split(".")[:3]))
-
-
-def place_in_lock(lock: Path, lines: Iterable[str]) -> str:
-    """Where the lock file pins the first package that uv names: `uv.lock, line 12: thing==1.0`."""
-    try:
-        text = lock.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return str(lock)
-    for name, version in _PIN.findall(" ".join(lines)):
-        at = text.find(f'name = "{name}"\nversion = "{version}"\n')
-        if at >= 0:
-            line = text.count("\n", 0, at) + 1
-            return f"{lock}, line {line}: {name}=={version}"
-    return str(lock)

@@ -8,9 +8,11 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from ...system import disk_space
+from ...system.hidden_values import hide_credentials
 from ..command_output import run_command
 from ..errors import PreparationFailed, with_last_lines
 from .package_index import uv_variables
@@ -59,7 +61,7 @@ class UvFailed(Exception):
 
 
 class Uv:
-    """Runs uv in one folder.
+    """Runs uv in one folder; all methods raise `UvFailed`.
 
     Args:
         folder: Where it runs, and finds the settings of a project.
@@ -72,35 +74,23 @@ class Uv:
         self._uv = find_uv()
 
     def make_venv(self, python: str, venv: Path) -> None:
-        """Make an empty virtual environment.
-
-        Raises:
-            UvFailed
-        """
+        """Make an empty virtual environment."""
         self.run("venv", "--quiet", "--no-project", "--python", python, str(venv))
 
     def install(self, venv: Path, *arguments: str) -> list[str]:
-        """Install packages into a virtual environment; returns what uv said.
-
-        Raises:
-            UvFailed
-        """
+        """Install packages into a virtual environment; returns what uv said."""
         if uv_environment().get("UV_NO_INDEX"):  # uv has the option, but reads no such variable
             arguments = ("--no-index", *arguments)
         python = str(venv / "bin" / "python")
         return self.run("pip", "install", "--python", python, *arguments)
 
     def run(self, *arguments: str, quiet: bool = False) -> list[str]:
-        """Run uv; returns its output, which goes to the log as it comes.
-
-        Raises:
-            UvFailed
-        """
+        """Run uv; returns its output, which goes to the log as it comes."""
         code, lines = run_command(
             [self._uv, "--color", "never", "--no-progress", *arguments],
             folder=self._folder,
             environ=uv_environment(),
-            on_line=_ignore if quiet else self._relay,
+            on_line=(lambda _: None) if quiet else self._relay,
         )
         if code != 0:
             raise UvFailed(code, lines[-LAST_LINES:])
@@ -115,10 +105,6 @@ class Uv:
             self._say(f"  uv: {line}")
 
 
-def _ignore(line: str) -> None:
-    """Say nothing of a line."""
-
-
 def find_uv() -> str:
     """The uv that we depend on; otherwise the user's.
 
@@ -128,15 +114,13 @@ def find_uv() -> str:
     beside = Path(sys.executable).with_name("uv")
     if os.access(beside, os.X_OK):  # nearly always; asking the package costs 2 MB and 20 ms
         return str(beside)
-    try:
+    with suppress(ImportError, FileNotFoundError):
         from uv import find_uv_bin
 
         return str(find_uv_bin())
-    except (ImportError, FileNotFoundError):
-        found = shutil.which("uv")
-    if found is None:
-        raise PreparationFailed("uv, which installs projects, is not installed", "pip install uv")
-    return found
+    if found := shutil.which("uv"):
+        return found
+    raise PreparationFailed("uv, which installs projects, is not installed", "pip install uv")
 
 
 def uv_environment() -> dict[str, str]:
@@ -156,9 +140,4 @@ def package_source() -> str:
     if environ.get("UV_NO_INDEX"):
         index = "no index"
     links = environ.get("UV_FIND_LINKS")
-    return f"{_without_password(index)} and {links}" if links else _without_password(index)
-
-
-def _without_password(url: str) -> str:
-    scheme, separator, rest = url.partition("://")
-    return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else url
+    return str(hide_credentials(f"{index} and {links}" if links else index))

@@ -17,8 +17,8 @@ from openenvd.env_host.protocol import HostConfig
 from openenvd.environments.engines.docker_hints import hint_on
 from openenvd.environments.errors import EngineFailed, UnknownSource
 from openenvd.environments.image_names import digest_in_repository, image_of, tag_of
+from openenvd.environments.images.build import DockerCli
 from openenvd.environments.images.context import Context, context_of
-from openenvd.environments.images.docker_cli import DockerCli
 from openenvd.environments.images.recipe import Recipe, dockerfile
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve

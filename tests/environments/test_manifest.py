@@ -22,8 +22,6 @@ port: 8000
 validation:
   resources:
     cpu: 1.5
-    memory_mb: 1024
-    disk_mb: 512
     episode_timeout_s: 60
     gpus: 2
 """
@@ -37,17 +35,13 @@ MERGES = "a: &a {k: 1}\n" + "".join(
     f"{after}: &{after}\n  <<: [{', '.join([f'*{one}'] * 9)}]\n"
     for one, after in itertools.pairwise("abcdefghijk")
 )
-CPU = "name: x\nvalidation: {resources: {cpu: %s}}\n"
+GPUS = "name: x\nvalidation: {resources: {gpus: %s}}\n"
 
 
 def test_the_keys_that_matter_are_taken_and_the_rest_is_kept() -> None:
     manifest = parse_manifest(PATH, TEMPLATE)
     assert (manifest.name, manifest.app) == ("my_env", "my_env.server.app:app")
-    assert manifest.resources.cpu == 1.5
-    assert manifest.resources.memory_bytes == 2**30
-    assert manifest.resources.disk_bytes == 512 * 2**20
-    assert manifest.resources.episode_timeout_seconds == 60
-    assert manifest.resources.gpus == 2
+    assert (manifest.gpus, manifest.episode_timeout_seconds) == (2, 60)
     assert manifest.data["port"] == 8000
 
 
@@ -95,9 +89,9 @@ def test_a_project_without_a_name_has_that_of_its_folder(text: str, name: str) -
         ("name: x\nclass: 3\n", 2, "class", "text"),
         ("name: x\nreset_first: 'no'\n", 2, "reset_first", "true or false"),
         ("name: x\nvalidation: all\n", 2, "validation", "fields"),
-        ("name: x\nvalidation:\n  resources:\n    cpu: x\n", 4, f"{RESOURCES}.cpu", "number"),
-        ("name: x\nvalidation: {resources: {memory_mb: -1}}\n", 2, f"{RESOURCES}.memory_mb", "-1"),
-        ("name: x\nvalidation: {resources: {gpus: true}}\n", 2, f"{RESOURCES}.gpus", "True"),
+        ("name: x\nvalidation:\n  resources:\n    gpus: x\n", 4, f"{RESOURCES}.gpus", "number"),
+        (GPUS % "-1", 2, f"{RESOURCES}.gpus", "-1"),
+        (GPUS % "true", 2, f"{RESOURCES}.gpus", "True"),
         ("- a\n- b\n", 1, None, "mapping"),
         ("", 1, None, "mapping"),
         ("name: x\n---\nname: y\n", 2, None, "document"),
@@ -105,12 +99,12 @@ def test_a_project_without_a_name_has_that_of_its_folder(text: str, name: str) -
         ("name: x\na: &a [*a]\n", None, None, "aliases"),
         ("name: x\n" + BOMB, None, None, "aliases"),
         ("name: x\n" + MERGES, None, None, "aliases"),
-        (CPU % ".inf", 2, f"{RESOURCES}.cpu", "from 0 to 1,000,000,000, not inf"),
-        (CPU % ".nan", 2, f"{RESOURCES}.cpu", "not nan"),
-        (CPU % "1.0e+300", 2, f"{RESOURCES}.cpu", "not 1e+300"),
-        (CPU % ("9" * 400), 2, f"{RESOURCES}.cpu", "not a larger one"),
-        (CPU % ("0x" + "f" * 9999), 2, f"{RESOURCES}.cpu", "not a larger one"),
-        (CPU % ("9" * 5000), None, None, "digits"),
+        (GPUS % ".inf", 2, f"{RESOURCES}.gpus", "from 0 to 1,000,000,000, not inf"),
+        (GPUS % ".nan", 2, f"{RESOURCES}.gpus", "not nan"),
+        (GPUS % "1.0e+300", 2, f"{RESOURCES}.gpus", "not 1e+300"),
+        (GPUS % ("9" * 400), 2, f"{RESOURCES}.gpus", "not a larger one"),
+        (GPUS % ("0x" + "f" * 9999), 2, f"{RESOURCES}.gpus", "not a larger one"),
+        (GPUS % ("9" * 5000), None, None, "digits"),
         ("name: x\na: " + "[" * 5000, None, None, "deeply"),
         ("name: !!python/object:os.system x\n", 1, None, "constructor"),
     ],
@@ -131,8 +125,8 @@ def test_a_mistake_is_a_warning_with_line_and_field(
 
 def test_a_mistake_beside_a_class_which_we_alone_serve_is_an_error() -> None:
     with pytest.raises(ManifestError) as caught:
-        parse_manifest(PATH, "class: a:B\n" + CPU % "x")
-    assert (caught.value.line, caught.value.field) == (3, f"{RESOURCES}.cpu")
+        parse_manifest(PATH, "class: a:B\n" + GPUS % "x")
+    assert (caught.value.line, caught.value.field) == (3, f"{RESOURCES}.gpus")
 
 
 @pytest.mark.parametrize(

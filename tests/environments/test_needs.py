@@ -45,14 +45,8 @@ def test_a_lock_file_is_judged_before_anything_is_installed(text: str, why: str 
 
 @pytest.mark.parametrize(
     ("wanted", "is_allowed"),
-    [
-        ("", True), (">=3.10", True), (">=3.11.7", True), (">=3.11.8", False), (">=3.12", False),
-        (">3.11", True), (">3.11.7", False), ("<3.12", True), ("<3.11", False), ("<=3.11", False),
-        (">=3.10,<3.13", True), (">=3.10, <3.11", False), ("==3.11.*", True), ("==3.12.*", False),
-        ("!=3.11.*", False), ("~=3.10", True), ("~=3.12", False), ("~=3.11.0", True),
-        ("~=3.10.0", False), ("==3.11.7", True), ("==3.11", False), ("anything", True),
-    ],
-)  # fmt: skip
+    [("", True), (">=3.10,<3.12", True), (">=3.11.8", False), ("~=3.12", False), ("x", True)],
+)
 def test_a_required_python_is_compared_with_the_one_that_is_there(
     wanted: str, is_allowed: bool
 ) -> None:

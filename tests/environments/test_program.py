@@ -14,7 +14,7 @@ from openenvd.environments.errors import InvalidSpec
 from openenvd.environments.providers.environment_variables import child_environment
 from openenvd.environments.sources.program import app_candidates, package_of, program_of
 from openenvd.environments.sources.resolve import Project, resolve
-from openenvd.environments.spec import EnvironmentSpec, ResourceRequest
+from openenvd.environments.spec import EnvironmentSpec
 
 PYTHON = Path("/venvs/x/bin/python")
 MAPPED = """
@@ -143,11 +143,10 @@ def test_the_session_limit_reaches_the_projects_convention() -> None:
 
 
 def test_serve_options_reach_the_host(tmp_path: Path) -> None:
-    resources = ResourceRequest(gpus=2, episode_timeout_seconds=7.0)
     said = EnvironmentSpec(
         "x", "echo", shards=3, admission_timeout_seconds=0.5, isolate=True, session_memory_mb=64
     )
-    spec = said.with_manifest(resources)
+    spec = said.or_else(2, 7.0)
     sources: tuple[str | Project, ...] = ("echo", "module:Class", project(tmp_path / "p"))
     for source in sources:
         found = resolve(source, tmp_path) if isinstance(source, str) else source
@@ -159,6 +158,5 @@ def test_serve_options_reach_the_host(tmp_path: Path) -> None:
 
 
 def test_a_given_step_timeout_overrides_the_manifests() -> None:
-    resources = ResourceRequest(episode_timeout_seconds=7.0)
-    spec = EnvironmentSpec("x", "echo", step_timeout_seconds=2.0).with_manifest(resources)
+    spec = EnvironmentSpec("x", "echo", step_timeout_seconds=2.0).or_else(None, 7.0)
     assert program_of(spec, resolve("echo", Path()), None).config.step_timeout_seconds == 2.0

@@ -217,7 +217,7 @@ def test_a_file_that_has_not_the_hash_of_the_lock_file_is_not_installed(
         project_python(project, layout, lambda _: None)
     assert str(caught.value).startswith(f"the versions that {path} names cannot be installed")
     assert "Hash mismatch for `thing==1.0`" in str(caught.value).splitlines()[0]
-    assert re.search(r"look at .*/uv\.lock, line \d+: thing==1\.0;", str(caught.value.hint))
+    assert f"look at {path};" in str(caught.value.hint)
 
 
 def test_a_version_that_the_index_no_longer_has_is_named_and_another_is_installed(
