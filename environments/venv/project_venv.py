@@ -88,6 +88,13 @@ def make_once(venv: Path, note: dict[str, Any], build: Callable[[], None], say: 
     from filelock import FileLock, Timeout
 
     make_private(venv.parent)
+    if is_noexec(venv.parent):
+        raise PreparationFailed(
+            f"{venv.parent} is on a file system that runs no programs (mounted noexec): compiled"
+            " packages cannot be loaded from there",
+            "mount it without noexec, or give the daemon a home elsewhere: openenv stop, and set"
+            " OPENENV_HOME",
+        )
     if note_use(venv):
         return venv / "bin" / "python"
     lock = FileLock(venv.with_name(f"{venv.name}.lock"), mode=0o600)
@@ -108,6 +115,11 @@ def note_use(venv: Path) -> bool:
         with contextlib.suppress(OSError):  # removed just now; or a disk that cannot be written
             (venv / USED).write_text(repr(boot_seconds()))
     return is_complete(venv)
+
+
+def is_noexec(folder: Path) -> bool:
+    """Whether nothing on its file system can be run or loaded, as far as the system says."""
+    return bool(os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0))
 
 
 def noted_of(venv: Path) -> dict[str, Any]:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 import threading
 import zipfile
@@ -375,6 +377,23 @@ def test_an_environment_whose_python_was_removed_is_made_again(
     python.unlink()
     python.symlink_to(tmp_path / "gone")
     assert version_seen_by(project_python(project, layout, lambda _: None)) == "1.0"
+
+
+@pytest.mark.usefixtures("wheels")
+@pytest.mark.skipif(os.getuid() != 0 or sys.platform != "linux", reason="root alone can mount")
+def test_a_home_where_no_program_runs_is_named(tmp_path: Path) -> None:
+    home = tmp_path / "mounted"
+    home.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec", "tmpfs", home], check=True)
+    try:
+        project = make_project(tmp_path / "p", 'dependencies = ["thing"]')
+        with pytest.raises(PreparationFailed, match="mounted noexec") as caught:
+            project_python(project, Layout(home), lambda _: None)
+        assert f"{home / 'venvs'} is on a file system" in str(caught.value)
+        assert "OPENENV_HOME" in str(caught.value.hint)
+        assert not any((home / "venvs").iterdir())
+    finally:
+        subprocess.run(["umount", home], check=True)
 
 
 @pytest.mark.usefixtures("wheels")
