@@ -11,9 +11,13 @@ Nothing is imported and nothing is started here. How it becomes a process: `prog
 
 from __future__ import annotations
 
+import importlib
 import shutil
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import UnknownSource
@@ -126,8 +130,13 @@ def resolve(source: str, cwd: Path) -> ResolvedSource:
         raise UnknownSource(message, f"launch {_what_can_be_launched()}") from exc
 
 
-def check_source(source: str, cwd: Path) -> None:
+def check_source(source: str, cwd: Path, *, has_more: bool) -> None:
     """Refuse what names nothing that can be launched; a manifest is not read.
+
+    Args:
+        source: As the user wrote it.
+        cwd: The folder the user is in.
+        has_more: Whether a class may be of further packages, or of another folder.
 
     Raises:
         UnknownSource
@@ -135,8 +144,19 @@ def check_source(source: str, cwd: Path) -> None:
     with suppress(OSError, RuntimeError):  # `resolve` says why
         if (cwd / Path(source).expanduser() / MANIFEST_NAME).is_file():
             return
-    if source not in bundled():
-        resolve(source, cwd)
+    if source in bundled():
+        return
+    found = resolve(source, cwd)
+    if isinstance(found, ClassSource) and not has_more and not _is_importable(found):
+        raise without_module(found)
+
+
+def _is_importable(source: ClassSource) -> bool:
+    """Whether its module, or the package that has it, is there; it is not imported."""
+    importlib.invalidate_caches()  # of folders that have changed since
+    name = source.module
+    is_beside = PathFinder.find_spec(name, [str(source.folder)]) is not None
+    return is_beside or name in sys.modules or find_spec(name) is not None
 
 
 def without_module(source: ClassSource) -> UnknownSource:

@@ -295,7 +295,9 @@ class Submitter:
 
 def _check_source(payload: Json) -> None:
     try:
-        check_source(payload["source"], Path(payload.get("cwd") or Path.cwd()))
+        cwd = Path(payload.get("cwd") or Path.cwd())
+        has_more = bool(payload.get("with_packages")) or "PYTHONPATH" in payload.get("env", {})
+        check_source(payload["source"], cwd, has_more=has_more)
     except EnvironmentsError as exc:
         raise Invalid(exc.message, exc.hint, field="source") from exc
 

@@ -406,7 +406,7 @@ def test_no_button_of_a_table_is_cut_off_on_a_telephone(
     open_dashboard: Open, dashboard_machine: Machine, launched: str
 ) -> None:
     dashboard_machine.ok("launch", "echo", "--name", launched, "--max-sessions", "3")
-    dashboard_machine.run("launch", "nosuch:Env", "--name", "never_of_a_long_name")
+    dashboard_machine.run("launch", "json:Env", "--name", "never_of_a_long_name")
     page = open_dashboard(viewport=NARROW).show("/")
     row_of(page, "ended", "never_of").get_by_role("button").wait_for()
     cut_off = page.evaluate(CUT_OFF)

@@ -13,6 +13,7 @@ from openenvd.environments.sources.resolve import (
     ClassSource,
     Image,
     Project,
+    check_source,
     resolve,
 )
 
@@ -75,6 +76,23 @@ def test_a_module_is_launched_by_a_class_of_it(tmp_path: Path, source: str) -> N
     with pytest.raises(UnknownSource) as caught:
         resolve(source, tmp_path)
     assert caught.value.hint == f"launch a class of it, in {tmp_path}: openenv launch mine:CLASS"
+
+
+@pytest.mark.parametrize("path", ["mine.py", "mine/__init__.py", "mine/sub.py", "mine.pyc"])
+def test_a_class_is_accepted_as_soon_as_its_module_is_beside_the_user(
+    tmp_path: Path, path: str
+) -> None:
+    with pytest.raises(UnknownSource, match=f"there is no module mine in {tmp_path}"):
+        check_source("mine:Env", tmp_path, has_more=False)
+    check_source("mine:Env", tmp_path, has_more=True)  # of a package of `--with`
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    (tmp_path / path).touch()
+    check_source("mine:Env", tmp_path, has_more=False)
+
+
+@pytest.mark.parametrize("module", ["json", "sys", "pytest", "openenvd.env_host", "__main__"])
+def test_a_class_may_be_of_an_installed_module(tmp_path: Path, module: str) -> None:
+    check_source(f"{module}:Env", tmp_path, has_more=False)
 
 
 @pytest.mark.parametrize("source", ["https://hub.example/x", "git+ssh://x/y"])

@@ -166,7 +166,7 @@ def test_a_launch_that_fails_is_shown_as_a_request_and_as_no_environment(
     client: DaemonClient, name: str, tmp_path: Path
 ) -> None:
     run(client, "launch", {"source": "echo", "name": name})
-    payload = {"source": "missing:Missing", "cwd": str(tmp_path), "name": f"{name}-missing"}
+    payload = {"source": "json:Missing", "cwd": str(tmp_path), "name": f"{name}-missing"}
     failed = wait(client, client.submit("launch", payload)["id"])
     becomes(client, payload["name"], "FAILED")
     assert set(listed(client)) == {name}
@@ -189,6 +189,19 @@ def test_a_source_that_names_nothing_is_refused_before_it_is_queued(
     assert (refused.value.message, refused.value.hint) == (caught.value.message, caught.value.hint)
     assert [request["id"] for request in client.requests()] == before
     assert name not in [each["name"] for each in client.environments()]
+
+
+@pytest.mark.parametrize("source", ["no_such:Env", "no.such:Env", "helper_env.sub:Env"])
+@pytest.mark.parametrize("operation", ["launch", "build_image"])
+def test_a_class_whose_module_is_nowhere_is_refused_before_it_is_queued(
+    client: DaemonClient, tmp_path: Path, operation: str, source: str
+) -> None:
+    before = [request["id"] for request in client.requests()]
+    module = source.partition(":")[0].partition(".")[0]
+    with pytest.raises(ApiRefused, match=f"there is no module {module} in ") as refused:
+        client.submit(operation, {"source": source, "cwd": str(tmp_path)})
+    assert (refused.value.status, refused.value.kind) == (422, "invalid")
+    assert [request["id"] for request in client.requests()] == before
 
 
 def test_openapi_shows_every_operation_with_its_fields(http_client: HttpClient) -> None:
@@ -396,7 +409,7 @@ def test_the_history_of_an_environment_has_each_launch_of_its_name(
     becomes(client, name, "READY")
     run(client, "down", {"name": name, "grace_seconds": 0})
     becomes(client, name, "STOPPED")
-    missing = {"source": "missing:Missing", "cwd": str(tmp_path), "name": name}
+    missing = {"source": "json:Missing", "cwd": str(tmp_path), "name": name}
     wait(client, client.submit("launch", missing)["id"])
     found = becomes(client, name, "FAILED")
     failed, retired = found["generations"]

@@ -28,7 +28,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> list[Json]:
     paths = Paths(tmp_path_factory.mktemp("json") / "home")
     client = daemon.connect(paths, settings={"port": 0, "log_format": "json"})
     following.run(client, "launch", {"source": "echo", "name": "trial", "shards": 1})
-    lost = {"source": "no_such:Lost", "cwd": str(paths.home), "name": "lost"}
+    lost = {"source": "json:Lost", "cwd": str(paths.home), "name": "lost"}
     following.wait(client, client.submit("launch", lost)["id"])
     following.run(client, "down", {"name": "trial"})
     daemon.stop(paths)
@@ -68,7 +68,7 @@ def test_the_lines_of_a_launch_carry_its_request_and_environment(lines: list[Jso
 def test_a_failed_request_is_logged_with_its_error(lines: list[Json]) -> None:
     [failed] = [line for line in lines if "(launch lost) failed" in line["message"]]
     assert failed["environment"] == "lost"
-    assert "No module named 'no_such'" in failed["message"]
+    assert "module json has no class Lost" in failed["message"]
 
 
 def test_an_unknown_format_is_refused_with_those_there_are(tmp_path: Path) -> None:

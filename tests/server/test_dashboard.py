@@ -297,7 +297,7 @@ def test_the_stream_is_for_who_has_signed_in(stranger: Browser) -> None:
 def test_a_request_is_seen_to_wait_run_and_fail(browser: Browser, client: DaemonClient) -> None:
     with browser.stream() as events:
         assert next(events)[0] == "snapshot"
-        request = client.submit("launch", {"source": "no_such:Source", "name": "never"})
+        request = client.submit("launch", {"source": "json:Source", "name": "never"})
         failed = until(
             events, "requests", lambda r: r["id"] == request["id"] and r["state"] == "FAILED"
         )
@@ -513,7 +513,7 @@ def test_a_request_that_has_not_ended_is_not_submitted_again(
 def test_an_ended_request_is_submitted_again_as_it_was(
     browser: Browser, client: DaemonClient
 ) -> None:
-    secret = {"source": "no_such:Source", "name": "again", "env": {"API_KEY": "sesame"}}
+    secret = {"source": "json:Source", "name": "again", "env": {"API_KEY": "sesame"}}
     first = wait(client, client.submit("launch", secret)["id"])
     status, _, answer = browser.call("POST", f"/v1/requests/{first['id']}/retry", {"memory_mb": 64})
     assert status == 202, answer
