@@ -7,8 +7,7 @@ comes by.
 
     processes      process_identity.py, proc.py, installation.py (what one runs from)
     forks          forking.py, prctl.py, signal_pipe.py
-    memory groups  cgroup_tree.py (where this process stands), cgroups.py (making groups), units.py
-    memory         memory_left.py
+    memory groups  cgroup_tree.py (where we stand, what is left), cgroups.py, units.py
     wires          descriptors.py (JSON with descriptors), json_lines.py, websocket.py (frames)
     HTTP           http_limits.py (of a connection), connection_limit.py (of their number)
     files          file_locks.py

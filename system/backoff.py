@@ -7,13 +7,7 @@ _MOST_DOUBLINGS = 30  # any bound is reached before; keeps the power a small num
 
 
 def backoff_seconds(failures: int, *, first: float, longest: float) -> float:
-    """Return the pause after so many failures in a row; it doubles with each.
-
-    Args:
-        failures: in a row; there is no pause without any.
-        first: the pause after the first failure, in seconds.
-        longest: the bound, in seconds.
-    """
+    """Return the seconds to wait after so many failures in a row: `first`, doubled by each more."""
     if failures <= 0:
         return 0.0
     return float(min(first * 2.0 ** min(failures - 1, _MOST_DOUBLINGS), longest))

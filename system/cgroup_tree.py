@@ -5,18 +5,28 @@
 mounted, and from which group on: in a container the mount shows a subtree only). Every path can
 be read below another root, so that tests use trees of files.
 
-It makes no group (`cgroups.py`) and knows no limit. Light: a shim imports it.
+`free_memory_bytes` is what the groups and the machine leave to this process; files in the page
+cache count as free: the kernel gives them up before it kills. Light: a shim imports it.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import NamedTuple
 
 V1 = 1
 V2 = 2
 
 _READ_BYTES = 65536
+
+# v1 shows "no limit" as the largest page-aligned number; v2 says `max`.
+UNLIMITED_BYTES = 1 << 60
+# v2 slows a group down above `memory.high` until it hardly moves: a limit, for planning.
+LIMIT_FILES_V2 = ("memory.max", "memory.high")
+LIMIT_FILES_V1 = ("memory.limit_in_bytes",)
+_CACHE_KEYS_V2 = ("active_file", "inactive_file")
+_CACHE_KEYS_V1 = ("total_active_file", "total_inactive_file")
 
 TOP = "openenvd"  # what our own groups are made below (`cgroups.py`)
 
@@ -102,6 +112,43 @@ def level_number(level: Location, name: str) -> int | None:
 def join(directory: str, path: str) -> str:
     """`directory` and an absolute `path` below it."""
     return directory.rstrip("/") + path.rstrip("/") or "/"
+
+
+def free_memory_bytes(root: str = "") -> int | None:
+    """Return what this process's own groups and the machine leave to it; None: nobody says."""
+    own = locate("memory", root)
+    left = left_in_groups(own.levels()) if own is not None else []
+    found = [machine_memory_bytes("MemAvailable", root), *left]
+    return min((each for each in found if each is not None), default=None)
+
+
+def machine_memory_bytes(key: str, root: str = "") -> int | None:
+    """Return the machine's `MemTotal` or `MemAvailable`; None where it does not say."""
+    for line in (read_text(f"{root}/proc/meminfo") or "").splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def left_in_groups(levels: Iterable[Location]) -> list[int]:
+    """Return what each group that has a limit may still use."""
+    return [left for level in levels if (left := _left_of(level)) is not None]
+
+
+def _left_of(level: Location) -> int | None:
+    is_v1 = level.version == V1
+    limits = [
+        value
+        for name in (LIMIT_FILES_V1 if is_v1 else LIMIT_FILES_V2)
+        if (value := level_number(level, name)) is not None and 0 < value < UNLIMITED_BYTES
+    ]
+    used = level_number(level, "memory.usage_in_bytes" if is_v1 else "memory.current")
+    if not limits or used is None:
+        return None
+    stat = f"{level.directory}/memory.stat"
+    keys = _CACHE_KEYS_V1 if is_v1 else _CACHE_KEYS_V2
+    cached = sum(read_keyed(stat, key) or 0 for key in keys)
+    return max(0, min(limits) - used + cached)
 
 
 def _own_groups(text: str) -> dict[str, str]:

@@ -7,12 +7,10 @@
 `<own group>` is the group of the calling process, cut where `openenvd` begins: a shim that a
 capped worker starts makes its groups beside the worker's, not below, and so outlives its cap.
 
-v1 needs a writable memory hierarchy. v2 needs a delegated group: its "no internal processes" rule
-lets a group hand the memory controller down only while it holds no process itself, so our own
-group is tried first (its processes moved into a leaf, when all of them are ours), then the groups
-above it. What stands in the way is said in `why_not`, and callers do without.
+v1 needs a writable memory hierarchy. v2 needs a delegated group that holds no process itself: our
+own group is tried first (its processes are moved into a leaf, when all of them are ours), then the
+groups above it. What stands in the way is said in `why_not`, and callers do without.
 
-It neither finds limits nor explains exits: see `processes/`.
 Sizes are bytes. Light: a shim imports it, hence no dataclasses and no pathlib.
 """
 
@@ -24,8 +22,7 @@ import os
 import signal
 from typing import Any
 
-from .cgroup_tree import TOP, V1, V2, Location, locate, read_keyed, read_text
-from .memory_left import UNLIMITED_BYTES
+from .cgroup_tree import TOP, UNLIMITED_BYTES, V1, V2, Location, locate, read_keyed, read_text
 from .proc import read_stat
 from .process_identity import ProcessIdentity
 
@@ -184,32 +181,39 @@ class Cgroup:
         return int(text) if text.isdigit() else None
 
 
-class CgroupManager:
-    """Makes groups below `<own group>/openenvd/<name>`; see the module's docstring.
+class _GroupMaker:
+    """What groups are made below `directory` by; when `available` is False, `why_not` says why.
 
-    `root` stands before every path (tests). When `available` is False, `why_not` says why and
-    `create` raises.
+    `root` stands before every path (tests).
     """
 
-    def __init__(self, name: str, *, root: str = "") -> None:
-        self.name = name
-        self.available = False
-        self.why_not = ""
-        self._version = 0
-        self._directory = ""
+    available = False
+    why_not = ""
+    directory = ""
+    _version = 0
+
+    def __init__(self, *, root: str = "") -> None:
         for _ in range(3):  # a process that leaves may remove an empty level meanwhile
             try:
                 self._open(root)
+                self.why_not = "" if self.available else self.why_not
                 return
             except OSError as exc:
-                self.why_not = _why(exc)
+                self.why_not = f"{exc.filename or 'the control groups'}: {exc.strerror}"
                 if not isinstance(exc, FileNotFoundError):
                     return
 
-    @property
-    def directory(self) -> str:
-        """The folder below which groups are made."""
-        return self._directory
+    def _open(self, root: str) -> None:
+        """Find or make the directory."""
+        raise NotImplementedError
+
+
+class CgroupManager(_GroupMaker):
+    """Makes groups below `<own group>/openenvd/<name>`; see the module's docstring."""
+
+    def __init__(self, name: str, *, root: str = "") -> None:
+        self.name = name
+        super().__init__(root=root)
 
     def create(
         self, name: str, limit_bytes: int | None = None, *, kill_together: bool = False
@@ -227,18 +231,18 @@ class CgroupManager:
 
     def group(self, name: str) -> Cgroup:
         """Return the group of that name, which may not have been made."""
-        return Cgroup(f"{self._directory}/{name}", f"{TOP}/{name}", self._version)
+        return Cgroup(f"{self.directory}/{name}", f"{TOP}/{name}", self._version)
 
     def remove(self) -> bool:
         """Remove the empty groups below, then the manager's own; False while some are in use."""
-        if not self._directory:
+        if not self.directory:
             return True
-        Cgroup(self._directory, self.name, self._version).remove_with_children()
+        Cgroup(self.directory, self.name, self._version).remove_with_children()
         return self._remove_own()
 
     def _remove_own(self) -> bool:
-        top = os.path.dirname(self._directory)  # noqa: PTH120
-        removed = Cgroup(self._directory, self.name, self._version).remove()
+        top = os.path.dirname(self.directory)  # noqa: PTH120
+        removed = Cgroup(self.directory, self.name, self._version).remove()
         Cgroup(top, TOP, self._version).remove()  # stays while another manager has groups there
         return removed
 
@@ -249,7 +253,7 @@ class CgroupManager:
         empty ones: a process may be about to enter.
         """
         if self._version == V1:
-            base = os.path.dirname(os.path.dirname(self._directory))  # noqa: PTH120
+            base = os.path.dirname(os.path.dirname(self.directory))  # noqa: PTH120
             with contextlib.suppress(OSError):
                 _write(f"{base}/cgroup.procs", str(os.getpid()))
         if cgroup.remove():
@@ -270,9 +274,8 @@ class CgroupManager:
             _make(directory)
             if own.version == V2:
                 _hand_down(directory)
-        self._directory = levels[-1]
+        self.directory = levels[-1]
         self.available = True
-        self.why_not = ""
 
     def _delegated(self, own: Location) -> str | None:
         """Return the nearest v2 group that we may write and that hands memory down."""
@@ -316,22 +319,11 @@ def existing_groups(pattern: str, *, root: str = "") -> list[Cgroup]:
     return found
 
 
-class GroupsBelow:
+class GroupsBelow(_GroupMaker):
     """Makes groups right below this process's own, which another process has made for it alone.
 
-    On v2 a group with processes hands no memory controller down, so this process moves into a
-    leaf. Where groups cannot be made, `available` is False and `why_not` says why.
+    On v2 a group with processes hands no memory controller down, so this process moves into a leaf.
     """
-
-    def __init__(self, *, root: str = "") -> None:
-        self.available = False
-        self.why_not = ""
-        self.directory = ""
-        self._version = 0
-        try:
-            self._open(root)
-        except OSError as exc:
-            self.why_not = _why(exc)
 
     def create(self, name: str, limit_bytes: int) -> Cgroup:
         """Make a group with a limit; on v2 the kernel kills all of its processes together.
@@ -419,10 +411,6 @@ def _is_ours(pid: int) -> bool:
             return True  # gone meanwhile
         pid = stat.parent
     return False
-
-
-def _why(exc: OSError) -> str:
-    return f"{exc.filename or 'the control groups'}: {exc.strerror}"
 
 
 def _make(directory: str) -> None:

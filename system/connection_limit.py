@@ -154,10 +154,7 @@ class Listener:
 def closing_answer(status: HTTPStatus, detail: str | None = None, *, headers: str = "") -> bytes:
     """Return an HTTP answer that closes; 503 says when to try again.
 
-    Args:
-        status: The status.
-        detail: A sentence for people; by default the status in words.
-        headers: Further ones, each with the end of its line.
+    `headers` are further ones, each with the end of its line.
     """
     body = json.dumps({"detail": detail or status.phrase})
     retry = ""

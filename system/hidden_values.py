@@ -54,20 +54,16 @@ _LEAST_CHARACTERS = 4  # of a value that is hidden wherever it stands: a shorter
 
 def hide_credentials(value: Any) -> Any:
     """Hide passwords and tokens in URLs: of a policy, a source, or what a rollout plays in."""
-    if isinstance(value, list | tuple):
-        return [hide_credentials(item) for item in value]
-    if not isinstance(value, str) or "://" not in value:
-        return value
-    hidden = _UP_TO_LAST_AT.sub(_without_credentials, value)
-    return _URL_PARAMETER.sub(_without_secret, hidden)
+    return value if isinstance(value, dict) else _with_each(value, _without_credentials)
 
 
-def _without_credentials(word: re.Match[str]) -> str:
-    return _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", word[0])
-
-
-def _without_secret(parameter: re.Match[str]) -> str:
-    return parameter[1] + REDACTED if _names_secret(parameter[2]) else parameter[0]
+def _without_credentials(text: str) -> str:
+    if "://" not in text:
+        return text
+    text = _UP_TO_LAST_AT.sub(lambda word: _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", word[0]), text)
+    return _URL_PARAMETER.sub(
+        lambda found: found[1] + REDACTED if _names_secret(found[2]) else found[0], text
+    )
 
 
 def _names_secret(name: str) -> bool:

@@ -7,14 +7,12 @@
              body: progress (408)
              response: progress of its reader (cut)
 
-uvicorn gives a kept connection five seconds until its next request. It does not bound the bytes of
-a head where httptools parses it, and neither the time of the first head nor that of a body.
+uvicorn bounds neither the bytes of a head where httptools parses it, nor the time of the first head
+or of a body. It costs a request 2 µs. Times are looked at by one timer a connection, which is set
+again only when it has passed.
 
-It costs a request 2 µs. Times are looked at by one timer a connection, which is set again only when
-it has passed.
-
-Standard library alone: `HttpLimits` is mixed into the class that uvicorn chooses (`limited`), and
-looks at what its two implementations share: `cycle`, `flow`, `transport`.
+`HttpLimits` is mixed into the class that uvicorn chooses (`limited`), and looks at what its two
+implementations share: `cycle`, `flow`, `transport`.
 """
 
 from __future__ import annotations
@@ -39,6 +37,7 @@ MAX_PIPELINED = 64  # requests of one connection behind the one that is being an
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,12 +343,17 @@ class BodyLimit:
         if status is HTTPStatus.SERVICE_UNAVAILABLE:
             detail = "The bodies of other requests take all room; try again later"
         body = json.dumps({"detail": detail}).encode()
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-        ]
-        await send({"type": "http.response.start", "status": status.value, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await send_answer(send, status.value, [(b"content-type", b"application/json")], body)
+
+
+async def send_answer(
+    send: Send, status: int, headers: Headers, body: bytes, kind: str = "http.response"
+) -> None:
+    """Send an ASGI application's whole answer; its kind is another where it refuses a handshake."""
+    if status != HTTPStatus.NO_CONTENT:
+        headers = [*headers, (b"content-length", b"%d" % len(body))]
+    await send({"type": f"{kind}.start", "status": status, "headers": headers})
+    await send({"type": f"{kind}.body", "body": body})
 
 
 def limited(http_protocol: type[Any], timing: HttpTiming | None = None) -> type[Any]:

@@ -5,8 +5,7 @@ The kernel keeps at most `somaxconn` connections (4,096 by default) for a listen
 drops the rest; their clients come again after 1, 3 and 7 s. So an address has as many listening
 sockets as `QUEUE_LENGTH` takes; the kernel spreads connections over them (`SO_REUSEPORT`, Linux).
 
-That option alone would let any process of the same user listen at the address, unnoticed, and be
-passed a part of the connections. It is kept from that:
+With that option alone any process of the same user could listen at the address, unnoticed. So:
 
     first     listens before it has the option: it fails when anybody else has the address
     further   share its address from then on

@@ -7,11 +7,9 @@
     once a second: `on_report` ◀──    │
     anybody, any thread: `snapshot` ◀─┘
 
-It samples only while there is something to be late for: between `resume` and `pause`, or within
-`with monitor.watching()`. Otherwise it has no timer, and its thread is blocked or was never
-started: an idle process is not woken. Pausing waits for `LINGER_SAMPLES` more samples, so that
-short work is sampled at all, a stall that it ended with is recorded, and requests that follow each
-other cost nothing.
+It samples only while there is something to be late for; otherwise it has no timer, and its thread
+is blocked: an idle process is not woken. Pausing waits for `LINGER_SAMPLES` more samples, so that
+short work is sampled at all, and a stall that it ended with is recorded.
 
 Lag is the delay of a timer. A loop that is blocked for five seconds misses fifty timers, so
 fifty samples are filled in (5.0, 4.9, … 0.1): otherwise the longest stall would weigh least. A
@@ -95,17 +93,11 @@ class LagWindow:
     def snapshot(self, now: float) -> LagSnapshot:
         """What is known now; a stall that still lasts counts."""
         lags = self._lags.copy()
-        overdue = self.overdue_seconds(now)
-        if overdue > 0:
+        if overdue := self.overdue_seconds(now):
             lags.extend(lags_of(now - overdue, now, self._interval, self._most))
         ordered = sorted(lags)
-        return LagSnapshot(
-            samples=len(ordered),
-            p50_seconds=quantile(ordered, 0.5),
-            p99_seconds=quantile(ordered, 0.99),
-            max_seconds=quantile(ordered, 1.0),
-            worst_seconds=max(self._worst, overdue),
-        )
+        p50, p99, longest = (quantile(ordered, share) for share in (0.5, 0.99, 1.0))
+        return LagSnapshot(len(ordered), p50, p99, longest, max(self._worst, overdue))
 
 
 def lags_of(due: float, now: float, interval: float, most: int) -> list[float]:
@@ -123,14 +115,10 @@ def quantile(ordered: list[float], share: float) -> float:
 class EventLoopLagMonitor:
     """Measures the loop that it is started on, while there is something to be late for.
 
-    `with EventLoopLagMonitor() as lag:` inside a coroutine measures within the block. A process
-    that is idle most of the time starts it paused, and says when it has work:
-
-        lag.start(paused=True)
-        lag.resume(), lag.pause()          # both may be called again and again
-        with lag.watching(): ...           # counted: a request or a session under way
-
-    All methods but `snapshot` are called on the loop's thread.
+    A process that is idle most of the time starts it paused, and says when it has work: `resume`
+    and `pause` may be called again and again, blocks of `watching` are counted. All methods but
+    `snapshot` are called on the loop's thread. `on_report` is called there once a second while it
+    samples, and when it pauses.
     """
 
     def __init__(
@@ -143,31 +131,19 @@ class EventLoopLagMonitor:
         on_report: Callable[[LagSnapshot], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare it; nothing runs yet.
-
-        Args:
-            name: of the loop, in log lines and of the watchdog's thread.
-            interval_seconds: between two samples.
-            window_seconds: how much sampled time the percentiles are of.
-            stall_seconds: a delay from which on the code that causes it is logged.
-            on_report: called on the loop once a second while it samples, and when it pauses.
-            clock: monotonic seconds.
-        """
-        self.name = name
+        self.name = name  # of the loop, in log lines and of the watchdog's thread
         self._clock = clock
         self._interval_seconds = interval_seconds
         self._stall_seconds = stall_seconds
         self._on_report = on_report
         self._report_at = 0.0
         self._window = LagWindow(
-            clock(), interval_seconds=interval_seconds, window_seconds=window_seconds
+            math.inf, interval_seconds=interval_seconds, window_seconds=window_seconds
         )
-        self._window.due = math.inf
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None  # None while it does not sample
-        self._is_wanted = False
         self._watching = 0  # blocks of `watching`
-        self._samples_left = 0  # before it pauses, when it is not wanted
+        self._samples_left = math.inf  # before it pauses
         self._thread: threading.Thread | None = None
         self._samples = threading.Event()  # what the watchdog waits for while there is nothing
         self._ended = threading.Event()
@@ -183,7 +159,7 @@ class EventLoopLagMonitor:
     def stop(self) -> None:
         """Return when the watchdog has ended. What was measured can still be read."""
         self._stop_sampling()
-        self._is_wanted, self._loop = False, None
+        self._loop = None
         if self._thread is not None:
             self._ended.set()
             self._samples.set()
@@ -193,7 +169,7 @@ class EventLoopLagMonitor:
 
     def resume(self) -> None:
         """Sample from now on. Before `start` and when it samples already, it does nothing."""
-        self._is_wanted = self._loop is not None
+        self._samples_left = math.inf
         if self._loop is None or self._timer is not None:
             return
         self._window.due = self._clock() + self._interval_seconds
@@ -204,8 +180,7 @@ class EventLoopLagMonitor:
 
     def pause(self) -> None:
         """Stop sampling after `LINGER_SAMPLES` more; a second call does nothing."""
-        if self._is_wanted:
-            self._is_wanted, self._samples_left = False, LINGER_SAMPLES
+        self._samples_left = min(self._samples_left, LINGER_SAMPLES)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -235,8 +210,8 @@ class EventLoopLagMonitor:
         assert self._loop is not None
         now = self._clock()
         self._window.beat(now)
-        self._samples_left -= not self._is_wanted
-        is_last = not self._is_wanted and self._samples_left <= 0
+        self._samples_left -= 1
+        is_last = self._samples_left <= 0
         if self._on_report is not None and (is_last or now >= self._report_at):
             self._report_at = now + REPORT_SECONDS
             self._on_report(self.snapshot())

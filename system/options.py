@@ -22,45 +22,24 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One declared option.
+    """One declared option; a bound that is None allows any value."""
 
-    Attributes:
-        name: The field's name; the flag and the payload's field derive from it.
-        kind: `int`, `float`, `str`, `bool`, `list` or `dict`.
-        annotation: The whole type, such as `int | None`.
-        default: The value when nothing was said; a new one each time for lists and mappings.
-        help: One sentence for the command's help page and for the API's schema.
-        least: The smallest value that is allowed; None: any.
-        most: The largest value that is allowed; None: any.
-        above: The value that must be exceeded; None: any.
-        choices: The values that are allowed; empty: any.
-        auto: Whether `auto` spells the default.
-        metavar: What the help page shows for the value; None derives it from the unit.
-        flag: The flag, where it is not the name; an empty one: only the API has this option.
-    """
-
-    name: str
-    kind: type
-    annotation: Any
-    default: Any
-    help: str
+    name: str  # of the field; the flag and the payload's field derive from it
+    kind: type  # `int`, `float`, `str`, `bool`, `list` or `dict`
+    annotation: Any  # the whole type, such as `int | None`
+    default: Any  # a new one each time for lists and mappings
+    help: str  # one sentence, for the command's help page and the API's schema
     least: float | None = None
     most: float | None = None
-    above: float | None = None
-    choices: tuple[str, ...] = ()
-    auto: bool = False
-    metavar: str | None = None
-    flag: str | None = None
+    above: float | None = None  # must be exceeded
+    choices: tuple[str, ...] = ()  # the values that are allowed; empty: any
+    auto: bool = False  # whether `auto` spells the default
+    metavar: str | None = None  # on the help page; None derives it from the unit
+    flag: str | None = None  # where it is not the name; empty: only the API has this option
 
 
 def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002  as Click's and pydantic's
-    """Declare an option as a dataclass field.
-
-    Args:
-        default: The default; the types `dict` and `list` stand for an empty one.
-        help: One sentence about it.
-        more: Further attributes of `Option`.
-    """
+    """Declare an option as a dataclass field; the default `dict` or `list` is an empty one."""
     metadata = {"help": help, **more}
     if default in (dict, list):
         return field(default_factory=default, metadata=metadata)

@@ -57,11 +57,7 @@ class ProcessIdentity(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:
-        """Return the process that has this pid now (a zombie still has it).
-
-        Raises:
-            ProcessLookupError: when there is none.
-        """
+        """Return the process, or zombie, of this pid; raises `ProcessLookupError` for none."""
         started_at = _started_at(pid)
         if started_at is None:
             raise ProcessLookupError(f"no process has pid {pid}")

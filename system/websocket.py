@@ -4,9 +4,8 @@
     payload ─▶ frame_head(size, key=…) ─▶ written in front of the payload
     bytes received ─▶ parse_head ─▶ opcode, where the payload begins, where the frame ends
 
-A client masks its frames with a key; a server does not. What may come next on one connection
-(fragments, limits, close codes) is judged where connections are kept: for the server's side in
-`env_host/websocket/frames.py`, for the client's by the `websockets` library.
+What may come next on one connection (fragments, limits, close codes) is judged where connections
+are kept: for the server's side in `env_host/websocket/frames.py`, for the client's by `websockets`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Never
 
-from ...system.memory_left import free_memory_bytes
+from ...system.cgroup_tree import free_memory_bytes
 from ...system.prctl import die_with_parent
 from ...system.units import MB
 from ..errors import NotConcurrent

@@ -17,13 +17,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...system.cgroup_tree import V1, Location, level_number, locate, read_text
-from ...system.memory_left import (
+from ...system.cgroup_tree import (
     LIMIT_FILES_V1,
     LIMIT_FILES_V2,
     UNLIMITED_BYTES,
+    V1,
+    Location,
     left_in_groups,
+    level_number,
+    locate,
     machine_memory_bytes,
+    read_text,
 )
 from .. import macos
 

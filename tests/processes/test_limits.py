@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from openenvd.processes.resources.limits import available_memory_bytes, read_limits
-from openenvd.system.memory_left import free_memory_bytes
+from openenvd.system.cgroup_tree import free_memory_bytes
 
 MB = 1 << 20
 GB = 1 << 30
