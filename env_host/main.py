@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Any, Never
 from ..system.listening_sockets import listening, open_listening_sockets, sockets_of
 from ..system.proc import raise_fd_limit
 from ..system.signal_pipe import take_over
-from .environment import gradio_stub
-from .environment.notes import Notes
+from .environment import deferred_imports
 from .errors import ConfigError, ShardFailed, StartError
 from .ipc.notify import Notifier
 from .protocol import (
@@ -136,9 +135,8 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
     preload.yield_names(config.import_paths)
     sys.path[:0] = config.import_paths
     fd_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    notes = Notes(config.venv, config.import_paths)
-    if not (config.serve_as_is or gradio_stub.is_wanted()):
-        gradio_stub.keep_out()
+    if not (config.serve_as_is or deferred_imports.is_gradio_wanted()):
+        deferred_imports.keep_gradio_out()
     with no_collections():
         definition, app = _load(config, notifier.note)
     if definition is None:
@@ -148,7 +146,7 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
     else:
         if fd_limit == resource.getrlimit(resource.RLIMIT_NOFILE):  # else it is the environment's
             raise_fd_limit()
-        _supervise(inputs, notifier, definition, notes)
+        _supervise(inputs, notifier, definition)
 
 
 def _load(config: HostConfig, note: Callable[[str], None]) -> tuple[Definition | None, Any]:
@@ -187,7 +185,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
     run_loop(serving, _exit_soon, has_project_code=True)
 
 
-def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes: Notes) -> None:
+def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> None:
     """Be the parent of the processes that serve."""
     from .environment.differences import differences_in
     from .environment.plan import (
@@ -211,7 +209,6 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition, notes
     is_tried = os.environ.pop(TRIAL_VARIABLE, None) is not None
     is_concurrent, class_name = supports_concurrency(
         definition,
-        notes,
         notifier.sessions_fail,
         tries_class=is_tried and shared_class is None and what_forbids_forking() is None,
     )

@@ -5,6 +5,5 @@ definition.py      what is served, from a class     upstream_project.py  the sam
 instances.py       creating and calling one         interfaces.py        base classes of our own
 plan.py            how many sessions and shards     upstream_types.py    what upstream's package has
 own_middleware.py  a project's middleware           thread_affinity.py   on which thread it may run
-gradio_stub.py     keeps gradio out                 deferred_mcp.py      imports fastmcp when used
-notes.py           what earlier launches of a project have found out
+deferred_imports.py gradio and fastmcp, when used
 """

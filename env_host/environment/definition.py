@@ -101,8 +101,10 @@ class Definition:
     @property
     def may_change_threads(self) -> bool:
         """Whether each call of an environment may run on another thread, for all we know."""
-        if self.shares_one_thread or self.is_thread_safe:
-            return not self.shares_one_thread
+        if self.shares_one_thread:
+            return False
+        if self.is_thread_safe:
+            return True
         factory = self.factory  # one that is no class may hand out what is bound to a thread
         return inspect.isclass(factory) and not thread_affinity.is_bound_to_thread(factory)
 
@@ -194,38 +196,32 @@ def with_upstream_conversions(data: dict[str, Any]) -> dict[str, Any]:
     """
     converted = dict(data)
     if isinstance(tokens := data.get("tokens"), (list, str)):
-        converted["tokens"] = _tensor(_json_or_empty(tokens))
+        converted["tokens"] = _tensor(tokens)
     if isinstance(number := data.get("action_id"), str):
         with suppress(ValueError):
             converted["action_id"] = int(number)
     return converted
 
 
-def _json_or_empty(tokens: list[Any] | str) -> Any:
-    if not isinstance(tokens, str):
-        return tokens
+def _tensor(values: list[Any] | str) -> Any:
+    """Convert a list, or JSON of one; what is no JSON becomes an empty list."""
+    if isinstance(values, str):
+        try:
+            values = json.loads(values)
+        except ValueError:
+            values = []
     try:
-        return json.loads(tokens)
-    except ValueError:
-        return []
-
-
-def _tensor(values: Any) -> Any:
-    if not isinstance(values, list):
-        return values
-    try:
-        torch: Any = importlib.import_module("torch")
+        torch: Any = importlib.import_module("torch") if isinstance(values, list) else None
     except ImportError:
-        return values
-    return torch.tensor(values, dtype=torch.long)
+        torch = None
+    return values if torch is None else torch.tensor(values, dtype=torch.long)
 
 
 def _or(name: str, module: object) -> str:
     """Ask for a class of the module that is called nearly so; nothing when none is."""
     from difflib import get_close_matches  # when a name is wrong
 
-    names = [each for each, found in vars(module).items() if inspect.isclass(found)]
-    near = get_close_matches(name, names, 1)
+    near = get_close_matches(name, [k for k, v in vars(module).items() if inspect.isclass(v)], 1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -264,7 +260,8 @@ def _types_of(env_class: type) -> tuple[type[BaseModel], type[BaseModel], type[B
     found: list[Any] = []
     for name, argument, hint, default in zip(names, generic, hints, rest, strict=True):
         candidates = (getattr(env_class, name, None), argument, hint, default)
-        found.append(next(item for item in candidates if _is_model(item)))
+        models = (each for each in candidates if inspect.isclass(each))
+        found.append(next(each for each in models if issubclass(each, BaseModel)))
     return found[0], found[1], found[2]
 
 
@@ -290,10 +287,6 @@ def _annotations(function: Any) -> dict[str, Any]:
         return get_type_hints(function)
     except Exception:  # unresolvable names: the class is served without its types
         return {}
-
-
-def _is_model(candidate: Any) -> bool:
-    return inspect.isclass(candidate) and issubclass(candidate, BaseModel)
 
 
 def class_made_by(factory: Callable[[], Any]) -> type | None:

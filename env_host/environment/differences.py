@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-MAX_MODULES = 50
-MAX_SOURCE_BYTES = 256 * 1024  # of all: reading takes a hundred times as much memory
+from .thread_affinity import MAX_MODULES, MAX_SOURCE_BYTES, nodes_of
+
 _MUTABLE = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
 _MAKERS = frozenset({"list", "dict", "set", "deque", "defaultdict", "Counter", "OrderedDict"})
 _CHANGES = frozenset(
@@ -28,13 +28,12 @@ _CHANGES = frozenset(
     | {"discard", "pop", "popleft", "popitem", "clear"}
 )
 _SEEDS = ("random.seed", "torch.manual_seed")
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def differences_in(folders: Sequence[str]) -> list[str]:
     """Say what was found in the loaded modules below these folders, a sentence for each name."""
     found: list[str] = []
-    left = MAX_SOURCE_BYTES
+    left = MAX_SOURCE_BYTES  # of all
     for path in _files_below(folders):
         with suppress(Exception):  # what cannot be read is not judged
             if (left := left - path.stat().st_size) > 0:
@@ -59,13 +58,14 @@ def differences_of(module: ast.Module, file: str) -> Iterator[str]:
     """Say what was found in one module."""
     shared = {*_bound(module)} - _local_names(module)
     for owner in (node for node in module.body if isinstance(node, ast.ClassDef)):
-        own = {node.attr for node, _ in _nodes(owner) if _is_set_on_self(node)}
+        own = {node.attr for node, _ in nodes_of(owner) if _is_set_on_self(node)}
         shared |= {f"self.{name}" for name in _bound(owner) if name not in own}
         shared |= {f"{who}.{name}" for name in _bound(owner) for who in ("cls", owner.name)}
     found = set()
-    for node, is_late in sorted(_nodes(module), key=_line):
+    for node, is_late in sorted(nodes_of(module), key=lambda one: getattr(one[0], "lineno", 0)):
         name = _changed(node, shared) if is_late else None
-        if name is not None and name not in found and not {"cache", "memo"} & _words(name):
+        words = {*(name or "").lower().replace(".", "_").split("_")}
+        if name is not None and name not in found and not {"cache", "memo"} & words:
             found.add(name)
             yield (
                 f"{file}:{node.lineno} changes {name.removeprefix('self.')}, which sessions share "
@@ -79,10 +79,6 @@ def differences_of(module: ast.Module, file: str) -> Iterator[str]:
             )
         if asked == "os.getpid":
             yield f"{file}:{node.lineno} asks for the pid at the import; sessions run in others"
-
-
-def _line(entry: tuple[ast.AST, bool]) -> int:
-    return getattr(entry[0], "lineno", 0)
 
 
 def _changed(node: ast.AST, shared: set[str]) -> str | None:
@@ -102,7 +98,7 @@ def _changed(node: ast.AST, shared: set[str]) -> str | None:
 
 def _local_names(module: ast.Module) -> set[str]:
     """Return the names that functions bind themselves."""
-    late = [node for node, is_late in _nodes(module) if is_late]
+    late = [node for node, is_late in nodes_of(module) if is_late]
     written = {node.id for node in late if isinstance(node, ast.Name) and _is_stored(node)}
     arguments = {node.arg for node in late if isinstance(node, ast.arg)}
     return (written | arguments) - {
@@ -112,10 +108,6 @@ def _local_names(module: ast.Module) -> set[str]:
 
 def _is_stored(node: ast.Name | ast.Attribute) -> bool:
     return isinstance(node.ctx, ast.Store)
-
-
-def _words(name: str) -> set[str]:
-    return {*name.lower().replace(".", "_").split("_")}
 
 
 def _bound(scope: ast.Module | ast.ClassDef) -> Iterator[str]:
@@ -132,13 +124,3 @@ def _is_set_on_self(node: Any) -> bool:
     return (
         isinstance(node, ast.Attribute) and _is_stored(node) and ast.unparse(node.value) == "self"
     )
-
-
-def _nodes(tree: ast.AST) -> Iterator[tuple[Any, bool]]:
-    """Yield all nodes of a module, and whether they run after it was imported."""
-    pending: list[tuple[Any, bool]] = [(tree, False)]
-    while pending:
-        node, is_late = pending.pop()
-        yield node, is_late
-        is_late |= isinstance(node, _FUNCTIONS)
-        pending += [(child, is_late) for child in ast.iter_child_nodes(node)]

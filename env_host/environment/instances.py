@@ -5,12 +5,9 @@
     asynchronous, or not known yet      created on the session's thread, which then ends
     asynchronous, and quick to create   created on the event loop: no thread at all
 
-Whether creation is quick is measured by the thread's own CPU time, since wall time includes waits
-for the GIL. Creations that hold the loop for too long, or one that fails there (it may want a loop
-of its own), send all later ones back to threads, for good.
-
-How methods are called is found out once for each class (`CallSignature`) and each function, not for
-each message.
+Quick is measured by the thread's own CPU time, too, since wall time includes waits for the GIL.
+Creations that hold the loop for too long, or one that fails there (it may want a loop of its own),
+send all later ones back to threads, for good.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -141,72 +137,54 @@ def failure_of(exc: BaseException) -> str:
     return f"{type(exc).__name__}: {lines[0]}"[: MAX_FAILURE_CHARACTERS - len(where)] + where
 
 
-class Place(Enum):
-    """Where the next environment is created."""
-
-    THREAD = auto()
-    LOOP = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class Creation:
-    """How long one environment took to create, and where."""
-
-    is_async: bool
-    place: Place
-    seconds: float
-    cpu_seconds: float
-
-
-def next_place(before: Place, seen: Creation, stalls: int) -> Place | None:
-    """Decide where the next environment is created; None: on threads from now on, for good."""
-    if not seen.is_async:
-        return None if before is Place.LOOP else Place.THREAD
-    if seen.place is Place.LOOP:
-        return None if stalls >= MAX_STALLS else Place.LOOP
-    is_quick = seen.seconds < QUICK_SECONDS and seen.cpu_seconds < QUICK_CPU_SECONDS
-    return Place.LOOP if is_quick else before
-
-
 class Factory:
     """Creates environments, and learns from each creation."""
 
     def __init__(self, function: Callable[[], Any], *, may_use_loop: bool) -> None:
         self._function = function
-        self._is_settled = not may_use_loop
+        self._may_use_loop = may_use_loop
         self._stalls = 0
-        self.place = Place.THREAD
+        self.uses_loop = False  # for the next creation
         self.failure: str | None = None  # of the last creation; empty when it succeeded
         self._logged: set[tuple[type[BaseException], tuple[str, int]]] = set()  # causes of failures
 
     def create_on_loop(self) -> Any:
         """Create an environment here and now; None if it has to be created on a thread."""
-        if self.place is not Place.LOOP:
+        if not self.uses_loop:
             return None
+        started = time.monotonic()
         try:
-            return self._create(Place.LOOP)
+            env = self._function()
         except Exception:
             log.info("creating an environment on the loop failed; using a thread", exc_info=True)
-            self._settle()
+            self._leave_loop()
             return None
+        self.failure = ""
+        seconds = time.monotonic() - started
+        self._stalls += seconds >= STALL_SECONDS
+        if self._stalls >= MAX_STALLS or not call_signature_of(env).is_async:
+            text = "creating an environment blocked the event loop for %.3f s; using threads"
+            log.warning(text, seconds)
+            self._leave_loop()
+        return env
 
     def create(self) -> Any:
         """Create an environment, on any thread; raises whatever the factory raises."""
-        return self._create(Place.THREAD)
-
-    def _create(self, place: Place) -> Any:
         started, cpu = time.monotonic(), time.thread_time()
         try:
             env = self._function()
         except BaseException as exc:
-            if place is Place.THREAD:  # on the loop: it is tried again
-                self._note(exc)
+            self._note(exc)
             raise
         self.failure = ""
-        if not self._is_settled:
+        if self._may_use_loop and call_signature_of(env).is_async:
             seconds, cpu_seconds = time.monotonic() - started, time.thread_time() - cpu
-            self._learn(Creation(call_signature_of(env).is_async, place, seconds, cpu_seconds))
+            self.uses_loop |= seconds < QUICK_SECONDS and cpu_seconds < QUICK_CPU_SECONDS
         return env
+
+    def _leave_loop(self) -> None:
+        """Create on threads from now on, for good."""
+        self._may_use_loop = self.uses_loop = False
 
     def _note(self, exc: BaseException) -> None:
         """Keep why an environment could not be created, and log the traceback of another cause."""
@@ -215,20 +193,6 @@ class Factory:
         if cause not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(cause)
             log.warning("an environment could not be created", exc_info=exc)
-
-    def _learn(self, seen: Creation) -> None:
-        self._stalls += seen.place is Place.LOOP and seen.seconds >= STALL_SECONDS
-        place = next_place(self.place, seen, self._stalls)
-        if place is None:
-            text = "creating an environment blocked the event loop for %.3f s; using threads"
-            log.warning(text, seen.seconds)
-            self._settle()
-        else:
-            self.place = place
-
-    def _settle(self) -> None:
-        self._is_settled = True
-        self.place = Place.THREAD
 
 
 def _place(exc: BaseException) -> tuple[str, int]:

@@ -4,10 +4,9 @@
 `plan_of` decides once, when the host starts, from the configuration, what the class allows and what
 the machine has; it takes plain values.
 
-Where the class is not known, `try_factory` creates one environment, in a process of its own, to see
-its class and whether it can be created. What the factory leaves behind (threads, connections, a
-browser) ends with that process, and so does a factory that takes too long: one of upstream's waits
-half a minute for a server that is not there.
+Where the class is not known, `try_factory` creates one environment, in a process of its own, with
+which ends what the factory leaves behind (threads, connections, a browser). So does a factory that
+takes too long: one of upstream's waits half a minute for a server that is not there.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from ..protocol import DEFAULT_SESSIONS, HostConfig
 from ..startup import fitting_sessions, sessions_of_process
 from .definition import Definition
 from .instances import failure_of
-from .notes import CONCURRENCY, Notes
 
 # What an isolated session is expected to need by default: 14 MB, and an environment.
 ISOLATED_SESSION_BYTES = 48 * MB
@@ -154,7 +152,6 @@ def this_machine(config: HostConfig, fds: int) -> Machine:
 
 def supports_concurrency(
     definition: Definition,
-    notes: Notes,
     sessions_fail: Callable[[str], None],
     seconds: float = TRIAL_SECONDS,
     *,
@@ -162,26 +159,19 @@ def supports_concurrency(
 ) -> tuple[bool, str]:
     """Tell whether sessions may run side by side, and the name of the class that says so.
 
-    A factory that is not a class is tried once, for at most so many seconds; what is found is noted
-    for later launches. When it fails, `sessions_fail` is called with the cause, and nothing is
-    noted. A class says so itself: it `tries_class` for the sake of `sessions_fail` alone.
+    A factory that is not a class is tried once, for at most so many seconds. When it fails,
+    `sessions_fail` is called with the cause; when it was not ready in time, its code may name the
+    class. A class says so itself: it `tries_class` for the sake of `sessions_fail` alone.
     """
-    if (env_class := definition.env_class) is not None:
-        if tries_class and (failure := try_factory(definition, seconds).failure) is not None:
-            sessions_fail(failure)
-        return marking_of(env_class)
-    if (noted := notes.get(CONCURRENCY)) is not None:
-        return bool(noted[0]), str(noted[1])
-    trial = try_factory(definition, seconds)
-    if trial.failure is not None:
-        sessions_fail(trial.failure)
-    if (found := trial.marking) is None:
-        if (env_class := definition.made_class) is None:
-            return False, definition.factory_name
-        found = marking_of(env_class)
-    if trial.failure is None:
-        notes.keep(CONCURRENCY, found)
-    return found
+    if definition.env_class is None or tries_class:
+        trial = try_factory(definition, seconds)
+        if trial.failure is not None:
+            sessions_fail(trial.failure)
+        if trial.marking is not None:
+            return trial.marking
+    if (made_class := definition.made_class) is not None:
+        return marking_of(made_class)
+    return False, definition.factory_name
 
 
 class Trial(NamedTuple):

@@ -96,7 +96,7 @@ def _imports_of(name: str) -> set[str] | None:
     if tree is None:
         return None
     found: set[str] = set()
-    for node, is_late in _nodes(tree):
+    for node, is_late in nodes_of(tree):
         if isinstance(node, ast.Name) and node.id in _CODE_AT_RUN_TIME:
             return None
         for imported in _named_by(node, module.__package__ or ""):
@@ -106,15 +106,14 @@ def _imports_of(name: str) -> set[str] | None:
     return found
 
 
-def _nodes(tree: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
+def nodes_of(tree: ast.AST) -> Iterator[tuple[Any, bool]]:
     """Yield all nodes of a module, and whether they run after it was imported."""
-    pending = [(tree, False)]
+    pending: list[tuple[Any, bool]] = [(tree, False)]
     while pending:
         node, is_late = pending.pop()
+        yield node, is_late
         is_late |= isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-        below = [(child, is_late) for child in ast.iter_child_nodes(node)]
-        yield from below
-        pending += below
+        pending += [(child, is_late) for child in ast.iter_child_nodes(node)]
 
 
 def _named_by(node: Any, package: str) -> Iterator[str]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import LoadError
 from ..protocol import HostConfig
-from . import deferred_mcp, gradio_stub
+from . import deferred_imports
 from .definition import AnyAction, Definition
 from .interfaces import Observation, State
 from .own_middleware import is_http_only, own_middleware
@@ -141,10 +141,7 @@ def _misnamed(config: HostConfig, failures: Mapping[str, Exception]) -> str:
 def load_project(config: HostConfig, note: Callable[[str], None]) -> tuple[Definition | None, Any]:
     """Make the definition of an upstream project; only its app when that is not upstream's.
 
-    What a user should know of it is noted.
-
-    Raises:
-        LoadError: the project does not import.
+    What a user should know of it is noted. Raises `LoadError` when the project does not import.
     """
     with _noted_servers() as servers:
         app = import_app(config, note)
@@ -183,17 +180,17 @@ def _definition(server: Any, registered: Any, app: Any, name: str) -> Definition
         own_paths=own_paths,
         shared_paths=shared_paths,
         has_own_hooks=_has_own_hooks(app) or _has_own_hooks(registered),
-        has_own_routes=any(not _is_librarys(endpoint) for endpoint in _endpoints(app)),
+        has_own_routes=_has_own_routes(app),
         middleware=middleware,
         refuses_unknown_ids=hasattr(server, "_session_websocket_attachments"),
     )
 
 
-def _endpoints(app: Any) -> Iterator[Any]:
-    """Yield what answers the routes of an app; one that is mounted answers its own."""
-    for route in getattr(app, "routes", ()):
-        if endpoint := getattr(route, "endpoint", None) or getattr(route, "app", None):
-            yield endpoint
+def _has_own_routes(app: Any) -> bool:
+    """Tell whether a route is answered by what is no library's; a mounted app answers its own."""
+    routes = getattr(app, "routes", ())
+    found = (getattr(each, "endpoint", None) or getattr(each, "app", None) for each in routes)
+    return any(endpoint and not _is_librarys(endpoint) for endpoint in found)
 
 
 def _serves_itself(app: Any, path: str) -> bool:
@@ -244,13 +241,13 @@ def _is_stateless(route: Any) -> bool:
 def _noted_servers() -> Iterator[list[tuple[Any, Any]]]:
     """Note every `HTTPEnvServer` with the app it registers its routes on."""
     noted: list[tuple[Any, Any]] = []
-    deferred_mcp.defer()
+    deferred_imports.defer_mcp()
     try:
         server_class: Any = importlib.import_module(UPSTREAM_SERVER).HTTPEnvServer
     except ImportError:
         yield noted  # the project does not use it, or its own import fails
         return
-    gradio_stub.give_when_asked()
+    deferred_imports.give_gradio_when_asked()
     register = server_class.register_routes
 
     def note(self: Any, app: Any, *args: Any, **kwargs: Any) -> Any:

@@ -58,15 +58,15 @@ def rpc_error(
     return {"jsonrpc": "2.0", "id": request_id, "error": error}
 
 
-@dataclass(frozen=True, slots=True)
 class McpTypes:
     """Upstream's classes for tools as actions and observations."""
 
-    any_action: Any
-    list_action: Any
-    call_action: Any
-    list_observation: Any
-    call_observation: Any
+    def __init__(self, module: Any) -> None:
+        self.any_action = module.Action
+        self.list_action = module.ListToolsAction
+        self.call_action = module.CallToolAction
+        self.list_observation = module.ListToolsObservation
+        self.call_observation = module.CallToolObservation
 
     def is_mcp_style(self, action_cls: Any) -> bool:
         """Whether the environment takes tools as its actions."""
@@ -84,16 +84,8 @@ class McpTypes:
 
 def upstream_mcp_types() -> McpTypes | None:
     """Upstream's classes, if its package has been imported."""
-    module: Any = sys.modules.get(UPSTREAM_MCP_TYPES)
-    if module is None:
-        return None
-    return McpTypes(
-        any_action=module.Action,
-        list_action=module.ListToolsAction,
-        call_action=module.CallToolAction,
-        list_observation=module.ListToolsObservation,
-        call_observation=module.CallToolObservation,
-    )
+    module = sys.modules.get(UPSTREAM_MCP_TYPES)
+    return None if module is None else McpTypes(module)
 
 
 def serialize(observation: Any) -> dict[str, Any]:

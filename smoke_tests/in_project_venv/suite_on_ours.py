@@ -89,7 +89,6 @@ def _serve(app: Any, server: Any, listener: socket.socket) -> None:
     try:
         with contextlib.suppress(Exception):
             asyncio._set_running_loop(None)  # the fork was made within the test's loop
-        from openenvd.env_host.environment.notes import Notes
         from openenvd.env_host.environment.upstream_project import _definition
         from openenvd.env_host.ipc.notify import Notifier
         from openenvd.env_host.main import Inputs, _supervise
@@ -98,8 +97,7 @@ def _serve(app: Any, server: Any, listener: socket.socket) -> None:
         most = getattr(server, "_max_concurrent_envs", None)
         config = HostConfig(name="suite", max_sessions=most, **AS_UPSTREAM)
         definition = _definition(server, app, app, "suite")
-        notes = Notes(None, ())
-        _supervise(Inputs(config, [listener]), Notifier(None), definition, notes)
+        _supervise(Inputs(config, [listener]), Notifier(None), definition)
         code = 0
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)

@@ -7,7 +7,6 @@ import functools
 import json
 import os
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,11 +14,10 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from openenvd.env_host.bundled.echo.environment import EchoAction, EchoEnvironment, EchoObservation
-from openenvd.env_host.environment import gradio_stub, upstream_project
+from openenvd.env_host.environment import deferred_imports, upstream_project
 from openenvd.env_host.environment.definition import AnyAction, Definition, definition_of_class
 from openenvd.env_host.environment.instances import Calls, keep_accepted
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
-from openenvd.env_host.environment.notes import CONCURRENCY, Notes
 from openenvd.env_host.environment.plan import supports_concurrency, try_factory
 from openenvd.env_host.protocol import HostConfig
 from openenvd.env_host.serving import messages
@@ -130,52 +128,20 @@ def slow_in_two_lines() -> EchoEnvironment:
 )
 def test_a_factory_functions_class_is_found(factory: Any, answer: tuple[bool, str]) -> None:
     failures: list[str] = []
-    assert supports_concurrency(made(factory), Notes(None, ()), failures.append) == answer
+    assert supports_concurrency(made(factory), failures.append) == answer
     assert bool(failures) == (factory is no_environment)
+    assert all(text.startswith(f"OSError: no licence ({__file__}, line ") for text in failures)
 
 
 def test_a_factory_that_takes_too_long_is_known_by_its_code() -> None:
-    notes = Notes(None, ())
-    found = supports_concurrency(made(slow), notes, pytest.fail, seconds=0.1)
+    found = supports_concurrency(made(slow), pytest.fail, seconds=0.1)
     assert found == (True, "EchoEnvironment")
-    assert notes.get(CONCURRENCY) == found
     assert children_of(os.getpid()) == []
 
 
-def test_a_factory_that_fails_is_tried_again_at_the_next_launch() -> None:
-    notes = Notes(None, ())
-    failures: list[str] = []
-    supports_concurrency(made(no_environment), notes, failures.append)
-    [failure] = failures
-    assert failure.startswith(f"OSError: no licence ({__file__}, line ")
-    assert notes.get(CONCURRENCY) is None
-
-
-def test_a_factory_of_which_nothing_was_found_is_tried_again_at_the_next_launch() -> None:
-    notes = Notes(None, ())
-    found = supports_concurrency(made(slow_in_two_lines), notes, pytest.fail, seconds=0.1)
+def test_a_factory_that_takes_too_long_and_whose_code_names_no_class_runs_alone() -> None:
+    found = supports_concurrency(made(slow_in_two_lines), pytest.fail, seconds=0.1)
     assert found == (False, "slow_in_two_lines")
-    assert notes.get(CONCURRENCY) is None
-
-
-def chosen_by_a_variable() -> Any:
-    return (EchoEnvironment if os.environ.get("SIDE_BY_SIDE") else Untyped)()
-
-
-def test_what_was_noted_is_true_of_launches_with_the_same_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def found() -> str:
-        notes = Notes(str(tmp_path), ())
-        return supports_concurrency(made(chosen_by_a_variable), notes, pytest.fail)[1]
-
-    assert found() == "Untyped"
-    monkeypatch.setenv("SIDE_BY_SIDE", "1")
-    assert found() == "EchoEnvironment"
-    monkeypatch.setenv("OPENENVD_NOTIFY_FD", "9")  # another at each start
-    assert Notes(str(tmp_path), ()).get(CONCURRENCY) == [True, "EchoEnvironment"]
-    monkeypatch.delenv("SIDE_BY_SIDE")
-    assert Notes(str(tmp_path), ()).get(CONCURRENCY) == [False, "Untyped"]
 
 
 def test_a_factory_that_ends_its_process_is_told() -> None:
@@ -239,7 +205,7 @@ def test_data_may_be_left_out_where_it_is_not_needed(message: dict[str, Any]) ->
 def test_gradio_is_wanted_when_the_web_interface_is_on(
     environ: dict[str, str], is_wanted: bool
 ) -> None:
-    assert gradio_stub.is_wanted(environ) is is_wanted
+    assert deferred_imports.is_gradio_wanted(environ) is is_wanted
 
 
 def test_the_configuration_survives_its_json_form() -> None:

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -12,43 +15,63 @@ from openenvd.env_host.bundled.benchmark.environment import (
     BenchmarkEnvironment,
     SyncBenchmarkEnvironment,
 )
-from openenvd.env_host.environment.instances import MAX_STALLS, Creation, Factory, Place, next_place
-
-QUICK, SLOW = 0.001, 1.0
-
-
-@pytest.mark.parametrize(
-    ("before", "seen", "stalls", "place"),
-    [
-        (Place.THREAD, Creation(True, Place.THREAD, QUICK, QUICK), 0, Place.LOOP),
-        (Place.THREAD, Creation(True, Place.THREAD, SLOW, QUICK), 0, Place.THREAD),
-        (Place.THREAD, Creation(True, Place.THREAD, SLOW, SLOW), 0, Place.THREAD),
-        (Place.LOOP, Creation(True, Place.THREAD, SLOW, SLOW), 0, Place.LOOP),  # begun before
-        (Place.LOOP, Creation(True, Place.LOOP, QUICK, QUICK), 0, Place.LOOP),
-        (Place.LOOP, Creation(True, Place.LOOP, SLOW, QUICK), MAX_STALLS - 1, Place.LOOP),
-        (Place.LOOP, Creation(True, Place.LOOP, SLOW, QUICK), MAX_STALLS, None),
-        (Place.THREAD, Creation(False, Place.THREAD, QUICK, QUICK), 0, Place.THREAD),
-        (Place.LOOP, Creation(False, Place.LOOP, QUICK, QUICK), 0, None),  # a factory of both kinds
-    ],
+from openenvd.env_host.environment.instances import (
+    MAX_STALLS,
+    QUICK_CPU_SECONDS,
+    QUICK_SECONDS,
+    STALL_SECONDS,
+    Factory,
 )
-def test_asynchronous_environments_that_are_quick_are_created_on_the_loop(
-    before: Place, seen: Creation, stalls: int, place: Place | None
-) -> None:
-    assert next_place(before, seen, stalls) is place
 
 
 def test_the_factory_moves_to_the_loop_after_a_quick_first_creation() -> None:
     factory = Factory(BenchmarkEnvironment, may_use_loop=True)
-    places = [factory.place]
+    assert factory.create_on_loop() is None
     factory.create()
-    assert [*places, factory.place] == [Place.THREAD, Place.LOOP]
     assert isinstance(factory.create_on_loop(), BenchmarkEnvironment)
 
 
 def test_synchronous_environments_stay_on_threads() -> None:
     factory = Factory(SyncBenchmarkEnvironment, may_use_loop=True)
     factory.create()
-    assert factory.place is Place.THREAD
+    assert not factory.uses_loop
+
+
+@pytest.mark.parametrize("seconds", [QUICK_CPU_SECONDS, QUICK_SECONDS])
+def test_one_that_is_slow_on_a_thread_is_created_there(
+    monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """By CPU time, or by the wall clock when it waits."""
+    clock = "thread_time" if seconds == QUICK_CPU_SECONDS else "monotonic"
+    monkeypatch.setattr(time, clock, count(0.0, seconds).__next__)
+    factory = Factory(BenchmarkEnvironment, may_use_loop=True)
+    factory.create()
+    assert not factory.uses_loop
+
+
+def test_creations_that_hold_the_loop_up_go_back_to_threads_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    factory = Factory(BenchmarkEnvironment, may_use_loop=True)
+    factory.create()
+    with monkeypatch.context() as slow:
+        slow.setattr(time, "monotonic", count(0.0, 2 * STALL_SECONDS).__next__)
+        assert [bool(factory.create_on_loop()) for _ in range(MAX_STALLS + 1)] == [
+            *[True] * MAX_STALLS, False,
+        ]  # fmt: skip
+    factory.create()
+    assert not factory.uses_loop
+
+
+def test_a_factory_of_both_kinds_is_left_to_threads() -> None:
+    kinds: Iterator[Any] = iter(
+        [BenchmarkEnvironment, SyncBenchmarkEnvironment, BenchmarkEnvironment]
+    )
+    factory = Factory(lambda: next(kinds)(), may_use_loop=True)
+    factory.create()
+    assert isinstance(factory.create_on_loop(), SyncBenchmarkEnvironment)
+    factory.create()
+    assert not factory.uses_loop
 
 
 def test_a_factory_that_fails_on_the_loop_is_left_to_threads() -> None:
@@ -57,22 +80,22 @@ def test_a_factory_that_fails_on_the_loop_is_left_to_threads() -> None:
             raise RuntimeError("a loop is running here")
         return BenchmarkEnvironment()
 
-    def make_on_thread() -> Place:
+    def make_on_thread() -> bool:
         thread = threading.Thread(target=factory.create)
         thread.start()
         thread.join()
-        return factory.place
+        return factory.uses_loop
 
     factory = Factory(function, may_use_loop=True)
-    assert make_on_thread() is Place.LOOP
+    assert make_on_thread()
     assert factory.create_on_loop() is None
-    assert make_on_thread() is Place.THREAD  # for good
+    assert not make_on_thread()  # for good
 
 
 def test_one_thread_for_all_means_never_the_loop() -> None:
     factory = Factory(BenchmarkEnvironment, may_use_loop=False)
     factory.create()
-    assert factory.place is Place.THREAD
+    assert not factory.uses_loop
 
 
 def test_the_traceback_of_each_cause_of_a_failure_is_logged_once(
@@ -134,7 +157,7 @@ def test_a_constructor_that_begins_to_fail_on_the_loop_is_logged(
 
     factory = Factory(function, may_use_loop=True)
     factory.create()
-    assert factory.place is Place.LOOP
+    assert factory.uses_loop
     assert factory.create_on_loop() is None
     with pytest.raises(RuntimeError):
         factory.create()

@@ -13,8 +13,8 @@ MODULE = "openenv/core/env_server/mcp_environment.py"
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from openenvd.env_host.environment import deferred_mcp
-deferred_mcp.defer()
+from openenvd.env_host.environment import deferred_imports
+deferred_imports.defer_mcp()
 from openenv.core.env_server import mcp_environment
 print("fastmcp" in sys.modules, mcp_environment.use())
 print("fastmcp" in sys.modules)
