@@ -297,6 +297,7 @@ async def _run_child(
     from .serving.app import HostApp
     from .serving.uvicorn_server import Server
     from .shard.shard import IsolatedSession, Shard
+    from .websocket.partial_messages import PartialMessages
 
     def make_server(served: Definition, table: SessionTable, siblings: Siblings | None) -> Server:
         if siblings is not None and config.token is not None:
@@ -305,14 +306,18 @@ async def _run_child(
             served,
             table,
             manifest=config.manifest,
-            step_timeout_seconds=config.step_timeout_seconds,
-            max_message_bytes=config.max_message_bytes,
-            partial_messages_bytes=own.partial_messages_bytes,
+            partial=PartialMessages(config.max_message_bytes, own.partial_messages_bytes),
             scoreboard=scoreboard,
             siblings=siblings,
             drain_secret=config.drain_secret,
         )
-        return Server(app, Access.of(config), headers=config.headers, runs_hooks=own.is_home)
+        return Server(
+            app,
+            Access.of(config),
+            headers=config.headers,
+            max_message_bytes=config.max_message_bytes,
+            runs_hooks=own.is_home,
+        )
 
     kind = Shard if own.connection_fd is None else IsolatedSession
     if own.state_address is None:

@@ -12,6 +12,6 @@ comes by.
     HTTP           http_limits.py (of a connection), connection_limit.py (of their number)
     files          file_locks.py
     logs           log_files.py, terminal_text.py (foreign text), hidden_values.py (secrets)
-    time           backoff.py, loop_lag.py, futures.py
+    time           backoff.py, loop_lag.py
     metrics        prometheus.py
 """

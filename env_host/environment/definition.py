@@ -94,16 +94,11 @@ class Definition:
         return bool(getattr(self.made_class, "REQUIRES_SINGLE_THREAD_EXECUTOR", False))
 
     @property
-    def is_thread_safe(self) -> bool:
-        """Whether calls may run on any thread, so that sessions can share threads."""
-        return bool(getattr(self.made_class, "THREAD_SAFE", False))
-
-    @property
     def may_change_threads(self) -> bool:
         """Whether each call of an environment may run on another thread, for all we know."""
         if self.shares_one_thread:
             return False
-        if self.is_thread_safe:
+        if getattr(self.made_class, "THREAD_SAFE", False):
             return True
         factory = self.factory  # one that is no class may hand out what is bound to a thread
         return inspect.isclass(factory) and not thread_affinity.is_bound_to_thread(factory)

@@ -4,43 +4,36 @@
     every HTTP request, every handshake ──▶ `AccessGuard` ──▶ the application
     handshakes of our own sessions ───────▶ `Access.permits` ──▶ the session; or else as above
 
-Whose the request is comes first. A gateway names the environment, the launch (its generation) and
-the replica that it takes an address to be. Addresses are used again: after a restart of dockerd two
-containers may have each other's, and a killed server may be followed by another's at its port,
-while the gateway still has the old one. A request that names another server than this one is
-refused with 503 and `RETRY_HEADER`: nothing was begun, and the gateway sends it to another replica,
-if there is one. A request that names none comes from a client that knows the address alone.
+    503  it is for another server: a gateway names the environment, the generation and the replica
+         that it takes an address to be, and after restarts addresses have other owners. Nothing
+         was begun (`RETRY_HEADER`), so the gateway tries another replica
+    403  its Host or Origin is not allowed (`system/request_origin.py`)
+    401  it does not have the token (`system/access_tokens.py`)
+    415  its body is not JSON, on a route that takes JSON: a browser sends text and forms to any
+         server without asking it
 
-Then Host and Origin (`system/request_origin.py`), then the token (`system/access_tokens.py`), and
-last what a request is made of: routes that take JSON take nothing else, since a browser sends text
-and forms to any server without asking it.
-
-A refusal has a status and a sentence: 503 for another's request, 403 for a wrong Host or Origin,
-401 without the token, 415 for a body that is not JSON. A handshake is refused with the same status,
-not by a close after it.
+A handshake is refused with the same status, not by a close after it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ...system.access_tokens import bearer, is_token, split_target, without_parameter
+from ...system.http_limits import Headers, send_answer
 from ...system.request_origin import is_allowed_host, is_allowed_origin
+from ..environment.own_middleware import Receive, Scope, Send
 from ..protocol import ENVIRONMENT_HEADER, GENERATION_HEADER, REPLICA_HEADER, RETRY_HEADER
 
 if TYPE_CHECKING:
     from ..protocol import HostConfig
     from ..websocket.handshake import Upgrade
 
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
 
 # What takes JSON alone: our routes, and what a project's app has of upstream's.
 JSON_ROUTES = frozenset({"/reset", "/step", "/mcp", "/web/reset", "/web/step"})
@@ -50,11 +43,6 @@ _WHOSE = tuple(
     name.lower().encode() for name in (ENVIRONMENT_HEADER, GENERATION_HEADER, REPLICA_HEADER)
 )
 _ONCE = frozenset({b"host", b"origin", b"authorization", b"content-type", b"sec-fetch-site"})
-_READ = (
-    _ONCE
-    | {*_WHOSE}
-    | {b"sec-fetch-mode", b"sec-fetch-dest", b"content-length", b"transfer-encoding"}
-)
 _ALLOW_ORIGIN = b"access-control-allow-origin"
 
 
@@ -144,6 +132,7 @@ class Access:
             401,
             "this environment wants its token: send `Authorization: Bearer TOKEN`, or connect to "
             "the base URL that `openenv address NAME` prints",
+            [(b"www-authenticate", b"Bearer")],
         )
 
 
@@ -159,12 +148,12 @@ class AccessGuard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        headers, twice = _guarded(scope["headers"])
+        headers, twice = _by_name(scope["headers"])
         _put_route_back(scope)
         refusal = twice or self._access.other_refusal(headers)
         refusal = refusal or self._access.origin_refusal(headers)
         if refusal is None and (origin := headers.get(b"origin")) is not None:
-            if preflight := _preflight(scope, origin):
+            if preflight := _preflight(scope, headers, origin):
                 await _answer(scope, receive, send, 204, preflight, b"")
                 return
             send = _readable_by(origin, send)
@@ -172,7 +161,8 @@ class AccessGuard:
         refusal = refusal or _body_refusal(scope, headers)
         if refusal is not None:
             body = json.dumps({"detail": refusal.detail}).encode()
-            await _answer(scope, receive, send, refusal.status, _headers_of(refusal), body)
+            lines = [(b"content-type", b"application/json"), *refusal.headers]
+            await _answer(scope, receive, send, refusal.status, lines, body)
             return
         scope["query_string"] = without_parameter(scope["query_string"])[0]
         await self._app(scope, receive, send)
@@ -193,14 +183,12 @@ def _cross_site_refusal(headers: Mapping[bytes, bytes]) -> Refusal | None:
     return Refusal(403, "Sec-Fetch-Site 'cross-site' is not allowed: a page loads this as its own")
 
 
-def _guarded(headers: Headers) -> tuple[dict[bytes, bytes], Refusal | None]:
-    """Return the headers that are looked at, and a refusal when one of them came twice."""
+def _by_name(headers: Headers) -> tuple[dict[bytes, bytes], Refusal | None]:
+    """Return the headers by name, and a refusal when one that is looked at came twice."""
     found: dict[bytes, bytes] = {}
     refusal = None
     for name, value in headers:
         key = name.lower()
-        if key not in _READ:
-            continue
         if key in found and key in _ONCE:
             refusal = Refusal(403, f"more than one {key.decode().title()} header is not allowed")
         found[key] = value
@@ -214,13 +202,10 @@ def _put_route_back(scope: Scope) -> None:
         scope["path"], scope["raw_path"] = unquote(path.decode("latin-1")), path
 
 
-def _preflight(scope: Scope, origin: bytes) -> Headers | None:
+def _preflight(scope: Scope, asked: Mapping[bytes, bytes], origin: bytes) -> Headers | None:
     """Return what a browser wants to know before a page's request; None if it does not ask."""
-    if scope["type"] != "http" or scope["method"] != "OPTIONS":
-        return None
-    asked = {name.lower(): value for name, value in scope["headers"]}
     method = asked.get(b"access-control-request-method")
-    if method is None:
+    if scope["type"] != "http" or scope["method"] != "OPTIONS" or method is None:
         return None
     answer = [
         (_ALLOW_ORIGIN, origin),
@@ -263,11 +248,6 @@ def _readable_by(origin: bytes, send: Send) -> Send:
     return send_readable
 
 
-def _headers_of(refusal: Refusal) -> Headers:
-    asked = [(b"www-authenticate", b"Bearer")] if refusal.status == 401 else []
-    return [(b"content-type", b"application/json"), *refusal.headers, *asked]
-
-
 async def _answer(
     scope: Scope, receive: Receive, send: Send, status: int, headers: Headers, body: bytes
 ) -> None:
@@ -279,7 +259,4 @@ async def _answer(
             await send({"type": "websocket.close"})  # the server answers 403
             return
         kind = "websocket.http.response"
-    if status != 204:
-        headers = [*headers, (b"content-length", b"%d" % len(body))]
-    await send({"type": f"{kind}.start", "status": status, "headers": headers})
-    await send({"type": f"{kind}.body", "body": body})
+    await send_answer(send, status, headers, body, kind)

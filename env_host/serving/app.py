@@ -18,19 +18,19 @@ import signal
 from typing import Any
 
 from ...system.access_tokens import is_token
+from ...system.http_limits import send_answer
 from ...system.prometheus import CONTENT_TYPE
 from ..environment.definition import Definition
 from ..environment.own_middleware import SESSION_PATHS, Receive, Send, answered_by
 from ..ipc.capacity import capacity_of, render_metrics
 from ..ipc.scoreboard import Scoreboard, now_microseconds
-from ..protocol import DRAIN_HEADER, DRAIN_ROUTE, MAX_MESSAGE_BYTES
+from ..protocol import DRAIN_HEADER, DRAIN_ROUTE
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
-from ..websocket.handshake import Upgrade
 from ..websocket.partial_messages import PartialMessages
-from .http_routes import EncodedReply, HttpRoutes, Reply
+from .http_routes import HttpRoutes, Reply
 from .mcp import Mcp
-from .own_app import Headers, Home, check_handshake
+from .own_app import Home
 from .ws_session import SessionService
 
 
@@ -43,9 +43,7 @@ class HostApp:
         table: SessionTable,
         *,
         manifest: dict[str, Any],
-        step_timeout_seconds: float | None,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        partial_messages_bytes: int = 0,
+        partial: PartialMessages,
         scoreboard: Scoreboard | None = None,
         siblings: Siblings | None = None,
         drain_secret: str | None = None,
@@ -58,31 +56,18 @@ class HostApp:
         self._is_asked = siblings is not None  # not the process of one session, whose shard was
         self._definition = definition
         self._table = table
-        self._step_timeout_seconds = step_timeout_seconds
         self._scoreboard = scoreboard
         self._drain_secret = drain_secret
-        self.max_message_bytes = max_message_bytes
-        self._partial_messages_bytes = partial_messages_bytes
         self._mcp = Mcp(table, siblings)
-        self._routes = HttpRoutes(definition, table, manifest)
-
-    @property
-    def session_service(self) -> SessionService:
-        """What serves the sessions on WebSockets."""
-        loop = asyncio.get_running_loop()
-        return SessionService(
-            SESSION_PATHS - self._definition.own_paths,
-            self._table,
+        self.session_service = SessionService(
+            SESSION_PATHS - definition.own_paths,
+            table,
             self._mcp.answer,
-            self._step_timeout_seconds,
-            loop,
-            PartialMessages(self.max_message_bytes, self._partial_messages_bytes),
-            self._is_asked and self._definition.checks_handshakes,
+            asyncio.get_running_loop(),
+            partial,
+            self._is_asked and definition.checks_handshakes,
         )
-
-    async def check(self, upgrade: Upgrade, transport: asyncio.Transport) -> Headers | bytes:
-        """Ask the project's middleware whether a session may begin (`own_app.py`)."""
-        return await check_handshake(self._definition.app, upgrade, transport)
+        self._routes = HttpRoutes(definition, table, manifest)
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -117,7 +102,7 @@ class HostApp:
 
     async def _answer_mcp(self, _scope: dict[str, Any], receive: Receive, send: Send) -> None:
         body = await _read_body(receive)
-        await _answer(send, EncodedReply(await self._mcp.answer_text(body)))
+        await _answer(send, Reply(await self._mcp.answer_text(body)))
 
     def _gauges(self, scoreboard: Scoreboard, path: str) -> Reply:
         capacity = capacity_of(scoreboard, now_microseconds())
@@ -125,7 +110,7 @@ class HostApp:
             is_shared = bool(getattr(self._definition.env_class, "SHARED_STATE", False))
             shared = {"shared_state": is_shared}
             return Reply(capacity | shared | {"loop_tasks": len(asyncio.all_tasks())})
-        return EncodedReply(render_metrics(self._definition.name, capacity).encode(), CONTENT_TYPE)
+        return Reply(render_metrics(self._definition.name, capacity).encode(), kind=CONTENT_TYPE)
 
     async def _serve_rest(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         if self._definition.app is not None:
@@ -158,11 +143,7 @@ class ClientLeft(Exception):
 
 
 async def _read_body(receive: Receive) -> bytes:
-    """Read the whole body of a request.
-
-    Raises:
-        ClientLeft: there is nobody to answer.
-    """
+    """Read the whole body of a request; raises `ClientLeft` when there is nobody to answer."""
     parts = []
     while True:
         message = await receive()
@@ -175,7 +156,4 @@ async def _read_body(receive: Receive) -> bytes:
 
 async def _answer(send: Send, reply: Reply) -> None:
     """Send one reply."""
-    length = (b"content-length", str(len(reply.body)).encode())
-    headers = [*reply.headers, length]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.body})
+    await send_answer(send, reply.status, reply.headers, reply.body)

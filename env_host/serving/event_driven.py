@@ -13,21 +13,19 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.server import Server, ServerState
 
 from ...system.connection_limit import MAX_CONNECTIONS, ConnectionLimit, Listener
-from ...system.http_limits import BodyLimit, HttpTiming, limited
+from ...system.http_limits import BodyLimit, Headers, HttpTiming, limited
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
 
 DRAIN_LOOK_SECONDS = 0.1  # between two looks whether the last connection has ended
-
-Headers = list[tuple[bytes, bytes]]
 
 
 class DatedState(ServerState):
@@ -82,6 +80,7 @@ class EventDrivenServer(Server):
         self._listeners: list[Listener] = []
         self.server_state = self._shared = DatedState(config, max_connections)
         self._exit = asyncio.Event()
+        self.on_ready: Callable[[], None] | None = None  # called when it listens
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -100,6 +99,8 @@ class EventDrivenServer(Server):
             listener = Listener(each, self._max_connections, self.make_protocol)
             listener.start()
             self._listeners.append(listener)
+        if self.started and self.on_ready is not None:
+            self.on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen no more, and let the current requests finish."""

@@ -14,21 +14,20 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ..environment.definition import Definition
 from ..environment.instances import keep_accepted
 from ..errors import CallTimedOut
 from ..sessions.session import Session
 from ..sessions.table import SessionTable
-from .messages import decode, encode_error, plain_errors
+from .messages import decode, encode_error, plain_errors, to_json
 
-_dump = TypeAdapter(Any).dump_json
-
-Handler = Callable[[bytes], Awaitable["Reply"]]
+# By path. The answer of "/mcp" to POST comes from `HostApp`.
+_METHODS = dict.fromkeys(("/health", "/schema", "/metadata", "/state", "/list_environments"), "GET")
+_METHODS |= dict.fromkeys(("/reset", "/step", "/mcp"), "POST")
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -64,26 +63,18 @@ class Outcome(BaseModel):
 
 
 class Reply:
-    """A status and a JSON body; that of an error may hold any text."""
+    """A status and a body: a JSON value, which may hold any text in an error, or bytes."""
 
     __slots__ = ("body", "headers", "status")
 
-    def __init__(self, value: Any, status: int = 200, **headers: str) -> None:
-        self.body = _dump(value) if status < 400 else encode_error(value)
-        self.status = status
-        self.headers = [(b"content-type", b"application/json")]
-        self.headers += [(k.encode(), v.encode()) for k, v in headers.items()]
-
-
-class EncodedReply(Reply):
-    """A body as it is."""
-
     def __init__(
-        self, body: bytes, content_type: str = "application/json", status: int = 200
+        self, value: Any, status: int = 200, kind: str = "application/json", **headers: str
     ) -> None:
-        self.body = body
+        is_encoded = isinstance(value, bytes)
+        self.body = value if is_encoded else to_json(value) if status < 400 else encode_error(value)
         self.status = status
-        self.headers = [(b"content-type", content_type.encode())]
+        self.headers = [(b"content-type", kind.encode())]
+        self.headers += [(k.encode(), v.encode()) for k, v in headers.items()]
 
 
 class HttpRoutes:
@@ -95,36 +86,46 @@ class HttpRoutes:
         self._definition = definition
         self._table = table
         self._manifest = manifest
-        self._routes: dict[str, tuple[str, Handler | None]] = {
-            "/health": ("GET", self._health),
-            "/schema": ("GET", self._schema),
-            "/metadata": ("GET", self._metadata),
-            "/state": ("GET", self._state),
-            "/reset": ("POST", self._reset),
-            "/step": ("POST", self._step),
-            "/mcp": ("POST", None),  # `HostApp` answers it
-            "/list_environments": ("GET", self._list_environments),
-        }
 
     async def reply(self, method: str, path: str, body: bytes) -> Reply:
         """Answer one HTTP request."""
-        allowed, handler = self._routes.get(path, (None, None))
+        allowed = _METHODS.get(path)
         if allowed is None:
             return Reply({"detail": "Not Found"}, 404)
-        if method != allowed or handler is None:
+        if method != allowed or path == "/mcp":
             return Reply({"detail": "Method Not Allowed"}, 405, allow=allowed)
-        return await _reply(handler, body, path, self._definition.name)
+        try:
+            return await self._answer(path, body)
+        except ValidationError as exc:
+            return Reply({"detail": _in_body(plain_errors(exc))}, 422)
+        except json.JSONDecodeError as exc:
+            return Reply({"detail": [_not_json(exc.msg, exc.pos)]}, 422)
+        except UnicodeDecodeError as exc:
+            return Reply({"detail": [_not_json("not UTF-8", exc.start)]}, 422)
+        except CallTimedOut as exc:
+            return Reply({"detail": str(exc)}, 504)
+        except Exception as exc:
+            extra = {"environment": self._definition.name}
+            log.warning("%s failed", path, exc_info=True, extra=extra)
+            return Reply({"detail": f"{type(exc).__name__}: {exc}"}, 500)
 
-    async def _health(self, _: bytes) -> Reply:
-        return Reply({"status": "healthy"})
+    async def _answer(self, path: str, body: bytes) -> Reply:
+        match path:
+            case "/schema":
+                return Reply(self._definition.schemas())
+            case "/list_environments":
+                return Reply([self._definition.name])
+            case "/metadata":
+                return await self._metadata()
+            case "/state":
+                return await self._table.one_shot("The state", self._read_state)
+            case "/reset":
+                return await self._reset(body)
+            case "/step":
+                return await self._step(body)
+        return Reply({"status": "healthy"})  # "/health"
 
-    async def _schema(self, _: bytes) -> Reply:
-        return Reply(self._definition.schemas())
-
-    async def _list_environments(self, _: bytes) -> Reply:
-        return Reply([self._definition.name])
-
-    async def _metadata(self, _: bytes) -> Reply:
+    async def _metadata(self) -> Reply:
         describe = getattr(self._definition.env_class, "get_metadata", None)
         if describe is None:
             return Reply(self._manifest_metadata())
@@ -142,11 +143,8 @@ class HttpRoutes:
         version = str(self._manifest.get("version", "1.0.0"))
         return {"name": name, "description": text, "version": version, **rest}
 
-    async def _state(self, _: bytes) -> Reply:
-        async def read(session: Session) -> Reply:
-            return Reply(await session.thread.run(session.ready_calls.read_state))
-
-        return await self._table.one_shot("The state", read)
+    async def _read_state(self, session: Session) -> Reply:
+        return Reply(await session.thread.run(session.ready_calls.read_state))
 
     async def _reset(self, body: bytes) -> Reply:
         request = ResetRequest.model_validate(decode(body.decode()) if body.strip() else {})
@@ -178,37 +176,12 @@ class HttpRoutes:
         return await self._table.one_shot("The step", step)
 
 
-async def _reply(handler: Handler, body: bytes, path: str, environment: str) -> Reply:
-    """Return the handler's reply, or the one for the error that it raised."""
-    try:
-        return await handler(body)
-    except ValidationError as exc:
-        return Reply({"detail": _in_body(plain_errors(exc))}, 422)
-    except json.JSONDecodeError as exc:
-        return Reply({"detail": [_not_json(exc)]}, 422)
-    except UnicodeDecodeError as exc:
-        not_utf8 = json.JSONDecodeError("not UTF-8", "", exc.start)
-        return Reply({"detail": [_not_json(not_utf8)]}, 422)
-    except CallTimedOut as exc:
-        return Reply({"detail": str(exc)}, 504)
-    except Exception as exc:
-        log.warning("%s failed", path, exc_info=True, extra={"environment": environment})
-        return Reply({"detail": f"{type(exc).__name__}: {exc}"}, 500)
-
-
 def _in_body(errors: list[Any]) -> list[Any]:
     """Locate errors as FastAPI does, in the body, and without the link that pydantic adds."""
     kept = [{k: v for k, v in error.items() if k != "url"} for error in errors]
     return [{**error, "loc": ["body", *error["loc"]]} for error in kept]
 
 
-def _not_json(exc: json.JSONDecodeError) -> dict[str, Any]:
-    where = ["body", exc.pos]
-    context = {"error": exc.msg}
-    return {
-        "type": "json_invalid",
-        "loc": where,
-        "msg": "JSON decode error",
-        "input": {},
-        "ctx": context,
-    }
+def _not_json(error: str, position: int) -> dict[str, Any]:
+    where, kind = ["body", position], {"type": "json_invalid", "msg": "JSON decode error"}
+    return {**kind, "loc": where, "input": {}, "ctx": {"error": error}}

@@ -146,7 +146,14 @@ class Mcp:
             return await self._list_tools_by_step(session)
         if client:
             return list(await _with_client(session.env, client, client.list_tools))
-        return [_describe(tool) for tool in (await _server_tools(server)).values()]
+        return [
+            {
+                "name": tool.name,
+                "description": tool.description or "",
+                "inputSchema": tool.parameters or {},
+            }
+            for tool in (await _server_tools(server)).values()
+        ]
 
     async def _call_tool(self, session: Session, params: dict[str, Any]) -> Any:
         name, arguments = params.get("name"), params.get("arguments", {})
@@ -181,15 +188,11 @@ class Mcp:
             raise RpcFailed(RpcCode.INTERNAL_ERROR, _unexpected("tools/call", seen))
         return seen
 
-    @property
-    def _takes_tools_as_actions(self) -> bool:
-        definition = self._table.definition
-        return definition.mcp is not None and definition.mcp.is_mcp_style(definition.action_cls)
-
     def _step_types(self) -> Any:
-        if not self._takes_tools_as_actions:
+        types, action_cls = self._table.definition.mcp, self._table.definition.action_cls
+        if types is None or not types.is_mcp_style(action_cls):
             raise RpcFailed(RpcCode.INTERNAL_ERROR, NOT_MCP)
-        return self._table.definition.mcp
+        return types
 
     async def _step(self, session: Session, action: Any) -> Any:
         calls = session.ready_calls
@@ -248,14 +251,6 @@ async def _server_tools(server: Any) -> dict[str, Any]:
     return {tool.name: tool for tool in await server.list_tools()}
 
 
-def _describe(tool: Any) -> dict[str, Any]:
-    return {
-        "name": tool.name,
-        "description": tool.description or "",
-        "inputSchema": tool.parameters or {},
-    }
-
-
 def _unexpected(method: str, seen: Any) -> str:
     return f"The step for {method} returned an unexpected {type(seen).__name__}"
 
@@ -264,8 +259,7 @@ class McpSocket(SessionSocket):
     """One client on the `/mcp` WebSocket, which speaks JSON-RPC only."""
 
     path = "/mcp"
-
-    __slots__ = ()
+    _mcp_message = staticmethod(encode_response)
 
     def begin(self, wanted: str | None) -> None:
         """Begin a new session, whatever the address names."""
@@ -280,9 +274,6 @@ class McpSocket(SessionSocket):
             self.send_text(messages.encode(rpc_error(RpcCode.PARSE_ERROR, f"Parse error: {exc}")))
         else:
             self._call_mcp(data)
-
-    def _mcp_text(self, response: dict[str, Any]) -> bytes:
-        return encode_response(response)
 
     def _refuse(self, kind: Any, exc: Exception) -> None:
         self._fail(exc)

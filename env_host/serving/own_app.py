@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A project's own app around what is ours: its routes, and its middleware.
 
-All requests for its routes are answered by one process, the home shard. What a project serves
-besides sessions (the web interface and gradio, routes and WebSockets of its own) keeps its state in
-its process: upstream's server has one. Here the home shard answers all of it, and runs the
-project's start-up and shutdown hooks (lifespan). It is shard 0, the first to be forked and the last
-to be given back. Sessions, our routes and upstream's, which make an environment for each request,
-are answered by every shard.
+What a project serves besides sessions (the web interface and gradio, routes and WebSockets of its
+own) keeps its state in its process. So one process answers all of it, and runs the project's
+start-up and shutdown hooks: the home shard. It is shard 0, the first to be forked and the last to
+be given back. Sessions, our routes and upstream's stateless ones are answered by every shard.
 
     lobby ─▶ shard a reads the head ─┬─ a session, or a shared path ─▶ answered by a
                                      └─ an own path ─descriptor, bytes read─▶ inbox of home
     a kept connection ─▶ `KeptConnection` looks at the next request ─ the same; in the home shard,
                          too, a handshake that the project's middleware sees begins anew
 
-Which paths are shared is read from the app when it is imported (`environment/upstream_project.py`);
-what is not known to be shared is the home's. A connection that went there stays there: it can
-answer everything.
+What is not known to be shared (`environment/upstream_project.py`) is the home's. A connection that
+went there stays there: it can answer everything.
 
     home is not forked yet    the connection waits in its inbox, which the supervisor holds
     home exits                those that it had taken are reset, those in its inbox go to its
@@ -34,10 +31,8 @@ Its middleware runs around what is ours: the handshakes of sessions, and POST to
                      ├─▶ a slot in any shard, the session
                      └─▶ the refusal: 403, or the answer that the middleware gave instead
 
-Upstream's server runs it around the whole of a session. Here it runs around the handshake, as an
-ASGI scope of its own: it may refuse, and add headers. The messages of the session it does not see.
-The route stands where upstream's stands in the app (`environment/own_middleware.py`), so whatever
-the app does on the way to it is done, in the process that has the project's state.
+It may refuse a handshake, and add headers; it does not see the session's messages. The route stands
+where upstream's stands in the app (`environment/own_middleware.py`).
 
     it raises, or sends nothing   500, as from upstream's server
     it does not answer in time    500
@@ -54,7 +49,7 @@ from http import HTTPStatus
 from typing import Any
 
 from ...system.access_tokens import split_target, without_parameter
-from ...system.http_limits import MAX_HEAD_BYTES
+from ...system.http_limits import MAX_HEAD_BYTES, Headers, send_answer
 from ..environment.own_middleware import Receive, Send, answered_by
 from ..ipc.fd_messages import duplicate
 from ..protocol import NO_SESSIONS
@@ -64,7 +59,6 @@ CHECK_SECONDS = 30.0  # for the middleware to answer
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 Message = dict[str, Any]
-Headers = list[tuple[bytes, bytes]]
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -81,10 +75,9 @@ class WithoutSessions:
             await self._app(scope, receive, send)
             return
         await receive()
-        headers = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(NO_SESSIONS))]
-        start = {"type": "websocket.http.response.start", "status": HTTPStatus.NOT_FOUND.value}
-        await send({**start, "headers": headers})
-        await send({"type": "websocket.http.response.body", "body": NO_SESSIONS.encode()})
+        headers = [(b"content-type", b"text/plain")]
+        status, body = HTTPStatus.NOT_FOUND.value, NO_SESSIONS.encode()
+        await send_answer(send, status, headers, body, "websocket.http.response")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,6 @@
 A session costs uvicorn's HTTP protocol a third of its time and more than half of its memory, so
 the switches look first; what they do not plainly recognise is uvicorn's to answer or to refuse.
 
-The signals are ours: uvicorn would raise them again and be killed by them, while a host asked to
-stop exits with 0. The last frames of sessions before that are sent by `shard/base.py`.
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from ...system.connection_limit import ConnectionLimit, connections_within, full_answer
-from ...system.http_limits import MAX_HEAD_BYTES, limited
+from ...system.http_limits import MAX_HEAD_BYTES, Headers, limited
 from ...system.signal_pipe import DRAIN_SIGNALS, STOP_SIGNALS, take_over
 from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.watch import SessionWatch
@@ -37,7 +35,7 @@ from .access import Access, AccessGuard
 from .app import HostApp
 from .event_driven import EventDrivenServer
 from .mcp import McpSocket
-from .own_app import Headers, Home, KeptConnection
+from .own_app import Home, KeptConnection, check_handshake
 from .ws_session import SessionService, SessionSocket
 
 BACKLOG = 4096  # a burst of clients must wait in the queue, not be refused
@@ -46,39 +44,8 @@ LimitedHttp = type("KeptHttp", (KeptConnection, limited(AutoHTTPProtocol)), {})
 _BEGINNINGS = (b"GET /ws ", b"GET /ws?", b"GET /mcp ", b"GET /mcp?", b"GET /?token=")
 
 
-class HostServer(EventDrivenServer):
-    """uvicorn without ticks and signal handlers, which says when it is ready."""
-
-    def __init__(
-        self,
-        app: Any,
-        service: SessionService | None,
-        access: Access,
-        *,
-        headers: Mapping[str, str],
-        max_message_bytes: int,
-        on_ready: Callable[[], None],
-        home: Home | None = None,
-        lifespan: Literal["auto", "off"] = "auto",
-    ) -> None:
-        """Make a server; `headers` are those of every answer."""
-        fds, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        super().__init__(
-            _config(app, service, access, headers, max_message_bytes, home, lifespan),
-            max_connections=connections_within(fds, shares=2),  # WebSockets have the other
-            max_body_bytes=max_message_bytes,
-        )
-        self._on_ready = on_ready
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start the application and the listeners; then call `on_ready`."""
-        await super().startup(sockets)
-        if self.started:
-            self._on_ready()
-
-
-class Server(HostServer):
-    """Serves HTTP and WebSockets on connections that the shard has accepted.
+class Server(EventDrivenServer):
+    """uvicorn, on connections that the shard has accepted, or on sockets (`serve`).
 
     The seam between taking connections (`shard/arrivals.py`) and what happens on a connection:
 
@@ -87,26 +54,45 @@ class Server(HostServer):
 
     def __init__(
         self,
-        app: HostApp,
+        app: Any,
         access: Access,
         *,
         headers: Mapping[str, str],
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
         runs_hooks: bool = True,
     ) -> None:
-        """Answer with `app`; its lifespan is run where the project's hooks are to run."""
-        self._app = app
+        """Answer with `app`: a `HostApp`, or a project's own, whose sessions are its own, too.
+
+        `headers` are those of every answer; a project's hooks (lifespan) are run once.
+        """
         self._access = access
-        lines = tuple((name.encode(), value.encode("latin-1")) for name, value in headers.items())
-        self._service = replace(app.session_service, headers=lines)
+        http: Any = AutoHTTPProtocol
+        ws: Any = WebSocketsSansIOProtocol
+        if isinstance(app, HostApp):
+            lines = tuple(
+                (name.encode(), value.encode("latin-1")) for name, value in headers.items()
+            )
+            self._service = replace(app.session_service, headers=lines)
+            http = partial(ProtocolSwitch, self._service, access, app.home)
+            ws = partial(UpgradeSwitch, self._service, access)
+        fds, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         super().__init__(
-            app,
-            self._service,
-            access,
-            headers=headers,
-            max_message_bytes=app.max_message_bytes,
-            on_ready=lambda: None,
-            home=app.home,
-            lifespan="auto" if runs_hooks else "off",
+            Config(
+                AccessGuard(app, access),
+                http=http,
+                ws=ws,
+                ws_max_size=max_message_bytes,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                ws_per_message_deflate=False,
+                lifespan="auto" if runs_hooks else "off",
+                headers=list(headers.items()),
+                log_config=None,
+                access_log=False,
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=int(STOP_SECONDS),
+            ),
+            max_connections=connections_within(fds, shares=2),  # WebSockets have the other
+            max_body_bytes=max_message_bytes,
         )
         self._watch: asyncio.Task[None] | None = None
 
@@ -131,7 +117,7 @@ class Server(HostServer):
         """
         upgrade = parse_upgrade(head)
         assert upgrade is not None
-        return await self._app.check(upgrade, transport)
+        return await check_handshake(self._service.table.definition.app, upgrade, transport)
 
     def accepted(self, headers: Headers) -> asyncio.Protocol:
         """Return what answers a connection whose handshake the project's middleware accepted."""
@@ -174,63 +160,16 @@ async def serve(
             listener.close()
         on_draining()
 
-    server = HostServer(
-        app,
-        None,
-        access,
-        headers=headers,
-        max_message_bytes=max_message_bytes,
-        on_ready=on_ready,
-    )
+    server = Server(app, access, headers=headers, max_message_bytes=max_message_bytes)
+    server.on_ready = on_ready
     loop = asyncio.get_running_loop()
     take_over(STOP_SIGNALS, lambda n: loop.add_signal_handler(n, server.request_exit))
     take_over(DRAIN_SIGNALS, lambda n: loop.add_signal_handler(n, drain))
     await server.serve(sockets=listeners)
 
 
-def _config(
-    app: Any,
-    service: SessionService | None,
-    access: Access,
-    headers: Mapping[str, str],
-    max_message_bytes: int,
-    home: Home | None,
-    lifespan: Literal["auto", "off"],
-) -> Config:
-    http: Any = AutoHTTPProtocol
-    ws: Any = WebSocketsSansIOProtocol
-    if service is not None:
-        http = partial(ProtocolSwitch, service, access, home)
-        ws = partial(UpgradeSwitch, service, access)
-    return Config(
-        AccessGuard(app, access),
-        http=http,
-        ws=ws,
-        ws_max_size=max_message_bytes,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-        ws_per_message_deflate=False,
-        lifespan=lifespan,
-        headers=list(headers.items()),
-        log_config=None,
-        access_log=False,
-        backlog=BACKLOG,
-        timeout_graceful_shutdown=int(STOP_SECONDS),
-    )
-
-
 class ProtocolSwitch(asyncio.Protocol):
     """A connection until the head of its first request has arrived."""
-
-    __slots__ = (
-        "_access",
-        "_connections",
-        "_given",
-        "_head",
-        "_home",
-        "_service",
-        "_transport",
-        "accepted",
-    )
 
     def __init__(
         self, service: SessionService, access: Access, home: Home | None, **given: Any

@@ -14,7 +14,6 @@ the last frame then.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import logging
 from collections import deque
@@ -34,7 +33,6 @@ from ..sessions.threads import plain_error
 from ..websocket.partial_messages import PartialMessages
 from ..websocket.protocol import WebSocketProtocol
 from . import messages
-from .serialization import ObservationWriter, state_message
 
 if TYPE_CHECKING:
     from ..sessions.table import SessionTable
@@ -44,7 +42,6 @@ MAX_WAITING = 256  # messages
 MAX_WAITING_BYTES = 4 * MB
 LIST_TOOLS = "list_tools"  # the step that upstream allows before a reset
 
-Settle = Callable[[Any, BaseException | None], None]
 AnswerMcp = Callable[[Any, Session | None], Coroutine[Any, Any, dict[str, Any]]]
 
 log = logging.getLogger("openenvd.env_host")
@@ -57,7 +54,6 @@ class SessionService:
     paths: frozenset[str]  # `/ws` and `/mcp`, unless the project serves them differently
     table: SessionTable
     answer_mcp: AnswerMcp
-    step_timeout_seconds: float | None
     loop: asyncio.AbstractEventLoop
     partial: PartialMessages = field(default_factory=PartialMessages)
     checks_handshakes: bool = False  # a session begins only if the project's middleware accepts it
@@ -66,33 +62,27 @@ class SessionService:
 
     def __post_init__(self) -> None:
         """Find the form of observations."""
-        writer = ObservationWriter(self.table.definition.observation_form)
+        writer = messages.ObservationWriter(self.table.definition.observation_form)
         object.__setattr__(self, "observation_message", writer.message)
 
 
 class Call:
-    """A call that a session's socket waits for, and the method that its outcome goes to.
+    """A call that a session's socket waits for.
 
-    The outcome is dropped when it is no longer waited for (the client left, the call timed out);
-    a slot that came too late is given back.
+    The outcome is dropped when it is no longer waited for: the client left, the call timed out.
     """
 
-    __slots__ = ("future", "name", "session", "settle", "socket", "timer")
+    __slots__ = ("future", "name", "session", "socket", "timer", "write")
 
-    future: asyncio.Future[Any] | None  # None: it runs on a thread
-    timer: asyncio.TimerHandle | None
-    session: Session | None  # of a call on a thread, which cannot be interrupted
-
-    def __init__(self, socket: SessionSocket, settle: Settle, name: str = "") -> None:
+    def __init__(
+        self, socket: SessionSocket, name: str = "", write: Callable[[Any], bytes] | None = None
+    ) -> None:
         self.socket = socket
         self.name = name  # of the message's type; empty while the session begins
-        self.settle = settle
-        self.future = self.timer = self.session = None
-
-    def watch(self, future: asyncio.Future[Any]) -> None:
-        """Take the outcome of `future` for the call's."""
-        self.future = future
-        future.add_done_callback(self._done)
+        self.write = write  # its answer; None while the session begins
+        self.future: asyncio.Task[None] | None = None  # None: it runs on a thread
+        self.timer: asyncio.TimerHandle | None = None
+        self.session: Session | None = None  # of a call on a thread, which cannot be interrupted
 
     async def run(self, awaitable: Awaitable[Any]) -> None:
         """Await the call, and hand its outcome over: the body of a task.
@@ -121,37 +111,18 @@ class Call:
             self.session.call_ended()
         if self.socket.is_waiting_for(self):
             try:
-                self.settle(result, error)
+                self.socket.call_settled(self, result, error)
             except Exception as exc:
                 self.socket.break_off(exc)
-        elif isinstance(result, Session):  # its slot came when its client had just gone
-            self.socket.give_back(result)
         elif error is not None:
             log.info("a call failed after its session had ended: %r", error)
-
-    def _done(self, future: asyncio.Future[Any]) -> None:
-        if future.cancelled():
-            self.settled(None, RuntimeError("the environment cancelled its own call"))
-        else:
-            error = future.exception()
-            self.settled(None if error else future.result(), error)
 
 
 class SessionSocket(WebSocketProtocol):
     """One session over one WebSocket: reset, step, state, mcp, close."""
 
     path = "/ws"
-
-    __slots__ = (
-        "_call",
-        "_connections",
-        "_is_attached",
-        "_is_full",
-        "_is_over",
-        "_service",
-        "_session",
-        "_waiting",
-    )
+    _mcp_message = staticmethod(messages.mcp_message)
 
     def __init__(self, service: SessionService, connections: set[Any]) -> None:
         """Join `connections`, uvicorn's, for which it waits when it stops."""
@@ -170,18 +141,18 @@ class SessionSocket(WebSocketProtocol):
 
     def begin(self, wanted: str | None) -> None:
         """Attach to the session that the address names, or begin a new one."""
-        table = self._service.table
         try:
             if wanted and (session := self._find(wanted)) is not None:
-                self._session = session
-                self._is_attached = True
-            elif (session := table.take(self)) is not None:
-                self._create(session)
-            else:
-                task = self._loop.create_task(table.reserve(self))
-                self._wait_for(Call(self, self._reserved)).watch(task)
+                self._session, self._is_attached = session, True
+                return
+            session = self._session = self._service.table.take(self)
+            if session is not None and session.begin_at_once():
+                return
         except Exception as exc:
             self._fail(exc)
+            return
+        call = self._call = Call(self)
+        call.future = self._loop.create_task(call.run(self._open(session)))
 
     def _find(self, wanted: str) -> Session | None:
         table = self._service.table
@@ -192,39 +163,16 @@ class SessionSocket(WebSocketProtocol):
                 raise
         return None
 
-    def _reserved(self, session: Session, error: BaseException | None) -> None:
-        self._call = None
-        if error is not None:
-            self._fail(error)
-        else:
-            self._create(session)
-
-    def _create(self, session: Session) -> None:
-        self._session = session
-        creation = session.create()
-        if creation is None:
-            self._created(None, None)
-        else:
-            self._wait_for(Call(self, self._created)).watch(creation)
-
-    def _created(self, _: Any, error: BaseException | None) -> None:
-        self._call = None
-        session = self._session
-        assert session is not None
-        if error is not None:
-            self._fail(error)
-        elif session.enter_at_once():
-            self._go_on()
-        else:
-            entering = self._loop.create_task(session.enter())
-            self._wait_for(Call(self, self._entered)).watch(entering)
-
-    def _entered(self, _: Any, error: BaseException | None) -> None:
-        self._call = None
-        if error is not None:
-            self._fail(error)
-        else:
-            self._go_on()
+    async def _open(self, session: Session | None) -> None:
+        """Get a slot, where none was free at once, and an environment."""
+        table = self._service.table
+        if session is None:
+            session = await table.reserve(self)
+            if self._is_over:  # its client has just gone
+                table.release(session)
+                return
+            self._session = session
+        await session.begin()
 
     # Conversing
 
@@ -312,10 +260,8 @@ class SessionSocket(WebSocketProtocol):
             raise NotReset
         action = session.definition.parse_action(data)
         self._service.table.counts.steps += 1
-        if calls.signature.step_is_async:
-            self._begin("step", calls.step(action), self._observed, session.context)
-        else:
-            self._submit("step", self._observed, calls.step, action)
+        write, is_async = self._service.observation_message, calls.signature.step_is_async
+        self._start("step", write, calls.step, action, is_async=is_async)
 
     def _reset(self, data: dict[str, Any]) -> None:
         session = self._ready()
@@ -323,22 +269,23 @@ class SessionSocket(WebSocketProtocol):
         calls = session.ready_calls
         reset = calls.reset
         arguments = keep_accepted(reset, data)
-        if calls.signature.reset_is_async:
-            self._begin("reset", reset(**arguments), self._observed, session.context)
-        else:
-            self._submit("reset", self._observed, functools.partial(reset, **arguments))
+        if arguments:
+            reset = functools.partial(reset, **arguments)
+        write, is_async = self._service.observation_message, calls.signature.reset_is_async
+        self._start("reset", write, reset, is_async=is_async)
 
     def _state(self) -> None:
         session = self._ready()
         calls = session.ready_calls
         if calls.signature.step_is_async:
-            self.send_text(state_message(calls.env.state))
+            self.send_text(messages.state_message(calls.env.state))
         else:  # on the session's thread, as its step is
-            self._submit("state", self._stated, lambda: calls.env.state)
+            self._start("state", messages.state_message, lambda: calls.env.state, is_async=False)
 
     def _call_mcp(self, data: dict[str, Any]) -> None:
         session = self._ready()
-        self._begin("mcp", self._service.answer_mcp(data, session), self._mcp_answered)
+        answer = self._service.answer_mcp
+        self._start("mcp", self._mcp_message, answer, data, session, is_async=True)
 
     def _ready(self) -> Session:
         assert self._session is not None
@@ -350,45 +297,29 @@ class SessionSocket(WebSocketProtocol):
         """Tell whether the outcome of `call` is still wanted."""
         return self._call is call
 
-    def give_back(self, session: Session) -> None:
-        """End a session whose slot came after the client had left."""
-        self._service.table.release(session)
-
-    def _wait_for(self, call: Call) -> Call:
-        self._call = call
-        return call
-
-    def _begin(
+    def _start(
         self,
         name: str,
-        awaitable: Awaitable[Any],
-        settle: Settle,
-        context: contextvars.Context | None = None,
+        write: Callable[[Any], bytes],
+        method: Callable[..., Any],
+        *args: Any,
+        is_async: bool,
     ) -> None:
-        """Start an asynchronous call, in a task: it may ask for its current task."""
-        call = self._start_call(name, settle)
-        call.future = self._loop.create_task(call.run(awaitable), context=context)
-
-    def _submit(self, name: str, settle: Settle, call: Callable[..., Any], *args: Any) -> None:
-        """Start a synchronous call, on the session's thread."""
+        """Start a call: in a task, which it may ask for, or on the session's thread."""
         session = self._ready()
-        started = self._start_call(name, settle)
-        started.session = session
-        session.running += 1
-        session.thread.submit(started.settled, call, *args)
-
-    def _start_call(self, name: str, settle: Settle) -> Call:
-        """Wait for a call of the environment, until it times out."""
-        call = self._call = Call(self, settle, name)
-        session = self._ready()
+        awaitable: Any = method(*args) if is_async else None
+        call = self._call = Call(self, name, write)
         session.busy += 1
         session.call_name, session.call_began = name, self._loop.time()
-        limit = self._service.step_timeout_seconds
+        limit = self._service.table.step_timeout_seconds
         if limit and name in ("step", "reset"):
-            call.timer = self._loop.call_later(
-                limit, self.guarded, self._time_out, call, name, limit
-            )
-        return call
+            call.timer = self._loop.call_later(limit, self.guarded, self._time_out, call)
+        if is_async:
+            call.future = self._loop.create_task(call.run(awaitable), context=session.context)
+        else:
+            call.session = session
+            session.running += 1
+            session.thread.submit(call.settled, method, *args)
 
     def _forget_call(self) -> Call | None:
         """Stop waiting for the call, and return it."""
@@ -401,29 +332,19 @@ class SessionSocket(WebSocketProtocol):
                 call.timer.cancel()
         return call
 
-    def _observed(self, observation: Any, error: BaseException | None) -> None:
-        self._answer(self._service.observation_message, observation, error)
-
-    def _stated(self, state: Any, error: BaseException | None) -> None:
-        self._answer(state_message, state, error)
-
-    def _mcp_answered(self, response: Any, error: BaseException | None) -> None:
-        self._answer(self._mcp_text, response, error)
-
-    def _mcp_text(self, response: dict[str, Any]) -> bytes:
-        return messages.mcp_message(response)
-
-    def _answer(
-        self, write: Callable[[Any], bytes], result: Any, error: BaseException | None
-    ) -> None:
+    def call_settled(self, call: Call, result: Any, error: BaseException | None) -> None:
         """Send the outcome of the call, and continue."""
-        call = self._forget_call()
+        self._forget_call()
         try:
             if error is not None:
                 raise error
-            self.send_text(write(result))
+            if call.write is not None:
+                self.send_text(call.write(result))
         except Exception as exc:
-            self._refuse(call.name if call else "", exc)
+            if call.write is None:
+                self._fail(exc)
+            else:
+                self._refuse(call.name, exc)
         self._go_on()
 
     def _refuse(self, kind: Any, exc: Exception) -> None:
@@ -455,15 +376,11 @@ class SessionSocket(WebSocketProtocol):
         """Free the slot; nothing can be sent any more."""
         self._finish(None, NORMAL_CLOSE)
 
-    def _time_out(self, call: Call, name: str, limit: float) -> None:
+    def _time_out(self, call: Call) -> None:
         if self._call is not call:
             return
-        self._service.table.counts.step_timeouts += 1
-        session_id, extra = self._ready().id, self._log_fields()
-        text = "session %s: %s timed out after %g s"
-        log.warning(text, session_id, name, limit, extra=extra)
-        memory = self._service.table.memory_note(self._ready().call_began)
-        text = f"The {name} did not finish within {limit:g} s; the session has ended.{memory}"
+        limit, memory = self._service.table.time_out(self._ready(), call.name)
+        text = f"The {call.name} did not finish within {limit:g} s; the session has ended.{memory}"
         self._fail(SessionEnded(text, INTERNAL_ERROR_CLOSE))
 
     def _fail(self, exc: BaseException) -> None:
@@ -500,16 +417,16 @@ class SessionSocket(WebSocketProtocol):
     def _release(self, call: Call | None) -> asyncio.Future[None] | None:
         """Release the session; returns a future of its end, when that takes a while."""
         future = None if call is None else call.future
-        if isinstance(future, asyncio.Task):
+        if future is not None:
             self._loop.call_soon(future.cancel)  # later: a step whose message was read has begun
         if (session := self._session) is None:
-            return future if isinstance(future, asyncio.Task) else None
+            return future
         table = self._service.table
         if self._is_attached:
             return table.detach(session)
         if call is None:
             return table.release(session)
-        if isinstance(future, asyncio.Task):
+        if call.name and future is not None:
             return table.release(session, after=future)
         return table.release(session, abandoned=True)  # a thread cannot be interrupted
 

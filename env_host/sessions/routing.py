@@ -10,9 +10,8 @@ through the supervisor, which forks a process for a new session and passes it th
 
 A session may be another replica's: then the pair's end goes to its door (`ipc/replica_doors.py`).
 
-The descriptor of a WebSocket is passed to its shard (`ipc/fd_messages.py`). That of an HTTP
-connection cannot be: it is kept alive, and its next request may be for any session. So the request
-alone travels, as HTTP: to `b` it is a connection like any other. A session's id names its owner
+An HTTP connection is kept alive, and its next request may be for any session. So the request alone
+travels, as HTTP: to `b` it is a connection like any other. A session's id names its owner
 (`shard/arrivals.py`).
 
     b exits meanwhile     its end of the pair closes: the client gets a JSON-RPC error that says so

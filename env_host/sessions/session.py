@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Session`: one environment instance, from the reservation of its slot to its close.
 
-    create ──▶ enter ──▶ calls, one at a time ──▶ leave
+    begin ──▶ calls, one at a time ──▶ leave
 
 Environments are created where `Factory` decides; synchronous calls run on threads (`threads.py`),
 asynchronous ones on the loop, all in the session's own context, as in upstream's task per session.
@@ -11,17 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import functools
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...system import forking, futures
+from ...system import forking
 from ..environment.instances import Calls
 from ..errors import FactoryFailed, SessionEnded, UnknownSession
-from .shared_thread import CallSharing, SharingRunner
-from .threads import Runner, SessionThread, ThreadPool, plain_error
+from .threads import CallSharing, SessionThread, SharingRunner, plain_error, settle_future
 
 if TYPE_CHECKING:
     from ..environment.definition import Definition
@@ -33,13 +31,8 @@ log = logging.getLogger("openenvd.env_host")
 class Attached(Protocol):
     """The WebSocket that a session is served over."""
 
-    @property
-    def path(self) -> str:
-        """The path of its address: `/ws` or `/mcp`."""
-
-    @property
-    def transport(self) -> Any:
-        """The connection's asyncio transport."""
+    path: str  # of its address: `/ws` or `/mcp`
+    transport: Any  # the connection's asyncio transport
 
     def check_liveness(self) -> None:
         """Ping a client that has been silent; close if it has not answered the last ping."""
@@ -52,49 +45,16 @@ class Threads:
     """Which threads the sessions of one process run on."""
 
     def __init__(self, definition: Definition) -> None:
-        self.shared: Runner | None = None  # for all sessions
-        self._sharing: CallSharing | None = None
-        self._make_own: Callable[[], Runner] = SessionThread
-        if definition.shares_one_thread:
-            self.shared = ThreadPool(1)
-        elif definition.is_thread_safe:
-            pool = ThreadPool()
-            self._make_own = lambda: pool
-        if definition.may_change_threads:
-            self._sharing = CallSharing()
-        self.spare = ThreadPool(4)  # for `close` of asynchronous environments
+        self.shared = SessionThread() if definition.shares_one_thread else None  # by all sessions
+        self._sharing = CallSharing() if definition.may_change_threads else None
 
-    def for_session(self) -> Runner:
+    def for_session(self) -> SessionThread:
         """Return what the calls of one session run on."""
-        if self._sharing is not None:
-            return SharingRunner(self._sharing, self._make_own)
-        return self._make_own()
+        return SessionThread() if self._sharing is None else SharingRunner(self._sharing)
 
 
 class Session:
     """One environment instance with what it runs on."""
-
-    __slots__ = (
-        "__weakref__",
-        "_context",
-        "_factory",
-        "_holding",
-        "_thread",
-        "_threads",
-        "busy",
-        "call_began",
-        "call_name",
-        "calls",
-        "close_when_detached",
-        "definition",
-        "env",
-        "id",
-        "last_used",
-        "may_step",
-        "on_ended",
-        "running",
-        "socket",
-    )
 
     def __init__(
         self, session_id: str, definition: Definition, factory: Factory, threads: Threads
@@ -133,7 +93,7 @@ class Session:
         return self._context
 
     @property
-    def thread(self) -> Runner:
+    def thread(self) -> SessionThread:
         """Where the session's synchronous calls run."""
         if self._thread is None:
             self._thread = self._threads.for_session()
@@ -145,24 +105,27 @@ class Session:
         calls = self.calls
         return calls is None or self._holding is not None or calls.signature.closes
 
-    def create(self) -> asyncio.Future[None] | None:
-        """Create the environment: None when it exists, otherwise a future of it."""
-        if self._thread is None:
+    def create_at_once(self) -> bool:
+        """Create the environment here, where that is quick; False: `create` is to do it."""
+        if self.env is None and self._thread is None:
             self.env = self._factory.create_on_loop()
-            if self.env is not None:
-                return None
-        return self.thread.run(self._create)
+        return self.env is not None
 
-    def enter_at_once(self) -> bool:
-        """Make the session ready to be called, unless that has to wait: then `enter` does it."""
-        calls = Calls(self.env)
-        if calls.signature.holds_mcp:
+    async def create(self) -> None:
+        """Create the environment; raises `FactoryFailed` when it cannot be."""
+        if not self.create_at_once():
+            await self.thread.run(self._create)
+
+    def begin_at_once(self) -> bool:
+        """Make the session ready to be called, unless that has to wait: then `begin` does it."""
+        if not self.create_at_once() or (calls := Calls(self.env)).signature.holds_mcp:
             return False
         self._set_ready(calls)
         return True
 
-    async def enter(self) -> None:
-        """Hold the environment's MCP connection, if it has one, until the session ends."""
+    async def begin(self) -> None:
+        """Create the environment, and hold its MCP connection, if any, until the session ends."""
+        await self.create()
         calls = Calls(self.env)
         if calls.signature.holds_mcp:
             self._holding = _HeldContext(self.env.mcp_session)
@@ -177,7 +140,7 @@ class Session:
         """Close the MCP connection and queue the environment's `close`; a future of that."""
         if self._holding is not None:
             await self._holding.end()
-        return (self._thread or self._threads.spare).run(self._close)
+        return self.thread.run(self._close)
 
     def release_thread(self) -> None:
         """Stop the session's own thread, if it has one."""
@@ -194,7 +157,7 @@ class Session:
 
         def settle(result: Any, error: BaseException | None) -> None:
             self.call_ended()
-            futures.settle(future, result, error)
+            settle_future(future, result, error)
 
         self.running += 1
         self.thread.submit(settle, method, *args)
@@ -260,10 +223,12 @@ class _HeldContext:
     async def begin(self) -> None:
         """Wait until the context is open; raises `Exception` when the context cannot be opened."""
         try:
-            await self._entered
+            await asyncio.wait({self._entered, self._task}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             self._task.cancel()
             raise
+        if self._task.done():
+            self._task.result()
 
     async def end(self) -> None:
         """Close the context, and wait for that."""
@@ -273,15 +238,6 @@ class _HeldContext:
             log.info("an MCP connection did not close: %r", error)
 
     async def _hold(self) -> None:
-        try:
-            async with self._factory():
-                self._settle(functools.partial(self._entered.set_result, None))
-                await self._released.wait()
-        except Exception as exc:
-            if self._entered.done():
-                raise
-            self._settle(functools.partial(self._entered.set_exception, exc))
-
-    def _settle(self, settle: Callable[[], None]) -> None:
-        if not self._entered.done():
-            settle()
+        async with self._factory():
+            self._entered.set_result(None)
+            await self._released.wait()

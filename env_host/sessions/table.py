@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -88,9 +89,13 @@ class SessionTable:
         admission: Admission,
         reset_first: bool | None = None,
         step_timeout_seconds: float | None = None,
+        idle_seconds: float = math.inf,
+        unattached_seconds: float = math.inf,
     ) -> None:
         self.definition = definition
-        self._step_timeout_seconds = step_timeout_seconds  # of calls that HTTP requests make
+        self.step_timeout_seconds = step_timeout_seconds
+        self.idle_seconds = idle_seconds  # that end a session
+        self.unattached_seconds = unattached_seconds  # the same, of one without a WebSocket
         self.max_sessions = max_sessions
         self._exclusive = exclusive
         self._hooks = hooks
@@ -104,9 +109,8 @@ class SessionTable:
         self._endings: set[asyncio.Task[None]] = set()  # the loop holds no reference to its tasks
         self._changed = asyncio.Event()  # a new one each time a slot or an environment is freed
         self._stopping: SessionEnded | None = None
-        self.on_unattached: Callable[[], None] = _ignore  # a session is without a WebSocket
         # What else to say to the client of a call that began then and has timed out.
-        self.memory_note: Callable[[float], str] = _say_nothing
+        self.memory_note: Callable[[float], str] = lambda _: ""
         # Sessions that have ended while a thread was in a call, and since when it is.
         self._abandoned: dict[Session, float] = {}
         self.on_abandoned: Callable[[int, float], None] | None = None  # how many, and the oldest's
@@ -157,14 +161,11 @@ class SessionTable:
         """Begin a session, ready to be called."""
         session = await self.reserve()
         try:
-            if (creation := session.create()) is not None:
-                await creation
-            await session.enter()
+            await session.begin()
         except BaseException:
             await self.close(session)
             raise
         session.may_step = True  # its id is its client's: none returns to another unawares
-        self.on_unattached()
         return session
 
     def find(self, session_id: str) -> Session:
@@ -194,7 +195,6 @@ class SessionTable:
         if session.close_when_detached:
             return self.release(session)
         session.touch()
-        self.on_unattached()
         return None
 
     async def close(self, session: Session, *, abandoned: bool = False) -> None:
@@ -234,10 +234,7 @@ class SessionTable:
         if after is None and not abandoned and not session.needs_closing:
             self._closed(session)
             return None
-        task = asyncio.get_running_loop().create_task(self._end(session, after, abandoned))
-        self._endings.add(task)
-        task.add_done_callback(self._endings.discard)
-        return task
+        return self._finish_later(_end(session, after, self._closed, waits=not abandoned))
 
     async def one_shot(self, what: str, call: Callable[[Session], Coroutine[Any, Any, _T]]) -> _T:
         """Call an environment of its own for one HTTP request, outside the table.
@@ -254,22 +251,15 @@ class SessionTable:
             session = self._new()
             calling = None
             try:
-                if (creation := session.create()) is not None:
-                    await creation
+                await session.create()
                 session.calls = Calls(session.env)
                 calling = asyncio.get_running_loop().create_task(call(session))
-                await asyncio.wait({calling}, timeout=self._step_timeout_seconds)
-                if not calling.done():
-                    self._note_abandoned(session)
-                    raise self._timed_out(session, what)
-                if calling.cancelled():
-                    raise RuntimeError("the environment cancelled its own call")
-                return calling.result()
+                return await self._outcome_of(calling, session, what)
             finally:
                 is_over = calling is None or calling.done()
-                ending = asyncio.get_running_loop().create_task(_end_one_shot(session, calling))
-                self._endings.add(ending)
-                ending.add_done_callback(self._endings.discard)
+                if calling is not None:
+                    calling.cancel()
+                ending = self._finish_later(_end(session, calling, Session.release_thread))
                 if is_over:
                     await asyncio.wait({ending})
 
@@ -279,20 +269,16 @@ class SessionTable:
         Raises:
             CallTimedOut: The call took too long; the session ends, as on a WebSocket.
         """
-        if not self._step_timeout_seconds:
-            return await call
         calling = asyncio.get_running_loop().create_task(call)
         try:
-            await asyncio.wait({calling}, timeout=self._step_timeout_seconds)
-            if calling.done():
-                return calling.result()
+            return await self._outcome_of(calling, session, what)
+        except CallTimedOut as exc:
+            if session.socket is not None:
+                session.socket.end(SessionEnded(str(exc), INTERNAL_ERROR_CLOSE))
+            self.release(session, after=calling)  # where it has not ended with its WebSocket
+            raise
         finally:
             calling.cancel()
-        error = self._timed_out(session, what)
-        if session.socket is not None:
-            session.socket.end(SessionEnded(str(error), INTERNAL_ERROR_CLOSE))
-        self.release(session, after=calling)  # where it has not ended with its WebSocket
-        raise error
 
     async def stop(self, reason: SessionEnded) -> None:
         """Refuse new sessions and end all others; returns when no session is left."""
@@ -305,17 +291,30 @@ class SessionTable:
         while self._sessions or self._closing:
             await self._changed.wait()
 
-    def idle(self, now: float, limit_seconds: float) -> list[Session]:
-        """Return the sessions that nothing has used for longer than the limit."""
-        return [s for s in self if not s.busy and now - s.last_used > limit_seconds]
+    async def _outcome_of(self, calling: asyncio.Task[_T], session: Session, what: str) -> _T:
+        """Wait for a call within the time limit, and let it go on beyond that."""
+        await asyncio.wait({calling}, timeout=self.step_timeout_seconds)
+        if not calling.done():
+            self._note_abandoned(session)
+            raise CallTimedOut(what, *self.time_out(session, what))
+        if calling.cancelled():
+            raise RuntimeError("the environment cancelled its own call")
+        return calling.result()
 
-    def _timed_out(self, session: Session, what: str) -> CallTimedOut:
-        limit = self._step_timeout_seconds
+    def time_out(self, session: Session, what: str) -> tuple[float, str]:
+        """Count and log a call that has taken too long: the limit, and what is known of memory."""
+        limit = self.step_timeout_seconds
         assert limit is not None
         self.counts.step_timeouts += 1
         text, extra = "session %s: %s timed out after %g s", {"session": session.id}
         log.warning(text, session.id, what, limit, extra=extra)
-        return CallTimedOut(what, limit, self.memory_note(session.call_began))
+        return limit, self.memory_note(session.call_began)
+
+    def _finish_later(self, ending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(ending)
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+        return task
 
     def _attach(self, session: Session, socket: Attached) -> None:
         session.socket = socket
@@ -341,16 +340,6 @@ class SessionTable:
         if socket is not None:
             self._attach(session, socket)
         return session
-
-    async def _end(
-        self, session: Session, after: asyncio.Future[Any] | None, abandoned: bool
-    ) -> None:
-        if after is not None:
-            await asyncio.wait({after}, timeout=CLOSE_SECONDS)
-        closed = await session.leave()
-        closed.add_done_callback(lambda _: self._closed(session))
-        if not abandoned:
-            await asyncio.wait({closed}, timeout=CLOSE_SECONDS)
 
     def _closed(self, session: Session) -> None:
         self._closing -= 1
@@ -392,19 +381,17 @@ class SessionTable:
                     await self._changed.wait()
 
 
-async def _end_one_shot(session: Session, call: asyncio.Task[Any] | None) -> None:
-    """Cancel a call that is not over, then close its environment, where that does not hang."""
-    if call is not None and not call.done():
-        call.cancel()
-        await asyncio.wait({call}, timeout=CLOSE_SECONDS)
+async def _end(
+    session: Session,
+    after: asyncio.Future[Any] | None,
+    on_closed: Callable[[Session], None],
+    *,
+    waits: bool = True,
+) -> None:
+    """Close a session's environment after a call; neither, when it hangs, holds anybody up."""
+    if after is not None:
+        await asyncio.wait({after}, timeout=CLOSE_SECONDS)
     closed = await session.leave()
-    closed.add_done_callback(lambda _: session.release_thread())
-    await asyncio.wait({closed}, timeout=CLOSE_SECONDS)
-
-
-def _ignore() -> None:
-    pass
-
-
-def _say_nothing(_: float) -> str:
-    return ""
+    closed.add_done_callback(lambda _: on_closed(session))
+    if waits:
+        await asyncio.wait({closed}, timeout=CLOSE_SECONDS)

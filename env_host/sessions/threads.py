@@ -1,19 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where synchronous calls run: on one thread of the session's own, or on a pool that many share.
+"""Where synchronous calls run: on a thread of the session's own, or quick ones on a shared one.
 
 SQLite connections, Playwright and greenlets are bound to the thread that made them, so the
-factory, every call and `close` of one environment share a thread, unless they may run on any: then
-`shared_thread.py` runs quick ones, and the class may say `THREAD_SAFE = True`, so that `ThreadPool`
-bounds how many threads there are for others.
+factory, every call and `close` of one environment share a thread (`SessionThread`):
 
-    event loop ──(settle, call)──▶ SimpleQueue ──▶ the thread, or a free one of the pool
-        ▲                                            │
-        └────────── call_soon_threadsafe ◀───────────┘
+    event loop ──(settle, call)──▶ SimpleQueue ──▶ the thread
+        ▲                                              │
+        └────────── call_soon_threadsafe ◀─────────────┘
 
-A thread starts with its first call. Threads are daemons: a call that never returns must not keep
-the process from exiting. They are started without `threading.Thread`: 14 kB and 120 us each instead
-of 17 kB and 190 us. They have no names therefore; a hung call is logged with its session. The stack
-is virtual memory until it is used; a large one invites huge pages.
+Threads are daemons: a call that never returns must not keep the process from exiting. They are
+started without `threading.Thread`: 14 kB and 120 us each instead of 17 kB and 190 us. They have no
+names therefore; a hung call is logged with its session.
+
+A call that goes to a thread of its session's costs as much as all else of a small step
+(`docs/decisions/0026-shared-thread.md`). Where an environment's calls may run on any thread, all
+that arrive in one iteration of the event loop are handed over together, and answered together:
+
+    submit ──▶ jobs of this iteration ──(once)──▶ SharedThread: call, call, call, …
+    settled ◀──(once, or each millisecond)── outcomes ◀───────────┘
+       │ a call of the session that is not over? the next one waits in its runner
+       ▼
+    a call lasts for `STALL_SECONDS`     the outcomes before it are settled, and the jobs behind it
+                                         move to another SharedThread
+    no thread can be started             the call fails with that error
+    calls wait (disk, network, sleep)    they cost credit, which quick calls earn; without credit,
+                                         each session uses a thread of its own, for a while
+
+So a call that blocks holds others up for less than twice `STALL_SECONDS`, and not again and again.
+`CallSharing` decides, on the event loop; no lock: `deque` gives each job to one thread alone.
 """
 
 from __future__ import annotations
@@ -21,32 +35,48 @@ from __future__ import annotations
 import _thread
 import asyncio
 import functools
+import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from ...system import forking, futures
+from ...system import forking
 from ...system.units import MB
 
-STACK_BYTES = MB  # below the size of a huge page
-POOL_THREADS = 64
+STACK_BYTES = MB  # of virtual memory; below the size of a huge page
+STALL_SECONDS = 0.05
+FLUSH_SECONDS = 0.001  # outcomes wait no longer for those of later calls
+MAX_DEBT_SECONDS = 0.15  # three stalls
+EARNED_SECONDS = 50e-6  # by a quick call: rather more than sharing saves
+APART_SECONDS = 60.0  # doubled each time
 
 Settle = Callable[[Any, BaseException | None], None]
-_Job = tuple[Settle, Callable[..., Any], tuple[Any, ...]]
+_Call = tuple[Settle, Callable[..., Any], tuple[Any, ...]]
+Job = tuple["SharingRunner", Settle, Callable[..., Any], tuple[Any, ...]]
+Outcome = tuple["SharingRunner", Settle, Any, Exception | None]
+
+log = logging.getLogger("openenvd.env_host")
 
 
-class Runner:
-    """Runs calls on threads. Used from the event loop only."""
+class SessionThread:
+    """Runs the calls of one session, or of all, one after the other. From the event loop only."""
 
-    __slots__ = ("_loop",)
+    __slots__ = ("_jobs", "_loop")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._jobs: SimpleQueue[_Call | None] | None = None  # None: the thread has not started
 
     def submit(self, settle: Settle, call: Callable[..., Any], *args: Any) -> None:
-        """Have `settle(result, error)` called on the loop when a thread has done `call(*args)`."""
-        raise NotImplementedError
+        """Have `settle(result, error)` called on the loop when `call(*args)` is done."""
+        if self._jobs is None:
+            jobs: SimpleQueue[_Call | None] = SimpleQueue()
+            start_thread(functools.partial(self._work, jobs))
+            self._jobs = jobs
+        self._jobs.put((settle, call, args))
 
     def run(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Submit `call(*args)`; cancelling its future before its turn skips the call."""
@@ -55,65 +85,222 @@ class Runner:
         def unless_cancelled() -> Any:
             return None if future.cancelled() else call(*args)
 
-        self.submit(functools.partial(futures.settle, future), unless_cancelled)
+        self.submit(functools.partial(settle_future, future), unless_cancelled)
         return future
 
     def stop(self) -> None:
-        """End the session's own thread, if this is one."""
+        """End the thread after the calls it was given; does not wait."""
+        if self._jobs is not None:
+            self._jobs.put(None)
+
+    def _work(self, jobs: SimpleQueue[_Call | None]) -> None:
+        while (job := jobs.get()) is not None:
+            settle, call, args = job
+            tell_loop(self._loop, settle, *outcome_of(call, args))
 
 
-class SessionThread(Runner):
-    """Runs calls one after the other on a thread of its own."""
+class SharedThread:
+    """One thread, and the jobs that wait for it. On the event loop, but for `_work`."""
 
-    __slots__ = ("_jobs", "_started")
+    def __init__(self, tell: Callable[[SharedThread, float], None]) -> None:
+        """Start it; `tell` is called on the loop when there are outcomes.
+
+        It is given the thread, and for how many seconds its calls have waited.
+        """
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._jobs: deque[Job] = deque()
+        self._outcomes: deque[Outcome] = deque()  # that the loop has not taken yet
+        self._wake: SimpleQueue[bool] = SimpleQueue()  # False: end
+        self._is_handing_over = False
+        self._is_alone = False  # the last iteration that brought jobs brought one
+        self._added = 0
+        self.finished = 0  # calls; counted by the thread
+        start_thread(self._work)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has done all that it was given."""
+        return self.finished == self._added
+
+    def add(self, job: Job) -> None:
+        """Run a job after those that are there."""
+        was_idle = self.is_idle
+        self._added += 1
+        self._jobs.append(job)
+        if self._is_handing_over:
+            self._is_alone = False
+        elif self._is_alone and was_idle:
+            self._wake.put(True)
+        else:
+            self._is_handing_over = self._is_alone = True
+            self._loop.call_soon(self._hand_over)  # with those that this iteration still reads
+
+    def abandon(self) -> list[Job]:
+        """Let the thread end after the call that it runs; returns the jobs behind it."""
+        waiting: list[Job] = []
+        while self._jobs:
+            try:
+                waiting.append(self._jobs.popleft())
+            except IndexError:  # the thread was quicker
+                break
+        self._wake.put(False)
+        return waiting
+
+    def take_outcomes(self) -> list[Outcome]:
+        """Return what has not been taken yet."""
+        return [self._outcomes.popleft() for _ in range(len(self._outcomes))]
+
+    def _hand_over(self) -> None:
+        self._is_handing_over = False
+        self._wake.put(True)
+
+    def _work(self) -> None:
+        while self._wake.get():
+            self._run_all()
+
+    def _run_all(self) -> None:
+        """Run the jobs that are there; tell their outcomes together, but not too late."""
+        began, cpu_began = time.perf_counter(), time.process_time()
+        while self._jobs:
+            try:
+                runner, settle, call, args = self._jobs.popleft()
+            except IndexError:  # abandoned meanwhile
+                break
+            self._outcomes.append((runner, settle, *outcome_of(call, args)))
+            self.finished += 1
+            seconds = time.perf_counter() - began
+            if seconds >= FLUSH_SECONDS:
+                cpu_seconds = time.process_time() - cpu_began
+                self._tell_loop(waited_seconds(seconds, cpu_seconds))
+                began, cpu_began = time.perf_counter(), time.process_time()
+        if self._outcomes:
+            self._tell_loop(0.0)
+
+    def _tell_loop(self, waited: float) -> None:
+        tell_loop(self._loop, self._tell, self, waited)
+
+
+class CallSharing:
+    """The shared thread of a process, and whether it is used now. On the event loop only."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread: SharedThread | None = None
+        self._look: asyncio.TimerHandle | None = None  # while the thread has something to do
+        self._debt_seconds = 0.0
+        self._apart_until = 0.0
+        self._apart_seconds = APART_SECONDS
+
+    def submit(self, job: Job) -> bool:
+        """Run a job on the shared thread; False when it has to run elsewhere."""
+        thread = self._thread
+        if thread is None:
+            if self._loop.time() < self._apart_until:
+                return False
+            thread = self._thread = SharedThread(self._settled)
+        thread.add(job)
+        if self._look is None:
+            self._look_later(thread)
+        return True
+
+    def _look_later(self, thread: SharedThread) -> None:
+        look, finished = self._look_at, thread.finished
+        self._look = self._loop.call_later(STALL_SECONDS, look, thread, finished)
+
+    def _look_at(self, thread: SharedThread, finished: int) -> None:
+        """Move on when the thread has been in the same call since the last look."""
+        self._look = None
+        if thread is not self._thread or thread.is_idle:
+            return
+        if thread.finished != finished:
+            self._look_later(thread)
+            return
+        log.info("a call has lasted for %g s; those behind it move on", STALL_SECONDS)
+        self._pay(STALL_SECONDS)
+        self._move_on(thread)
+
+    def _settled(self, thread: SharedThread, waited: float) -> None:
+        count = self._settle_outcomes(thread)
+        if thread is self._thread:
+            self._pay(waited - EARNED_SECONDS * count)
+
+    def _settle_outcomes(self, thread: SharedThread) -> int:
+        outcomes = thread.take_outcomes()
+        for runner, settle, result, error in outcomes:
+            try:
+                runner.settled(settle, result, error)
+            except Exception:
+                log.exception("the outcome of a call was lost")
+        return len(outcomes)
+
+    def _pay(self, seconds: float) -> None:
+        """Keep the account of what sharing costs others; stop it when that is too much."""
+        self._debt_seconds = max(0.0, self._debt_seconds + seconds)
+        if self._debt_seconds <= MAX_DEBT_SECONDS or self._thread is None:
+            return
+        text = "calls of sessions block: for %g s, each session has its own thread"
+        log.info(text, self._apart_seconds)
+        self._debt_seconds = 0.0
+        self._apart_until = self._loop.time() + self._apart_seconds
+        self._apart_seconds *= 2
+        self._move_on(self._thread)
+
+    def _move_on(self, thread: SharedThread) -> None:
+        """Leave a thread to the call that it runs; a no-op for one that was left already."""
+        if thread is self._thread:
+            self._thread = None
+            waiting = thread.abandon()
+            self._settle_outcomes(thread)
+            for job in waiting:
+                job[0].start(job)
+
+
+class SharingRunner(SessionThread):
+    """Runs the calls of one session, one at a time: on the shared thread, or on its own."""
+
+    __slots__ = ("_held", "_is_busy", "_sharing")
+
+    def __init__(self, sharing: CallSharing) -> None:
         super().__init__()
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        self._started = False
+        self._sharing = sharing
+        self._is_busy = False
+        self._held: deque[Job] | None = None  # calls that came while another was not over
 
     def submit(self, settle: Settle, call: Callable[..., Any], *args: Any) -> None:
         """Have `settle(result, error)` called on the loop when `call(*args)` is done."""
-        if not self._started:
-            start_thread(self._work)
-            self._started = True
-        self._jobs.put((settle, call, args))
+        job = (self, settle, call, args)
+        if self._is_busy:
+            self._held = self._held or deque()
+            self._held.append(job)
+        else:
+            self.start(job)
 
-    def stop(self) -> None:
-        """End the thread after the calls it was given; does not wait."""
-        if self._started:
-            self._jobs.put(None)
+    def start(self, job: Job) -> None:
+        """Run a job now; no other of this session is under way."""
+        self._is_busy = True
+        _, settle, call, args = job
+        try:
+            if not self._sharing.submit(job):
+                super().submit(functools.partial(self.settled, settle), call, *args)
+        except Exception as exc:  # no thread can be started
+            self._loop.call_soon(self.settled, settle, None, exc)
 
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            _do(self._loop, *job)
-
-
-class ThreadPool(Runner):
-    """Runs calls of thread-safe environments, on at most `POOL_THREADS` threads."""
-
-    def __init__(self, threads: int = POOL_THREADS) -> None:
-        super().__init__()
-        self._most = threads
-        self._threads = 0
-        self._under_way = 0
-        self._jobs: SimpleQueue[_Job] = SimpleQueue()
-
-    def submit(self, settle: Settle, call: Callable[..., Any], *args: Any) -> None:
-        """Have `settle(result, error)` called when a free thread has done `call(*args)`."""
-        self._under_way += 1
-        if self._threads < min(self._under_way, self._most):
-            self._threads += 1
-            start_thread(self._work)
-        self._jobs.put((functools.partial(self._settle, settle), call, args))
-
-    def _settle(self, settle: Settle, result: Any, error: BaseException | None) -> None:
-        self._under_way -= 1
+    def settled(self, settle: Settle, result: Any, error: BaseException | None) -> None:
+        """Hand over an outcome, after the next call has begun, if there is one."""
+        self._is_busy = False
+        if self._held:
+            self.start(self._held.popleft())
         settle(result, error)
 
-    def _work(self) -> None:
-        while True:
-            _do(self._loop, *self._jobs.get())
+
+def waited_seconds(seconds: float, process_cpu_seconds: float) -> float:
+    """Return how long calls kept others waiting for nothing.
+
+    Not while the process was computing: in calls, which take as long on other threads, or on its
+    event loop, while calls waited for the GIL.
+    """
+    return 0.0 if process_cpu_seconds >= seconds / 2 else seconds
 
 
 def plain_error(exc: BaseException) -> Exception:
@@ -126,15 +313,6 @@ def plain_error(exc: BaseException) -> Exception:
     error = RuntimeError(f"the environment raised {type(exc).__name__}: {exc}")
     error.__cause__ = exc
     return error
-
-
-def _do(
-    loop: asyncio.AbstractEventLoop,
-    settle: Settle,
-    call: Callable[..., Any],
-    args: tuple[Any, ...],
-) -> None:
-    futures.tell_loop(loop, settle, *outcome_of(call, args))
 
 
 def outcome_of(call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, Exception | None]:
@@ -157,3 +335,23 @@ def start_thread(work: Callable[[], None]) -> None:
         _thread.start_new_thread(work, ())
     finally:
         threading.stack_size(before)  # the setting is the whole process's
+
+
+def tell_loop(
+    loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any
+) -> None:
+    """Call a function on a loop, from any thread; nothing is done when the loop is closed."""
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:  # closed; `suppress` would double what this costs
+        return
+
+
+def settle_future(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    """Set a future's result or error, on its loop, unless its waiter was cancelled."""
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(result)
+    else:
+        answer.set_exception(error)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import resource
 import signal
@@ -41,7 +42,6 @@ from ..ipc.replica_doors import ReplicaDoors
 from ..ipc.scoreboard import MICROSECONDS, Field, Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
-from ..sessions.watch import UnattachedExpiry, close_idle_sessions
 from ..startup import sessions_of_process
 from ..websocket.handshake import may_ask_another, try_another
 from .admission import Admission
@@ -129,6 +129,7 @@ class ServingProcess:
         self.doors = ReplicaDoors(config.doors, config.replica)
         self._replica = config.replica
         self.registry = ConnectionRegistry(self.link, owner, self._count)
+        idle_seconds = config.idle_timeout_seconds or definition.session_timeout_seconds
         self.table = SessionTable(
             definition,
             0 if own.isolates else 1 if own.exclusive else own.max_sessions,
@@ -136,17 +137,16 @@ class ServingProcess:
             hooks=self.registry,
             admission=self.admission,
             step_timeout_seconds=config.step_timeout_seconds,
+            idle_seconds=idle_seconds or math.inf,
+            unattached_seconds=config.http_session_idle_seconds or math.inf,
             reset_first=config.refuses_unreset,
         )
         self.table.on_abandoned = self._note_abandoned
         self.table.memory_note = self._note_memory
         self._owns_cgroup = config.owns_cgroup
-        if limit := config.http_session_idle_seconds:
-            self.table.on_unattached = UnattachedExpiry(self.table, limit).note
         self.server = make_server(definition, self.table, self._siblings())
         # Of an isolated session it is never started; otherwise it is paused while all is idle.
         self._lag = EventLoopLagMonitor(f"shard {own.index}", on_report=self._note_lag)
-        self._idle_seconds = config.idle_timeout_seconds or definition.session_timeout_seconds
         self._stopping = asyncio.Event()
         self._stopped_by: signal.Signals | None = None
         self._isolated = own.isolated
@@ -154,7 +154,6 @@ class ServingProcess:
         self._refuses_unknown_ids = definition.refuses_unknown_ids
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_connections = sessions_of_process(limit)
-        self._tasks: list[asyncio.Task[None]] = []
         self._reported_failure: str | None = None
         self._pending: set[asyncio.Task[None]] = set()
         self._checking: set[Arrival] = set()  # asking the project's middleware
@@ -172,9 +171,6 @@ class ServingProcess:
         counters[Field.ISOLATED] = int(own.connection_fd is not None)
         self.wake()
         counters[Field.READY] = 1
-        if self._idle_seconds:
-            reaping = close_idle_sessions(self.table, self._idle_seconds)
-            self._tasks.append(asyncio.create_task(reaping, name="reap-idle"))
 
     async def stop(self) -> None:
         """Tell the sessions why, end them, finish the HTTP requests under way."""
@@ -187,8 +183,6 @@ class ServingProcess:
             fields = {"shard": self._own.index, "generation": self._own.generation}
             text = "some environments did not close within %g s"
             log.warning(text, STOP_SECONDS, extra=fields)
-        for task in self._tasks:
-            task.cancel()
         for _ in range(LAST_FRAME_ITERATIONS):  # a session frees its slot before its last frame
             await asyncio.sleep(0)
         await self.server.stop()

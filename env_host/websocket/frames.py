@@ -4,11 +4,9 @@
     bytes received ──▶ whole_text ──▶ payload, of nearly all that clients send
                 └────▶ FrameParser.feed ──▶ [(TEXT, payload), (PING, payload), …]
 
-Fragmented messages are returned whole. A breach of the protocol raises `FrameError`, which carries
-what the close frame is to say, as soon as the head of a frame shows it. Whether a text is UTF-8 is
-left to the JSON parser, which looks anyway; but fragments are looked at here, so that a broken text
-fails before its last fragment has come. The heads of frames are in `system/websocket.py`; why this
-is not a library's: see `docs/decisions/0009-own-websocket-framing.md`.
+Fragmented messages are returned whole. A breach of the protocol raises `FrameError` as soon as the
+head of a frame shows it. Whether a text is UTF-8 is left to the JSON parser, but for fragments. Why
+this is not a library's: see `docs/decisions/0009-own-websocket-framing.md`.
 """
 
 from __future__ import annotations
@@ -131,23 +129,13 @@ class FrameParser:
                 self._keep_start(data[position:])
                 break
             first, is_masked, payload_at, stop = head
-            head_bytes, size = payload_at - position, stop - payload_at
-            is_short = head_bytes == _SHORT_HEAD or (
-                head_bytes == _LONGER_HEAD and size > MAX_CONTROL_BYTES
-            )
-            if first != _WHOLE_TEXT or not is_short or self._fragments is not None:
-                self._check(first, is_masked, head_bytes, size)
+            self._check(first, is_masked, payload_at - position, size := stop - payload_at)
             if stop > end:
                 self._keep(data[position:] if position else data, stop - position)
                 break
             key = data[payload_at - KEY_BYTES : payload_at]
-            if size < _LARGE_BYTES:
-                payload = apply_mask(data[payload_at:stop], key)
-            else:
-                payload = apply_mask(memoryview(data)[payload_at:stop], key)
-            if first == _WHOLE_TEXT:
-                found.append((TEXT, payload))
-            elif message := self._message(first, payload):
+            source = data if size < _LARGE_BYTES else memoryview(data)
+            if message := self._message(first, apply_mask(source[payload_at:stop], key)):
                 found.append(message)
             position = stop
 
@@ -246,14 +234,11 @@ def code_of_close(payload: bytes) -> int:
     if not payload:
         return NO_CODE_CLOSE
     code = int.from_bytes(payload[:2], "big")
-    if len(payload) < 2 or not _may_be_sent(code):
+    is_known = 1000 <= code <= 1014 and code not in (1004, 1005, 1006)
+    if len(payload) < 2 or not (is_known or 3000 <= code < 5000):
         raise FrameError(PROTOCOL_ERROR_CLOSE, "invalid close code")
     try:
         payload[2:].decode()
     except UnicodeDecodeError as exc:
         raise FrameError(BAD_TEXT_CLOSE, "the reason is not UTF-8") from exc
     return code
-
-
-def _may_be_sent(code: int) -> bool:
-    return 3000 <= code < 5000 or (1000 <= code <= 1014 and code not in (1004, 1005, 1006))

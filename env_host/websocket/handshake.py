@@ -83,14 +83,11 @@ def acceptance(upgrade: Upgrade, headers: Iterable[tuple[bytes, bytes]] = ()) ->
     """Make the answer, after which the connection is a WebSocket."""
     digest = hashlib.sha1(upgrade.key + _GUID, usedforsecurity=False).digest()
     token = binascii.b2a_base64(digest, newline=False)
+    lines = b"".join(b"\r\n%b: %b" % header for header in headers)
     return (
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Accept: " + token + _lines(headers) + END_OF_HEAD
+        b"Sec-WebSocket-Accept: " + token + lines + END_OF_HEAD
     )
-
-
-def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    return b"".join(b"\r\n%b: %b" % header for header in headers)
 
 
 def _asks_for_websocket(headers: dict[bytes, bytes]) -> bool:

@@ -11,16 +11,11 @@ that each send most of a message, and then wait, take all memory.
                                             there, the one of which most is kept is closed, 1013
     twice as much                           the one of which most is kept is closed at once, 1013
 
-A connection that is read and from which nothing has come since the last look holds up nobody: its
-client may be slow, or the kernel, whose receive buffers the held connections fill, has no memory
-left for what it sends. That is why more and more are read then. It is slow: 1,024 clients that send
-2 MB each in one instant to a process that may keep 400 MB need up to a minute, or are closed. So
-the bound is a share of the memory that there is (`environment/plan.py`), and no less than
-`MESSAGES_AT_ONCE` messages.
-
-So a crowd that sends long messages in one instant is answered, one after another, and clients that
-send short ones, which arrive whole, are never concerned. A message that has just become whole takes
-two to three times its size for a moment more.
+More and more are read because a connection may wait for the kernel, whose receive buffers the held
+ones fill. It is slow: 1,024 clients that send 2 MB each in one instant to a process that may keep
+400 MB need up to a minute, or are closed. So the bound is a share of the memory that there is
+(`environment/plan.py`), and no less than `MESSAGES_AT_ONCE` messages. Clients that send short
+messages, which arrive whole, are never concerned.
 """
 
 from __future__ import annotations

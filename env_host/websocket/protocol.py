@@ -7,14 +7,11 @@
 
 A parser is kept only while a frame or message is incomplete: most connections never have one.
 
-Closing: our close frame is sent, and the peer has `CLOSE_SECONDS` to answer it; closing the
-connection at once could lose the last frames before it. The peer's own close frame is answered and
-the connection closed, once the remaining bytes are written, or after `CLOSE_SECONDS`.
+Closing: our close frame is sent, and the peer has `CLOSE_SECONDS` to answer it. Its own close frame
+is answered and the connection closed, once the remaining bytes are written, or after that time.
 
 For a peer that does not read, no more is buffered: the subclass looks at `is_paused`, and of the
-peer's pings the last alone is answered, once it reads again.
-
-No message stays without an answer: whatever a subclass raises that it does not handle itself
+peer's pings the last alone is answered. Whatever a subclass raises and does not handle itself
 closes the connection with 1011 and a line in the log (`break_off`).
 """
 
@@ -49,20 +46,6 @@ class WebSocketProtocol(asyncio.Protocol):
 
     close_seconds = CLOSE_SECONDS
 
-    __slots__ = (
-        "_closing",
-        "_has_left",
-        "_holds",
-        "_is_heard",
-        "_is_pinged",
-        "_loop",
-        "_parser",
-        "_partial",
-        "_pong",
-        "is_paused",
-        "transport",
-    )
-
     def __init__(
         self, loop: asyncio.AbstractEventLoop, partial: PartialMessages | None = None
     ) -> None:
@@ -71,6 +54,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._parser: FrameParser | None = None  # while something has not arrived whole
         self._closing: asyncio.TimerHandle | None = None  # our close frame is on its way
         self._has_left = False
+        self._is_open = True  # messages are taken and sent: neither side has closed
         self._holds = 0  # why the peer is not read now: how many reasons
         self._is_heard = True  # data has arrived since `check_liveness` was last called
         self._is_pinged = False  # it sent a ping then
@@ -92,7 +76,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def send_text(self, payload: bytes) -> None:
         """Send one message."""
-        if self._closing is None and not self._has_left:
+        if self._is_open:
             self._write(TEXT, payload)
 
     def hold_reading(self) -> None:
@@ -114,8 +98,9 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def close(self, code: int, reason: str = "") -> None:
         """Begin to close; tolerates a connection that is closed or closing."""
-        if self._closing is not None or self._has_left:
+        if not self._is_open:
             return
+        self._is_open = False
         self._closing = self._loop.call_later(self.close_seconds, self.transport.abort)
         self.transport.write(close_frame(code, reason))
 
@@ -128,7 +113,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._is_heard = True
         try:
             if self._parser is None and (text := whole_text(data)) is not None:
-                if self._closing is None and not self._has_left:
+                if self._is_open:
                     self.text_received(text)
             else:
                 self._parse(data)
@@ -155,7 +140,7 @@ class WebSocketProtocol(asyncio.Protocol):
         for kind, payload in messages:
             if kind != TEXT:
                 self._other(kind, payload)
-            elif self._closing is None and not self._has_left:
+            elif self._is_open:
                 self.text_received(payload)
 
     def eof_received(self) -> bool | None:
@@ -181,13 +166,13 @@ class WebSocketProtocol(asyncio.Protocol):
         self.is_paused = False
         self._is_heard = True
         pong, self._pong = self._pong, None
-        if pong is not None and self._closing is None and not self._has_left:
+        if pong is not None and self._is_open:
             self._write(PONG, pong)
 
     def fail(self, code: int, reason: str) -> None:
         """Close at once: the peer broke the protocol."""
         self._forget_partial()
-        if self._closing is None and not self._has_left:
+        if self._is_open:
             self.transport.write(close_frame(code, reason))
         self._close_when_written()
         self._leave()
@@ -218,8 +203,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self.transport.close()
 
     def _check_liveness(self) -> None:
-        is_over = self._closing is not None or self._has_left
-        if self._is_heard or is_over or self._partial.is_held(self):
+        if self._is_heard or not self._is_open or self._partial.is_held(self):
             self._is_heard = self._is_pinged = False
         elif not self._is_pinged:
             self._is_pinged = True
@@ -246,18 +230,18 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _other(self, kind: int, payload: bytes) -> None:
         if kind == PING:
-            if self._closing is None and not self._has_left:
+            if self._is_open:
                 if self.is_paused:
                     self._pong = payload
                 else:
                     self._write(PONG, payload)
         elif kind == CLOSE:
             code = code_of_close(payload)
-            if self._closing is None and not self._has_left:
+            if self._is_open:
                 self.transport.write(close_frame(code))
             self._close_when_written()
             self._leave()
-        elif kind != PONG and self._closing is None and not self._has_left:
+        elif kind != PONG and self._is_open:
             self.binary_received()
 
     def _forget_partial(self) -> None:
@@ -267,11 +251,13 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _close_when_written(self) -> None:
         """Close when all bytes are written, or after `CLOSE_SECONDS` if the peer does not read."""
+        self._is_open = False
         self.transport.close()
         if self._closing is None:
             self._closing = self._loop.call_later(self.close_seconds, self.transport.abort)
 
     def _leave(self) -> None:
+        self._is_open = False
         if not self._has_left:
             self._has_left = True
             self.client_left()

@@ -173,7 +173,7 @@ async def test_a_call_whose_outcome_surprises_us_closes_the_connection(
     def surprise(*_: Any) -> None:
         raise LookupError("nobody expects this")
 
-    monkeypatch.setattr(SessionSocket, "_reserved", surprise)
+    monkeypatch.setattr(SessionSocket, "call_settled", surprise)
     loop = asyncio.get_running_loop()
     admission = AdmissionOnDemand()
     session_socket = session_socket_of(table_of(admission))

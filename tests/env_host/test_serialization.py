@@ -15,8 +15,8 @@ from pydantic_core import PydanticSerializationError
 
 from openenvd.env_host.environment.interfaces import Observation, State
 from openenvd.env_host.environment.upstream_types import ObservationForm, serialize
-from openenvd.env_host.serving import messages, serialization
-from openenvd.env_host.serving.serialization import ObservationWriter
+from openenvd.env_host.serving import messages
+from openenvd.env_host.serving.messages import ObservationWriter
 
 NEWEST = ObservationWriter(ObservationForm())
 
@@ -111,7 +111,7 @@ def test_one_pass_writes_the_same_text_as_two(observation: Observation) -> None:
 def test_only_classes_with_nothing_special_are_written_in_one_pass(
     model: type, is_plain: bool
 ) -> None:
-    assert (serialization._find_writer(model) is not None) is is_plain
+    assert (messages._find_writer(model) is not None) is is_plain
 
 
 def test_values_without_a_json_form_fail_with_upstreams_message() -> None:
@@ -131,4 +131,4 @@ def test_values_without_a_json_form_fail_with_upstreams_message() -> None:
     ],
 )
 def test_a_state_is_its_fields(state: Any, data: dict[str, Any]) -> None:
-    assert json.loads(serialization.state_message(state))["data"] == data
+    assert json.loads(messages.state_message(state))["data"] == data

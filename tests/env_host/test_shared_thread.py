@@ -11,24 +11,16 @@ from typing import Any
 
 import pytest
 
-from openenvd.env_host.sessions.shared_thread import CallSharing, SharingRunner, waited_seconds
-from openenvd.env_host.sessions.threads import SessionThread
+from openenvd.env_host.sessions import threads
+from openenvd.env_host.sessions.threads import CallSharing, SharingRunner, waited_seconds
 
 BLOCKED_SECONDS = 0.005
 WAIT_SECONDS = 30.0
 
 
-class NoThread(SessionThread):
-    """Of a process that may not start another thread."""
-
-    def submit(self, settle: Any, call: Callable[..., Any], *args: Any) -> None:
-        """Fail as `threading` does then."""
-        raise RuntimeError("can't start new thread")
-
-
 def runners(number: int) -> list[SharingRunner]:
     sharing = CallSharing()
-    return [SharingRunner(sharing, SessionThread) for _ in range(number)]
+    return [SharingRunner(sharing) for _ in range(number)]
 
 
 async def run_all(each: list[SharingRunner], call: Callable[[], Any]) -> list[Any]:
@@ -79,14 +71,21 @@ async def test_a_call_that_blocks_does_not_keep_the_outcomes_of_those_before_it(
     assert await waiting
 
 
-async def test_a_call_for_which_no_thread_can_be_started_fails_and_later_ones_do_not() -> None:
-    sharing = CallSharing()
-    one, other = SharingRunner(sharing, NoThread), SharingRunner(sharing, SessionThread)
-    sharing._apart_until = asyncio.get_running_loop().time() + WAIT_SECONDS  # each on its own
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="can't start new thread"):
-            await one.run(lambda: 1)
-    assert await other.run(lambda: 2) == 2
+async def test_a_call_for_which_no_thread_can_be_started_fails_and_later_ones_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start_none(work: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    [session] = runners(1)
+    session._sharing._apart_until = asyncio.get_running_loop().time() + WAIT_SECONDS
+    with monkeypatch.context() as patched:
+        patched.setattr(threads, "start_thread", start_none)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                await session.run(lambda: 1)
+    assert await session.run(lambda: 2) == 2
+    session.stop()
 
 
 async def test_calls_of_a_session_run_one_after_the_other_whatever_blocks() -> None:

@@ -19,7 +19,7 @@ from openenvd.env_host.serving.mcp import Mcp
 from openenvd.env_host.serving.ws_session import SessionService, SessionSocket
 from openenvd.env_host.sessions.session import Attached, Session
 from openenvd.env_host.sessions.table import SessionTable
-from openenvd.env_host.sessions.watch import SessionWatch, UnattachedExpiry
+from openenvd.env_host.sessions.watch import SessionWatch
 from openenvd.env_host.websocket.protocol import WebSocketProtocol
 from openenvd.system.websocket import PING, PONG, frame_head
 
@@ -310,7 +310,7 @@ def table_of(admission: AdmissionOnDemand) -> SessionTable:
 
 def session_socket_of(table: SessionTable) -> SessionSocket:
     loop = asyncio.get_running_loop()
-    service = SessionService(frozenset({"/ws"}), table, Mcp(table).answer, None, loop)
+    service = SessionService(frozenset({"/ws"}), table, Mcp(table).answer, loop)
     return SessionSocket(service, set())
 
 
@@ -356,21 +356,16 @@ async def test_a_hung_call_is_logged_again_when_it_has_lasted_twice_as_long(
     await table.close(session)
 
 
-async def test_there_is_a_timer_only_while_a_session_has_no_websocket() -> None:
+async def test_a_session_without_a_websocket_expires_when_no_call_uses_it() -> None:
     admission = AdmissionOnDemand()
     admission.opened.set()
     table = table_of(admission)
-    expiry = UnattachedExpiry(table, 0.01)
-    table.on_unattached = expiry.note
-    has_timer = [expiry._timer is not None]
+    table.unattached_seconds = 10.0
+    watch = SessionWatch(table)
     session = await table.open()
-    has_timer.append(expiry._timer is not None)
     session.busy = 1
-    expiry._look()
-    assert len(table) == 1
-    has_timer.append(expiry._timer is not None)
+    assert not watch._end_idle(session, session.last_used + 11.0)
     session.busy = 0
-    while len(table):
-        await asyncio.sleep(0.01)
-    has_timer.append(expiry._timer is not None)
-    assert has_timer == [False, True, True, False]
+    assert not watch._end_idle(session, session.last_used + 9.0)
+    assert watch._end_idle(session, session.last_used + 11.0)
+    assert len(table) == 0
