@@ -120,7 +120,11 @@ def _remarks(environment: dict[str, Any], now: float) -> Iterator[str]:
 def _strays(strays: list[dict[str, Any]]) -> list[str]:
     """What runs and nobody has written down."""
     head = f"{phrases.plural(len(strays), 'stray')} that nobody has written down"
-    lines = [f"  {stray['replica']} ({stray['provider']})" for stray in strays]
+    lines = [
+        f"  {stray['replica']} ({stray['provider']})"
+        + (f": {stray['problem']}" if stray.get("problem") else "")
+        for stray in strays
+    ]
     return [f"{head}; openenv down --strays stops them:", *lines]
 
 

@@ -6,6 +6,14 @@ its engine (`engines/`), which serves the same socket. A replica exists as long 
 stopping it removes the folder last, so that no crash in between can lose one. What an engine has is
 stopped by that engine: while it is gone, the folder stays.
 
+A run file that is damaged, or that another version wrote, is set aside (`SetAside`): its replica
+goes on and is neither watched nor restarted, which `status` says.
+
+    its shim or agent answers at the socket that its id names    `down` stops it there
+    it is damaged, and its shim does not answer                  ended by the shim's last status
+    nothing is known to have ended it                            `down` fails and says what to do;
+                                                                 tried again until the folder goes
+
 Used by launches and `down` (in workers) and by the daemon's reconciler, at the same time if it
 must be: everything here tolerates that the other one was faster. Functions that block say so.
 """
@@ -15,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import selectors
 import shutil
 import time
@@ -33,13 +42,14 @@ from ..shim.client import (
     read_status_file,
     start_shim,
 )
-from ..shim.files import RUN_FILE_NAME, STATUS_FILE_NAME
+from ..shim.files import LOCK_FILE_NAME, RUN_FILE_NAME, STATUS_FILE_NAME
 from ..system.descriptors import close_all
+from ..system.file_locks import is_locked
 from ..system.listening_sockets import open_listening_sockets
 from .agent_client import ask_agent
 from .engine_address import EngineAddress
 from .errors import EngineFailed
-from .layout import Layout
+from .layout import GATEWAY, Layout
 from .spec import GRACE_SECONDS
 
 Json = dict[str, Any]
@@ -47,8 +57,16 @@ OnSessions = Callable[[str, int], None]  # a replica's id, and its sessions
 OnStatus = Callable[[str, Json], bool]  # a replica's id, and its status: whether that was awaited
 LOCAL = "local"  # the provider of replicas below a shim
 
-# A run file of another version is set aside: what it describes is neither adopted nor stopped.
 RUN_FILE_VERSION = 1
+# What a run file of this version has at least, and as what.
+_FIELDS: dict[str, type | tuple[type, ...]] = {
+    **dict.fromkeys(("replica_id", "environment", "request_id", "socket_path"), str),
+    **dict.fromkeys(("log_path", "host"), str),
+    **dict.fromkeys(("ordinal", "number", "port"), int),
+    "created_at": (int, float),
+}
+# NAME-ORDINAL-LAUNCH; with a part of another request's id where that has added the replica.
+_REPLICA_ID = re.compile(r"(.+?)-\d+-(?:[0-9a-f]{4}-)?[^-]+")
 ENGINE_VARIABLES = "engine_variables"  # in a run file: which engine has the replica
 IS_ELSEWHERE = "is_elsewhere"  # in a run file: at no port of this machine
 ADDED_BY = "added_by"  # in a run file: the request that starts it and has not kept it yet
@@ -141,6 +159,37 @@ class RunFile:
         return cls(**{**fields, "run_dir": run_dir, "data": data})
 
 
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """A replica whose run file cannot be used."""
+
+    run_dir: Path
+    environment: str
+    is_damaged: bool  # else another version of openenvd wrote it
+
+    @property
+    def replica_id(self) -> str:
+        """Its id, which its folder is named by."""
+        return self.run_dir.name
+
+    @property
+    def request_id(self) -> str:
+        """The launch it belongs to."""
+        return self.replica_id.rpartition("-")[2]
+
+    @property
+    def problem(self) -> str:
+        """One clause: which file, and why it cannot be used."""
+        why = "is damaged" if self.is_damaged else "was written by another version of openenvd"
+        return f"its run file {self.run_dir / RUN_FILE_NAME} {why}"
+
+    @property
+    def sentence(self) -> str:
+        """Add what that means, and what to do."""
+        cost = "it goes on, and is neither watched nor restarted"
+        return f"{self.problem}: {cost}; openenv down {self.environment} ends it"
+
+
 def endpoint_of(run_file: RunFile, status: Json | None = None) -> tuple[str, int]:
     """Where the gateway reaches a replica: its status says so, by default that in its folder."""
     if not run_file.is_local:
@@ -157,18 +206,31 @@ def options_variable(data: Json) -> str:
 
 
 def read(run_dir: Path) -> RunFile | None:
-    """The replica of a folder; None when there is none, or none that can be read."""
+    """The replica of a folder; None when there is none, or none that can be used."""
+    found = _look(run_dir)
+    return found if isinstance(found, RunFile) else None
+
+
+def _look(run_dir: Path) -> RunFile | SetAside | None:
+    path = Path(run_dir) / RUN_FILE_NAME
     data = read_run_file(run_dir)
-    if data is None or data.get("version") != RUN_FILE_VERSION:
+    if data is None and path.exists():
+        data = read_run_file(run_dir) or {}  # it may just have been written
+    if data is None or path.parent.name == GATEWAY:  # whose file `gateway/process.py` reads
         return None
-    return RunFile.of(Path(run_dir), data)
+    version = data.get("version")
+    if version == RUN_FILE_VERSION and all(isinstance(data.get(k), t) for k, t in _FIELDS.items()):
+        return RunFile.of(path.parent, data)
+    by_id = _REPLICA_ID.fullmatch(path.parent.name)
+    name = data.get("environment") or (by_id[1] if by_id else path.parent.name)
+    return SetAside(path.parent, str(name), version in (None, RUN_FILE_VERSION))
 
 
-def set_aside(runs: Path) -> list[str]:
-    """The names of the folders whose run files are of another version."""
-    found = {path.parent.name: read_run_file(path.parent) for path in runs.glob("*/replica.json")}
-    versions = {name: (data or {}).get("version") for name, data in found.items()}
-    return sorted(n for n, v in versions.items() if isinstance(v, int) and v != RUN_FILE_VERSION)
+def set_aside(runs: Path, name: str | None = None) -> list[SetAside]:
+    """The replicas whose run files cannot be used: of one environment, or of all."""
+    found = _look_at_all(runs, "" if name is None else f"{name}-")
+    aside = [each for each in found if isinstance(each, SetAside)]
+    return [each for each in aside if name in (None, each.environment)]
 
 
 def all_of(runs: Path) -> list[RunFile]:
@@ -201,17 +263,42 @@ def of_environment(runs: Path, name: str) -> list[RunFile]:
 
 
 def _read_all(runs: Path, prefix: str) -> list[RunFile]:
-    try:
-        folders = [folder for folder in runs.iterdir() if folder.name.startswith(prefix)]
-    except FileNotFoundError:
-        return []
-    found = [run_file for folder in folders if (run_file := read(folder)) is not None]
+    found = [each for each in _look_at_all(runs, prefix) if isinstance(each, RunFile)]
     return sorted(found, key=lambda r: (r.environment, r.ordinal, r.replica_id))
 
 
-def stop_environment(runs: Path, name: str, grace_seconds: float = GRACE_SECONDS) -> list[str]:
-    """Stop all replicas of an environment, at once rather than in turn; their ids. Blocks."""
-    return stop_all(of_environment(runs, name), grace_seconds)
+def _look_at_all(runs: Path, prefix: str) -> list[RunFile | SetAside | None]:
+    try:
+        folders = sorted(folder for folder in runs.iterdir() if folder.name.startswith(prefix))
+    except FileNotFoundError:
+        return []
+    return [_look(folder) for folder in folders]
+
+
+def stop_environment(
+    runs: Path,
+    name: str,
+    grace_seconds: float = GRACE_SECONDS,
+    *,
+    request_id: str | None = None,
+    on_sessions: OnSessions | None = None,
+) -> list[str]:
+    """Stop all replicas of an environment, or of one launch of it, at once rather than in turn.
+
+    Blocks.
+
+    Returns:
+        Their ids.
+
+    Raises:
+        EngineFailed: Some could not be stopped; the others were.
+    """
+    found = [r for r in of_environment(runs, name) if request_id in (None, r.request_id)]
+    aside = [a for a in set_aside(runs, name) if request_id in (None, a.request_id)]
+    stopped = stop_all(found, grace_seconds, on_sessions)
+    for each in aside:
+        stop_set_aside(each, grace_seconds)
+    return [*stopped, *(each.replica_id for each in aside)]
 
 
 def stop_all(
@@ -267,6 +354,34 @@ def stop_replicas(
         tell(name, {})
     if left:
         raise _still_there(left)
+
+
+def stop_set_aside(aside: SetAside, grace_seconds: float = GRACE_SECONDS) -> None:
+    """Stop a replica whose run file cannot be used, and remove its folder. Blocks.
+
+    Raises:
+        EngineFailed: It is not known to have ended: what to do.
+    """
+    run_dir = aside.run_dir
+    socket_path = Layout(run_dir.parent.parent).replica_socket(aside.replica_id)
+    with (
+        contextlib.suppress(ShimGone, TimeoutError, ValueError),  # the last: another protocol
+        ShimClient.connect(str(socket_path)) as link,
+    ):
+        link.send("stop", grace_seconds=grace_seconds)
+        link.wait(lambda _: False, grace_seconds + _MARGIN_SECONDS)
+    if aside.is_damaged:
+        clean_up_after_shim(run_dir, grace_seconds=0.0)
+    lock = run_dir / LOCK_FILE_NAME
+    has_ended = lock.exists() and not is_locked(lock)
+    if not has_ended and (read_status_file(run_dir) or {}).get("state") != "stopped":
+        raise EngineFailed(
+            f"{aside.replica_id} cannot be stopped: {aside.problem}, and nothing answers for it",
+            f"if an engine runs it: openenv down --strays; else end the process that holds {lock} "
+            f"(fuser shows it); then remove the folder {run_dir}",
+        )
+    socket_path.unlink(missing_ok=True)
+    _remove(run_dir)
 
 
 def revive(run_file: RunFile) -> None:

@@ -3,7 +3,8 @@
 
     on an engine    an instance without a run file: the agent writes down which there are
     any provider    a replica with a run file, of a launch that no table knows, and whose
-                    environment's name is another launch's by now
+                    environment's name is another launch's by now; one whose run file was set
+                    aside, and that no table knows
 
 They are shown, and stopped when somebody asks for it: a lost table must not cost what runs.
 """
@@ -40,14 +41,16 @@ def strays_seen(layout: Layout) -> list[Json]:
     return list(found.values())
 
 
-def stray_of(run_file: run_files.RunFile) -> Json:
+def stray_of(found: run_files.RunFile | run_files.SetAside) -> Json:
     """Return what is shown of a replica that no table knows."""
+    is_usable = isinstance(found, run_files.RunFile)
     return {
-        "provider": run_file.provider,
-        "id": run_file.replica_id,
-        "environment": run_file.environment,
-        "replica": run_file.replica_id,
-        "generation": run_file.request_id,
+        "provider": found.provider if is_usable else run_files.LOCAL,
+        "id": found.replica_id,
+        "environment": found.environment,
+        "replica": found.replica_id,
+        "generation": found.request_id,
+        "problem": None if is_usable else found.problem,
     }
 
 
@@ -74,6 +77,10 @@ def stop_stray(layout: Layout, stray: Json, grace_seconds: float) -> None:
     if (run_file := run_files.read(layout.run_dir(stray["id"]))) is not None:
         run_files.stop_replica(run_file.run_dir, grace_seconds)
         return
+    for aside in run_files.set_aside(layout.runs):
+        if aside.replica_id == stray["id"]:
+            run_files.stop_set_aside(aside, grace_seconds)
+            return
     if stray["provider"] == run_files.LOCAL:
         return  # it is gone
     engines = [at for at in engines_used(layout) if at.engine == stray["provider"]]

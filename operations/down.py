@@ -43,7 +43,9 @@ class Down(base.Operation):
         runs = Layout(context.home).runs
         found = run_files.of_environment(runs, payload.name)
         left = SessionsLeft(context, run_files.sessions_of(found), payload.grace_seconds)
-        stopped = run_files.stop_all(found, payload.grace_seconds, left.note)
+        stopped = run_files.stop_environment(
+            runs, payload.name, payload.grace_seconds, on_sessions=left.note
+        )
         for replica_id in stopped:
             base.say(f"stopped {replica_id}")
         if not stopped:

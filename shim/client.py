@@ -264,6 +264,6 @@ def end_group(cgroup: Cgroup) -> None:
 def _read_json(path: Path) -> Json | None:
     try:
         data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None

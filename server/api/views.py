@@ -125,7 +125,7 @@ def replica_view(
     return {
         "id": replica.id,
         "ordinal": replica.ordinal,
-        "state": replica.state,
+        "state": "UNKNOWN" if (live or {}).get("unwatched") else replica.state,
         "pid": replica.pid,
         "sessions": (live or {}).get("sessions", 0) if replica.state in _WITH_SESSIONS else 0,
         "restarts": replica.restarts,

@@ -96,12 +96,16 @@ def next_step(
     return Step.SERVE if launch is None else _STEP_OF_LAUNCH[launch]
 
 
-def observed_state(replicas: list[ReplicaState]) -> EnvironmentState:
+def observed_state(
+    replicas: list[ReplicaState], *, is_any_unwatched: bool = False
+) -> EnvironmentState:
     """How an environment is whose launch succeeded, from how its replicas are.
 
     Those that are drained are on their way out; where there are no others, what replaces them has
-    not been seen yet.
+    not been seen yet. Of one that is unwatched, since its run file was set aside, nothing is known.
     """
+    if is_any_unwatched:
+        return EnvironmentState.DEGRADED
     is_any_drained = ReplicaState.DRAINING in replicas
     replicas = [state for state in replicas if state is not ReplicaState.DRAINING]
     if is_any_drained and not replicas:

@@ -24,7 +24,7 @@ from typing import Any
 
 from ...environments import run_files
 from ...environments.errors import EngineFailed
-from ...environments.run_files import RunFile
+from ...environments.run_files import RunFile, SetAside
 from ...environments.spec import GRACE_SECONDS
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Generation, Json, Replica, Request, RequestError
@@ -61,14 +61,20 @@ class ReplicaManager:
     on_status: Callable[[str], None] = lambda _: None  # called with an environment's name
     _observing: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     responsibility: Responsibility = field(init=False, default_factory=Responsibility)
-    strays: list[RunFile] = field(init=False, default_factory=list)  # no table knows them
+    # No table knows them.
+    strays: list[RunFile | SetAside] = field(init=False, default_factory=list)
+    _set_aside: dict[str, SetAside] = field(init=False, default_factory=dict)  # by replica
     _watches: dict[str, ReplicaWatch] = field(init=False, default_factory=dict)  # by replica
     _retiring: set[str] = field(init=False, default_factory=set)  # launches
 
     @property
     def live(self) -> dict[str, Json]:
-        """The last status of each watched replica, by its id."""
-        return {name: watch.status for name, watch in self._watches.items()}
+        """The last status of each watched replica, by its id; why others are not watched."""
+        unwatched = {
+            aside.replica_id: {"unwatched": True, "problem": aside.sentence}
+            for aside in self._set_aside.values()
+        }
+        return unwatched | {name: watch.status for name, watch in self._watches.items()}
 
     # Finding and watching.
 
@@ -77,6 +83,7 @@ class ReplicaManager:
         rows = await self.store.read(queries.replicas(name))
         known = {replica.id: replica for replica in rows}
         found = await self._run_files(name, request_id)
+        await self._look_aside(name)
         there = {run_file.replica_id for run_file in found}
         await self._unwatch(
             watch
@@ -145,11 +152,7 @@ class ReplicaManager:
 
         The tables may have been lost: what was launched goes on all the same.
         """
-        for name in await asyncio.to_thread(run_files.set_aside, self.runs):
-            text = (
-                "%s was written by another version of openenvd: it is left alone, as is what runs"
-            )
-            log.warning(text, self.runs / name)
+        await self._look_aside()
         found = await asyncio.to_thread(run_files.all_of, self.runs)
         launches = {(run_file.environment, run_file.request_id): run_file for run_file in found}
         # Of an update that was under way, what serves; of one that was through, the newer.
@@ -158,6 +161,18 @@ class ReplicaManager:
             is_free = row is None or not row.state.is_live or _has_lost(row, launches)
             if is_free and not await self._is_known(run_file, row):
                 await self.status.adopt(_adopted(run_file))
+
+    async def _look_aside(self, name: str | None = None) -> None:
+        """Find run files that cannot be used, and log each once."""
+        found = await asyncio.to_thread(run_files.set_aside, self.runs, name)
+        before = {i: a for i, a in self._set_aside.items() if name in (None, a.environment)}
+        now = {each.replica_id: each for each in found if each.replica_id not in self._watches}
+        for aside in now.values():
+            if aside != before.get(aside.replica_id):
+                extra = {"replica": aside.replica_id, "environment": aside.environment}
+                log.warning("replica %s: %s", aside.replica_id, aside.sentence, extra=extra)
+        others = {i: a for i, a in self._set_aside.items() if i not in before}
+        self._set_aside = others | now
 
     async def _is_known(self, run_file: RunFile, row: Environment | None) -> bool:
         """Whether a table has its launch, which says whether it is wanted."""
@@ -254,11 +269,14 @@ class ReplicaManager:
                 return  # that its replicas go is what was asked for
             found = await self.store.read(queries.replicas(name))
             launch = environment.request_id
-            replicas = [each.state for each in found if each.request_id == launch]
-            state = observed_state(replicas)
+            own = [each for each in found if each.request_id == launch]
+            replicas = [each.state for each in own]
+            aside = [self._set_aside[each.id] for each in own if each.id in self._set_aside]
+            state = observed_state(replicas, is_any_unwatched=bool(aside))
             # A replica that FAILED has said why itself (`_give_up`).
             unexplained = state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas
             error = _lost_replicas(name) if unexplained else None
+            error = _unwatched(name, aside[0]) if aside else error
             address = self._moved_to(name, launch) or address
             await self.status.set_environment(name, state, address=address, error=error)
 
@@ -294,8 +312,8 @@ class ReplicaManager:
         """Nothing is left of one launch when this returns; others of its name are not touched."""
         await self._unwatch(self.watched(name, request_id))
         self.responsibility.forget(request_id)
-        left = await self._run_files(name, request_id)
-        await asyncio.to_thread(run_files.stop_all, left, grace_seconds)
+        stop = partial(run_files.stop_environment, request_id=request_id)
+        await asyncio.to_thread(stop, self.runs, name, grace_seconds)
 
     # Updates.
 
@@ -401,6 +419,12 @@ class ReplicaManager:
         The tables know that launch, and that it is not wanted. A launch that they do not know is
         adopted, or, where its environment's name is taken, a stray (`self.strays`).
         """
+        rows = {row.id for row in await self.store.read(queries.replicas())}
+        self.strays += [
+            aside
+            for aside in self._set_aside.values()
+            if aside.environment not in live or aside.replica_id not in rows
+        ]
         left = []
         for run_file in await asyncio.to_thread(run_files.all_of, self.runs):
             row = await self.store.read(queries.environment(run_file.environment))
@@ -456,6 +480,14 @@ def _new_replica(run_file: RunFile) -> Replica:
         state=ReplicaState.STARTING,
         run_dir=str(run_file.run_dir),
         started_at=time.time(),
+    )
+
+
+def _unwatched(name: str, aside: SetAside) -> RequestError:
+    return RequestError(
+        ErrorKind.WORKER_LOST,
+        f"replica {aside.replica_id}: {aside.sentence}",
+        f"openenv down {name}, then launch it again; its sessions end",
     )
 
 

@@ -30,7 +30,8 @@ class Shim:
         run_dir, path = layout.run_dir(self.id), str(folder / f"{ordinal}.sock")
         run_dir.mkdir(parents=True)
         told = {"version": RUN_FILE_VERSION, "replica_id": self.id, "environment": "sample"}
-        told |= {"ordinal": ordinal, "socket_path": path}
+        told |= {"ordinal": ordinal, "number": ordinal, "socket_path": path, "request_id": "1"}
+        told |= {"log_path": "", "host": "127.0.0.1", "port": 0, "created_at": 0.0}
         (run_dir / "replica.json").write_text(json.dumps(told))
         self._listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         self._listener.bind(path)

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -18,9 +19,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from openenvd.environments import restart_policy, run_files, scaling
+from openenvd.environments import restart_policy, run_files, scaling, strays
+from openenvd.environments.errors import EngineFailed
 from openenvd.environments.gateway import process
 from openenvd.environments.gateway.process import config_folder
+from openenvd.environments.layout import Layout
+from openenvd.operations.base import OperationContext
+from openenvd.operations.down import Down
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import DatabaseFull
@@ -43,7 +48,7 @@ from openenvd.requests_db.states import (
     Schedule,
 )
 from openenvd.requests_db.transactions import generations, observing, submitting
-from openenvd.server.api.views import replica_view
+from openenvd.server.api.views import environment_view, replica_view
 from openenvd.server.events.bus import EventBus
 from openenvd.server.reconcile import replica_watch, replicas
 from openenvd.server.reconcile.reconciler import Reconciler
@@ -167,7 +172,7 @@ class World:
         run = {"version": run_files.RUN_FILE_VERSION, "replica_id": run_dir.name}
         run |= {"environment": "trial", "request_id": launch.id, "provider": "nowhere"}
         run |= {"run_dir": str(run_dir), "socket_path": str(run_dir / "socket"), "port": 0}
-        run |= {"number": ordinal, "created_at": time.time()}
+        run |= {"number": ordinal, "created_at": time.time(), "host": "127.0.0.1", "log_path": ""}
         (run_dir / RUN_FILE_NAME).write_text(json.dumps(run | {"ordinal": ordinal}))
         return run_dir
 
@@ -437,19 +442,130 @@ async def test_a_replica_whose_port_was_taken_waits_for_it(world: World) -> None
         pass
 
 
-async def test_a_run_file_of_another_version_is_set_aside(
-    world: World, caplog: pytest.LogCaptureFixture
+def changed(run: dict[str, Any], **changes: Any) -> bytes:
+    return json.dumps(run | changes).encode()
+
+
+# What may become of a run file, made of what it was.
+UNUSABLE = {
+    "empty": lambda run: b"",
+    "cut": lambda run: json.dumps(run).encode()[:-20],
+    "no text": lambda run: b"\xff\x00" * 40,
+    "another value": lambda run: b"[1]",
+    "too deep": lambda run: b"[" * 100_000,
+    "a field is gone": lambda run: changed(run, created_at=None),
+    "a field of another type": lambda run: changed(run, socket_path=7),
+    "no version": lambda run: changed(run, version=None),
+    "a newer version": lambda run: changed(run, version=run_files.RUN_FILE_VERSION + 1),
+    "an older version": lambda run: changed(run, version=0),
+    "a version that is no number": lambda run: changed(run, version="2.1"),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+async def test_a_run_file_that_cannot_be_used_is_named_and_its_replica_kept_until_its_down(
+    world: World, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its replica is reported, and is neither adopted nor removed."""
-    run_dir = world.paths.runs / "trial-0-1"
-    run_dir.mkdir(parents=True)
-    later = {"version": run_files.RUN_FILE_VERSION + 1, "environment": "trial"}
-    (run_dir / RUN_FILE_NAME).write_text(json.dumps(later))
-    await world.reconcile()
-    assert run_files.all_of(world.paths.runs) == []
-    assert f"{run_dir} was written by another version" in caplog.text
-    assert await world.store.read(queries.environments()) == []
-    assert run_dir.exists()
+    launch, server = await unwatched(world, kind)
+    whole = await asyncio.to_thread(world.start, launch, 1)
+    reconciler = await world.reconcile()
+    path = server.run_dir / RUN_FILE_NAME
+    environment = await world.becomes(S.DEGRADED)
+    assert environment.error is not None
+    rows = await world.store.read(queries.replicas("trial"))
+    view = environment_view(environment, rows, reconciler.replicas.live)
+    assert [each["state"] for each in view["replicas"]] == ["UNKNOWN", ReplicaState.READY]
+    why = "is damaged" if kind in list(UNUSABLE)[:8] else "was written by another version"
+    for text in (view["error"]["message"], view["replicas"][0]["message"], caplog.text):
+        assert f"its run file {path} {why}" in text
+        assert "openenv down trial ends it" in text
+    assert is_running(server)
+    assert reconciler.replicas.strays == []
+    down = await world.down()
+    stopped = await asyncio.to_thread(run_down, world)
+    assert set(stopped) == {server.run_dir.name, whole.run_dir.name}
+    assert not is_running(server)
+    await world.ends(down, RequestState.SUCCEEDED)
+    await world.becomes(S.STOPPED)
+    assert not server.run_dir.exists()
+    assert not Path(server.run_file["socket_path"]).exists()
+
+
+async def test_a_damaged_run_file_whose_shim_was_killed_is_cleaned_up_after_by_down(
+    world: World,
+) -> None:
+    _, server = await unwatched(world, "empty")
+    os.kill(shim_pid(server), signal.SIGKILL)
+    await asyncio.to_thread(run_files.stop_environment, world.paths.runs, "trial", 1.0)
+    assert not server.run_dir.exists()
+
+
+@pytest.mark.parametrize("kind", ["empty", "a newer version"])
+async def test_a_down_that_cannot_end_what_was_set_aside_says_so_until_somebody_else_has(
+    world: World, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a replica on an engine, whose agent is gone."""
+    monkeypatch.setattr(run_files, "_MARGIN_SECONDS", 0.1)
+    launch = await world.launch()
+    run_dir = world.out_of_reach(launch)
+    await world.progresses(launch, {"replica": {"id": run_dir.name}})
+    await world.succeeds(launch)
+    whole = json.loads((run_dir / RUN_FILE_NAME).read_bytes())
+    (run_dir / RUN_FILE_NAME).write_bytes(UNUSABLE[kind](whole))
+    await world.reconcile(Timing(retry_seconds=0.01))
+    down = await world.down()
+    with pytest.raises(EngineFailed, match="cannot be stopped: its run file") as caught:
+        await asyncio.to_thread(run_down, world)
+    assert caught.value.hint is not None
+    assert f"remove the folder {run_dir}" in caught.value.hint
+    await world.fails(down, caught.value.message)
+    await asyncio.sleep(0.1)  # in which the reconciler tries again
+    assert (await world.environment()).state is S.STOPPING
+    await asyncio.to_thread(shutil.rmtree, run_dir)
+    await world.becomes(S.STOPPED)
+
+
+async def test_what_was_set_aside_and_no_table_knows_is_a_stray_that_can_be_stopped(
+    world: World,
+) -> None:
+    launch = unknown_launch()
+    server = await asyncio.to_thread(start_at_its_own_socket, world, launch)
+    (server.run_dir / RUN_FILE_NAME).write_bytes(b"{}")
+    reconciler = await world.reconcile()
+    [stray] = [strays.stray_of(each) for each in reconciler.replicas.strays]
+    assert stray["id"] == server.run_dir.name
+    assert "is damaged" in stray["problem"]
+    assert is_running(server)
+    await asyncio.to_thread(strays.stop_stray, Layout(world.paths.home), stray, 1.0)
+    assert not is_running(server)
+    assert not server.run_dir.exists()
+
+
+async def unwatched(world: World, kind: str) -> tuple[Request, ShimmedServer]:
+    """An environment that serves, and that no daemon watches; its run file cannot be used."""
+    earlier = await world.reconcile()
+    launch = await world.launch()
+    server = await asyncio.to_thread(start_at_its_own_socket, world, launch)
+    await world.progresses(launch, {"replica": {"id": server.run_dir.name}})
+    await world.succeeds(launch)
+    await world.becomes(S.READY)
+    await earlier.stop()
+    path = server.run_dir / RUN_FILE_NAME
+    path.write_bytes(UNUSABLE[kind](json.loads(path.read_bytes())))
+    return launch, server
+
+
+def start_at_its_own_socket(world: World, launch: Request) -> ShimmedServer:
+    replica_id = f"trial-0-{launch.id}"
+    return world.start(launch, socket_path=str(world.paths.replica_socket(replica_id)))
+
+
+def run_down(world: World) -> list[str]:
+    """What the worker of a `down` does."""
+    payload = Down.Payload(name="trial", grace_seconds=1.0)
+    context = OperationContext("1" * 16, world.paths.home, lambda _: None)
+    stopped: list[str] = Down.run(payload, context)["stopped"]
+    return stopped
 
 
 async def test_a_shim_killed_during_its_launch_is_not_polled(
