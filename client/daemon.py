@@ -21,6 +21,7 @@ it exited, and its log has the reason.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -174,7 +175,7 @@ def stop(paths: Paths) -> Json | None:
             return None
     except OSError as exc:
         raise _unwritable(paths, exc) from exc
-    with _start_lock(paths):
+    with _start_lock(paths, is_stop=True):
         if not is_running(paths):
             return None
         identity = read_identity(paths) or {}
@@ -234,7 +235,7 @@ def _answers(socket_path: str) -> bool:
 
 
 @contextmanager
-def _start_lock(paths: Paths) -> Iterator[None]:
+def _start_lock(paths: Paths, *, is_stop: bool = False) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(paths.start_lock, timeout=START_LOCK_SECONDS, mode=0o600)
@@ -247,7 +248,8 @@ def _start_lock(paths: Paths) -> Iterator[None]:
             f"see {paths.daemon_log}",
         ) from exc
     except OSError as exc:
-        raise _unwritable(paths, exc) from exc
+        if not (is_stop and exc.errno == errno.EROFS):  # where no daemon can be started meanwhile
+            raise _unwritable(paths, exc) from exc
     try:
         yield
     finally:
@@ -368,14 +370,7 @@ def _unwritable(paths: Paths, exc: OSError) -> DaemonNotStarted:
             f"the state folder {paths.home} cannot be made: a file is in its way",
             "move the file away, or point OPENENV_HOME at another folder",
         )
-    if disk_space.is_full(exc):
-        text, hint = disk_space.full_text(paths.home), disk_space.full_hint(paths.home)
-        return DaemonNotStarted("state_unwritable", text, hint)
-    return DaemonNotStarted(
-        "state_unwritable",
-        f"the state folder {paths.home} cannot be written: {exc.strerror or exc}",
-        "fix its permissions, or point OPENENV_HOME at another folder",
-    )
+    return DaemonNotStarted("state_unwritable", *disk_space.why_unwritable(paths.home, exc))
 
 
 def _read(path: Path) -> str | None:

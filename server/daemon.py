@@ -189,9 +189,11 @@ class Daemon:
         syslog.syslog(syslog.LOG_CRIT, f"openenvd: {text}")  # our own log went with the folder
 
     def _remove_files(self) -> None:
+        """Remove what clients find the daemon by, unless the home can no longer be written."""
         stop_fork_servers(self.paths.sockets)
-        self.paths.daemon_file.unlink(missing_ok=True)
-        self.paths.socket.unlink(missing_ok=True)
+        for path in (self.paths.daemon_file, self.paths.socket):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 @contextmanager

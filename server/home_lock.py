@@ -77,14 +77,7 @@ def hold_lock(paths: Paths) -> Iterator[HomeLock]:
 
 def state_unwritable(paths: Paths, exc: OSError) -> DaemonError:
     """Say that the state folder cannot be written, and what to do."""
-    if disk_space.is_full(exc):
-        text, hint = disk_space.full_text(paths.home), disk_space.full_hint(paths.home)
-        return DaemonError("state_unwritable", text, hint)
-    return DaemonError(
-        "state_unwritable",
-        f"the state folder {paths.home} cannot be written: {exc.strerror}",
-        "fix its permissions, or point OPENENV_HOME at another folder",
-    )
+    return DaemonError("state_unwritable", *disk_space.why_unwritable(paths.home, exc))
 
 
 def _keep_private(paths: Paths) -> None:

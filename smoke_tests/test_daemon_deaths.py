@@ -169,7 +169,41 @@ def test_a_folder_that_cannot_be_written_is_named(machine: Machine, read_only: P
     answer = machine.run("up")
     assert answer.code == 3, answer.text
     assert str(read_only) in answer.err
+    assert ("permissions" in answer.err) == (os.geteuid() != 0), answer.err
     assert "Traceback" not in answer.err
+
+
+def test_a_home_that_becomes_read_only_is_named_and_its_daemon_can_be_stopped(
+    machine: Machine,
+) -> None:
+    """As the kernel makes a disk with errors: what is open stays so."""
+    machine.ok("launch", "echo")
+    address, pid = machine.environment("echo")["address"], machine.daemon_pid
+    folder = str(machine.home)
+    for options in (["--bind", folder, folder], ["-o", "remount,ro,bind", folder]):
+        if subprocess.run(["mount", *options], capture_output=True, check=False).returncode:
+            pytest.skip("this machine does not let us mount")
+    try:
+        assert machine.environment("echo")["state"] == "READY"
+        refused = machine.run("launch", "echo", "--name", "another")
+        assert refused.code == 1, refused.text
+        assert f"findmnt -T {folder}" in refused.text
+        stopped = machine.ok("stop")
+        assert f"stopped the daemon (pid {pid})" in stopped.text
+        assert not psutil.pid_exists(pid)
+        assert machine.ok("stop").out == "the daemon is not running\n"
+        started = machine.run("up")
+        assert started.code == 3, started.text
+        assert f"the state folder {folder} is on a read-only file system" in started.err
+        for told in (refused, started):
+            assert "permissions" not in told.text
+            assert "Traceback" not in told.text
+        assert "Traceback" not in (machine.home / "daemon.log").read_text().partition("Shutting")[2]
+        say_hello(address)
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+    assert machine.environment("echo")["address"] == address
+    say_hello(address)
 
 
 def test_a_state_folder_that_cannot_be_made_is_named(machine: Machine) -> None:

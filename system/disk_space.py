@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said where a disk is full, or a quota of it used up: the same words everywhere."""
+"""What is said where the disk of a folder is full, or read-only: the same words everywhere."""
 
 from __future__ import annotations
 
@@ -24,6 +24,32 @@ def is_full(exc: BaseException) -> bool:
 def tells_full(text: str) -> bool:
     """Whether the last words of a program say that a disk is full."""
     return any(reason in text for reason in _REASONS)
+
+
+def is_read_only(folder: Path) -> bool:
+    """Whether a folder lies on a file system that is mounted read-only."""
+    try:
+        return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
+def why_unwritable(home: Path, exc: OSError) -> tuple[str, str]:
+    """Say why the state folder cannot be written, in one clause, and what to do."""
+    if is_full(exc):
+        return full_text(home), full_hint(home)
+    if exc.errno == errno.EROFS:
+        return f"the state folder {home} is on a read-only file system", read_only_hint(home)
+    text = f"the state folder {home} cannot be written: {exc.strerror or exc}"
+    return text, "fix its permissions, or point OPENENV_HOME at another folder"
+
+
+def read_only_hint(folder: Path) -> str:
+    """What to do where a folder's file system is mounted read-only."""
+    return (
+        f"see findmnt -T {folder} and dmesg, since the kernel makes a disk with errors read-only; "
+        "mount it writable, or point OPENENV_HOME at another folder"
+    )
 
 
 def folder_of(exc: BaseException, otherwise: Path) -> Path:

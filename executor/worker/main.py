@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import json
 import os
 import pkgutil
@@ -315,6 +316,8 @@ def describe_error(exc: BaseException, home: Path) -> dict[str, Any]:
     if disk_space.is_full(exc):
         folder = disk_space.folder_of(exc, home)
         message, hint = disk_space.full_text(folder), disk_space.full_hint(folder)
+    elif isinstance(exc, OSError) and exc.errno == errno.EROFS:
+        hint = disk_space.read_only_hint(disk_space.folder_of(exc, home))
     return {
         "type": qualified_name(type(exc)),
         "message": sendable(message, MOST_MESSAGE_CHARS),

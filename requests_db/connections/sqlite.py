@@ -137,7 +137,7 @@ def create_file(path: Path) -> None:
     except OSError as exc:
         if disk_space.is_full(exc):
             raise _full(path, str(exc.strerror)) from exc
-        raise DatabaseUnwritable(f"{path}: {exc.strerror}") from exc
+        raise DatabaseUnwritable(f"{path}: {exc.strerror}", _read_only_hint(path)) from exc
 
 
 def error_of(exc: BaseException | None, path: Path) -> DatabaseError:
@@ -152,7 +152,8 @@ def error_of(exc: BaseException | None, path: Path) -> DatabaseError:
     if family == sqlite3.SQLITE_FULL or (family in _OF_A_FULL_DISK and _is_full(path)):
         return _full(path, name)
     kind, reason = _ERRORS.get(family, (DatabaseError, str(exc)))
-    return kind(f"{path}: {reason} ({name})")
+    hint = _read_only_hint(path) if kind is DatabaseUnwritable else None
+    return kind(f"{path}: {reason} ({name})", hint)
 
 
 def _set_up(pragmas: Iterable[str], connection: Any, _record: Any) -> None:
@@ -167,6 +168,12 @@ def _begin_immediate(connection: Connection) -> None:
 def _full(path: Path, reason: str) -> DatabaseFull:
     text, hint = disk_space.full_text(path.parent), disk_space.full_hint(path.parent)
     return DatabaseFull(f"{text} ({reason})", hint)
+
+
+def _read_only_hint(path: Path) -> str | None:
+    """What to do where no permission of the file or its folder would help; None: that may."""
+    folder = path.parent
+    return disk_space.read_only_hint(folder) if disk_space.is_read_only(folder) else None
 
 
 def _is_full(path: Path) -> bool:

@@ -70,7 +70,8 @@ class HeldRequests:
         if self._server is not None:
             self._server.close()
             self._server = None
-            self.path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self.path.unlink()
             held = [task for task in self._held if task is not None]
             for task in held:
                 task.cancel()
