@@ -66,7 +66,7 @@ def _remove_if_abandoned(folder: Path) -> bool:
     try:
         with _locked(folder, wait=False):
             sockets = list(folder.iterdir())
-            if not all(_is_abandoned(path) for path in sockets):
+            if not all(has_no_listener(path) for path in sockets):
                 return False
             for path in sockets:
                 path.unlink(missing_ok=True)
@@ -76,7 +76,12 @@ def _remove_if_abandoned(folder: Path) -> bool:
     return True
 
 
-def _is_abandoned(path: Path) -> bool:
+def has_no_listener(path: Path) -> bool:
+    """Whether a path is a socket at which no process listens any more.
+
+    Raises:
+        OSError: There is nothing at the path.
+    """
     if not stat.S_ISSOCK(path.lstat().st_mode):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -4,7 +4,11 @@
     run folders without a run file   the removal was cut short, or the file was lost
     cgroups of replicas              below `openenvd/replicas-<home>`, without a run folder
     processes of replicas            whose variables name a run folder of this home that is gone
+    sockets of replicas and doors    at which nobody listens, without a run folder: of a launch that
+                                     was killed before it wrote one
     cgroups of workers               below `openenvd/executor-<pid>`, whose daemon has ended
+    cgroups of other homes           `openenvd/replicas-<home>` without a process: that home was
+                                     removed, or makes its group again
 
 At the start and every few minutes. What looks ownerless may be about to get an owner, so it is
 taken away when two looks in a row have found it so, and a third just before. A process that sees
@@ -16,12 +20,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from ...environments import run_files
 from ...environments.layout import Layout
 from ...environments.providers.environment_variables import RUN_DIR_VARIABLE
 from ...environments.providers.ports import renew_reservations
@@ -30,10 +37,13 @@ from ...shim.files import LOCK_FILE_NAME, RUN_FILE_NAME
 from ...system.cgroups import Cgroup, existing_groups
 from ...system.file_locks import is_locked
 from ...system.process_identity import ProcessIdentity
+from .runtime_dir import has_no_listener
 
 SECOND_LOOK_SECONDS = 5.0
 EVERY_SECONDS = 300.0
 _SHIMS = "shims"  # the cgroup of all shims
+# Named by digests: of a replica, or of an environment and with a number (`Layout.doors`).
+_SOCKET = re.compile(r"[0-9a-f]{16}(-\d+\.door|\.sock|\.admin)")
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +63,8 @@ async def sweep_regularly(
             for name in await asyncio.to_thread(sweep_worker_cgroups):
                 log.warning("taken away: cgroup %s, whose daemon has ended", name)
             await asyncio.to_thread(sweeper.sweep)
+            if ended := await asyncio.to_thread(sweeper.sweep_other_homes):
+                log.info("taken away: the cgroups of %d homes without a process", len(ended))
         except (OSError, RuntimeError) as exc:  # the latter: there is no room for a thread
             log.warning("the sweep failed: %s", exc)
         await asyncio.sleep(seconds)
@@ -65,19 +77,32 @@ class Sweeper:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._suspects: set[str] = set()
+        self._empty: set[str] = set()  # cgroups of other homes
 
     def sweep(self) -> list[str]:
         """Look once; take away what the last look has found, too, and return its names. Blocks."""
         if not self._layout.runs.is_dir():  # the home is being removed, or moved
             return []
         renew_reservations(self._layout.runs)
-        found = {**self._folders(), **self._groups(), **self._processes()}
+        found = {**self._folders(), **self._groups(), **self._processes(), **self._sockets()}
         taken = [name for name in found if name in self._suspects]
         for name in taken:
             log.warning("taken away: %s", name)
             found[name]()
         self._suspects = set(found) - set(taken)
         return taken
+
+    def sweep_other_homes(self) -> list[str]:
+        """Look for other homes' cgroups without a process; remove those of the last look. Blocks.
+
+        Thousands may be there, of homes of tests. The kernel keeps a group that a process enters.
+        """
+        groups = {group.name: group for group in existing_groups("replicas-*")}
+        own = f"/{self._layout.replica_groups}"
+        found = {n: g for n, g in groups.items() if not n.endswith(own) and _is_empty(g)}
+        removed = [name for name in self._empty & found.keys() if _remove_tree(found[name])]
+        self._empty = set(found) - set(removed)
+        return removed
 
     def _folders(self) -> dict[str, Callable[[], object]]:
         return {
@@ -106,6 +131,27 @@ class Sweeper:
             if not self._is_there(replica)
         }
 
+    def _sockets(self) -> dict[str, Callable[[], object]]:
+        return {
+            f"socket {path}, whose replica is gone": partial(self._remove_socket, path, inode)
+            for path, inode in self._ownerless_sockets()
+        }
+
+    def _ownerless_sockets(self) -> Iterator[tuple[Path, int]]:
+        layout, runs = self._layout, self._layout.runs
+        owned = {layout.replica_socket(folder.name).stem for folder in self._run_folders()}
+        files = [*run_files.all_of(runs), *run_files.set_aside(runs)]
+        doors = tuple({layout.doors(each.environment) for each in files})
+        with contextlib.suppress(OSError):
+            for path in layout.sockets.iterdir():
+                is_owned = path.stem in owned or str(path).startswith(doors)
+                if _SOCKET.fullmatch(path.name) and not is_owned and has_no_listener(path):
+                    yield path, path.lstat().st_ino
+
+    def _remove_socket(self, path: Path, inode: int) -> None:
+        if (path, inode) in self._ownerless_sockets():  # a repeated launch may have begun meanwhile
+            path.unlink(missing_ok=True)
+
     def _is_there(self, replica: str) -> bool:
         return (self._layout.runs / replica).is_dir()
 
@@ -129,6 +175,17 @@ def _remove_folder(folder: Path) -> None:
         return
     clean_up_after_shim(folder, grace_seconds=0.0)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_empty(group: Cgroup) -> bool:
+    """Whether no process is in a group or below it; one of another namespace is listed as 0."""
+    below = (Cgroup(folder, group.name, group.version) for folder, *_ in os.walk(group.directory))
+    return not any(each.pids() for each in below)
+
+
+def _remove_tree(group: Cgroup) -> bool:
+    folders = os.walk(group.directory, topdown=False)
+    return all(Cgroup(folder, group.name, group.version).remove() for folder, *_ in folders)
 
 
 def _kill(identity: ProcessIdentity) -> None:

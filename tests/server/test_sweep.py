@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -14,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from openenvd.environments.layout import Layout
 from openenvd.environments.providers.environment_variables import RUN_DIR_VARIABLE
 from openenvd.executor.supervisor.memory import sweep_cgroups
 from openenvd.server.housekeeping.sweep import Sweeper, sweep_regularly
 from openenvd.server.settings import Paths
+from openenvd.shim.files import open_control_socket
 from openenvd.system.cgroups import CgroupManager
 
 from ..shim.conftest import Replica
@@ -139,6 +142,70 @@ def test_a_cgroup_whose_run_folder_is_gone_is_removed_with_its_processes(paths: 
         assert stray.wait(WAIT_SECONDS) == -signal.SIGKILL
     assert not group.exists()
     assert manager.remove()
+
+
+def test_the_cgroups_of_homes_that_have_ended_are_removed_at_the_second_look(
+    paths: Paths, tmp_path: Path
+) -> None:
+    ended, living = (
+        CgroupManager(Layout(tmp_path / name).replica_groups) for name in ("ended", "living")
+    )
+    own = CgroupManager(paths.replica_groups)
+    if not own.available:
+        pytest.skip(f"no memory cgroups here: {own.why_not}")
+    made = ended.create("echo-0-1")
+    os.mkdir(f"{made.directory}/session-1")  # as a server makes for its sessions
+    entered = living.create("shims")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        entered.add(process.pid)
+        sweeper = Sweeper(paths)
+        sweeper.sweep_other_homes()
+        assert made.exists()  # its home may be about to use it
+        name = f"openenvd/{ended.name}"
+        assert name in sweeper.sweep_other_homes()
+        assert not Path(ended.directory).exists()
+        assert entered.exists()
+        assert Path(own.directory).exists()
+        process.communicate()
+    assert [living.remove(), own.remove()] == [True, True]
+
+
+def test_sockets_of_launches_that_were_killed_are_removed_at_the_second_look(paths: Paths) -> None:
+    """Of a process that bound them, and was killed before it wrote a run file."""
+    folder = paths.runs / "echo-0-2"
+    folder.mkdir()
+    run_file = {"version": 0, "environment": "echo"}  # of another version: it has its doors, too
+    (folder / "replica.json").write_text(json.dumps(run_file))
+    left = [paths.replica_socket("echo-0-1"), Path(f"{paths.doors('gone')}0.door")]
+    kept = [paths.replica_socket("echo-0-2"), Path(f"{paths.doors('echo')}0.door")]
+    kept += [paths.socket, paths.agent_socket("docker"), paths.replica_socket("echo-0-3")]
+    bind_and_die([*left, *kept[:-1]])
+    with open_control_socket(str(kept[-1])):  # somebody listens there
+        sweeper = Sweeper(paths)
+        assert sweeper.sweep() == []
+        assert all(path.exists() for path in left)  # their launch may be about to go on
+        assert set(sweeper.sweep()) == {f"socket {path}, whose replica is gone" for path in left}
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in kept)
+
+
+def test_a_socket_whose_launch_begins_again_is_left_alone(paths: Paths) -> None:
+    path = paths.replica_socket("echo-0-1")
+    bind_and_die([path])
+    sweeper = Sweeper(paths)
+    sweeper.sweep()
+    (paths.runs / "echo-0-1").mkdir()
+    assert sweeper.sweep() == []
+    assert path.exists()
+
+
+def bind_and_die(sockets: list[Path]) -> None:
+    """Bind sockets as the worker of a launch does, in a process that is then killed."""
+    program = "import os, signal, sys; from openenvd.shim.files import open_control_socket; "
+    program += "made = [open_control_socket(path) for path in sys.argv[1:]]; "
+    program += "os.kill(os.getpid(), signal.SIGKILL)"
+    command = [sys.executable, "-c", program, *map(str, sockets)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
 
 
 def test_the_cgroups_of_a_daemon_that_waits_to_be_reaped_are_removed() -> None:
