@@ -38,7 +38,6 @@ from openenvd.executor.messages import SHORT, Task
 from openenvd.executor.policy.plan import BURST_SHORT_PER_CPU, Plan
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections.write_connection import WriteConnection
-from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import Event, NewRequest, Request
 from openenvd.requests_db.results import Submitted
@@ -176,7 +175,7 @@ def _ours(count: int, *, run: bool, syncs: bool) -> Round:
 
 def _ours_noop(path: Path, count: int, *, syncs: bool) -> Round:
     executor: Any = NoopExecutor(count)
-    store = DispatchStore(path, syncs=syncs)
+    store = WriteConnection(path, syncs=syncs)
     dispatcher = _dispatcher(store, executor, path, Outcomes())
     with _stopwatch(count) as measured:
         dispatcher.start()
@@ -189,7 +188,7 @@ def _ours_noop(path: Path, count: int, *, syncs: bool) -> Round:
 
 def _ours_running(path: Path, count: int, *, syncs: bool) -> Round:
     outcomes = Outcomes()
-    store = DispatchStore(path, syncs=syncs)
+    store = WriteConnection(path, syncs=syncs)
     dispatcher: Dispatcher
     executor = BurstableExecutor(
         Plan(1, WORKERS, 0, BURST_SHORT_PER_CPU * WORKERS, 2**32, 0),
@@ -232,7 +231,9 @@ async def _one_at_a_time(
     return waits
 
 
-def _dispatcher(store: DispatchStore, executor: Any, path: Path, outcomes: Outcomes) -> Dispatcher:
+def _dispatcher(
+    store: WriteConnection, executor: Any, path: Path, outcomes: Outcomes
+) -> Dispatcher:
     paths = Paths(path.parent)
     paths.request_logs.mkdir(parents=True, exist_ok=True)
     return Dispatcher(

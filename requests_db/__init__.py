@@ -2,8 +2,8 @@
 """Stores requests and their states: the tables, the transitions, the queue; all SQL.
 
     open_database(path) ──▶ a database at this code's version          migrate.py
-    DispatchStore  the dispatcher's thread: claim, record, recover     dispatch_store.py
-    AsyncStore     the API's loop: submit, cancel, list, observe       async_store.py
+    WriteConnection  the dispatcher's thread: claim, record, recover   connections/
+    AsyncStore       the API's loop: submit, cancel, list, observe     async_store.py
        │
        ▼
     transactions/   submitting, dispatching, recovery, retention, observing; the journal of events

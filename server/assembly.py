@@ -27,12 +27,13 @@ from ..executor.supervisor.process_trees import sweep_orphans
 from ..operations import registry
 from ..processes.resources.limits import Limits
 from ..requests_db.async_store import AsyncStore
-from ..requests_db.dispatch_store import DispatchStore
+from ..requests_db.connections.write_connection import WriteConnection
 from ..requests_db.errors import DatabaseError
 from ..requests_db.migrate import open_database
 from ..requests_db.queue_clock import QueueClock
 from ..requests_db.sql import queries
 from ..requests_db.states import Schedule
+from ..requests_db.transactions.recovery import recover
 from ..requests_db.transactions.retention import MAX_ESTIMATES
 from ..system.loop_lag import EventLoopLagMonitor
 from ..tracing.sending import start, stop
@@ -80,7 +81,7 @@ async def running_parts(
     traces = None if provider is None else RequestTraces(provider)
     with _database_failure_as_reason():
         open_database(paths.database)
-        dispatch_store = DispatchStore(paths.database, syncs=settings.syncs)
+        dispatch_store = WriteConnection(paths.database, syncs=settings.syncs)
         store = AsyncStore(paths.database, syncs=settings.syncs)
         _recover(dispatch_store, traces)
         plan, estimates = _learned_plan(limits, settings, dispatch_store)
@@ -148,7 +149,7 @@ async def running_parts(
             await asyncio.to_thread(stop, provider)
 
 
-def _recover(store: DispatchStore, traces: RequestTraces | None) -> None:
+def _recover(store: WriteConnection, traces: RequestTraces | None) -> None:
     """End what is left of an earlier daemon's workers, and settle their requests."""
     running = store.read(queries.running())
     workers = [(r.worker_pid, r.worker_started_at) for r in running]
@@ -157,7 +158,7 @@ def _recover(store: DispatchStore, traces: RequestTraces | None) -> None:
         log.warning("killed %d workers of an earlier daemon", len(survivors))
     idempotent = {op.name for op in registry.OPERATIONS if op.idempotent}
     now = time.time()
-    recovery = store.recover(now, idempotent=idempotent)
+    recovery = store.write(recover, now, idempotent=idempotent)
     if traces is not None:
         requeued = {request.id for request in recovery.requeued}
         for request in running:
@@ -171,7 +172,7 @@ def _recover(store: DispatchStore, traces: RequestTraces | None) -> None:
 
 
 def _learned_plan(
-    limits: Limits, settings: Settings, store: DispatchStore
+    limits: Limits, settings: Settings, store: WriteConnection
 ) -> tuple[Plan, MemoryEstimates]:
     """Plan by what peaks have taught; by what operations declare, where that leaves no room."""
     declared = {

@@ -22,7 +22,6 @@ from openenvd.executor.messages import LONG, SHORT
 from openenvd.executor.policy.plan import plan_workers
 from openenvd.processes.resources.limits import read_limits
 from openenvd.requests_db.connections.write_connection import WriteConnection
-from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.states import Schedule
@@ -60,7 +59,7 @@ def main() -> None:
         home=str(folder),
         on_event=lambda event: dispatcher.deliver(event),
     )
-    store = DispatchStore(database)
+    store = WriteConnection(database)
     dispatcher = Dispatcher(
         DispatchContext(
             store,

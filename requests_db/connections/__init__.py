@@ -2,7 +2,7 @@
 """Connections to the database's file, and the threads that they run on.
 
 write_connection.py   one connection that writes; the lock of all that do   ◀── dispatcher
-group_writer.py       the API's transactions, several in one commit         ◀── AsyncStore
+                                                                            ◀── AsyncStore
 reader.py             the API's queries, read-only, on aiosqlite            ◀── AsyncStore
 checkpoints.py        moves the write-ahead log into the database
 sqlite.py             SQLite's settings, and what its errors mean

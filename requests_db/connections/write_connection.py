@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`WriteConnection`: a connection that lives as long as its store, and the lock of all that write.
+"""`WriteConnection`: a connection that writes, and the lock of all that do.
+
+    connection.write(dispatching.claim, schedule, 1, now)      functions of `transactions/`
+    connection.read(queries.running())                         of `sql/queries.py`
 
 The connection is opened when first used and again after an error, for whichever single thread uses
-it at the moment. Errors of the driver leave here as ours.
+it at the moment. Errors of the driver leave here as ours. Nothing of a transaction that raised has
+been done, and the same call may be repeated.
 
 The lock: all connections that write to one file within this process share one `threading.Lock`,
 held from BEGIN to COMMIT. Nothing else is locked while it is held, and nothing waits for the event
@@ -13,15 +17,20 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from ..sql.queries import Query
 from . import sqlite
 from .checkpoints import Checkpointer
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _WriteLock:
@@ -82,6 +91,21 @@ class WriteConnection:
                 self._drop()  # what an error leaves of a connection is not worth guessing
                 orig = exc.orig if isinstance(exc, DBAPIError) else exc
                 raise sqlite.error_of(orig, self._path) from exc
+
+    def write(
+        self, work: Callable[Concatenate[Connection, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Run `work` in a transaction, and return what it returns. Blocks.
+
+        Raises:
+            DatabaseError: SQLite refused.
+        """
+        with self.transaction() as connection:
+            return work(connection, *args, **kwargs)
+
+    def read(self, query: Query[R]) -> R:
+        """The query's answer. Blocks."""
+        return self.write(query.run)
 
     def close(self) -> None:
         """Close the connection; the next transaction would open another."""

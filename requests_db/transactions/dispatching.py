@@ -30,14 +30,17 @@ _WORKER_UNKNOWN = dict.fromkeys(_WORKER_FIELDS)
 
 
 def claim(connection: Connection, schedule: Schedule, limit: int, now: float) -> Claim:
-    """Move the first `limit` pending requests to RUNNING."""
+    """Move up to `limit` pending requests to RUNNING, by their place in the queue.
+
+    Their attempt is counted; no other claim, in this process or another, gets the same one.
+    """
     parameters = {"of_schedule": schedule.value, "up_to": limit, "now": now}
     return _claimed(connection, prepared.rows(connection, statements.CLAIM, parameters), now)
 
 
-def claim_chosen(connection: Connection, seqs: Sequence[int], now: float) -> Claim:
+def claim_chosen(connection: Connection, chosen: Sequence[Request], now: float) -> Claim:
     """Move these, as far as they are still pending, to RUNNING; at most `MAX_PARAMETERS`."""
-    parameters = {"seqs": list(seqs), "now": now}
+    parameters = {"seqs": [request.seq for request in chosen], "now": now}
     return _claimed(connection, connection.execute(statements.CLAIM_CHOSEN, parameters).all(), now)
 
 
@@ -56,12 +59,24 @@ def _place_in_queue(request: Request) -> tuple[float, int]:
 
 def record(
     connection: Connection,
-    started: Sequence[StartedRow],
-    progress: Sequence[ProgressRow],
-    outcomes: Sequence[Outcome],
+    *,
+    started: Sequence[StartedRow] = (),
+    progress: Sequence[ProgressRow] = (),
+    outcomes: Sequence[Outcome] = (),
     retries: Sequence[Retry] = (),
+    learned: Sequence[MemoryEstimate] = (),
 ) -> tuple[Event, ...]:
     """Write what was reported, in the order in which it happens to one request.
+
+    What no longer applies (a second outcome, one of an unknown request) is dropped.
+
+    Args:
+        connection: in a transaction.
+        started: which worker took which request: (id, worker, pid, pid_started_at, at).
+        progress: what operations reported while they ran: (id, data, at).
+        outcomes: how requests ended.
+        retries: requests that go back to the queue.
+        learned: memory estimates, in the place of those known before.
 
     Raises:
         InvalidTransition: an outcome's state is not final.
@@ -75,11 +90,11 @@ def record(
     ended = {outcome.request_id for outcome in outcomes}
     still = [{"of_id": i, **values} for i, values in workers.items() if i not in ended]
     prepared.each(connection, statements.STARTED, still)
+    _learn(connection, learned)
     return journal.write(connection)
 
 
-def learn(connection: Connection, estimates: Sequence[MemoryEstimate]) -> None:
-    """Write memory estimates, in the place of the earlier ones."""
+def _learn(connection: Connection, estimates: Sequence[MemoryEstimate]) -> None:
     keys = [{"of_operation": e.operation, "of_source": e.source} for e in estimates]
     prepared.each(connection, statements.DELETE_ESTIMATE, keys)
     values = [ESTIMATES.values(estimate) for estimate in estimates]
@@ -87,7 +102,10 @@ def learn(connection: Connection, estimates: Sequence[MemoryEstimate]) -> None:
 
 
 def release(connection: Connection, ids: Sequence[str], now: float) -> tuple[Event, ...]:
-    """Give back requests that were claimed and never started; cancel those that are to be."""
+    """Give back requests that were claimed and never started; cancel those that are to be.
+
+    The attempt does not count.
+    """
     current = _current(connection, ids)
     running = {i: c for i, c in current.items() if c.state is RequestState.RUNNING}
     back = [i for i, c in running.items() if not c.cancel_requested]

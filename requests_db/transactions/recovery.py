@@ -31,8 +31,8 @@ def next_state(request: Request, idempotent: Set[str]) -> RequestState:
     return RequestState.PENDING if again else RequestState.FAILED
 
 
-def recover(connection: Connection, now: float, idempotent: Set[str]) -> Recovery:
-    """Move every running request to its next state."""
+def recover(connection: Connection, now: float, *, idempotent: Set[str]) -> Recovery:
+    """Move every running request to its next state. `idempotent`: operations to run again."""
     running = [REQUESTS.read(row) for row in connection.execute(statements.RUNNING_REQUESTS)]
     moved = [_after(request, next_state(request, idempotent), now) for request in running]
     journal = Journal()

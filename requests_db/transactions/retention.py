@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
+from ..connections.write_connection import WriteConnection
 from ..sql import prepared, statements
 from ..states import RequestState
 from . import generations
@@ -40,17 +41,28 @@ def note_time(connection: Connection, elapsed_seconds: float, keep_seconds: floa
     return 0 if passed is None else int(passed[0])
 
 
-def collect(connection: Connection, old_event: int, keep_requests: int) -> list[str]:
-    """Remove up to `BATCH` ended requests; never a launch of an environment that is not stopped.
+def collect(store: WriteConnection, old_event: int, keep_requests: int) -> list[str]:
+    """Remove ended requests with their events; never a launch of an environment that may run.
+
+    Then old events of environments and replicas, and memory estimates beyond the latest. Several
+    transactions.
 
     Args:
-        connection: in a transaction.
+        store: the database.
         old_event: requests without an event after this one are removed.
         keep_requests: how many of the newest ended requests stay, unless they are that old.
 
     Returns:
         The ids of the removed requests.
     """
+    removed: list[str] = []
+    while batch := store.write(_collect_batch, old_event, keep_requests):
+        removed += batch
+    store.write(_collect_old, old_event)
+    return removed
+
+
+def _collect_batch(connection: Connection, old_event: int, keep_requests: int) -> list[str]:
     bound = connection.execute(statements.COLLECT_UP_TO, {"keep": keep_requests}).scalar()
     parameters = {"old": old_event, "up_to_seq": bound or 0, "up_to": BATCH}
     rows = connection.execute(statements.COLLECTABLE, parameters).all()
@@ -66,8 +78,7 @@ def collect(connection: Connection, old_event: int, keep_requests: int) -> list[
     return [row.id for row in rows]
 
 
-def collect_old(connection: Connection, old_event: int) -> None:
-    """Remove old events of environments and replicas, and memory estimates beyond the latest."""
+def _collect_old(connection: Connection, old_event: int) -> None:
     connection.execute(statements.DELETE_OLD_EVENTS, {"old": old_event})
     connection.execute(statements.DELETE_OLD_ESTIMATES, {"keep": MAX_ESTIMATES})
 

@@ -31,6 +31,7 @@ from ...requests_db.results import Claim
 from ...requests_db.sql import queries
 from ...requests_db.sql.rows import arrival_of
 from ...requests_db.states import ErrorKind, Schedule
+from ...requests_db.transactions import dispatching
 from .memory_estimates import asked_bytes
 from .oom_policy import payload_of
 from .recorder import Ended, Recorder
@@ -127,7 +128,7 @@ class Claimer:
                 claim = self._claim_what_fits(schedule, queue, limit)
             else:
                 self._note_shortages(queue, {})
-                claim = self._context.store.claim(schedule, limit, time.time())
+                claim = self._context.store.write(dispatching.claim, schedule, limit, time.time())
                 queue.has_pending |= len(claim.requests) == limit
             self._context.publish(claim.events)
             self._submit(queue, claim.requests, before)
@@ -148,7 +149,8 @@ class Claimer:
         admission = admit(needs, self._executor.free_memory(schedule), most=limit, now=now)
         self._note_shortages(queue, admission.short)
         chosen = set(admission.chosen)
-        claim = self._context.store.claim_chosen([r for r in head if r.id in chosen], time.time())
+        fitting = [request for request in head if request.id in chosen]
+        claim = self._context.store.write(dispatching.claim_chosen, fitting, time.time())
         queue.has_pending |= not admission.short and bool(chosen)
         return claim
 
@@ -198,7 +200,7 @@ class Claimer:
     def _release(self) -> None:
         """Give back what found no room; the next `claim` repeats what cannot be written now."""
         if self._unreleased:
-            released = self._context.store.release(self._unreleased, time.time())
+            released = self._context.store.write(dispatching.release, self._unreleased, time.time())
             self._context.publish(released)
             self._unreleased = []
 

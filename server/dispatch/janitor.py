@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...requests_db.sql import queries
+from ...requests_db.transactions import retention
 from ...system.log_files import keep_newest_half
 from ...system.units import MB
 from ..settings import Paths
@@ -84,11 +85,11 @@ class Janitor:
 
     def _collect(self, now: float) -> None:
         keep_seconds = self._settings.keep_days * SECONDS_PER_DAY
-        old_event = self._store.note_time(now - self._noted_at, keep_seconds)
+        old_event = self._store.write(retention.note_time, now - self._noted_at, keep_seconds)
         self._noted_at = now
-        removed = self._store.collect(old_event, self._settings.keep_requests)
+        removed = retention.collect(self._store, old_event, self._settings.keep_requests)
         _remove(self._paths.request_log(request_id) for request_id in removed)
-        for name in self._store.collect_environments(old_event):
+        for name in self._store.write(retention.collect_environments, old_event):
             shutil.rmtree(self._paths.environment_logs / name, ignore_errors=True)
         self._collect_logs(set(removed))
 

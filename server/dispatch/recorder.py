@@ -40,6 +40,7 @@ from ...requests_db.records import (
     Retry,
 )
 from ...requests_db.states import ErrorKind, RequestState, Schedule
+from ...requests_db.transactions import dispatching
 from ...system.hidden_values import hide_credentials, hide_values, secret_values
 from .memory_estimates import left_bytes
 from .oom_policy import FailureContext, reason_of, retry_of, what_happened
@@ -117,7 +118,7 @@ class Recorder:
     def write_estimates(self) -> None:
         """Write the memory estimates that were to be written later: the daemon stops."""
         with contextlib.suppress(DatabaseError):
-            self._context.store.record(learned=list(self._unwritten.values()))
+            self._context.store.write(dispatching.record, learned=list(self._unwritten.values()))
 
     def _write_all(self, batch: list[ExecutorEvent]) -> None:
         """Write the batch; an event that cannot be written costs itself and no other."""
@@ -151,7 +152,8 @@ class Recorder:
             return  # a worker became free, no more
         for ending in endings:
             self._end_log(ending)
-        events = self._context.store.record(
+        events = self._context.store.write(
+            dispatching.record,
             started=[(e.task_id, e.worker, e.pid, e.pid_started_at, e.at) for e in started],
             progress=[(e.task_id, e.data, e.at) for e in progressed],
             outcomes=[e.outcome for e in endings if e.outcome is not None],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...executor.executor import BurstableExecutor
-from ...requests_db.dispatch_store import DispatchStore
+from ...requests_db.connections.write_connection import WriteConnection
 from ...requests_db.queue_clock import QueueClock
 from ...requests_db.records import Event, NewRequest, Request
 from ...requests_db.states import Schedule
@@ -56,7 +56,7 @@ class Timing:
 class DispatchContext:
     """What the dispatcher's parts work with, on its thread alone."""
 
-    store: DispatchStore
+    store: WriteConnection
     executor: BurstableExecutor  # must call `Dispatcher.deliver` with its events
     publish: Callable[[Sequence[Event]], None]  # called with the events of each transaction
     operations: Mapping[str, str]  # from a name to the dotted name that the worker imports

@@ -11,7 +11,6 @@ import pytest
 
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections.write_connection import WriteConnection
-from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import (
     Environment,
@@ -22,7 +21,7 @@ from openenvd.requests_db.records import (
 )
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.states import EnvironmentState, ErrorKind, RequestState, Schedule
-from openenvd.requests_db.transactions import submitting
+from openenvd.requests_db.transactions import dispatching, submitting
 
 MakeRequest = Callable[..., Request]
 MakeEnvironment = Callable[..., Environment]
@@ -49,9 +48,9 @@ def writer(path: Path) -> Iterator[WriteConnection]:
 
 
 @pytest.fixture
-def dispatch(path: Path) -> Iterator[DispatchStore]:
+def dispatch(path: Path) -> Iterator[WriteConnection]:
     """The dispatcher's side."""
-    store = DispatchStore(path)
+    store = WriteConnection(path)
     yield store
     store.close()
 
@@ -65,7 +64,7 @@ async def store(path: Path) -> AsyncIterator[AsyncStore]:
 
 
 @pytest.fixture
-def make_request(writer: WriteConnection, dispatch: DispatchStore) -> MakeRequest:
+def make_request(writer: WriteConnection, dispatch: WriteConnection) -> MakeRequest:
     """A factory of requests that start *in* a state."""
 
     def submit(
@@ -93,12 +92,14 @@ def make_request(writer: WriteConnection, dispatch: DispatchStore) -> MakeReques
         request = submit(priority=priority, **fields)
         if state is RequestState.PENDING:
             return request
-        [claimed] = dispatch.claim(request.schedule, 1, CLAIMED_AT).requests
+        [claimed] = dispatch.write(dispatching.claim, request.schedule, 1, CLAIMED_AT).requests
         assert claimed.id == request.id
         if state.is_final:
             error = RequestError(ErrorKind.OPERATION_ERROR, "it broke")
             failed = error if state is RequestState.FAILED else None
-            dispatch.record(outcomes=[Outcome(request.id, state, ended_at, error=failed)])
+            dispatch.write(
+                dispatching.record, outcomes=[Outcome(request.id, state, ended_at, error=failed)]
+            )
         return request
 
     return make

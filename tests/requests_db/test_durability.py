@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from openenvd.requests_db.connections.write_connection import WriteConnection
-from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import RequestState
@@ -123,10 +122,10 @@ def test_a_transaction_killed_half_way_leaves_nothing(path: Path) -> None:
 
 
 def test_a_claim_survives_the_end_of_its_connection(
-    make_request: Callable[..., Request], dispatch: DispatchStore, path: Path
+    make_request: Callable[..., Request], dispatch: WriteConnection, path: Path
 ) -> None:
     request = make_request(RequestState.RUNNING)
     dispatch.close()
-    other = DispatchStore(path)
+    other = WriteConnection(path)
     assert [found.id for found in other.read(queries.running())] == [request.id]
     other.close()

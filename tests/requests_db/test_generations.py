@@ -11,7 +11,6 @@ import pytest
 
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections.write_connection import WriteConnection
-from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import Environment, Generation, NewRequest, Outcome, RequestError
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
@@ -22,7 +21,13 @@ from openenvd.requests_db.states import (
     RequestState,
     Schedule,
 )
-from openenvd.requests_db.transactions import generations, observing, submitting
+from openenvd.requests_db.transactions import (
+    dispatching,
+    generations,
+    observing,
+    retention,
+    submitting,
+)
 from openenvd.requests_db.transitions import GENERATION_TRANSITIONS
 from openenvd.system.hidden_values import REDACTED
 
@@ -66,12 +71,12 @@ async def test_a_launch_begins_a_generation_whose_spec_has_no_secrets(
 
 
 async def test_a_launch_that_failed_is_all_that_is_known_of_its_name_until_the_next(
-    store: AsyncStore, dispatch: DispatchStore, make_environment: MakeEnvironment
+    store: AsyncStore, dispatch: WriteConnection, make_environment: MakeEnvironment
 ) -> None:
     request_id = await launch(store, make_environment())
-    dispatch.claim(Schedule.LONG, 1, 101.5)
+    dispatch.write(dispatching.claim, Schedule.LONG, 1, 101.5)
     outcome = Outcome(request_id, RequestState.FAILED, 102.5, error=ERROR)
-    dispatch.record(outcomes=[outcome])
+    dispatch.write(dispatching.record, outcomes=[outcome])
     await goes(store, E.FAILED, 103.5)
     [failed] = await store.read(queries.never_launched())
     assert (failed.id, failed.environment) == (request_id, "trial")
@@ -110,11 +115,11 @@ async def test_a_generation_that_was_called_off_says_so(
 
 
 async def test_a_generation_that_was_taken_down_as_soon_as_it_was_ready_has_served(
-    store: AsyncStore, dispatch: DispatchStore, make_environment: MakeEnvironment
+    store: AsyncStore, dispatch: WriteConnection, make_environment: MakeEnvironment
 ) -> None:
     request_id = await launch(store, make_environment())
-    dispatch.claim(Schedule.LONG, 1, 2.5)
-    dispatch.record(outcomes=[Outcome(request_id, RequestState.SUCCEEDED, 3.5)])
+    dispatch.write(dispatching.claim, Schedule.LONG, 1, 2.5)
+    dispatch.write(dispatching.record, outcomes=[Outcome(request_id, RequestState.SUCCEEDED, 3.5)])
     await goes(store, E.STOPPED, 4.5)
     found = await newest(store)
     assert (found.state, found.served_at, found.error) == (G.RETIRED, 4.5, None)
@@ -145,24 +150,26 @@ async def test_each_launch_of_a_name_is_its_next_generation_and_the_newest_are_k
 
 
 async def test_the_launches_of_an_environments_history_are_kept_until_it_is_down(
-    store: AsyncStore, dispatch: DispatchStore, make_environment: MakeEnvironment
+    store: AsyncStore, dispatch: WriteConnection, make_environment: MakeEnvironment
 ) -> None:
     launches = []
     for _ in range(2):
         launches.append(await launch(store, make_environment()))
         await store.write(submitting.cancel, launches[-1], 2.5)
         await goes(store, E.FAILED, 2.5)
-    assert dispatch.collect(0, keep_requests=0) == []
+    assert retention.collect(dispatch, 0, keep_requests=0) == []
     await goes(store, E.STOPPED, 3.5)
-    assert dispatch.collect(0, keep_requests=0) == launches
+    assert retention.collect(dispatch, 0, keep_requests=0) == launches
 
 
 async def test_the_history_goes_with_its_environment(
-    store: AsyncStore, dispatch: DispatchStore, make_environment: MakeEnvironment
+    store: AsyncStore, dispatch: WriteConnection, make_environment: MakeEnvironment
 ) -> None:
     await launch(store, make_environment())
     await goes(store, E.STOPPED, 2.5)
-    assert dispatch.collect_environments(await store.read(queries.last_seq())) == ["trial"]
+    assert dispatch.write(retention.collect_environments, await store.read(queries.last_seq())) == [
+        "trial"
+    ]
     assert await store.read(queries.generations("trial")) == []
 
 

@@ -16,7 +16,6 @@ from alembic.script import ScriptDirectory
 
 from openenvd.requests_db import migrate
 from openenvd.requests_db.connections.write_connection import WriteConnection
-from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import DatabaseCorrupt, DatabaseTooNew
 from openenvd.requests_db.migrate import LATEST, REVISIONS, open_database
 from openenvd.requests_db.sql import queries
@@ -81,7 +80,7 @@ def test_threads_that_open_at_once_make_one_database(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert failures == []
-    store = DispatchStore(file)
+    store = WriteConnection(file)
     assert store.read(queries.running()) == []
     store.close()
 
@@ -125,9 +124,9 @@ def test_the_states_import_no_sqlalchemy() -> None:
 def test_an_up_to_date_database_is_opened_without_alembic_or_the_orm(path: Path) -> None:
     modules = modules_after(
         "from openenvd.requests_db.migrate import open_database\n"
-        "from openenvd.requests_db.dispatch_store import DispatchStore\n"
+        "from openenvd.requests_db.connections.write_connection import WriteConnection\n"
         "from openenvd.requests_db.async_store import AsyncStore\n"
         "from openenvd.requests_db.sql import queries\n"
-        f"open_database({str(path)!r}); DispatchStore({str(path)!r}).read(queries.running())"
+        f"open_database({str(path)!r}); WriteConnection({str(path)!r}).read(queries.running())"
     )
     assert not modules & {"alembic", "sqlalchemy.orm", "sqlalchemy.ext.asyncio"}

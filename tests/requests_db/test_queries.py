@@ -9,12 +9,11 @@ from sqlalchemy import func, select
 
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections.write_connection import WriteConnection
-from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.sql.tables import requests
 from openenvd.requests_db.states import RequestState
-from openenvd.requests_db.transactions import submitting
+from openenvd.requests_db.transactions import dispatching, recovery, retention, submitting
 
 Make = Callable[..., Request]
 
@@ -119,16 +118,16 @@ async def test_a_new_database_has_no_events(store: AsyncStore) -> None:
 
 
 async def test_counts_name_every_state_and_agree_with_the_rows(
-    store: AsyncStore, dispatch: DispatchStore, make_request: Make, writer: WriteConnection
+    store: AsyncStore, dispatch: WriteConnection, make_request: Make, writer: WriteConnection
 ) -> None:
     assert await store.read(queries.counts()) == dict.fromkeys(RequestState, 0)
     for number, state in enumerate(RequestState, 1):
         for _ in range(number):
             make_request(state)
     await store.write(submitting.cancel, make_request().id, 400.5)
-    dispatch.release([make_request(RequestState.RUNNING).id], 400.5)
-    dispatch.recover(400.5, idempotent=set())
-    dispatch.collect(0, 2)
+    dispatch.write(dispatching.release, [make_request(RequestState.RUNNING).id], 400.5)
+    dispatch.write(recovery.recover, 400.5, idempotent=set())
+    retention.collect(dispatch, 0, 2)
     with writer.transaction() as connection:
         query = select(requests.c.state, func.count()).group_by(requests.c.state)
         real = {row[0]: row[1] for row in connection.execute(query)}

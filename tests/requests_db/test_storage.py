@@ -15,7 +15,6 @@ import pytest
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections import sqlite
 from openenvd.requests_db.connections.write_connection import WriteConnection
-from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import (
     DatabaseBusy,
     DatabaseCorrupt,
@@ -28,7 +27,7 @@ from openenvd.requests_db.records import NewRequest, Outcome
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import RequestState, Schedule
-from openenvd.requests_db.transactions import submitting
+from openenvd.requests_db.transactions import dispatching, submitting
 
 PAGE_OF_TEXT = NewRequest("noop", Schedule.SHORT, {"text": "x" * 20_000})
 
@@ -67,22 +66,22 @@ async def submit_until_full(store: AsyncStore) -> list[str]:
 async def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(small_disk: Path) -> None:
     file = small_disk / "requests.db"
     open_database(file)
-    store, dispatch = AsyncStore(file), DispatchStore(file)
+    store, dispatch = AsyncStore(file), WriteConnection(file)
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"\0" * 2**19)
     queued = await submit_until_full(store)
     with pytest.raises(DatabaseFull) as caught:
-        dispatch.claim(Schedule.SHORT, 100, 2.5)
+        dispatch.write(dispatching.claim, Schedule.SHORT, 100, 2.5)
     assert "df -h" in str(caught.value.hint)
     assert (await store.read(queries.counts()))["PENDING"] == len(queued)  # reading still works
     with pytest.raises(DatabaseFull):
         await store.write(submitting.submit, PAGE_OF_TEXT, now=1.5)
 
     ballast.unlink()
-    claimed = dispatch.claim(Schedule.SHORT, 10, 2.5).requests
+    claimed = dispatch.write(dispatching.claim, Schedule.SHORT, 10, 2.5).requests
     assert [request.id for request in claimed] == queued[:10]
     outcomes = [Outcome(request.id, RequestState.SUCCEEDED, 3.5) for request in claimed]
-    assert len(dispatch.record(outcomes=outcomes)) == 10
+    assert len(dispatch.write(dispatching.record, outcomes=outcomes)) == 10
     await store.close()
     dispatch.close()
 
@@ -90,16 +89,16 @@ async def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(small_disk:
 async def test_an_outcome_that_met_a_full_disk_can_be_recorded_again(small_disk: Path) -> None:
     file = small_disk / "requests.db"
     open_database(file)
-    store, dispatch = AsyncStore(file), DispatchStore(file)
+    store, dispatch = AsyncStore(file), WriteConnection(file)
     result = await store.write(submitting.submit, PAGE_OF_TEXT, now=1.5)
     assert isinstance(result, Submitted)
-    dispatch.claim(Schedule.SHORT, 1, 2.5)
+    dispatch.write(dispatching.claim, Schedule.SHORT, 1, 2.5)
     ballast = fill(small_disk)
     outcome = Outcome(result.request.id, RequestState.SUCCEEDED, 3.5, result="y" * 200_000)
     with pytest.raises(DatabaseFull):
-        dispatch.record(outcomes=[outcome])
+        dispatch.write(dispatching.record, outcomes=[outcome])
     ballast.unlink()
-    [event] = dispatch.record(outcomes=[outcome])
+    [event] = dispatch.write(dispatching.record, outcomes=[outcome])
     assert event.data == {"state": "SUCCEEDED"}
     await store.close()
     dispatch.close()
@@ -166,7 +165,7 @@ def test_a_folder_is_no_database(tmp_path: Path) -> None:
 
 
 def test_a_database_that_was_moved_away_is_named_and_not_made_again(path: Path) -> None:
-    store = DispatchStore(path.parent / "gone" / "requests.db")
+    store = WriteConnection(path.parent / "gone" / "requests.db")
     with pytest.raises(DatabaseUnwritable, match="cannot be opened"):
         store.read(queries.running())
     store.close()
@@ -186,9 +185,9 @@ def test_a_damaged_file_is_named(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(4096)
         file.write(os.urandom(size - 4096))
-    store = DispatchStore(path)
+    store = WriteConnection(path)
     with pytest.raises(DatabaseCorrupt, match="damaged"):
-        store.claim(Schedule.SHORT, 1, 1.5)
+        store.write(dispatching.claim, Schedule.SHORT, 1, 1.5)
     store.close()
 
 
@@ -230,9 +229,9 @@ def test_a_value_that_is_no_text_is_damage(path: Path) -> None:
     writer.close()
     _overwrite(path, b"planted_name", 3)
     open_database(path)
-    store = DispatchStore(path)
+    store = WriteConnection(path)
     with pytest.raises(DatabaseCorrupt, match="a text in it is no UTF-8"):
-        store.claim(Schedule.SHORT, 1, 1.5)
+        store.write(dispatching.claim, Schedule.SHORT, 1, 1.5)
     store.close()
 
 
@@ -282,7 +281,7 @@ def test_a_failed_transaction_leaves_nothing_and_the_next_one_works(path: Path) 
 
 
 def test_a_store_may_be_closed_twice_and_before_it_was_used(path: Path) -> None:
-    store = DispatchStore(path)
+    store = WriteConnection(path)
     store.close()
     store.close()
     assert store.read(queries.running()) == []

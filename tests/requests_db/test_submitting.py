@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.dispatch_store import DispatchStore
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import Environment, NewRequest, Outcome, Request
 from openenvd.requests_db.results import (
     BeingUpdated,
@@ -32,7 +32,7 @@ from openenvd.requests_db.states import (
     RequestState,
     Schedule,
 )
-from openenvd.requests_db.transactions import observing, submitting
+from openenvd.requests_db.transactions import dispatching, observing, submitting
 from openenvd.requests_db.transitions import SERVING
 
 LAUNCH = NewRequest("launch", Schedule.LONG, {"name": "trial"}, environment="trial")
@@ -162,14 +162,14 @@ async def test_the_name_of_an_ended_environment_can_be_taken(
     assert environment.created_at == 200.5
 
 
-async def test_a_full_queue_takes_no_more(store: AsyncStore, dispatch: DispatchStore) -> None:
+async def test_a_full_queue_takes_no_more(store: AsyncStore, dispatch: WriteConnection) -> None:
     for _ in range(3):
         await submitted(store)
     assert await store.write(submitting.submit, CHECK, now=100.5, max_pending=3) == QueueFull(3)
     assert isinstance(
         await store.write(submitting.submit, LAUNCH, now=100.5, max_pending=3), Submitted
     )
-    dispatch.claim(Schedule.SHORT, 1, 200.5)
+    dispatch.write(dispatching.claim, Schedule.SHORT, 1, 200.5)
     assert isinstance(
         await store.write(submitting.submit, CHECK, now=100.5, max_pending=3), Submitted
     )
@@ -235,11 +235,13 @@ async def test_cancelling_an_unknown_request_is_not_found(store: AsyncStore) -> 
 
 
 async def test_a_request_that_succeeds_before_it_can_be_cancelled_has_succeeded(
-    store: AsyncStore, dispatch: DispatchStore, make_request: Callable[..., Request]
+    store: AsyncStore, dispatch: WriteConnection, make_request: Callable[..., Request]
 ) -> None:
     request = make_request(RequestState.RUNNING)
     await store.write(submitting.cancel, request.id, 400.5)
-    dispatch.record(outcomes=[Outcome(request.id, RequestState.SUCCEEDED, 500.5, result=1)])
+    dispatch.write(
+        dispatching.record, outcomes=[Outcome(request.id, RequestState.SUCCEEDED, 500.5, result=1)]
+    )
     found = await store.read(queries.get(request.id))
     assert isinstance(found, Request)
     assert (found.state, found.result) == (RequestState.SUCCEEDED, 1)
@@ -377,7 +379,7 @@ async def test_a_source_is_the_same_where_it_means_the_same(
 
 @pytest.mark.usefixtures("running")
 async def test_an_environment_is_updated_once_at_a_time(
-    store: AsyncStore, dispatch: DispatchStore
+    store: AsyncStore, dispatch: WriteConnection
 ) -> None:
     first = await relaunch(store)
     assert isinstance(first, Submitted)
@@ -397,10 +399,10 @@ async def test_a_repeated_update_is_the_first_one(store: AsyncStore) -> None:
 
 
 @pytest.mark.usefixtures("running")
-async def test_a_down_calls_off_an_update(store: AsyncStore, dispatch: DispatchStore) -> None:
+async def test_a_down_calls_off_an_update(store: AsyncStore, dispatch: WriteConnection) -> None:
     update = await relaunch(store)
     assert isinstance(update, Submitted)
-    dispatch.claim(Schedule.LONG, 2, 3.5)
+    dispatch.write(dispatching.claim, Schedule.LONG, 2, 3.5)
     down = NewRequest("down", Schedule.SHORT, {"name": "trial"}, environment="trial")
     result = await store.write(submitting.submit, down, now=4.5, stopping="trial")
     assert isinstance(result, Submitted)

@@ -10,13 +10,12 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from openenvd.requests_db.connections.write_connection import WriteConnection
-from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import DatabaseError, InvalidTransition
 from openenvd.requests_db.records import Environment, Outcome, Request
 from openenvd.requests_db.sql.rows import ENVIRONMENTS
 from openenvd.requests_db.sql.tables import environments, replicas, requests
 from openenvd.requests_db.states import EnvironmentState, ReplicaState, RequestState, Schedule
-from openenvd.requests_db.transactions import observing, submitting
+from openenvd.requests_db.transactions import dispatching, observing, submitting
 from openenvd.requests_db.transitions import (
     ENVIRONMENT_TRANSITIONS,
     REQUEST_TRANSITIONS,
@@ -38,16 +37,16 @@ def test_the_sql_moves_a_request_exactly_where_the_table_allows(
     before: RequestState,
     after: RequestState,
     make_request: Callable[..., Request],
-    dispatch: DispatchStore,
+    dispatch: WriteConnection,
     writer: WriteConnection,
 ) -> None:
     request = make_request(before)
     if after is RequestState.PENDING:
-        dispatch.release([request.id], 400.5)
+        dispatch.write(dispatching.release, [request.id], 400.5)
     elif after is RequestState.RUNNING:
-        dispatch.claim(Schedule.SHORT, 10, 400.5)
+        dispatch.write(dispatching.claim, Schedule.SHORT, 10, 400.5)
     else:
-        dispatch.record(outcomes=[Outcome(request.id, after, 400.5)])
+        dispatch.write(dispatching.record, outcomes=[Outcome(request.id, after, 400.5)])
         if after is RequestState.CANCELLED and before is RequestState.PENDING:
             with writer.transaction() as connection:
                 submitting.cancel(connection, request.id, 400.5)

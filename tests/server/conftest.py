@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.dispatch_store import DispatchStore
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.migrate import open_database
 from openenvd.server.events.bus import EventBus
 from openenvd.server.settings import Paths
@@ -42,9 +42,9 @@ async def store(paths: Paths) -> AsyncIterator[AsyncStore]:
 
 
 @pytest.fixture
-def dispatch(paths: Paths) -> Iterator[DispatchStore]:
+def dispatch(paths: Paths) -> Iterator[WriteConnection]:
     """The dispatcher's side of the queue."""
-    store = DispatchStore(paths.database)
+    store = WriteConnection(paths.database)
     yield store
     store.close()
 

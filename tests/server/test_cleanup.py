@@ -11,7 +11,8 @@ import pytest
 from openenvd.client import daemon
 from openenvd.environments.venv.cleanup import UNUSED
 from openenvd.environments.venv.project_venv import COMPLETE
-from openenvd.requests_db.dispatch_store import DispatchStore
+from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.transactions import retention
 from openenvd.server.housekeeping.cleanup import collect
 from openenvd.server.settings import Paths, Settings
 
@@ -19,13 +20,13 @@ HUNDRED_DAYS = 100 * 86_400.0
 
 
 @pytest.fixture
-def venv(paths: Paths, dispatch: DispatchStore) -> Path:
+def venv(paths: Paths, dispatch: WriteConnection) -> Path:
     """Unused for a hundred days, by a daemon that has run for that long."""
     folder = paths.venvs / "a"
     folder.mkdir(parents=True)
     (folder / COMPLETE).write_text("{}")
     (folder / UNUSED).write_text(json.dumps({"used": "", "since": 0.0}))
-    dispatch.note_time(HUNDRED_DAYS, HUNDRED_DAYS)
+    dispatch.write(retention.note_time, HUNDRED_DAYS, HUNDRED_DAYS)
     return folder
 
 

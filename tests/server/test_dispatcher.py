@@ -18,14 +18,13 @@ from openenvd.executor.messages import Died, Raised, Started, Succeeded, Task, T
 from openenvd.executor.policy.admission import FreeMemory
 from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db.connections.write_connection import WriteConnection
-from openenvd.requests_db.dispatch_store import DispatchStore
 from openenvd.requests_db.errors import DatabaseFull
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import Event, NewRequest, Outcome, Request
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import RequestState, Schedule
-from openenvd.requests_db.transactions import submitting
+from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.memory_estimates import Declared, MemoryEstimates
 from openenvd.server.dispatch.request_traces import RequestTraces
@@ -91,7 +90,7 @@ class Bench:
         self.paths.request_logs.mkdir(parents=True)
         open_database(self.paths.database)
         self.writer = WriteConnection(self.paths.database)
-        self.store = DispatchStore(self.paths.database)
+        self.store = WriteConnection(self.paths.database)
         self.executor = Executor(free_mb=320)
         self.events: list[Event] = []
         self.dispatcher = Dispatcher(
@@ -284,7 +283,7 @@ def test_a_request_of_another_version_fails_alone(bench: Bench) -> None:
     assert (error.kind, error.message) == ("invalid", "this openenvd has no operation 'fly'")
 
 
-def refuse_once(monkeypatch: pytest.MonkeyPatch, store: DispatchStore, name: str) -> list[str]:
+def refuse_once(monkeypatch: pytest.MonkeyPatch, store: WriteConnection, name: str) -> list[str]:
     """Let one call of a method of the store fail, as on a full disk."""
     refused, works = [name], getattr(store, name)
 
@@ -445,8 +444,10 @@ def test_logs_are_removed_with_their_requests(tmp_path: Path) -> None:
     """SkyPilot #10023: logs filled the disk."""
     with closing(Bench(tmp_path, Settings(keep_days=0))) as bench:
         request_id = bench.submit()
-        [request] = bench.store.claim(Schedule.LONG, 1, time.time()).requests
-        bench.store.record(outcomes=[Outcome(request_id, RequestState.SUCCEEDED, time.time())])
+        [request] = bench.store.write(dispatching.claim, Schedule.LONG, 1, time.time()).requests
+        bench.store.write(
+            dispatching.record, outcomes=[Outcome(request_id, RequestState.SUCCEEDED, time.time())]
+        )
         log = bench.paths.request_log(request.id)
         log.write_text("done\n")
         bench.dispatcher.start()

@@ -6,12 +6,12 @@ from __future__ import annotations
 import pytest
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.dispatch_store import DispatchStore
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import Schedule
-from openenvd.requests_db.transactions import submitting
+from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.server.api.pending_reasons import MOST_COUNTED, reason_of, reason_of_shortage
 
 LONG = Schedule.LONG
@@ -46,7 +46,7 @@ def test_an_update_that_waits_for_memory_says_that_it_needs_both_generations() -
 
 
 async def test_a_place_counts_who_is_ahead_by_priority_and_arrival(
-    store: AsyncStore, dispatch: DispatchStore
+    store: AsyncStore, dispatch: WriteConnection
 ) -> None:
     async def submit(schedule: Schedule, priority: int = 0) -> int:
         new = NewRequest("check", schedule, {}, priority=priority)
@@ -56,7 +56,7 @@ async def test_a_place_counts_who_is_ahead_by_priority_and_arrival(
 
     running, first, second = [await submit(LONG) for _ in range(3)]
     await submit(Schedule.SHORT)
-    dispatch.claim(LONG, 1, 101.0)
+    dispatch.write(dispatching.claim, LONG, 1, 101.0)
     urgent = await submit(LONG, priority=1)
     assert await store.read(queries.places(LONG, 10)) == {urgent: 0, first: 1, second: 2}
     assert running not in await store.read(queries.places(LONG, 10))

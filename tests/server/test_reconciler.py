@@ -27,7 +27,7 @@ from openenvd.environments.layout import Layout
 from openenvd.operations.base import OperationContext
 from openenvd.operations.down import Down
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.dispatch_store import DispatchStore
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.errors import DatabaseFull
 from openenvd.requests_db.records import (
     Environment,
@@ -47,7 +47,7 @@ from openenvd.requests_db.states import (
     RequestState,
     Schedule,
 )
-from openenvd.requests_db.transactions import generations, observing, submitting
+from openenvd.requests_db.transactions import dispatching, generations, observing, submitting
 from openenvd.server.api.views import environment_view, replica_view
 from openenvd.server.events.bus import EventBus
 from openenvd.server.reconcile import replica_watch, replicas
@@ -71,7 +71,7 @@ class World:
     """What surrounds a reconciler: a queue whose requests end as told, and kept servers."""
 
     def __init__(
-        self, paths: Paths, store: AsyncStore, dispatch: DispatchStore, bus: EventBus
+        self, paths: Paths, store: AsyncStore, dispatch: WriteConnection, bus: EventBus
     ) -> None:
         self.paths = paths
         self.store = store
@@ -104,7 +104,9 @@ class World:
     async def ends(self, request: Request, state: RequestState, **how: Any) -> None:
         """The request ends so."""
         outcome = Outcome(request.id, state, time.time(), **how)
-        self.bus.publish(await asyncio.to_thread(self.dispatch.record, outcomes=[outcome]))
+        self.bus.publish(
+            await asyncio.to_thread(self.dispatch.write, dispatching.record, outcomes=[outcome])
+        )
 
     async def succeeds(self, request: Request) -> None:
         result = {"environment": {"name": request.environment, "address": ADDRESS}}
@@ -116,7 +118,9 @@ class World:
 
     async def progresses(self, request: Request, data: dict[str, Any]) -> None:
         row = (request.id, data, time.time())
-        self.bus.publish(await asyncio.to_thread(self.dispatch.record, progress=[row]))
+        self.bus.publish(
+            await asyncio.to_thread(self.dispatch.write, dispatching.record, progress=[row])
+        )
 
     async def _run(
         self,
@@ -132,7 +136,9 @@ class World:
         )
         assert isinstance(result, Submitted)
         self.bus.publish(result.events)
-        claim = await asyncio.to_thread(self.dispatch.claim, schedule, 1, time.time())
+        claim = await asyncio.to_thread(
+            self.dispatch.write, dispatching.claim, schedule, 1, time.time()
+        )
         self.bus.publish(claim.events)
         assert claim.requests[0].id == result.request.id
         return claim.requests[0]
@@ -234,7 +240,7 @@ class World:
 
 @pytest.fixture
 async def world(
-    paths: Paths, store: AsyncStore, dispatch: DispatchStore, bus: EventBus
+    paths: Paths, store: AsyncStore, dispatch: WriteConnection, bus: EventBus
 ) -> AsyncIterator[World]:
     made = World(paths, store, dispatch, bus)
     yield made
@@ -891,7 +897,7 @@ async def test_everything_is_reconciled_after_events_were_dropped(
     noise = [Event(n, 1.0, "request.state", environment="nobody") for n in range(3)]
     world.bus.publish(noise)  # and no turn of the loop before:
     outcome = Outcome(launch.id, RequestState.SUCCEEDED, time.time(), result={})
-    world.bus.publish(world.dispatch.record(outcomes=[outcome]))
+    world.bus.publish(world.dispatch.write(dispatching.record, outcomes=[outcome]))
     await world.becomes(S.READY)
 
 

@@ -16,11 +16,11 @@ from openenvd.client.errors import ApiRefused
 from openenvd.client.following import run, wait
 from openenvd.client.http import HttpClient, Json
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.dispatch_store import DispatchStore
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.states import Schedule
-from openenvd.requests_db.transactions import submitting
+from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.rollouts.episodes import Step
 from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.server.api.routes_rollouts import MOST_MARKS, history, last_mark
@@ -101,18 +101,18 @@ def test_the_dashboards_stream_has_rollouts_with_their_reports(
 
 @pytest.mark.parametrize("count", [1, MOST_MARKS, 2600])
 async def test_a_long_history_is_thinned_out_evenly(
-    store: AsyncStore, dispatch: DispatchStore, count: int
+    store: AsyncStore, dispatch: WriteConnection, count: int
 ) -> None:
     new = NewRequest("rollout", Schedule.LONG, {"out": "/out"})
     submitted = await store.write(submitting.submit, new, now=0.0)
     assert isinstance(submitted, Submitted)
     request_id = submitted.request.id
-    dispatch.claim(Schedule.LONG, 1, 1.0)
+    dispatch.write(dispatching.claim, Schedule.LONG, 1, 1.0)
     reports = [
         (request_id, {"rollout": {"steps": at, "lag": {"p99_seconds": 0.5}}}, float(at))
         for at in range(count)
     ]
-    dispatch.record(progress=reports)
+    dispatch.write(dispatching.record, progress=reports)
     marks = await history(store, request_id)
     steps = [mark["steps"] for mark in marks]
     assert (steps[0], steps[-1]) == (0, count - 1)

@@ -14,12 +14,12 @@ import pytest
 from fastapi.sse import ServerSentEvent
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.dispatch_store import DispatchStore
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import NewRequest, Outcome, Request
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import RequestState, Schedule
-from openenvd.requests_db.transactions import submitting
+from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.server.api import streams
 from openenvd.server.api.dependencies import Dependencies
 from openenvd.server.api.streams import Position, RequestStream, everything_stream, wait_until_final
@@ -51,11 +51,11 @@ async def deps(paths: Paths, store: AsyncStore, bus: EventBus) -> AsyncIterator[
 
 
 @pytest.fixture
-async def request_of(store: AsyncStore, dispatch: DispatchStore) -> Request:
+async def request_of(store: AsyncStore, dispatch: WriteConnection) -> Request:
     """A request that runs."""
     new = NewRequest("check", Schedule.SHORT, {})
     assert isinstance(await store.write(submitting.submit, new, now=1.0), Submitted)
-    return dispatch.claim(Schedule.SHORT, 1, 2.0).requests[0]
+    return dispatch.write(dispatching.claim, Schedule.SHORT, 1, 2.0).requests[0]
 
 
 def parse(item: ServerSentEvent) -> tuple[str, str, Json]:
@@ -67,19 +67,21 @@ async def rest_of(stream: AsyncIterator[ServerSentEvent]) -> list[tuple[str, str
         return [parse(item) async for item in stream if item.comment is None]
 
 
-def progress(dispatch: DispatchStore, request: Request, count: int) -> None:
-    dispatch.record(progress=[(request.id, {"step": step}, 3.0) for step in range(count)])
+def progress(dispatch: WriteConnection, request: Request, count: int) -> None:
+    dispatch.write(
+        dispatching.record, progress=[(request.id, {"step": step}, 3.0) for step in range(count)]
+    )
 
 
-def succeed(dispatch: DispatchStore, request: Request) -> Outcome:
+def succeed(dispatch: WriteConnection, request: Request) -> Outcome:
     outcome = Outcome(request.id, RequestState.SUCCEEDED, time.time(), result={})
-    dispatch.record(outcomes=[outcome])
+    dispatch.write(dispatching.record, outcomes=[outcome])
     return outcome
 
 
 async def test_a_client_that_missed_many_pages_of_events_gets_them_all_and_then_the_end(
     deps: Dependencies,
-    dispatch: DispatchStore,
+    dispatch: WriteConnection,
     request_of: Request,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -95,7 +97,7 @@ async def test_a_client_that_missed_many_pages_of_events_gets_them_all_and_then_
 
 async def test_the_stream_of_everything_makes_up_for_all_that_was_missed(
     deps: Dependencies,
-    dispatch: DispatchStore,
+    dispatch: WriteConnection,
     request_of: Request,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -107,7 +109,7 @@ async def test_the_stream_of_everything_makes_up_for_all_that_was_missed(
 
 
 async def test_a_new_stream_begins_with_how_things_stand(
-    deps: Dependencies, dispatch: DispatchStore, request_of: Request
+    deps: Dependencies, dispatch: WriteConnection, request_of: Request
 ) -> None:
     progress(dispatch, request_of, 10)
     succeed(dispatch, request_of)
@@ -116,7 +118,7 @@ async def test_a_new_stream_begins_with_how_things_stand(
 
 
 async def test_an_end_between_look_up_and_stream_is_sent(
-    deps: Dependencies, dispatch: DispatchStore, request_of: Request
+    deps: Dependencies, dispatch: WriteConnection, request_of: Request
 ) -> None:
     seq = await deps.store.read(queries.last_seq())
     succeed(dispatch, request_of)  # its event is published to nobody
@@ -125,7 +127,7 @@ async def test_an_end_between_look_up_and_stream_is_sent(
 
 
 async def test_the_log_comes_before_the_end_unfinished_line_and_all(
-    deps: Dependencies, dispatch: DispatchStore, request_of: Request
+    deps: Dependencies, dispatch: WriteConnection, request_of: Request
 ) -> None:
     seq = await deps.store.read(queries.last_seq())
     deps.paths.request_log(request_of.id).write_text("one\ntwo")

@@ -10,12 +10,12 @@ from sqlalchemy import Connection
 
 from openenvd.operations import registry
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.dispatch_store import DispatchStore
+from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.errors import DatabaseError
 from openenvd.requests_db.records import Event, Outcome, Request
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import EnvironmentState, RequestState, Schedule
-from openenvd.requests_db.transactions import observing
+from openenvd.requests_db.transactions import dispatching, observing
 from openenvd.server.dispatch.submission import Submission, Submitter
 from openenvd.server.errors import (
     AmbiguousId,
@@ -137,10 +137,10 @@ async def test_a_down_marks_its_environment_and_calls_off_a_waiting_launch(
 
 
 async def test_a_down_ends_a_launch_that_runs(
-    submitter: Submitter, dispatch: DispatchStore, dispatcher: FakeDispatcher
+    submitter: Submitter, dispatch: WriteConnection, dispatcher: FakeDispatcher
 ) -> None:
     launch = await submit(submitter, "launch", source="echo")
-    dispatch.claim(Schedule.LONG, 1, 2.0)
+    dispatch.write(dispatching.claim, Schedule.LONG, 1, 2.0)
     await submit(submitter, "down", name="echo")
     assert dispatcher.cancelled == [launch.id]
 
@@ -205,13 +205,13 @@ async def test_a_pending_request_is_cancelled_without_the_dispatcher(
 
 
 async def test_a_cancelled_request_that_succeeds_first_was_never_called_cancelled(
-    submitter: Submitter, dispatch: DispatchStore
+    submitter: Submitter, dispatch: WriteConnection
 ) -> None:
     request = await submit(submitter, "check")
-    dispatch.claim(Schedule.SHORT, 1, 2.0)
+    dispatch.write(dispatching.claim, Schedule.SHORT, 1, 2.0)
     asked = await submitter.cancel(request.id)
     assert (asked.is_done, asked.is_under_way) == (False, True)
-    dispatch.record(outcomes=[Outcome(request.id, RequestState.SUCCEEDED, 3.0)])
+    dispatch.write(dispatching.record, outcomes=[Outcome(request.id, RequestState.SUCCEEDED, 3.0)])
     assert (await submitter.find(request.id)).state is RequestState.SUCCEEDED
     asked = await submitter.cancel(request.id)
     assert (asked.is_done, asked.is_under_way) == (False, False)
@@ -249,11 +249,11 @@ async def test_a_prefix_of_several_names_them(submitter: Submitter) -> None:
     assert set(caught.value.details["matches"]) == {i for i in ids if i[0] == twice}
 
 
-async def launched(submitter: Submitter, store: AsyncStore, dispatch: DispatchStore) -> Request:
+async def launched(submitter: Submitter, store: AsyncStore, dispatch: WriteConnection) -> Request:
     """An environment whose launch has succeeded."""
     launch = await submit(submitter, "launch", source="echo")
-    dispatch.claim(Schedule.LONG, 1, 1.0)
-    dispatch.record(outcomes=[Outcome(launch.id, RequestState.SUCCEEDED, 2.0)])
+    dispatch.write(dispatching.claim, Schedule.LONG, 1, 1.0)
+    dispatch.write(dispatching.record, outcomes=[Outcome(launch.id, RequestState.SUCCEEDED, 2.0)])
     ready = EnvironmentState.READY
     for state in (EnvironmentState.STARTING, ready):
         await store.write(observing.set_environment_state, "echo", state, now=2.0)
@@ -262,7 +262,7 @@ async def launched(submitter: Submitter, store: AsyncStore, dispatch: DispatchSt
 
 @pytest.mark.parametrize("operation", ["scale", "restart"])
 async def test_one_request_at_a_time_changes_an_environment(
-    submitter: Submitter, store: AsyncStore, dispatch: DispatchStore, operation: str
+    submitter: Submitter, store: AsyncStore, dispatch: WriteConnection, operation: str
 ) -> None:
     change = {"name": "echo"} | ({"replicas": 2} if operation == "scale" else {})
     with pytest.raises(NotFound, match="no environment is called 'echo'") as unknown:
@@ -281,14 +281,14 @@ async def test_one_request_at_a_time_changes_an_environment(
 async def test_a_change_waits_for_no_other_and_a_down_calls_it_off(
     submitter: Submitter,
     store: AsyncStore,
-    dispatch: DispatchStore,
+    dispatch: WriteConnection,
     dispatcher: FakeDispatcher,
 ) -> None:
     await launched(submitter, store, dispatch)
     scale = await submit(submitter, "scale", name="echo", replicas=2)
     with pytest.raises(CannotChange, match=rf"echo is being scaled already \(request {scale.id}"):
         await submit(submitter, "restart", name="echo")
-    dispatch.claim(Schedule.LONG, 1, 3.0)
+    dispatch.write(dispatching.claim, Schedule.LONG, 1, 3.0)
     await submit(submitter, "down", name="echo")
     assert dispatcher.cancelled == [scale.id]
 
@@ -303,7 +303,7 @@ async def test_a_change_waits_for_no_other_and_a_down_calls_it_off(
 async def test_what_does_not_run_is_not_changed(
     submitter: Submitter,
     store: AsyncStore,
-    dispatch: DispatchStore,
+    dispatch: WriteConnection,
     state: EnvironmentState,
     told: str,
 ) -> None:
@@ -315,7 +315,7 @@ async def test_what_does_not_run_is_not_changed(
 
 
 async def test_what_cannot_be_retried_is_to_be_launched(
-    submitter: Submitter, store: AsyncStore, dispatch: DispatchStore
+    submitter: Submitter, store: AsyncStore, dispatch: WriteConnection
 ) -> None:
     launch = await launched(submitter, store, dispatch)
     await store.write(observing.set_environment_state, "echo", EnvironmentState.STOPPED, now=3.0)
@@ -328,20 +328,20 @@ async def test_what_cannot_be_retried_is_to_be_launched(
 
 @pytest.mark.parametrize("operation", ["scale", "restart"])
 async def test_a_launch_that_has_just_succeeded_can_be_changed_at_once(
-    submitter: Submitter, store: AsyncStore, dispatch: DispatchStore, operation: str
+    submitter: Submitter, store: AsyncStore, dispatch: WriteConnection, operation: str
 ) -> None:
     launch = await submit(submitter, "launch", source="echo")
-    dispatch.claim(Schedule.LONG, 1, 1.0)
+    dispatch.write(dispatching.claim, Schedule.LONG, 1, 1.0)
     await store.write(
         observing.set_environment_state, "echo", EnvironmentState.STARTING, now=1.0
     )  # and the reconciler has not looked since
-    dispatch.record(outcomes=[Outcome(launch.id, RequestState.SUCCEEDED, 2.0)])
+    dispatch.write(dispatching.record, outcomes=[Outcome(launch.id, RequestState.SUCCEEDED, 2.0)])
     change = {"name": "echo"} | ({"replicas": 2} if operation == "scale" else {})
     assert (await submit(submitter, operation, **change)).state is RequestState.PENDING
 
 
 async def test_what_is_going_down_is_waited_for(
-    submitter: Submitter, store: AsyncStore, dispatch: DispatchStore
+    submitter: Submitter, store: AsyncStore, dispatch: WriteConnection
 ) -> None:
     await launched(submitter, store, dispatch)
     await store.write(observing.set_environment_state, "echo", EnvironmentState.STOPPING, now=3.0)
