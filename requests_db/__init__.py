@@ -9,7 +9,7 @@
     transactions/   submitting, dispatching, recovery, retention, observing; the journal of events
     queue_clock.py  the time by which requests age
     sql/            tables, rows, statements, queries
-    connections/    SQLite's settings and errors, the write lock, checkpoints
+    connections/    SQLite's settings and errors, the write lock
        │
        ▼
     results.py (named outcomes) ─ records.py ─ states.py (also for the CLI) ─ errors.py

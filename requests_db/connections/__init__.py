@@ -4,6 +4,5 @@
 write_connection.py   one connection that writes; the lock of all that do   ◀── dispatcher
                                                                             ◀── AsyncStore
 reader.py             the API's queries, read-only, on aiosqlite            ◀── AsyncStore
-checkpoints.py        moves the write-ahead log into the database
 sqlite.py             SQLite's settings, and what its errors mean
 """

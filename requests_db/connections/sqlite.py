@@ -19,7 +19,6 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,6 @@ BUSY_TIMEOUT_SECONDS = 10.0
 # Of statements that go straight to the driver (`prepared.py`). The latter: of a damaged file, a
 # text, or the text of SQLite's own message, is no UTF-8.
 DRIVER_ERRORS = (sqlite3.Error, UnicodeDecodeError)
-MOST_LOG_PAGES = 8192  # 32 MB; a commit that finds more makes the checkpoint itself
 CHECK_SECONDS = 0.5  # of a start; some hundred megabytes
 _CHECK_STEPS = 1000  # of SQLite's virtual machine, between looks at the time
 MAX_PARAMETERS = 500  # of one IN list; SQLite before 3.32 allows 999 parameters
@@ -44,8 +42,6 @@ _PRAGMAS = (
     "PRAGMA journal_mode=WAL",
     # Room given back after a burst: a log of 16 MB at most stays behind on disk.
     "PRAGMA journal_size_limit=16777216",
-    # Checkpoints are made elsewhere (`checkpoints.py`), unless that fails.
-    f"PRAGMA wal_autocheckpoint={MOST_LOG_PAGES}",
 )
 # The latter is macOS's, where fsync alone leaves the pages in the disk's own memory.
 _SYNCED = ("PRAGMA synchronous=FULL", "PRAGMA fullfsync=ON")
@@ -92,16 +88,6 @@ def connect_read_only(path: Path) -> sqlite3.Connection:
     """
     address = f"{path.as_uri()}?mode=ro"
     return sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None)
-
-
-def checkpoint(path: Path) -> None:
-    """Move committed pages into the database, as far as no reader is in the way. Blocks.
-
-    Raises:
-        sqlite3.Error: the disk is full, or the file is damaged.
-    """
-    with closing(sqlite3.connect(path, timeout=0)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
 def check(connection: Connection, path: Path) -> None:

@@ -27,29 +27,14 @@ from sqlalchemy.exc import DBAPIError
 
 from ..sql.queries import Query
 from . import sqlite
-from .checkpoints import Checkpointer
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _WriteLock:
-    """The lock of all connections that write to one file, and what they share."""
-
-    def __init__(self, path: Path) -> None:
-        self.lock = threading.Lock()
-        self.checkpointer = Checkpointer(path)
-        self.open_connections = 0
-
-
 # Weakly held by path, so that a lock goes with the last connection that shares it.
-_locks: weakref.WeakValueDictionary[Path, _WriteLock] = weakref.WeakValueDictionary()
+_locks: weakref.WeakValueDictionary[Path, threading.Lock] = weakref.WeakValueDictionary()
 _locks_guard = threading.Lock()
-
-
-def _lock_of(path: Path) -> _WriteLock:
-    with _locks_guard:
-        return _locks.setdefault(path, _WriteLock(path))
 
 
 class WriteConnection:
@@ -71,7 +56,8 @@ class WriteConnection:
         """
         self._path = Path(path).resolve()
         self._engine = sqlite.create_engine(self._path, busy_timeout_seconds, syncs=syncs)
-        self._shared = _lock_of(self._path)
+        with _locks_guard:
+            self._lock = _locks.setdefault(self._path, threading.Lock())
         self._connection: Connection | None = None
 
     @contextmanager
@@ -81,12 +67,12 @@ class WriteConnection:
         Raises:
             DatabaseError: SQLite refused; the next transaction opens another connection.
         """
-        with self._shared.lock:
+        with self._lock:
             try:
-                connection = self._open()
-                with connection.begin():
-                    yield connection
-                self._shared.checkpointer.committed()
+                if self._connection is None:
+                    self._connection = self._engine.connect()
+                with self._connection.begin():
+                    yield self._connection
             except (DBAPIError, *sqlite.DRIVER_ERRORS) as exc:
                 self._drop()  # what an error leaves of a connection is not worth guessing
                 orig = exc.orig if isinstance(exc, DBAPIError) else exc
@@ -109,20 +95,11 @@ class WriteConnection:
 
     def close(self) -> None:
         """Close the connection; the next transaction would open another."""
-        with self._shared.lock:
+        with self._lock:
             self._drop()
-            if self._shared.open_connections == 0:
-                self._shared.checkpointer.close()
-
-    def _open(self) -> Connection:
-        if self._connection is None:
-            self._connection = self._engine.connect()
-            self._shared.open_connections += 1
-        return self._connection
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            self._shared.open_connections -= 1
             with suppress(DBAPIError):
                 connection.close()

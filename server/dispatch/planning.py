@@ -18,7 +18,7 @@ from ..settings import Settings
 
 DAEMON_BYTES = 64 * MB  # of their own, of the daemon, its zygote and one idle worker
 # Beyond the daemon itself: its zygote, a worker of each schedule, and its threads (dispatcher,
-# supervisor, checkpoints, lag, and some that look into files).
+# supervisor, lag, and some that look into files).
 PROCESSES_OF_DAEMON = 10
 NO_PROCESSES_HINT = "stop what is not needed, or raise that limit"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,18 @@ async def test_any_number_of_calls_is_answered(store: AsyncStore, calls: int) ->
     )
     seqs = [result.request.seq for result in results if isinstance(result, Submitted)]
     assert seqs == list(range(1, calls + 1))
+
+
+@pytest.fixture
+def no_room_for_threads() -> Iterator[None]:
+    """Let the system refuse every new thread: none gets a stack as large as the address space."""
+    before = threading.stack_size(2**47)
+    yield
+    threading.stack_size(before)
+
+
+@pytest.mark.usefixtures("no_room_for_threads")
+def test_a_store_whose_thread_cannot_start_is_not_made(path: Path) -> None:
+    """Its first submission would be refused, kept by the pool, and written with the next one."""
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        AsyncStore(path)
