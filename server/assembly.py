@@ -46,7 +46,6 @@ from .dispatch.running import DispatchContext
 from .dispatch.submission import Submitter
 from .errors import DaemonError
 from .events.bus import EventBus
-from .events.log_files import LogWatcher
 from .reconcile.reconciler import Reconciler
 from .settings import Paths, Settings
 
@@ -112,7 +111,6 @@ async def running_parts(
     reconciler = Reconciler(store, bus, paths)
     reconciler.autoscaler.submit = submitter.scale
     reconciler.successors.submit = submitter.replace
-    logs = LogWatcher(loop)
     lag = EventLoopLagMonitor("the daemon's loop")
     try:
         with _database_failure_as_reason():
@@ -131,7 +129,6 @@ async def running_parts(
             dispatcher=dispatcher,
             submitter=submitter,
             bus=bus,
-            logs=logs,
             lag=lag,
             stopping=stopping,
             traces=traces,
@@ -142,7 +139,6 @@ async def running_parts(
         await asyncio.to_thread(dispatcher.stop)  # first: what ends now stays RUNNING
         await asyncio.to_thread(executor.stop, settings.cancel_grace_seconds)
         lag.stop()
-        logs.close()
         await store.close()
         dispatch_store.close()
         if provider is not None:

@@ -33,8 +33,6 @@ def set_up_log(paths: Paths, settings: Settings, *, in_background: bool) -> None
     handler.setFormatter(_formatter(settings))
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     logging.captureWarnings(True)
-    # It reports an ERROR for each log whose last follower has left.
-    logging.getLogger("watchdog").setLevel(logging.CRITICAL)
 
 
 def _formatter(settings: Settings) -> logging.Formatter:

@@ -17,8 +17,7 @@ def is_full(exc: BaseException) -> bool:
         return False
     if exc.errno is None:  # `shutil.Error` has the errors of several files, as text
         return tells_full(str(exc))
-    # inotify's limit of watches has the same number; watchdog says which it is.
-    return exc.errno in _FULL and exc.strerror in _REASONS
+    return exc.errno in _FULL
 
 
 def tells_full(text: str) -> bool:

@@ -17,7 +17,6 @@ from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.request_traces import RequestTraces
 from ..dispatch.submission import Submitter
 from ..events.bus import EventBus
-from ..events.log_files import LogWatcher
 from ..reconcile.reconciler import Reconciler
 from ..settings import Paths, Settings
 from .replay import ReplayReader
@@ -37,7 +36,6 @@ class Dependencies:
     dispatcher: Dispatcher
     submitter: Submitter
     bus: EventBus
-    logs: LogWatcher
     lag: EventLoopLagMonitor  # of the one event loop
     stopping: asyncio.Event  # set when the daemon is to end: streams end with it
     traces: RequestTraces | None = None  # where traces are on

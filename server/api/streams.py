@@ -2,7 +2,7 @@
 """Streams events and log lines to waiting clients, as they happen.
 
     bus ──▶ Subscription.wake ─┐
-    LogWatcher ────────────────┼─▶ one asyncio.Event ─▶ a turn: what is new in events, then the log
+    a followed log ────────────┼─▶ one asyncio.Event ─▶ a turn: what is new in events, then the log
     daemon stops ──────────────┘
 
 Every item carries `<event seq>:<log offset>` as its id, so that a client that comes back with
@@ -28,7 +28,7 @@ from ...requests_db.records import Event, Request
 from ...requests_db.sql import queries
 from ...requests_db.states import GenerationState, RequestState
 from ..events.bus import Subscription
-from ..events.log_files import LogFile, offset_of_last_lines
+from ..events.log_files import LogFile, followed, offset_of_last_lines
 from .dependencies import Dependencies
 from .views import event_view, request_view
 
@@ -146,8 +146,7 @@ class RequestStream:
         bus = self._deps.bus
         subscription = stack.enter_context(bus.subscribe(request_id=self._request.id))
         if self._logs and not self._request.state.is_final:
-            follow = self._deps.logs.follow(self._log.path, subscription.wake)
-            stack.enter_context(follow)
+            stack.enter_context(followed(self._log.path, subscription.wake))
         return subscription
 
     async def _catch_up(self) -> AsyncIterator[ServerSentEvent]:
@@ -234,7 +233,7 @@ async def text_stream(
         end = asyncio.create_task(until)
         end.add_done_callback(lambda _: wake.set())
         try:
-            with deps.logs.follow(path, wake):
+            with followed(path, wake):
                 while not end.done():
                     for text in log.read_lines():
                         yield text

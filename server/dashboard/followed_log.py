@@ -24,7 +24,7 @@ from ..api.dependencies import Dependencies
 from ..api.routes_environments import LOOK_SECONDS, shown_log
 from ..api.streams import request_ends, sse
 from ..errors import ApiError
-from ..events.log_files import LogFile, offset_of_last_lines
+from ..events.log_files import LogFile, followed, offset_of_last_lines
 
 REQUEST_LINES = 5000
 ENVIRONMENT_LINES = 200
@@ -99,7 +99,7 @@ async def open_log(
         log = FollowedLog(end, place)
         if path is not None:
             await log.show(path, REQUEST_LINES)
-            stack.enter_context(deps.logs.follow(path, wake))
+            stack.enter_context(followed(path, wake))
         elif kind == "environments":
             shown = _ShownReplica(deps, key, log, wake)
             stack.callback(shown.close)
@@ -139,7 +139,7 @@ class _ShownReplica:
         await self._log.show(path, ENVIRONMENT_LINES)
         self._path = path
         self._following.close()
-        self._following.enter_context(self._deps.logs.follow(path, self._wake))
+        self._following.enter_context(followed(path, self._wake))
         self._wake.set()
 
     def close(self) -> None:

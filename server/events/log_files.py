@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log files, read from the end and followed without polling.
+"""Log files, read from the end and followed.
 
-Workers and replicas write their logs by file descriptor, so the daemon does not see the writes.
-`LogWatcher` (one thread of `watchdog`: inotify on Linux, FSEvents on macOS) sets the
-`asyncio.Event` of each follower of a file when it has changed.
+Workers and replicas write their logs by file descriptor, so the daemon does not see the writes: it
+looks at the size of a log that somebody follows ten times a second, and at no other.
 
 A log that shrinks (a shim cut it to its bound) is read on from its new end of line.
 """
@@ -11,18 +10,13 @@ A log that shrinks (a shim cut it to its bound) is read on from its new end of l
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from watchdog.observers.api import BaseObserver, ObservedWatch
-
-log = logging.getLogger(__name__)
-
+LOOK_SECONDS = 0.1
 MAX_READ_BYTES = 256 * 1024
 TAIL_BLOCK_BYTES = 64 * 1024
 
@@ -90,86 +84,27 @@ def _newline_from_the_end(block: bytes, number: int) -> int:
     return index
 
 
-class LogWatcher:
-    """Wakes followers when their file changes. The thread starts with the first of them.
+@contextmanager
+def followed(path: Path, wake: asyncio.Event) -> Iterator[None]:
+    """Set `wake` whenever a log has another size, until the block ends; on the loop."""
+    looking = asyncio.create_task(_look(path, wake), name=f"follow {path.name}")
+    try:
+        yield
+    finally:
+        looking.cancel()
 
-    Where the system has no watch left (`fs.inotify.max_user_instances`), it polls every second: a
-    late log is better than none.
-    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._observer: BaseObserver | None = None
-        self._followers: dict[Path, list[asyncio.Event]] = {}
-        self._watches: dict[Path, ObservedWatch] = {}
-
-    @contextmanager
-    def follow(self, path: Path, wake: asyncio.Event) -> Iterator[None]:
-        """Set `wake` at every change of `path`, until the block ends."""
-        self._followers.setdefault(path, []).append(wake)
-        try:
-            self._watch(path.parent)
-            yield
-        finally:
-            self._followers[path].remove(wake)
-            if not self._followers[path]:
-                del self._followers[path]
-            self._unwatch(path.parent)
-
-    def close(self) -> None:
-        """End the thread, if there is one."""
-        if self._observer is not None:
-            self._observer.stop()
-            self._observer.join()
-            self._observer = None
-            self._watches.clear()
-
-    def changed(self, path: Path) -> None:
-        """Wake the followers of a file that has changed; on the loop."""
-        for wake in self._followers.get(path, ()):
+async def _look(path: Path, wake: asyncio.Event) -> None:
+    before = None
+    while True:
+        size = _size_of(path)
+        if size not in (None, before):
             wake.set()
+        before = size
+        await asyncio.sleep(LOOK_SECONDS)
 
-    def _watch(self, folder: Path) -> None:
-        if folder in self._watches:
-            return
-        from watchdog.observers import Observer  # with the first follower, not at every start
-        from watchdog.observers.polling import PollingObserver
 
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            self._watches[folder] = self._schedule(folder, Observer)
-        except OSError as exc:
-            log.warning("%s: log files are polled every second instead", exc)
-            self.close()
-            for known in {path.parent for path in self._followers}:
-                self._watches[known] = self._schedule(known, PollingObserver)
-
-    def _schedule(self, folder: Path, make_observer: Callable[[], BaseObserver]) -> ObservedWatch:
-        from watchdog.events import FileSystemEvent, FileSystemEventHandler
-
-        changed, loop = self.changed, self._loop
-
-        class Handler(FileSystemEventHandler):
-            """Wakes followers on the loop, from the watcher's thread."""
-
-            def on_any_event(self, event: FileSystemEvent) -> None:
-                if event.event_type not in ("modified", "created", "moved"):
-                    return  # reading a log is an event too
-                path = Path(os.fsdecode(event.dest_path or event.src_path))
-                try:
-                    loop.call_soon_threadsafe(changed, path)
-                except RuntimeError:
-                    if not loop.is_closed():
-                        raise
-
-        if self._observer is None:
-            self._observer = make_observer()
-            self._observer.name = "log-watcher"
-            self._observer.start()
-        return self._observer.schedule(Handler(), str(folder))
-
-    def _unwatch(self, folder: Path) -> None:
-        if any(path.parent == folder for path in self._followers):
-            return
-        if self._observer is not None and (watch := self._watches.pop(folder, None)):
-            self._observer.unschedule(watch)
+def _size_of(path: Path) -> int | None:
+    with contextlib.suppress(OSError):  # it is not there yet, or no more
+        return path.stat().st_size
+    return None

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from openenvd.server.events.log_files import LogFile, LogWatcher, offset_of_last_lines
+from openenvd.server.events.log_files import (
+    LOOK_SECONDS,
+    LogFile,
+    followed,
+    offset_of_last_lines,
+)
 
 
 @pytest.mark.parametrize(
@@ -97,57 +100,23 @@ def test_a_log_that_was_cut_is_read_on_from_its_end(tmp_path: Path) -> None:
     assert log.read() == "three\n"
 
 
-@pytest.fixture
-async def watcher() -> AsyncIterator[LogWatcher]:
-    made = LogWatcher(asyncio.get_running_loop())
-    yield made
-    made.close()
+async def test_a_follower_is_woken_by_each_write_and_not_by_its_neighbours(tmp_path: Path) -> None:
+    wake, path = asyncio.Event(), tmp_path / "log"
+    with followed(path, wake):
+        (tmp_path / "other").write_bytes(b"one\n")
+        await asyncio.sleep(3 * LOOK_SECONDS)
+        assert not wake.is_set()
+        for text in (b"one\n", b"one\ntwo\n", b"o\n"):  # made, written to, cut
+            path.write_bytes(text)
+            await asyncio.wait_for(wake.wait(), 10)
+            wake.clear()
 
 
-async def test_a_follower_is_woken_by_a_write(tmp_path: Path, watcher: LogWatcher) -> None:
-    path, wake = tmp_path / "log", asyncio.Event()
-    with watcher.follow(path, wake):
-        path.write_bytes(b"one\n")
-        await asyncio.wait_for(wake.wait(), 10)
-
-
-async def test_a_follower_is_not_woken_by_its_neighbour(
-    tmp_path: Path, watcher: LogWatcher
-) -> None:
-    mine, other = asyncio.Event(), asyncio.Event()
-    with watcher.follow(tmp_path / "a", mine), watcher.follow(tmp_path / "b", other):
-        (tmp_path / "b").write_bytes(b"one\n")
-        await asyncio.wait_for(other.wait(), 10)
-        assert not mine.is_set()
-
-
-async def test_two_followers_of_one_log_are_both_woken(tmp_path: Path, watcher: LogWatcher) -> None:
+async def test_two_followers_of_one_log_are_both_woken_until_they_leave(tmp_path: Path) -> None:
     first, second, path = asyncio.Event(), asyncio.Event(), tmp_path / "log"
-    with watcher.follow(path, first):
-        with watcher.follow(path, second):
-            pass
-        with watcher.follow(path, second):
-            path.write_bytes(b"one\n")
-            await asyncio.wait_for(asyncio.gather(first.wait(), second.wait()), 10)
-
-
-async def test_followers_are_woken_where_the_system_has_no_watch_left(
-    tmp_path: Path, watcher: LogWatcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none_left() -> None:
-        raise OSError(errno.EMFILE, "inotify instance limit reached")
-
-    monkeypatch.setattr("watchdog.observers.Observer", none_left)
-    path, wake = tmp_path / "log", asyncio.Event()
-    with watcher.follow(path, wake):
+    before = asyncio.all_tasks()
+    with followed(path, first), followed(path, second):
         path.write_bytes(b"one\n")
-        await asyncio.wait_for(wake.wait(), 10)
-
-
-async def test_a_follower_that_cannot_begin_leaves_nothing(
-    tmp_path: Path, watcher: LogWatcher
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(FileExistsError), watcher.follow(tmp_path / "file" / "log", asyncio.Event()):
-        pass
-    assert watcher._followers == {}
+        await asyncio.wait_for(asyncio.gather(first.wait(), second.wait()), 10)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before

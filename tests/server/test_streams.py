@@ -25,7 +25,6 @@ from openenvd.server.api.dependencies import Dependencies
 from openenvd.server.api.streams import Position, RequestStream, everything_stream, wait_until_final
 from openenvd.server.dispatch.submission import Submitter
 from openenvd.server.events.bus import EventBus
-from openenvd.server.events.log_files import LogWatcher
 from openenvd.server.settings import Paths, Settings
 
 from .conftest import WAIT_SECONDS
@@ -34,20 +33,17 @@ Json = dict[str, Any]
 
 
 @pytest.fixture
-async def deps(paths: Paths, store: AsyncStore, bus: EventBus) -> AsyncIterator[Dependencies]:
+async def deps(paths: Paths, store: AsyncStore, bus: EventBus) -> Dependencies:
     """The deps that streams use; nothing of them asks the executor."""
-    logs = LogWatcher(asyncio.get_running_loop())
     nobody = cast(Any, None)
     parts = {
         "paths": paths,
         "store": store,
         "bus": bus,
-        "logs": logs,
         "submitter": Submitter(store, nobody, bus, Settings()),
         "stopping": asyncio.Event(),
     }
-    yield cast(Dependencies, SimpleNamespace(**parts))
-    logs.close()
+    return cast(Dependencies, SimpleNamespace(**parts))
 
 
 @pytest.fixture

@@ -46,6 +46,6 @@ async def test_a_daemon_stops_when_a_vital_thread_dies(
 
 async def test_a_daemon_goes_on_without_a_thread_that_is_not_vital(daemon: Daemon) -> None:
     daemon.watch_threads()
-    run_until_it_fails("log-watcher")
+    run_until_it_fails("lag-watchdog")
     await asyncio.sleep(0.05)
     assert not daemon.stopping.is_set()

@@ -25,7 +25,6 @@ from openenvd.system import disk_space
     [
         (errno.ENOSPC, os.strerror(errno.ENOSPC), True),
         (errno.EDQUOT, os.strerror(errno.EDQUOT), True),
-        (errno.ENOSPC, "inotify watch limit reached", False),
         (errno.EACCES, os.strerror(errno.EACCES), False),
     ],
 )
