@@ -18,8 +18,7 @@ from ...system.hidden_values import redact
 from ..records import Environment, Generation, Json
 from ..sql import statements
 from ..sql.rows import GENERATIONS, REQUESTS
-from ..states import EnvironmentState, GenerationState, RequestState
-from ..transitions import may_follow_generation
+from ..states import EnvironmentState, GenerationState, RequestState, may_follow_generation
 
 KEPT = 20  # of each environment: the newest
 _EVERY = 2**31  # beyond every number

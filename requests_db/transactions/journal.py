@@ -21,8 +21,7 @@ from sqlalchemy import Connection
 from ..records import Event, Json, Request
 from ..sql import prepared, statements
 from ..sql.rows import to_json
-from ..states import RequestState
-from ..transitions import check_transition
+from ..states import RequestState, check_transition
 
 REQUEST_STATE = "request.state"
 REQUEST_PROGRESS = "request.progress"

@@ -15,8 +15,7 @@ from sqlalchemy import Connection
 from ..records import Event, Generation, Json, Replica, RequestError
 from ..sql import statements
 from ..sql.rows import ENVIRONMENTS, REPLICAS
-from ..states import EnvironmentState, GenerationState, ReplicaState
-from ..transitions import UPDATABLE, may_follow
+from ..states import UPDATABLE, EnvironmentState, GenerationState, ReplicaState, may_follow
 from . import generations
 from .journal import ENVIRONMENT_STATE, GENERATION_STATE, REPLICA_STATE, Journal
 

@@ -29,8 +29,7 @@ from ..results import (
 )
 from ..sql import prepared, statements
 from ..sql.rows import ENVIRONMENTS, GENERATIONS, REQUESTS, insert_values, new_request
-from ..states import EnvironmentState, GenerationState, RequestState, Schedule
-from ..transitions import SERVING, UPDATABLE
+from ..states import SERVING, UPDATABLE, EnvironmentState, GenerationState, RequestState, Schedule
 from . import generations
 from .journal import ENVIRONMENT_STATE, Journal
 from .observing import set_environment_state

@@ -14,26 +14,17 @@ from ...system.loop_lag import LagSnapshot
 from ...system.prometheus import metric_family
 from ..dispatch.dispatcher import Dispatcher
 
-# Name, key in what a replica says of itself, help, kind.
+# Name, key in what a replica says of itself, help; a name that ends so is a counter.
+_COUNTED = "_total"
 _OF_REPLICAS = (
-    ("max_sessions", "max_sessions", "Sessions that may be open at once.", "gauge"),
-    ("waiting", "waiting", "Clients that wait for a session.", "gauge"),
-    (
-        "lag_p99_seconds",
-        "lag_p99_seconds",
-        "Event-loop lag of its slowest shard, over a minute.",
-        "gauge",
-    ),
-    (
-        "lag_max_seconds",
-        "lag_max_seconds",
-        "Event-loop lag of its slowest shard, over a minute.",
-        "gauge",
-    ),
-    ("sessions_begun_total", "begun", "Sessions begun.", "counter"),
-    ("sessions_refused_total", "refused", "Sessions refused: there was no room.", "counter"),
-    ("steps_total", "steps", "Calls of step.", "counter"),
-    ("step_timeouts_total", "step_timeouts", "Calls that took too long.", "counter"),
+    ("max_sessions", "max_sessions", "Sessions that may be open at once."),
+    ("waiting", "waiting", "Clients that wait for a session."),
+    ("lag_p99_seconds", "lag_p99_seconds", "Event-loop lag of its slowest shard, over a minute."),
+    ("lag_max_seconds", "lag_max_seconds", "Event-loop lag of its slowest shard, over a minute."),
+    ("sessions_begun_total", "begun", "Sessions begun."),
+    ("sessions_refused_total", "refused", "Sessions refused: there was no room."),
+    ("steps_total", "steps", "Calls of step."),
+    ("step_timeouts_total", "step_timeouts", "Calls that took too long."),
 )
 
 
@@ -98,9 +89,12 @@ def _capacity_families(served: Sequence[tuple[dict[str, str], Json]]) -> list[st
     """
     families = [
         metric_family(
-            f"openenvd_replica_{name}", text, [(each, c[key]) for each, c in served], kind
+            f"openenvd_replica_{name}",
+            text,
+            [(each, capacity[key]) for each, capacity in served],
+            "counter" if name.endswith(_COUNTED) else "gauge",
         )
-        for name, key, text, kind in _OF_REPLICAS
+        for name, key, text in _OF_REPLICAS
     ]
     states = [
         (each | {"state": state}, count)

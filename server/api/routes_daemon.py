@@ -18,8 +18,7 @@ from ...requests_db.sql import queries
 from ...requests_db.states import RequestState
 from .dependencies import Dependencies, Injected
 from .metrics import render_metrics
-from .pending_reasons import reasons
-from .retries import retries
+from .request_notes import reasons, retries
 from .routes_environments import environment_views
 from .views import daemon_view, request_view
 

@@ -16,8 +16,7 @@ from ...requests_db.sql import queries
 from ...requests_db.states import RequestState
 from ..dispatch.submission import CHANGING, Submission
 from .dependencies import Dependencies, Injected
-from .pending_reasons import reason_when_new, reasons
-from .retries import retries
+from .request_notes import reason_when_new, reasons, retries
 from .schemas import Retry, Submit, submit_union
 from .streams import (
     Position,

@@ -26,7 +26,7 @@ from ...system.hidden_values import hide_credentials, hide_values, redact, secre
 from ...system.loop_lag import LagSnapshot
 from ...system.request_origin import is_loopback
 from ...system.units import MB
-from ..dispatch.oom_policy import is_over_session_limit, more_memory_after
+from ..dispatch.outcomes import is_over_session_limit, more_memory_after
 from ..dispatch.running import label_of
 from ..reconcile.replica_watch import WAITING
 
@@ -52,7 +52,7 @@ def request_view(
     Args:
         request: The request.
         pending_reason: Why a pending one does not run yet.
-        retried: The last death after which it was queued again (`retries.py`).
+        retried: The last death after which it was queued again (`request_notes.py`).
     """
     return short_request_view(request) | {
         "payload": redact(request.payload),

@@ -62,7 +62,7 @@ Kinds, and the fields of their entities (times are seconds since the epoch, size
                             the history of `GET /v1/rollouts/{id}`
 
 How a source registers itself: a class with `async def refresh(self, state, turn)`
-(`sources/base.py`) and a line in `sources/__init__.py`. It is called in turns: after events, at
+(`Source` of `live_state.py`) and a line in `sources/__init__.py`. It is called in turns: after events, at
 most four times a second, and once a second (`turn.is_tick`); never while nobody looks.
 `turn.is_first` asks for everything.
 A source does not block the loop: what reads files goes through `asyncio.to_thread`.

@@ -25,8 +25,7 @@ from fastapi.sse import ServerSentEvent
 from ..api.dependencies import Dependencies
 from ..events.bus import Subscription
 from .followed_log import FollowedLog
-from .live_state import LiveState
-from .sources.base import Source, Turn
+from .live_state import LiveState, Source, Turn
 
 TICK_SECONDS = 0.7  # between two looks at what no event tells of, such as the death of a shard
 PAUSE_SECONDS = 0.25  # between two turns, however much happens

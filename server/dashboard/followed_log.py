@@ -101,50 +101,34 @@ async def open_log(
             await log.show(path, REQUEST_LINES)
             stack.enter_context(followed(path, wake))
         elif kind == "environments":
-            shown = _ShownReplica(deps, key, log, wake)
-            stack.callback(shown.close)
-            await shown.look()
-            stack.callback(asyncio.create_task(shown.keep_looking()).cancel)
+            opened = asyncio.Event()
+            showing = asyncio.create_task(_show_what_serves(deps, key, log, wake, opened))
+            stack.callback(showing.cancel)
+            await opened.wait()
         yield log
 
 
-class _ShownReplica:
-    """Chooses the log of an environment, and chooses again when its replica serves no more."""
-
-    def __init__(
-        self, deps: Dependencies, name: str, log: FollowedLog, wake: asyncio.Event
-    ) -> None:
-        self._deps = deps
-        self._name = name
-        self._log = log
-        self._wake = wake
-        self._path: Path | None = None
-        self._following = ExitStack()
-
-    async def keep_looking(self) -> None:
-        """Look again and again."""
+async def _show_what_serves(
+    deps: Dependencies, name: str, log: FollowedLog, wake: asyncio.Event, opened: asyncio.Event
+) -> None:
+    """Show the log of a replica that serves, and another's when that serves no more."""
+    path: Path | None = None
+    with ExitStack() as following:
         while True:
+            try:
+                environment = await deps.submitter.environment(name)
+                found = await shown_log(deps, environment, log.file)
+                if found is not None and found != path:
+                    path = found
+                    await log.show(path, ENVIRONMENT_LINES)
+                    following.close()
+                    following.enter_context(followed(path, wake))
+                    wake.set()
+            except ApiError:
+                pass
+            finally:
+                opened.set()
             await asyncio.sleep(LOOK_SECONDS)
-            await self.look()
-
-    async def look(self) -> None:
-        """Show another log, if there is one to be shown."""
-        try:
-            environment = await self._deps.submitter.environment(self._name)
-        except ApiError:
-            return
-        path = await shown_log(self._deps, environment, self._log.file)
-        if path is None or path == self._path:
-            return
-        await self._log.show(path, ENVIRONMENT_LINES)
-        self._path = path
-        self._following.close()
-        self._following.enter_context(followed(path, self._wake))
-        self._wake.set()
-
-    def close(self) -> None:
-        """Follow nothing any more."""
-        self._following.close()
 
 
 def _event(text: str, log: LogFile | None, *, is_first: bool = False) -> ServerSentEvent:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LiveState`: entities by kind and id, rendered once, and what changed of them for each viewer."""
+"""`LiveState`: entities by kind and id, rendered once, and what changed of them for each viewer.
+
+`Source` is what the feed asks of what reads a part of the daemon.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import orjson
 from fastapi.sse import ServerSentEvent
 
+from ...requests_db.records import Event
 from ..api.streams import sse
 
 MAX_WAITING_CHARACTERS = 1_000_000  # for one viewer that does not read
@@ -133,6 +138,27 @@ class LiveState:
             each.clear()
         self._snapshot = None
         self._is_filled = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Why the sources are asked to look."""
+
+    now: float  # since the epoch
+    events: tuple[Event, ...] = ()  # since the last turn
+    is_tick: bool = False  # a second has passed
+    is_first: bool = False  # look at everything: nothing is known, or events were dropped
+
+    def has(self, kind: str) -> bool:
+        """Whether such an event has happened, or may have."""
+        return self.is_first or any(event.kind == kind for event in self.events)
+
+
+class Source(Protocol):
+    """Reads parts of the daemon, and puts what they are now as entities."""
+
+    async def refresh(self, state: LiveState, turn: Turn) -> None:
+        """Put what has changed."""
 
 
 def _event(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of the page, as Starlette serves them; each is compressed once.
+"""The files of the page, as Starlette serves and compresses them.
 
 A browser keeps them, and asks each time whether it has the newest (`ETag`). `version_of_files` goes
 out with the stream, so that a page of other files than the daemon's loads itself again.
@@ -7,15 +7,12 @@ out with the stream, so that a page of other files than the daemon's loads itsel
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
-from functools import lru_cache
 from pathlib import Path
 
-from starlette.datastructures import Headers
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -52,23 +49,12 @@ class PageFiles(StaticFiles):
     ) -> Response:
         """Answer with a file, or that the browser has it."""
         response = super().file_response(full_path, stat_result, scope, status_code)
-        accepts = Headers(scope=scope).get("accept-encoding", "")
-        if isinstance(response, FileResponse) and "gzip" in accepts:
-            body = _compressed(os.fspath(full_path), stat_result.st_mtime_ns)
-            headers = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-            headers["ETag"] = response.headers["ETag"]
-            response = Response(body, status_code, headers, response.media_type)
         response.headers.update({**SECURITY_HEADERS, "Cache-Control": "no-cache"})
         return response
 
 
-@lru_cache(maxsize=128)  # a file that changed at another time is another one
-def _compressed(path: str, changed_at: int) -> bytes:
-    return gzip.compress(Path(path).read_bytes())
-
-
 class Compressed:
-    """ASGI middleware: compresses other answers below these paths, the dashboard's stream too."""
+    """ASGI middleware: compresses the page, and answers below these paths, streams too."""
 
     def __init__(self, app: ASGIApp, paths: tuple[str, ...]) -> None:
         self._app = app
@@ -77,7 +63,8 @@ class Compressed:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the call."""
-        is_ours = scope["type"] == "http" and scope["path"].startswith(self._paths)
+        path = scope["path"] if scope["type"] == "http" else ""
+        is_ours = path == "/" or path.startswith(self._paths)
         await (self._compressed if is_ours else self._app)(scope, receive, send)
 
 

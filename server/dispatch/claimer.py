@@ -33,7 +33,7 @@ from ...requests_db.sql.rows import arrival_of
 from ...requests_db.states import ErrorKind, Schedule
 from ...requests_db.transactions import dispatching
 from .memory_estimates import asked_bytes
-from .oom_policy import payload_of
+from .outcomes import payload_of
 from .recorder import Ended, Recorder
 from .request_traces import WaitReason
 from .running import DispatchContext, label_of, log_fields

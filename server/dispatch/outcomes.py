@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns executor events into recorded outcomes and messages for users. Pure functions."""
+"""What is recorded and told of a request that ended, and whether it runs again. Pure.
+
+Of one that was killed for memory: how much more it is to have, the story, and what to try.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ...executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
 from ...processes.exits.exit_reason import ExitKind, ExitReason
 from ...processes.resources.pids_limit import HINT, tells_no_room
-from ...requests_db.records import Outcome, RequestError
+from ...requests_db.records import Environment, Json, Outcome, Request, RequestError, Retry
 from ...requests_db.states import ErrorKind, RequestState
-from .oom_policy import FailureContext, advice, reason_of, story
+from ...system.units import MB
 
 FinalEvent = Succeeded | Raised | Died | Cancelled
 
@@ -27,6 +33,157 @@ _HINT_OF_KIND = {
 
 # Hints for operations whose next run continues where this one stopped.
 _RESUMES = {"rollout": "finished episodes are kept: the same command plays the missing ones"}
+_GROWTH = 2  # how much more the next attempt is given
+_PLURALS = {"launch": "launches"}
+
+
+@dataclass(frozen=True, slots=True)
+class FailureContext:
+    """What the dispatcher knows of a request that ended. Sizes in bytes."""
+
+    request: Request
+    label: str
+    peaks: Sequence[int] = ()  # of earlier runs of the same
+    long_running: int = 1  # LONG requests that ran, this one included
+    budget_bytes: int = 0  # of all workers together
+
+
+def more_memory(reason: ExitReason, budget_bytes: int) -> int | None:
+    """What the next attempt should be given; None when it had all there is."""
+    had = reason.limit_bytes or reason.peak_bytes or 0
+    if had >= budget_bytes:
+        return None
+    return min(budget_bytes, max(had * _GROWTH, reason.peak_bytes or 0))
+
+
+def reason_of(event: object) -> ExitReason | None:
+    """The death that ended a request: of its worker, or of a replica that it was starting."""
+    match event:
+        case Died():
+            return event.exit
+        case Raised() if event.error.evidence is not None:
+            # A foreign error's evidence may look alike.
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                return ExitReason.from_json(event.error.evidence)
+    return None
+
+
+def retry_of(event: Died | Raised, known: FailureContext) -> Retry | None:
+    """The request's next attempt, when it asked for one and may have it."""
+    request, reason = known.request, reason_of(event)
+    if reason is None or not reason.is_oom:
+        return None
+    if not (request.retry_oom and request.attempts < request.max_attempts):
+        return None
+    memory = more_memory(reason, known.budget_bytes)
+    if memory is None:
+        return None
+    attempt = f"attempt {request.attempts + 1} of {request.max_attempts}"
+    message = f"{what_happened(event)}; it runs again with {memory / MB:.0f} MB ({attempt})"
+    return Retry(request.id, event.at, memory, message)
+
+
+def payload_of(request: Request) -> Json:
+    """What the request's operation is given. Of a retry, replicas may hold more as well."""
+    if request.memory_bytes is None or request.payload.get("memory_mb") is None:
+        return request.payload
+    return {**request.payload, "memory_mb": math.ceil(request.memory_bytes / MB)}
+
+
+def what_happened(event: Died | Raised) -> str:
+    """`worker long-3 (pid 41233) was killed by the kernel at 251 MB; …`."""
+    if isinstance(event, Raised):
+        return event.error.message.partition("\n")[0].partition("; its last lines:")[0]
+    return f"worker {event.worker} (pid {event.exit.pid}) {event.exit.sentence()}"
+
+
+def story(event: Died, known: FailureContext) -> str:
+    """What happened, what ran, for how long, and what it used to need."""
+    ran = f"It was running `{known.label}`"
+    if event.exit.seconds is not None:
+        ran += f" for {event.exit.seconds:.1f} s"
+    lines = [f"{what_happened(event)}.", f"{ran}."]
+    if known.peaks:
+        lines[-1] += f" {_peak_of_the_last(known)}"
+    if known.request.retry_oom and known.request.attempts > 1:
+        lines.append(f"It was attempt {known.request.attempts} of {known.request.max_attempts}.")
+    return "\n".join(lines)
+
+
+def advice(event: Died | Raised, known: FailureContext) -> str:
+    """The commands to try, beginning with `openenv`."""
+    reason = reason_of(event)
+    memory = None if reason is None else more_memory(reason, known.budget_bytes)
+    tips = [] if memory is None else [_with_more(known.request, memory)]
+    if known.long_running > 1 and isinstance(event, Died):  # a replica has its memory to itself
+        tips.append(f"openenv up --max-long-workers {known.long_running - 1}")
+    if not tips:
+        return "it had all the memory that workers may use: openenv info shows the plan"
+    return "   or fewer at once: ".join(tips)
+
+
+@dataclass(frozen=True, slots=True)
+class MoreMemory:
+    """An update of an environment to more memory; all else of its launch stays as it is."""
+
+    request_id: str  # of its launch
+    limit: str  # which of the launch's limits: `memory_mb` or `session_memory_mb`
+    megabytes: int
+
+    @property
+    def command(self) -> str:
+        """The same in a terminal."""
+        option = self.limit.removesuffix("_mb").replace("_", "-")
+        return f"openenv retry {self.request_id} --{option} {self.megabytes}M"
+
+
+def more_memory_after(
+    environment: Environment, exited: ExitReason, *, is_session: bool = False
+) -> MoreMemory | None:
+    """Return the update to twice what a process of an environment had, or held at most.
+
+    Args:
+        environment: The environment.
+        exited: How its process, which was killed for memory, ended.
+        is_session: Whether the limit was that of an isolated session.
+
+    Returns:
+        None when its launch is not known, or the memory.
+    """
+    had = exited.limit_bytes or exited.peak_bytes
+    if not (environment.request_id and had):
+        return None
+    limit = "session_memory_mb" if is_session else "memory_mb"
+    return MoreMemory(environment.request_id, limit, math.ceil(had * _GROWTH / MB))
+
+
+def is_over_session_limit(shard_exit: Json) -> bool:
+    """Whether it was an isolated session that needed more than `--session-memory`.
+
+    One that was killed for the memory of its whole replica was not.
+    """
+    return bool(
+        shard_exit.get("isolated")
+        and (shard_exit.get("out_of_memory") or shard_exit.get("programs"))
+    )
+
+
+def _with_more(request: Request, memory_bytes: int) -> str:
+    megabytes = memory_bytes // MB
+    if request.operation == "rollout":  # the rest of it is long, and has to be the same
+        return f"the same openenv rollout with --memory {megabytes}M (or --retry-oom)"
+    if request.operation != "launch":
+        return f"openenv up --worker-memory-mb {megabytes}"
+    return f"openenv retry {request.id} --memory {megabytes}M"
+
+
+def _peak_of_the_last(known: FailureContext) -> str:
+    operation, count = known.request.operation, len(known.peaks)
+    which = operation if count == 1 else f"{count} {_PLURALS.get(operation, f'{operation}s')}"
+    return f"Peak of the last {which}: {max(known.peaks) / MB:.0f} MB."
+
+
+# How it ended.
 
 
 def outcome_of(event: FinalEvent, known: FailureContext | None = None) -> Outcome:

@@ -43,8 +43,7 @@ from ...requests_db.states import ErrorKind, RequestState, Schedule
 from ...requests_db.transactions import dispatching
 from ...system.hidden_values import hide_credentials, hide_values, secret_values
 from .memory_estimates import left_bytes
-from .oom_policy import FailureContext, reason_of, retry_of, what_happened
-from .outcomes import FinalEvent, outcome_of
+from .outcomes import FailureContext, FinalEvent, outcome_of, reason_of, retry_of, what_happened
 from .running import DispatchContext, label_of, log_fields
 
 log = logging.getLogger(__name__)

@@ -90,15 +90,16 @@ class Submitter:
         new = _new_request(submission)
         if self.traces is not None:
             new = self.traces.traced(new)
+        changes: dict[str, Any] = {}
         if new.operation == "launch":
-            return await self._write(new, environment=_environment_of(new))
-        if new.operation == "down":
+            changes["environment"] = _environment_of(new)
+        elif new.operation == "down":
             await self._check_can_stop(new)
-            return await self._write(new, stopping=new.environment)
-        if new.operation in CHANGING:
+            changes["stopping"] = new.environment
+        elif new.operation in CHANGING:
             await self.environment(str(new.environment))
-            return await self._write(new, changing=new.environment)
-        return await self._write(new)
+            changes["changing"] = new.environment
+        return await self._write(new, changes)
 
     async def retry(self, request_id: str, limits: Mapping[str, int]) -> Request:
         """Submit a request that has ended once more.
@@ -167,23 +168,15 @@ class Submitter:
         payload = operation.Payload.model_validate(given).model_dump(mode="json")
         await self.submit(Submission(operation, payload))
 
-    async def _write(
-        self,
-        new: NewRequest,
-        *,
-        environment: Environment | None = None,
-        stopping: str | None = None,
-        changing: str | None = None,
-    ) -> Request:
+    async def _write(self, new: NewRequest, changes: dict[str, Any]) -> Request:
+        """Write it; `changes` are those arguments of `submitting.submit`."""
         outcome = await self.store.write(
             submitting.submit,
             new,
-            environment=environment,
             now=time.time(),
             arrival=self.clock.now(),
             max_pending=self.settings.max_pending,
-            stopping=stopping,
-            changing=changing,
+            **changes,
         )
         match outcome:
             case results.Submitted():

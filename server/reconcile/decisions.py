@@ -12,8 +12,13 @@ from __future__ import annotations
 
 from enum import Enum
 
-from ...requests_db.states import EnvironmentState, GenerationState, ReplicaState, RequestState
-from ...requests_db.transitions import UPDATABLE
+from ...requests_db.states import (
+    UPDATABLE,
+    EnvironmentState,
+    GenerationState,
+    ReplicaState,
+    RequestState,
+)
 
 # The operations after whose requests something may be due; a `probe` changes nothing.
 DECISIVE = frozenset({"launch", "down", "scale", "restart"})

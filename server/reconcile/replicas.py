@@ -29,9 +29,14 @@ from ...environments.spec import GRACE_SECONDS
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Generation, Json, Replica, Request, RequestError
 from ...requests_db.sql import queries
-from ...requests_db.states import EnvironmentState, ErrorKind, GenerationState, ReplicaState
+from ...requests_db.states import (
+    SERVING,
+    EnvironmentState,
+    ErrorKind,
+    GenerationState,
+    ReplicaState,
+)
 from ...requests_db.transactions import observing
-from ...requests_db.transitions import SERVING
 from .decisions import observed_state
 from .replica_watch import ReplicaWatch, Responsibility, is_over
 from .status_writer import StatusWriter, Timing
@@ -229,9 +234,6 @@ class ReplicaManager:
     async def _record(self, replica: Replica) -> None:
         """Write how a replica is, and what that makes of its environment."""
         watch = self._watches.get(replica.id)
-        is_drained = (
-            replica.state is ReplicaState.STOPPED and watch is not None and watch.was_drained
-        )
 
         async def write() -> None:
             await self.status.set_replica(replica)
@@ -239,12 +241,8 @@ class ReplicaManager:
                 await self.observe(replica.environment)
 
         await self.status.insist(write)
-        if is_drained:
-            self.tasks.spawn(self._remove(replica), f"remove {replica.id}")
-
-    async def _remove(self, replica: Replica) -> None:
-        """Remove what is left of a replica that has been drained."""
-        await self._stop([Path(replica.run_dir)])
+        if replica.state is ReplicaState.STOPPED and watch is not None and watch.was_drained:
+            self.tasks.spawn(self._stop([Path(replica.run_dir)]), f"remove {replica.id}")
 
     async def _give_up(self, replica: Replica, error: RequestError) -> None:
         """Write why a replica is not started again, and free what it holds."""

@@ -15,6 +15,7 @@ from openenvd.requests_db.records import Environment, Generation, NewRequest, Ou
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import (
+    GENERATION_TRANSITIONS,
     EnvironmentState,
     ErrorKind,
     GenerationState,
@@ -28,7 +29,6 @@ from openenvd.requests_db.transactions import (
     retention,
     submitting,
 )
-from openenvd.requests_db.transitions import GENERATION_TRANSITIONS
 from openenvd.system.hidden_values import REDACTED
 
 E, G = EnvironmentState, GenerationState

@@ -27,13 +27,13 @@ from openenvd.requests_db.results import (
 )
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import (
+    SERVING,
     EnvironmentState,
     GenerationState,
     RequestState,
     Schedule,
 )
 from openenvd.requests_db.transactions import dispatching, observing, submitting
-from openenvd.requests_db.transitions import SERVING
 
 LAUNCH = NewRequest("launch", Schedule.LONG, {"name": "trial"}, environment="trial")
 G = GenerationState

@@ -14,13 +14,16 @@ from openenvd.requests_db.errors import DatabaseError, InvalidTransition
 from openenvd.requests_db.records import Environment, Outcome, Request
 from openenvd.requests_db.sql.rows import ENVIRONMENTS
 from openenvd.requests_db.sql.tables import environments, replicas, requests
-from openenvd.requests_db.states import EnvironmentState, ReplicaState, RequestState, Schedule
-from openenvd.requests_db.transactions import dispatching, observing, submitting
-from openenvd.requests_db.transitions import (
+from openenvd.requests_db.states import (
     ENVIRONMENT_TRANSITIONS,
     REQUEST_TRANSITIONS,
+    EnvironmentState,
+    ReplicaState,
+    RequestState,
+    Schedule,
     check_transition,
 )
+from openenvd.requests_db.transactions import dispatching, observing, submitting
 
 PAIRS = list(product(RequestState, RequestState))
 NAMES = [f"{before}-{after}" for before, after in PAIRS]

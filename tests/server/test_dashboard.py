@@ -30,7 +30,7 @@ from .conftest import WAIT_SECONDS
 
 Json = dict[str, Any]
 MOST_BYTES = 150_000
-LATER = {"charts.js", "json_text.js", "replay.js", "schema_form.js"} | {
+LATER = {"charts.js", "replay.js", "schema_form.js"} | {
     "panels/environment.js",
     "panels/launch.js",
     "panels/request.js",

@@ -12,8 +12,14 @@ from openenvd.executor.messages import Died, Raised, TaskError
 from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.states import RequestState, Schedule
-from openenvd.server.dispatch.oom_policy import FailureContext, advice, more_memory, retry_of, story
-from openenvd.server.dispatch.outcomes import outcome_of
+from openenvd.server.dispatch.outcomes import (
+    FailureContext,
+    advice,
+    more_memory,
+    outcome_of,
+    retry_of,
+    story,
+)
 
 MB = 2**20
 REASON = ExitReason(

@@ -12,7 +12,7 @@ from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.states import Schedule
 from openenvd.requests_db.transactions import dispatching, submitting
-from openenvd.server.api.pending_reasons import MOST_COUNTED, reason_of, reason_of_shortage
+from openenvd.server.api.request_notes import MOST_COUNTED, reason_of, reason_of_shortage
 
 LONG = Schedule.LONG
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sources of the dashboard's entities: each reads a part of the daemon.
 
-    base.py            what the feed asks of each
     machine.py         the daemon, memory, plan and workers
     environments.py    environments, their replicas, and deaths of these
     requests.py        the queue, what runs and what ended lately, and deaths of workers
@@ -16,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...api.dependencies import Dependencies
+from ..live_state import Source
 from ..memory import MemoryHistory
-from .base import Source
 from .environments import EnvironmentSource
 from .machine import MachineSource
 from .requests import RequestSource

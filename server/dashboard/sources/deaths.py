@@ -14,7 +14,7 @@ from ....requests_db.records import Environment, Event, Json, Replica, Request
 from ....requests_db.states import ReplicaState
 from ....system.hidden_values import hide_credentials
 from ...api.views import error_view
-from ...dispatch.oom_policy import MoreMemory, is_over_session_limit, more_memory_after
+from ...dispatch.outcomes import MoreMemory, is_over_session_limit, more_memory_after
 from ...dispatch.running import label_of
 
 _MEMORY = re.compile(r"--memory (\d+)M")

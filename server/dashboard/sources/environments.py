@@ -20,9 +20,8 @@ from ....requests_db.transactions.journal import (
 )
 from ...api.dependencies import Dependencies
 from ...api.views import environment_view
-from ..live_state import LiveState
+from ..live_state import LiveState, Turn
 from ..memory import MemoryHistory
-from .base import Turn
 from .deaths import death_of_replica, death_of_shard
 
 REPORT_SECONDS = 5.0  # between two reports of a replica with something to do (`env_host`)

@@ -7,9 +7,8 @@ from dataclasses import asdict
 
 from ....requests_db.sql import queries
 from ...api.dependencies import Dependencies
-from ..live_state import LiveState
+from ..live_state import LiveState, Turn
 from ..memory import MemoryHistory
-from .base import Turn
 
 ROUNDING_BYTES = 100_000
 _IDENTITY = ("version", "address", "home", "pid", "started_at")

@@ -15,12 +15,10 @@ from ....requests_db.sql import queries
 from ....requests_db.states import ErrorKind, RequestState, Schedule
 from ....requests_db.transactions.journal import REQUEST_PROGRESS, REQUEST_STATE
 from ...api.dependencies import Dependencies
-from ...api.pending_reasons import reason_at
-from ...api.retries import may_have_run_before
+from ...api.request_notes import may_have_run_before, reason_at
 from ...api.routes_daemon import worth_showing
 from ...api.views import short_request_view
-from ..live_state import LiveState
-from .base import Turn
+from ..live_state import LiveState, Turn
 from .deaths import death_of_attempt, death_of_request
 
 MAX_WAITING = 50  # of each schedule

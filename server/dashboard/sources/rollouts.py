@@ -10,8 +10,7 @@ from ....system.hidden_values import hide_credentials
 from ...api.dependencies import Dependencies
 from ...api.routes_rollouts import last_mark, mark_of
 from ...api.views import error_view
-from ..live_state import LiveState
-from .base import Turn
+from ..live_state import LiveState, Turn
 
 KIND = "rollouts"
 MOST_ROLLOUTS = 50

@@ -3,7 +3,6 @@
 
 import { short } from "./charts.js";
 import { h } from "./dom.js";
-import { pretty } from "./json_text.js";
 
 const MOST_KEPT = 200; // steps in memory
 const AHEAD = 8; // steps that are asked for before they are shown
@@ -172,6 +171,10 @@ export function replay(stage, app, rolloutId, episodeId) {
     },
   };
 }
+
+/** JSON as indented text, with lists of numbers and texts on one line; a text in it has no line breaks. */
+const pretty = (value) =>
+  JSON.stringify(value, null, 2).replaceAll(/\[[^[\]{}]*\]/g, (list) => list.replaceAll(/\n */g, " "));
 
 function textBox(name) {
   const text = h("pre", { tabindex: "0", role: "region", "aria-label": name });

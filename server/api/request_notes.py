@@ -1,20 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a pending request does not run yet, as `status` and the views of requests show it.
+"""What the views of requests show that is in no row: why one waits, and what attempts died of.
 
 memory is short for it                    waiting for memory: needs 210 MB, 95 MB free
 it is an update, and the same             …; an update needs memory for both generations at once
 there is room for it and all before it    about to start
 others are before it                      queued behind 70 LONG requests
 no other is before it                     waiting for a LONG worker
+
+A request that was killed for memory and queued again (`--retry-oom`) goes on, and has no error;
+what its attempt died of is in the event log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...requests_db.records import Request
+from ...requests_db.records import Event, Json, Request
 from ...requests_db.sql import queries
 from ...requests_db.states import RequestState, Schedule
+from ...system.hidden_values import hide_credentials
 from .dependencies import Dependencies
 
 MOST_COUNTED = 10_000
@@ -79,3 +83,26 @@ def reason_at(deps: Dependencies, request: Request, ahead: int, room: int) -> st
         return reason_of_shortage(shortage.sentence(), is_update=is_update)
     is_short = claimer.is_short(request.schedule)
     return reason_of(request.schedule, ahead, room=room, is_short=is_short)
+
+
+async def retries(deps: Dependencies, requests: Sequence[Request]) -> dict[str, Json]:
+    """The last such death of each of the requests that had one, by the request's id."""
+    found = {}
+    for request in requests:
+        if may_have_run_before(request):
+            events = await deps.store.read(queries.retries_of(request.id))
+            if events:
+                found[request.id] = retry_view(events[-1])
+    return found
+
+
+def may_have_run_before(request: Request) -> bool:
+    """Whether it is worth asking: an attempt may have died for memory."""
+    attempts = request.attempts + (request.state is RequestState.PENDING)
+    return request.retry_oom and attempts > 1
+
+
+def retry_view(event: Event) -> Json:
+    """One of them: `{"at", "message", "memory_bytes", "error"}`, the memory of what came next."""
+    names = ("message", "memory_bytes", "error")
+    return {"at": event.at, **{name: hide_credentials(event.data.get(name)) for name in names}}
