@@ -7,7 +7,6 @@
        │
        ▼
     transactions/   submitting, dispatching, recovery, retention, observing; the journal of events
-    queue_clock.py  the time by which requests age
     sql/            tables, rows, statements, queries
     connections/    SQLite's settings and errors, the write lock
        │

@@ -30,8 +30,8 @@ from ..requests_db.async_store import AsyncStore
 from ..requests_db.connections.write_connection import WriteConnection
 from ..requests_db.errors import DatabaseError
 from ..requests_db.migrate import open_database
-from ..requests_db.queue_clock import QueueClock
 from ..requests_db.sql import queries
+from ..requests_db.sql.rows import QueueClock
 from ..requests_db.states import Schedule
 from ..requests_db.transactions.recovery import recover
 from ..requests_db.transactions.retention import MAX_ESTIMATES
@@ -84,7 +84,7 @@ async def running_parts(
         store = AsyncStore(paths.database, syncs=settings.syncs)
         _recover(dispatch_store, traces)
         plan, estimates = _learned_plan(limits, settings, dispatch_store)
-        clock = QueueClock(dispatch_store.read(queries.latest_arrival()))
+        clock = QueueClock(dispatch_store.read(queries.LATEST_ARRIVAL))
     dispatcher: Dispatcher
     executor = BurstableExecutor(
         plan,
@@ -147,7 +147,7 @@ async def running_parts(
 
 def _recover(store: WriteConnection, traces: RequestTraces | None) -> None:
     """End what is left of an earlier daemon's workers, and settle their requests."""
-    running = store.read(queries.running())
+    running = store.read(queries.RUNNING)
     workers = [(r.worker_pid, r.worker_started_at) for r in running]
     survivors = sweep_orphans((p, s) for p, s in workers if p is not None and s is not None)
     if survivors:

@@ -51,8 +51,7 @@ from .dashboard.routes import add_dashboard
 from .dispatch.planning import NO_PROCESSES_HINT
 from .errors import DaemonError
 from .home_lock import HomeLock, hold_lock
-from .housekeeping.cleanup import collect_daily
-from .housekeeping.sweep import sweep_regularly
+from .housekeeping.sweep import collect_daily, sweep_regularly
 from .listening import HttpServer, bind, identity_of, write_identity
 from .settings import Given, Paths, Settings
 

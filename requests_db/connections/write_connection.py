@@ -2,7 +2,7 @@
 """`WriteConnection`: a connection that writes, and the lock of all that do.
 
     connection.write(dispatching.claim, schedule, 1, now)      functions of `transactions/`
-    connection.read(queries.running())                         of `sql/queries.py`
+    connection.read(queries.RUNNING)                         of `sql/queries.py`
 
 The connection is opened when first used and again after an error, for whichever single thread uses
 it at the moment. Errors of the driver leave here as ours. Nothing of a transaction that raised has

@@ -52,6 +52,34 @@ class Query(Generic[R]):
         return self.result(prepared.rows(connection, self.statement, self.parameters))
 
 
+# The number of the last event; 0 before the first.
+LAST_SEQ: Query[int] = Query(statements.LAST_EVENT, {}, lambda rows: int(rows[0][0]))
+# The running requests, oldest first.
+RUNNING: Query[list[Request]] = Query(statements.RUNNING_REQUESTS, {}, REQUESTS.read_all)
+# The latest arrival of an unfinished request, on the queue's clock; 0 if there is none.
+LATEST_ARRIVAL: Query[float] = Query(
+    statements.LATEST_ARRIVAL, {}, lambda rows: float(rows[0][0] or 0.0)
+)
+# For how many seconds daemons have run on this database, as it was last noted.
+RUN_SECONDS: Query[float] = Query(statements.RUN_SECONDS, {}, lambda rows: float(rows[0][0]))
+# The launches that failed of environments that are nothing else yet, newest first.
+NEVER_LAUNCHED: Query[list[Request]] = Query(statements.NEVER_LAUNCHED, {}, REQUESTS.read_all)
+# The names of environments that are neither failed nor stopped.
+NAMES: Query[list[str]] = Query(statements.NAMES, {}, lambda rows: [name for (name,) in rows])
+# The generations of all environments that are starting or draining.
+UNSETTLED_GENERATIONS: Query[list[Generation]] = Query(
+    statements.UNSETTLED_GENERATIONS, {}, GENERATIONS.read_all
+)
+# How many requests are in each state; every state is named.
+COUNTS: Query[dict[str, int]] = Query(
+    statements.TALLY, {}, lambda rows: dict(zip(RequestState, rows[0], strict=True))
+)
+# The last event of each request, or of the environment that it launched, by request.
+LAST_EVENTS: Query[dict[str, int]] = Query(
+    statements.LAST_EVENTS, {}, lambda rows: dict(sorted(rows, key=itemgetter(1)))
+)
+
+
 def get(id_or_prefix: str) -> Query[Request | tuple[str, ...]]:
     """The request with this id, or the only one whose id begins so; else the ids that do."""
     wanted = id_or_prefix.lower()
@@ -121,31 +149,6 @@ def retries_of(request_id: str) -> Query[list[Event]]:
     return Query(statements.RETRIES_OF, {"of_request": request_id}, result)
 
 
-def last_seq() -> Query[int]:
-    """The number of the last event; 0 before the first."""
-    return Query(statements.LAST_EVENT, {}, lambda rows: int(rows[0][0]))
-
-
-def last_events() -> Query[dict[str, int]]:
-    """The last event of each request, or of the environment that it launched, by request."""
-
-    def result(rows: list[Row]) -> dict[str, int]:
-        return dict(sorted(rows, key=itemgetter(1)))
-
-    return Query(statements.LAST_EVENTS, {}, result)
-
-
-def counts() -> Query[dict[str, int]]:
-    """How many requests are in each state; every state is named."""
-    names = [state.value for state in RequestState]
-    return Query(statements.TALLY, {}, lambda rows: dict(zip(names, rows[0], strict=True)))
-
-
-def running() -> Query[list[Request]]:
-    """The running requests, oldest first."""
-    return Query(statements.RUNNING_REQUESTS, {}, REQUESTS.read_all)
-
-
 def first_pending(schedule: Schedule, limit: int) -> Query[list[Request]]:
     """The head of the queue: the requests that would be claimed next."""
     parameters = {"of_schedule": schedule.value, "up_to": limit}
@@ -156,16 +159,6 @@ def places(schedule: Schedule, limit: int) -> Query[dict[int, int]]:
     """How many are ahead of each pending request, by its `seq`; of the first `limit`."""
     parameters = {"of_schedule": schedule.value, "up_to": limit}
     return Query(statements.PLACES, parameters, lambda rows: {r[0]: i for i, r in enumerate(rows)})
-
-
-def latest_arrival() -> Query[float]:
-    """The latest arrival of an unfinished request, on the queue's clock; 0 if there is none."""
-    return Query(statements.LATEST_ARRIVAL, {}, lambda rows: float(rows[0][0] or 0.0))
-
-
-def run_seconds() -> Query[float]:
-    """For how many seconds daemons have run on this database, as it was last noted."""
-    return Query(statements.RUN_SECONDS, {}, lambda rows: float(rows[0][0]))
 
 
 def memory_estimates(limit: int) -> Query[list[MemoryEstimate]]:
@@ -184,24 +177,9 @@ def environments(include_stopped: bool = False) -> Query[list[Environment]]:
     return Query(every if include_stopped else others, {}, ENVIRONMENTS.read_all)
 
 
-def never_launched() -> Query[list[Request]]:
-    """The launches that failed of environments that are nothing else yet, newest first."""
-    return Query(statements.NEVER_LAUNCHED, {}, REQUESTS.read_all)
-
-
-def names() -> Query[list[str]]:
-    """The names of environments that are neither failed nor stopped."""
-    return Query(statements.NAMES, {}, lambda rows: [name for (name,) in rows])
-
-
 def generations(environment: str) -> Query[list[Generation]]:
     """The generations of one environment, newest first."""
     return Query(statements.GENERATIONS_OF, {"of_environment": environment}, GENERATIONS.read_all)
-
-
-def unsettled_generations() -> Query[list[Generation]]:
-    """The generations of all environments that are starting or draining."""
-    return Query(statements.UNSETTLED_GENERATIONS, {}, GENERATIONS.read_all)
 
 
 def replicas(environment: str | None = None) -> Query[list[Replica]]:

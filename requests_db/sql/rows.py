@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts between rows and records: a record's field is the column of the same name."""
+"""Converts between rows and records: a record's field is the column of the same name.
+
+And the order of the queue: a request's `rank`, by the clock on which it arrives.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, fields
 from enum import StrEnum
@@ -167,3 +171,21 @@ def insert_values(request: Request) -> Values:
 def arrival_of(request: Request) -> float:
     """When the request arrived, on the queue's clock."""
     return request.rank + PRIORITY_STEP_SECONDS * request.priority
+
+
+class QueueClock:
+    """The time by which pending requests age: seconds that never step. Any thread may ask.
+
+    The wall clock may step, by a day or by years (a laptop that meets its time server), and the
+    monotonic clock begins anew with each boot. So arrivals are monotonic seconds, counted in each
+    life of the daemon from the youngest unfinished request's arrival: a later request never has an
+    earlier arrival, and all that wait age alike. Time without a daemon counts for none of them.
+    """
+
+    def __init__(self, latest_arrival: float = 0.0) -> None:
+        """Goes on from `latest_arrival`, on the clock of an earlier daemon."""
+        self._ahead = latest_arrival - time.monotonic()
+
+    def now(self) -> float:
+        """The arrival of a request that is written now."""
+        return time.monotonic() + self._ahead

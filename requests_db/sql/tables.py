@@ -11,7 +11,7 @@ of failed ones `ix_requests_failed`. Their conditions are literals, because a pl
 bound parameter to them.
 
 `rank` is the place in the queue, smallest first: when the request arrived, on the queue's own clock
-(`queue_clock.py`), moved ahead by `PRIORITY_STEP_SECONDS` for each step of its priority. Since all
+(`rows.py`), moved ahead by `PRIORITY_STEP_SECONDS` for each step of its priority. Since all
 that wait age alike, which is ahead of which never changes, and ageing costs an index instead of a
 sort (`new_request` in `rows.py`).
 

@@ -44,7 +44,7 @@ async def status(deps: Injected) -> Json:
     active = await store.read(queries.list_requests(states=ACTIVE, limit=MAX_ACTIVE))
     ended = [state for state in RequestState if state.is_final]
     latest = await store.read(queries.list_requests(states=ended, limit=LOOKED_AT))
-    failed = await store.read(queries.never_launched())
+    failed = await store.read(queries.NEVER_LAUNCHED)
     recent = worth_showing(latest, failed)
     names = {launch.environment for launch in failed}
     environments = [e for e in await environment_views(deps) if e["name"] not in names]
@@ -122,7 +122,7 @@ async def stop(deps: Injected) -> Json:
 @root.get("/metrics")
 async def metrics(deps: Injected) -> PlainTextResponse:
     """Prometheus' text format."""
-    counts = await deps.store.read(queries.counts())
+    counts = await deps.store.read(queries.COUNTS)
     environments = await environment_views(deps)
     live, executor = deps.reconciler.replicas.live, deps.executor.status()
     lag = deps.lag.snapshot()
@@ -132,6 +132,6 @@ async def metrics(deps: Injected) -> PlainTextResponse:
 
 async def _daemon(deps: Dependencies, environments: list[Json]) -> Json:
     sessions = sum(environment["sessions"] for environment in environments)
-    counts = await deps.store.read(queries.counts())
+    counts = await deps.store.read(queries.COUNTS)
     uptime_seconds = time.monotonic() - deps.began_at
     return daemon_view(deps.identity, uptime_seconds, counts, sessions, deps.lag.snapshot())

@@ -116,8 +116,7 @@ def log_of(
     Raises:
         NotFound: Nothing was printed yet, or there is no such replica, or several have that name.
     """
-    folder = deps.paths.environment_logs / environment.name
-    logs = oldest_first(folder.glob("*.log"), environment.request_id)
+    logs = _logs(deps, environment)
     if replica is not None:
         ids = sorted({*known, *(path.stem for path in logs)})
         named = replicas_named(replica, ids)
@@ -157,9 +156,12 @@ async def shown_log(deps: Dependencies, environment: Environment, shown: str) ->
     """The log to follow: the one of that name while its replica serves, else the youngest's."""
     replicas = await deps.store.read(queries.replicas(environment.name))
     serving = {each.id for each in replicas if each.state is not ReplicaState.DRAINING}
+    return log_to_show(_logs(deps, environment), serving, shown)
+
+
+def _logs(deps: Dependencies, environment: Environment) -> list[Path]:
     folder = deps.paths.environment_logs / environment.name
-    logs = oldest_first(folder.glob("*.log"), environment.request_id)
-    return log_to_show(logs, serving, shown)
+    return oldest_first(folder.glob("*.log"), environment.request_id)
 
 
 def log_to_show(logs: Sequence[Path], serving: Collection[str], shown: str) -> Path | None:

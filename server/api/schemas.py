@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from ...env_host.protocol import LEAST_SESSION_MEMORY_MB
 from ...operations import registry
 from ...operations.base import MAX_SECONDS, Operation
-from ..errors import Invalid
+from ..errors import Invalid, near_matches
 
 _SEE = "GET /openapi.json shows every operation"
 
@@ -90,10 +90,7 @@ def invalid_of(error: Mapping[str, Any]) -> Invalid:
 
 def _unknown_operation(name: str) -> Invalid:
     known = [operation.name for operation in registry.OPERATIONS]
-    from difflib import get_close_matches  # when a name is wrong
-
-    near = get_close_matches(name, known)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(known)}"
+    near, hint = near_matches(name, known, f"there are {', '.join(known)}")
     return Invalid(f"there is no operation {name!r}", hint, field="operation", near=near)
 
 
@@ -104,12 +101,11 @@ def _unknown_field(location: Sequence[int | str]) -> Invalid | None:
             found = next(each for each in registry.OPERATIONS if each.name == operation)
         case _:
             return None
-    from difflib import get_close_matches  # when a name is wrong
-
     fields = list(found.Payload.model_fields)
-    near = [name for name in fields if name.startswith(f"{field}_")]
-    near = near or get_close_matches(field, fields)
-    hint = f"did you mean {' or '.join(near)}?" if near else _SEE
+    begin_so = [name for name in fields if name.startswith(f"{field}_")]
+    near, hint = near_matches(field, fields, _SEE)
+    if begin_so:
+        near, hint = begin_so, f"did you mean {' or '.join(begin_so)}?"
     return Invalid(f"{operation} has no option {field!r}", hint, field=field, near=near)
 
 

@@ -153,7 +153,7 @@ class RequestStream:
         """Yield what a client that reconnects has missed; to a new client, the current state."""
         is_new = not self._position.seq
         if is_new:
-            self._position.seq = await self._deps.store.read(queries.last_seq())
+            self._position.seq = await self._deps.store.read(queries.LAST_SEQ)
         # Looked up after subscribing: a final state in between is in one or the other. And before
         # the events are read: those of a final state are among them.
         self._request = await self._deps.submitter.find(self._request.id)
@@ -190,7 +190,7 @@ async def everything_stream(
 ) -> AsyncIterator[ServerSentEvent]:
     """Yield every event, for a client that shows the whole."""
     with deps.bus.subscribe() as subscription:
-        position.seq = position.seq or await deps.store.read(queries.last_seq())
+        position.seq = position.seq or await deps.store.read(queries.LAST_SEQ)
         yield ServerSentEvent(comment="listening")
         async for page in _missed(deps, position.seq):
             for item in _changes(position, page):

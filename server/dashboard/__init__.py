@@ -62,8 +62,8 @@ Kinds, and the fields of their entities (times are seconds since the epoch, size
                             the history of `GET /v1/rollouts/{id}`
 
 How a source registers itself: a class with `async def refresh(self, state, turn)`
-(`Source` of `live_state.py`) and a line in `sources/__init__.py`. It is called in turns: after events, at
-most four times a second, and once a second (`turn.is_tick`); never while nobody looks.
+(`Source` in `live_state.py`) and a line in `sources/__init__.py`. It is called in turns: after
+events, at most four times a second, and once a second (`turn.is_tick`); never while nobody looks.
 `turn.is_first` asks for everything.
 A source does not block the loop: what reads files goes through `asyncio.to_thread`.
 
@@ -80,14 +80,9 @@ How a part of the page registers itself: a module in `static/panels/` and a line
       },
     };
 
-`app` has `store` (`all(kind)`: Map of id to entity, `one(kind)`, `get(kind, id)`),
-`api(method, path, body)` (JSON in and out; raises an Error with `.message` and `.hint`; every call
-to the daemon goes through it, or through `app.fetch`), `followLog(name, onText)`, `go(hash)`,
-`confirm({title, text, action, danger})` and `ask({…, fields})` (promises), `say(text)` (announced,
-and shown for a while), `submit(operation, payload, options)`, `heading` and `section` (elements).
-`static/dom.js` has `h(tag, attributes, ...children)`, `keyed()` for lists, `table()`, and the
-formats of sizes, durations and times. Trusted Types are required: no `innerHTML`, no inline style
-or script; `element.style.width = …` is allowed. Images come from `data:` and `blob:` alone.
+`app` is described in `static/app.js`; elements and formats are in `static/dom.js`. Trusted Types
+are required: no `innerHTML`, no inline style or script; `element.style.width = …` is allowed.
+Images come from `data:` and `blob:` alone.
 A new module has a line `modulepreload` in `index.html` too, if the overview needs it; pages are
 loaded when they are first shown (`static/later.js`).
 

@@ -98,7 +98,7 @@ class Janitor:
         most_bytes = self._settings.max_logs_mb * MB
         if not ended and sum(log.size_bytes for log in logs) <= most_bytes:
             return
-        last_events = self._store.read(queries.last_events())
+        last_events = self._store.read(queries.LAST_EVENTS)
         with contextlib.suppress(OSError):
             replicas = {path.name for path in self._paths.runs.iterdir()}
             running = self._running.keys() | replicas

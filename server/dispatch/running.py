@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from ...executor.executor import BurstableExecutor
 from ...requests_db.connections.write_connection import WriteConnection
-from ...requests_db.queue_clock import QueueClock
 from ...requests_db.records import Event, NewRequest, Request
+from ...requests_db.sql.rows import QueueClock
 from ...requests_db.states import Schedule
 from ...system.access_tokens import without_token
 from ..settings import Paths, Settings

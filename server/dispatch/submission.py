@@ -24,20 +24,28 @@ from ...operations import registry
 from ...operations.base import Operation
 from ...requests_db import results
 from ...requests_db.async_store import AsyncStore
-from ...requests_db.queue_clock import QueueClock
 from ...requests_db.records import Environment, Generation, Json, NewRequest, Request
 from ...requests_db.sql import queries
+from ...requests_db.sql.rows import QueueClock
 from ...requests_db.states import EnvironmentState, Schedule
 from ...requests_db.transactions import submitting
 from ...system.hidden_values import hide_credentials
-from ..errors import AmbiguousId, CannotChange, Invalid, KeyReused, NameTaken, NotFound, QueueFull
+from ..errors import (
+    AmbiguousId,
+    CannotChange,
+    Invalid,
+    KeyReused,
+    NameTaken,
+    NotFound,
+    QueueFull,
+    near_matches,
+)
 from ..events.bus import EventBus
 from ..settings import Settings
 from .dispatcher import Dispatcher
 from .request_traces import RequestTraces
 from .running import label_of
 
-NEAR_MATCHES = 3
 CHANGING = ("scale", "restart")  # of what serves, by one request at a time
 FROM_SOURCE = ("launch", "build_image")
 _UNDER_WAY = {
@@ -243,16 +251,9 @@ class Submitter:
         """
         environment = await self.store.read(queries.environment(name))
         if environment is None:
-            from difflib import get_close_matches  # when a name is wrong
-
-            names = await self.store.read(queries.names())
-            near = get_close_matches(name, names, NEAR_MATCHES)
-            others = (
-                "openenv status lists them"
-                if names
-                else "none runs; openenv launch SOURCE starts one"
-            )
-            hint = f"did you mean {' or '.join(near)}?" if near else others
+            names = await self.store.read(queries.NAMES)
+            none = "none runs; openenv launch SOURCE starts one"
+            near, hint = near_matches(name, names, "openenv status lists them" if names else none)
             raise NotFound(f"no environment is called {name!r}", hint, near=near)
         return environment
 

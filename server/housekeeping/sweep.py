@@ -13,6 +13,11 @@
 At the start and every few minutes. What looks ownerless may be about to get an owner, so it is
 taken away when two looks in a row have found it so, and a third just before. A process that sees
 another folder at the home's path, in a container, is another home's.
+
+At the start and every day (`collect_daily`) abandoned folders of sockets (`runtime_dir.py`), and
+virtual environments that nothing has used lately (`environments.venv.cleanup`). Requests and logs
+are removed by the dispatcher's `Janitor`, which knows what runs. Nothing waits for any of it: a
+failure is logged, and tried again.
 """
 
 from __future__ import annotations
@@ -29,18 +34,25 @@ from functools import partial
 from pathlib import Path
 
 from ...environments import run_files
-from ...environments.layout import Layout
+from ...environments.layout import Layout, socket_folders_outside
 from ...environments.providers.environment_variables import RUN_DIR_VARIABLE
 from ...environments.providers.ports import renew_reservations
+from ...environments.venv.cleanup import prune_old
+from ...requests_db.async_store import AsyncStore
+from ...requests_db.errors import DatabaseError
+from ...requests_db.sql import queries
 from ...shim.client import clean_up_after_shim, end_group
 from ...shim.files import LOCK_FILE_NAME, RUN_FILE_NAME
 from ...system.cgroups import Cgroup, existing_groups
 from ...system.file_locks import is_locked
 from ...system.process_identity import ProcessIdentity
-from .runtime_dir import has_no_listener
+from ...system.units import MB
+from ..settings import Paths, Settings
+from .runtime_dir import collect_abandoned, has_no_listener
 
 SECOND_LOOK_SECONDS = 5.0
 EVERY_SECONDS = 300.0
+DAY_SECONDS = 86_400.0
 _SHIMS = "shims"  # the cgroup of all shims
 # Named by digests: of a replica, or of an environment and with a number (`Layout.doors`).
 _SOCKET = re.compile(r"[0-9a-f]{16}(-\d+\.door|\.sock|\.admin)")
@@ -219,3 +231,31 @@ def _is_of(group: Cgroup, runs: Path) -> bool:
 def _sees(process: Path, folder: Path) -> bool:
     """Whether a process finds the same folder at its path as we do: not so in a container."""
     return Path(f"{process}/root{folder}").samefile(folder)
+
+
+async def collect_daily(paths: Paths, settings: Settings, store: AsyncStore) -> None:
+    """Clean up now and every day, until cancelled."""
+    while True:
+        try:
+            run_seconds = await store.read(queries.RUN_SECONDS)
+            await asyncio.to_thread(collect, paths, settings, run_seconds)
+        except (OSError, DatabaseError, RuntimeError) as exc:  # the last: no room for a thread
+            log.warning("the daily cleanup failed: %s", exc)
+        await asyncio.sleep(DAY_SECONDS)
+
+
+def collect(paths: Paths, settings: Settings, run_seconds: float) -> None:
+    """Clean up once, when daemons have run for so long; blocks.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    if gone := collect_abandoned(socket_folders_outside()):
+        log.info("removed %d abandoned folders of sockets", len(gone))
+    for venv in prune_old(paths, run_seconds, settings.keep_venv_days * DAY_SECONDS):
+        log.info(
+            "removed the virtual environment of %s, unused for %g days: %.0f MB",
+            venv.project or "an unfinished launch",
+            settings.keep_venv_days,
+            venv.freed_bytes / MB,
+        )

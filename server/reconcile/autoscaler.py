@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...environments.sizing import Decision, Lull, Occupancy, Scaling, decide
+from ...environments.sizing import Lull, Occupancy, Scaling, decide
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Environment
 from ...requests_db.states import ReplicaState
@@ -49,7 +49,6 @@ class _Scaled:
     lull: Lull | None = None
     asked: int | None = None  # how many replicas were asked for, until that request has ended
     timer: asyncio.TimerHandle | None = None
-    look_at: float | None = None  # by the clock, what the timer is for
 
 
 @dataclass(eq=False)
@@ -99,29 +98,20 @@ class Autoscaler:
             return
         now = self.clock()
         decision = decide(seen, known.scaling, known.lull, now)
-        self._remember(name, known, decision, now)
+        known.lull = decision.lull
+        self._look_later(name, known, None if decision.look_at is None else decision.look_at - now)
         if decision.replicas != seen.replicas and self.submit is not None:
             known.asked = decision.replicas
             self.tasks.spawn(self._submit(name, known, seen), f"scale {name}")
 
-    def _remember(self, name: str, known: _Scaled, decision: Decision, now: float) -> None:
-        is_new = known.timer is None or decision.look_at != known.look_at
-        known.lull, known.look_at = decision.lull, decision.look_at
-        if decision.look_at is None and known.timer is not None:
-            known.timer.cancel()
-            known.timer = None
-        elif is_new and decision.look_at is not None:
-            self._look_later(name, known, decision.look_at - now)
-
-    def _look_later(self, name: str, known: _Scaled, seconds: float) -> None:
+    def _look_later(self, name: str, known: _Scaled, seconds: float | None) -> None:
+        """Decide again at that time, and at no other."""
         if known.timer is not None:
             known.timer.cancel()
-        loop = asyncio.get_running_loop()
-        known.timer = loop.call_later(max(0.0, seconds), self._look, name, known)
-
-    def _look(self, name: str, known: _Scaled) -> None:
-        known.timer = None
-        self.note(name)
+            known.timer = None
+        if seconds is not None:
+            loop = asyncio.get_running_loop()
+            known.timer = loop.call_later(max(0.0, seconds), self.note, name)
 
     async def _submit(self, name: str, known: _Scaled, seen: Occupancy) -> None:
         assert self.submit is not None

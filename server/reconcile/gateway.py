@@ -111,7 +111,7 @@ class GatewayManager:
 
     async def status(self) -> Json:
         """What `openenv gateway status` shows; `gateway` is null where none runs."""
-        found = await process_of(self.layout)
+        found = await asyncio.to_thread(process.read_gateway, self.layout)
         if found is None:
             return {"gateway": None}
         shown: Json = {
@@ -163,7 +163,8 @@ class GatewayManager:
     async def _reconcile_insistently(self) -> None:
         while True:
             try:
-                await self._reconcile()
+                async with self._reconciling:  # or what was read earlier might be written later
+                    await self._reconcile()
                 return
             except (DatabaseError, OSError) as exc:
                 log.warning("cannot update the gateway, trying again: %s", exc)
@@ -172,10 +173,6 @@ class GatewayManager:
             await asyncio.sleep(self.timing.retry_seconds)
 
     async def _reconcile(self) -> None:
-        async with self._reconciling:  # or what was read earlier might be written later
-            await self._reconcile_now()
-
-    async def _reconcile_now(self) -> None:
         backends = await self._backends()
         if not backends and await self._stop_if_unused():
             return
@@ -190,7 +187,7 @@ class GatewayManager:
 
     async def _is_wanted(self) -> bool:
         """Whether an environment is behind the gateway, or a generation starts or drains there."""
-        generations = await self.store.read(queries.unsettled_generations())
+        generations = await self.store.read(queries.UNSETTLED_GENERATIONS)
         return any(g.spec.get("gateway") for g in generations) or bool(await self._environments())
 
     async def _environments(self) -> list[Environment]:
@@ -300,7 +297,7 @@ class GatewayManager:
 
     async def _follow_process(self) -> None:
         """Watch the process of the gateway that a launch has started by now."""
-        found = await process_of(self.layout)
+        found = await asyncio.to_thread(process.read_gateway, self.layout)
         if found is None:
             return
         if self._watch is not None:
@@ -413,15 +410,10 @@ def _is_reached(backend: Backend | None, seen: Seen) -> bool | None:
 
 def _has_left(backend: Backend | None, seen: Seen) -> bool | None:
     """Whether Envoy sends nothing new to what is to drain, or does not answer; None: not yet."""
-    to_drain = _to_drain(backend, seen or [])
-    return True if all(each.is_draining for each in to_drain) else None
-
-
-def _to_drain(backend: Backend | None, seen: list[EndpointStatus]) -> list[EndpointStatus]:
-    """Return what Envoy knows of replicas that are not to take sessions."""
-    endpoints = () if backend is None else backend.endpoints
-    taking = {each.address for each in endpoints if not each.is_draining}
-    return [] if backend is None else [each for each in seen if each.address not in taking]
+    if backend is None:
+        return True
+    taking = {each.address for each in backend.endpoints if not each.is_draining}
+    return True if all(e.is_draining for e in seen or () if e.address not in taking) else None
 
 
 def _statuses(layout: Layout) -> Seen:
@@ -437,11 +429,6 @@ async def _set_soon(written: asyncio.Event) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LOOK_AGAIN_SECONDS):
             await written.wait()
-
-
-async def process_of(layout: Layout) -> Gateway | None:
-    """What was started in this home."""
-    return await asyncio.to_thread(process.read_gateway, layout)
 
 
 def _concerns_environments(events: Iterable[Any]) -> bool:

@@ -64,18 +64,10 @@ Failure cases:
 * An engine does not answer: its replicas stay as they were; what is to be stopped there is, later.
 * A `down` fails, or its worker is killed: what is left is stopped here.
 * A launch ends after its environment was taken down: what it left is stopped.
+* A run file is damaged, or another version's: its replica goes on unwatched, its environment is
+  DEGRADED and says why; a `down` ends it (`environments/run_files.py`).
 
-Everything here runs on the daemon's loop. Where to look:
-
-    decisions.py         what is due, and the state of an environment: pure
-    work_queue.py        which environments are to be reconciled, one task for each; all tasks
-    replicas.py          all replicas: watched, restarted, stopped
-    autoscaler.py        which environments have too few replicas, or too many
-    successors.py        which replicas are to be replaced before their time limits end them
-    replica_watch.py     one replica, through its shim's socket; whose business a restart is
-    status_writer.py     states, written, published and logged
-    gateway.py           the gateway: its endpoints, its process
-    held_requests.py     what clients ask while no replica takes sessions
+Everything here runs on the daemon's loop.
 """
 
 from __future__ import annotations
@@ -114,15 +106,7 @@ _STATE_OF_STEP = {Step.QUEUED: EnvironmentState.PENDING, Step.STARTING: Environm
 
 
 class Reconciler:
-    """Keeps the tables of environments and replicas up to date, and replicas running.
-
-    Attributes:
-        queue: which environments are to be reconciled.
-        replicas: watches them, restarts them and stops them.
-        autoscaler: has environments scaled by how many sessions they have.
-        successors: has replicas replaced before their time limits end them.
-        gateway: tells it of replicas, restarts it and stops it.
-    """
+    """Keeps the tables of environments and replicas up to date, and replicas running."""
 
     def __init__(
         self, store: AsyncStore, bus: EventBus, paths: Paths, timing: Timing | None = None
@@ -151,7 +135,7 @@ class Reconciler:
         await asyncio.to_thread(renew_reservations, self.replicas.runs)
         await self.replicas.adopt_unknown()
         live = {e.name for e in await self._store.read(queries.environments()) if e.state.is_live}
-        live.update(g.environment for g in await self._store.read(queries.unsettled_generations()))
+        live.update(g.environment for g in await self._store.read(queries.UNSETTLED_GENERATIONS))
         await asyncio.gather(*(self._reconcile_first(name) for name in live))
         await self.replicas.stop_ownerless(live)
         self._tasks.spawn(self._look_for_strays(), "look for strays")

@@ -175,7 +175,8 @@ class ReplicaManager:
         for aside in now.values():
             if aside != before.get(aside.replica_id):
                 extra = {"replica": aside.replica_id, "environment": aside.environment}
-                log.warning("replica %s: %s", aside.replica_id, aside.sentence, extra=extra)
+                text = "replica %s goes on, and is neither watched nor restarted: %s"
+                log.warning(text, aside.replica_id, aside.problem, extra=extra)
         others = {i: a for i, a in self._set_aside.items() if i not in before}
         self._set_aside = others | now
 

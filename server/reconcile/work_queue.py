@@ -112,7 +112,7 @@ class WorkQueue:
     async def _add_all(self, subscription: Subscription) -> None:
         """Events were dropped; their contents are in the tables."""
         subscription.lagged = False  # before the tables are read
-        for name in await self.status.insist(lambda: self.store.read(queries.names())):
+        for name in await self.status.insist(lambda: self.store.read(queries.NAMES)):
             self.add(name, adopt=True)
 
     async def _run(self, name: str) -> None:

@@ -13,7 +13,6 @@ from sqlalchemy import Executable
 
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.errors import InvalidTransition
-from openenvd.requests_db.queue_clock import QueueClock
 from openenvd.requests_db.records import (
     MemoryEstimate,
     Outcome,
@@ -23,7 +22,7 @@ from openenvd.requests_db.records import (
     Retry,
 )
 from openenvd.requests_db.sql import queries, statements
-from openenvd.requests_db.sql.rows import PRIORITY_STEP_SECONDS
+from openenvd.requests_db.sql.rows import PRIORITY_STEP_SECONDS, QueueClock
 from openenvd.requests_db.states import ErrorKind, RequestState, Schedule
 from openenvd.requests_db.transactions import dispatching, submitting
 
@@ -286,11 +285,11 @@ def test_a_step_of_the_wall_clock_changes_no_place_in_the_queue(
 def test_the_queue_clock_goes_on_from_the_youngest_that_is_unfinished(
     make_request: Make, dispatch: WriteConnection
 ) -> None:
-    assert dispatch.read(queries.latest_arrival()) == 0.0
+    assert dispatch.read(queries.LATEST_ARRIVAL) == 0.0
     make_request(arrival=500.5, priority=2)
     make_request(RequestState.RUNNING, arrival=700.5)
     make_request(RequestState.SUCCEEDED, arrival=900.5)
-    latest = dispatch.read(queries.latest_arrival())
+    latest = dispatch.read(queries.LATEST_ARRIVAL)
     assert latest == 700.5
     assert QueueClock(latest).now() >= latest
 

@@ -83,8 +83,8 @@ def test_acknowledged_requests_survive_kill_9(path: Path) -> None:
     with writer.transaction() as connection:
         assert all(isinstance(queries.get(id_).run(connection), Request) for id_ in acknowledged)
         # What was written and not yet acknowledged is there as a whole or not at all.
-        assert queries.counts().run(connection)["PENDING"] - len(acknowledged) in (0, 1)
-        assert queries.last_seq().run(connection) == queries.counts().run(connection)["PENDING"]
+        assert queries.COUNTS.run(connection)["PENDING"] - len(acknowledged) in (0, 1)
+        assert queries.LAST_SEQ.run(connection) == queries.COUNTS.run(connection)["PENDING"]
     writer.close()
     check = sqlite3.connect(path)
     assert check.execute("PRAGMA integrity_check").fetchone() == ("ok",)
@@ -117,7 +117,7 @@ def test_a_transaction_killed_half_way_leaves_nothing(path: Path) -> None:
     writer = WriteConnection(path)
     with writer.transaction() as connection:
         assert queries.list_requests().run(connection) == []
-        assert queries.last_seq().run(connection) == 0
+        assert queries.LAST_SEQ.run(connection) == 0
     writer.close()
 
 
@@ -127,5 +127,5 @@ def test_a_claim_survives_the_end_of_its_connection(
     request = make_request(RequestState.RUNNING)
     dispatch.close()
     other = WriteConnection(path)
-    assert [found.id for found in other.read(queries.running())] == [request.id]
+    assert [found.id for found in other.read(queries.RUNNING)] == [request.id]
     other.close()

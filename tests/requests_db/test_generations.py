@@ -78,10 +78,10 @@ async def test_a_launch_that_failed_is_all_that_is_known_of_its_name_until_the_n
     outcome = Outcome(request_id, RequestState.FAILED, 102.5, error=ERROR)
     dispatch.write(dispatching.record, outcomes=[outcome])
     await goes(store, E.FAILED, 103.5)
-    [failed] = await store.read(queries.never_launched())
+    [failed] = await store.read(queries.NEVER_LAUNCHED)
     assert (failed.id, failed.environment) == (request_id, "trial")
     await launch(store, make_environment(), 104.5)
-    assert await store.read(queries.never_launched()) == []
+    assert await store.read(queries.NEVER_LAUNCHED) == []
 
 
 async def test_a_generation_serves_while_its_environment_is_ready_or_degraded(
@@ -167,7 +167,7 @@ async def test_the_history_goes_with_its_environment(
 ) -> None:
     await launch(store, make_environment())
     await goes(store, E.STOPPED, 2.5)
-    assert dispatch.write(retention.collect_environments, await store.read(queries.last_seq())) == [
+    assert dispatch.write(retention.collect_environments, await store.read(queries.LAST_SEQ)) == [
         "trial"
     ]
     assert await store.read(queries.generations("trial")) == []

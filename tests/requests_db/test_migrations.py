@@ -81,7 +81,7 @@ def test_threads_that_open_at_once_make_one_database(tmp_path: Path) -> None:
         thread.join()
     assert failures == []
     store = WriteConnection(file)
-    assert store.read(queries.running()) == []
+    assert store.read(queries.RUNNING) == []
     store.close()
 
 
@@ -127,6 +127,6 @@ def test_an_up_to_date_database_is_opened_without_alembic_or_the_orm(path: Path)
         "from openenvd.requests_db.connections.write_connection import WriteConnection\n"
         "from openenvd.requests_db.async_store import AsyncStore\n"
         "from openenvd.requests_db.sql import queries\n"
-        f"open_database({str(path)!r}); WriteConnection({str(path)!r}).read(queries.running())"
+        f"open_database({str(path)!r}); WriteConnection({str(path)!r}).read(queries.RUNNING)"
     )
     assert not modules & {"alembic", "sqlalchemy.orm", "sqlalchemy.ext.asyncio"}

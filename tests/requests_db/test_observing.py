@@ -114,11 +114,11 @@ async def test_stopped_environments_are_listed_only_on_request(store: AsyncStore
 async def test_names_lists_environments_that_are_neither_failed_nor_stopped(
     store: AsyncStore,
 ) -> None:
-    assert await store.read(queries.names()) == ["trial"]
+    assert await store.read(queries.NAMES) == ["trial"]
     await store.write(observing.set_environment_state, "trial", EnvironmentState.FAILED, now=200.5)
-    assert await store.read(queries.names()) == []
+    assert await store.read(queries.NAMES) == []
     await store.write(observing.set_environment_state, "trial", EnvironmentState.STOPPED, now=201.5)
-    assert await store.read(queries.names()) == []
+    assert await store.read(queries.NAMES) == []
 
 
 async def test_each_change_of_a_replica_writes_one_event(store: AsyncStore) -> None:

@@ -90,7 +90,7 @@ async def test_every_change_of_state_is_one_event_in_the_order_of_commits(
 async def test_events_resume_after_a_number(store: AsyncStore, make_request: Make) -> None:
     for _ in range(4):
         make_request()
-    last = await store.read(queries.last_seq())
+    last = await store.read(queries.LAST_SEQ)
     assert last == 4
     assert [event.seq for event in await store.read(queries.events_after(2))] == [3, 4]
     assert [event.seq for event in await store.read(queries.events_after(0, limit=2))] == [1, 2]
@@ -113,14 +113,14 @@ async def test_the_newest_events_of_one_request(store: AsyncStore, make_request:
 
 
 async def test_a_new_database_has_no_events(store: AsyncStore) -> None:
-    assert await store.read(queries.last_seq()) == 0
+    assert await store.read(queries.LAST_SEQ) == 0
     assert await store.read(queries.events_after(0)) == []
 
 
 async def test_counts_name_every_state_and_agree_with_the_rows(
     store: AsyncStore, dispatch: WriteConnection, make_request: Make, writer: WriteConnection
 ) -> None:
-    assert await store.read(queries.counts()) == dict.fromkeys(RequestState, 0)
+    assert await store.read(queries.COUNTS) == dict.fromkeys(RequestState, 0)
     for number, state in enumerate(RequestState, 1):
         for _ in range(number):
             make_request(state)
@@ -131,4 +131,4 @@ async def test_counts_name_every_state_and_agree_with_the_rows(
     with writer.transaction() as connection:
         query = select(requests.c.state, func.count()).group_by(requests.c.state)
         real = {row[0]: row[1] for row in connection.execute(query)}
-    assert await store.read(queries.counts()) == dict.fromkeys(RequestState, 0) | real
+    assert await store.read(queries.COUNTS) == dict.fromkeys(RequestState, 0) | real

@@ -39,7 +39,7 @@ def reader_threads() -> list[str]:
 
 async def test_a_read_waits_for_no_writer(store: AsyncStore, writer: WriteConnection) -> None:
     with writer.transaction():
-        assert await store.read(queries.counts()) == dict.fromkeys(RequestState, 0)
+        assert await store.read(queries.COUNTS) == dict.fromkeys(RequestState, 0)
         assert await store.read(queries.list_requests()) == []
 
 
@@ -48,7 +48,7 @@ async def test_a_read_sees_every_acknowledged_write(store: AsyncStore) -> None:
         result = await store.write(submitting.submit, CHECK, now=1.5)
         assert isinstance(result, Submitted)
         assert await store.read(queries.get(result.request.id)) == result.request
-        assert (await store.read(queries.counts()))["PENDING"] == count
+        assert (await store.read(queries.COUNTS))["PENDING"] == count
 
 
 async def test_a_read_leaves_no_snapshot_that_would_hold_up_a_checkpoint(
@@ -72,7 +72,7 @@ async def test_a_reader_cannot_write(reader: Reader) -> None:
 async def test_a_missing_database_is_named_and_not_created(tmp_path: Path) -> None:
     store = AsyncStore(tmp_path / "requests.db")
     with pytest.raises(DatabaseUnwritable, match="cannot be opened"):
-        await store.read(queries.counts())
+        await store.read(queries.COUNTS)
     assert list(tmp_path.iterdir()) == []
     await store.close()
     assert reader_threads() == []
@@ -83,7 +83,7 @@ async def test_a_damaged_database_is_named(tmp_path: Path) -> None:
     file.write_bytes(b"not a database" * 1000)
     store = AsyncStore(file)
     with pytest.raises(DatabaseCorrupt, match="not a SQLite database"):
-        await store.read(queries.counts())
+        await store.read(queries.COUNTS)
     await store.close()
 
 

@@ -62,7 +62,7 @@ def test_running_names_the_workers_of_a_lost_daemon(
     request = make_request(RequestState.RUNNING)
     make_request()
     dispatch.write(dispatching.record, started=[(request.id, "short-1", 4711, 190.5, 201.5)])
-    [found] = dispatch.read(queries.running())
+    [found] = dispatch.read(queries.RUNNING)
     assert (found.id, found.worker, found.started_at) == (request.id, "short-1", 201.5)
     assert (found.worker_pid, found.worker_started_at) == (4711, 190.5)
 

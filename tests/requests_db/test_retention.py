@@ -104,12 +104,12 @@ async def test_events_of_collected_requests_are_removed_and_their_numbers_not_re
     make_request: Make, dispatch: WriteConnection, store: AsyncStore
 ) -> None:
     request = make_request(RequestState.SUCCEEDED)
-    last = await store.read(queries.last_seq())
+    last = await store.read(queries.LAST_SEQ)
     retention.collect(dispatch, old_event(dispatch), KEEP_ALL)
     assert await store.read(queries.get(request.id)) == ()
     assert await store.read(queries.events_after(0)) == []
     newer = make_request()
-    assert await store.read(queries.last_seq()) == last + 1
+    assert await store.read(queries.LAST_SEQ) == last + 1
     assert newer.seq == request.seq + 1
 
 
@@ -155,8 +155,8 @@ async def test_environments_that_ended_long_ago_are_collected_with_their_replica
     environments = await store.read(queries.environments(include_stopped=True))
     assert [environment.name for environment in environments] == ["live", "new"]
     assert [replica.id for replica in await store.read(queries.replicas())] == ["live", "new"]
-    last_events = await store.read(queries.last_events())
-    assert last_events[launches["new"]] == await store.read(queries.last_seq())
+    last_events = await store.read(queries.LAST_EVENTS)
+    assert last_events[launches["new"]] == await store.read(queries.LAST_SEQ)
 
 
 async def test_events_without_a_request_go_by_age(

@@ -73,7 +73,7 @@ async def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(small_disk:
     with pytest.raises(DatabaseFull) as caught:
         dispatch.write(dispatching.claim, Schedule.SHORT, 100, 2.5)
     assert "df -h" in str(caught.value.hint)
-    assert (await store.read(queries.counts()))["PENDING"] == len(queued)  # reading still works
+    assert (await store.read(queries.COUNTS))["PENDING"] == len(queued)  # reading still works
     with pytest.raises(DatabaseFull):
         await store.write(submitting.submit, PAGE_OF_TEXT, now=1.5)
 
@@ -167,7 +167,7 @@ def test_a_folder_is_no_database(tmp_path: Path) -> None:
 def test_a_database_that_was_moved_away_is_named_and_not_made_again(path: Path) -> None:
     store = WriteConnection(path.parent / "gone" / "requests.db")
     with pytest.raises(DatabaseUnwritable, match="cannot be opened"):
-        store.read(queries.running())
+        store.read(queries.RUNNING)
     store.close()
 
 
@@ -261,7 +261,7 @@ def test_another_process_that_holds_the_file_too_long_is_named(
     with holder.begin(), pytest.raises(DatabaseBusy, match="another process"), writer.transaction():
         pass
     with writer.transaction() as connection:
-        assert queries.running().run(connection) == []
+        assert queries.RUNNING.run(connection) == []
     writer.close()
 
 
@@ -284,5 +284,5 @@ def test_a_store_may_be_closed_twice_and_before_it_was_used(path: Path) -> None:
     store = WriteConnection(path)
     store.close()
     store.close()
-    assert store.read(queries.running()) == []
+    assert store.read(queries.RUNNING) == []
     store.close()

@@ -82,7 +82,7 @@ async def test_a_client_that_missed_many_pages_of_events_gets_them_all_and_then_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(streams, "REPLAY_PAGE", 4)
-    seq = await deps.store.read(queries.last_seq())
+    seq = await deps.store.read(queries.LAST_SEQ)
     progress(dispatch, request_of, 10)
     succeed(dispatch, request_of)
     stream = RequestStream(deps, request_of, Position(seq, 0), logs=True)
@@ -116,7 +116,7 @@ async def test_a_new_stream_begins_with_how_things_stand(
 async def test_an_end_between_look_up_and_stream_is_sent(
     deps: Dependencies, dispatch: WriteConnection, request_of: Request
 ) -> None:
-    seq = await deps.store.read(queries.last_seq())
+    seq = await deps.store.read(queries.LAST_SEQ)
     succeed(dispatch, request_of)  # its event is published to nobody
     told = await rest_of(RequestStream(deps, request_of, Position(seq), logs=False).items())
     assert [data["state"] for _, _, data in told] == ["SUCCEEDED"]
@@ -125,7 +125,7 @@ async def test_an_end_between_look_up_and_stream_is_sent(
 async def test_the_log_comes_before_the_end_unfinished_line_and_all(
     deps: Dependencies, dispatch: WriteConnection, request_of: Request
 ) -> None:
-    seq = await deps.store.read(queries.last_seq())
+    seq = await deps.store.read(queries.LAST_SEQ)
     deps.paths.request_log(request_of.id).write_text("one\ntwo")
     succeed(dispatch, request_of)
     told = await rest_of(RequestStream(deps, request_of, Position(seq), logs=True).items())

@@ -79,7 +79,7 @@ class EnvironmentSource:
 
     async def _read(self) -> None:
         read = self._deps.store.read
-        failed = await read(queries.never_launched())  # these are shown as requests
+        failed = await read(queries.NEVER_LAUNCHED)  # these are shown as requests
         never = {request.environment for request in failed}
         found = await read(queries.environments())
         self._environments = [each for each in found if each.name not in never]

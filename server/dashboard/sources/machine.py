@@ -39,7 +39,7 @@ class MachineSource:
             "samples", {str(at): list(use.to_json().values()) for at, use in self._memory.samples}
         )
         state.put("plan", "", executor.plan)
-        counts = await self._deps.store.read(queries.counts())
+        counts = await self._deps.store.read(queries.COUNTS)
         lag = self._deps.lag.snapshot()
         state.put(
             "daemon",

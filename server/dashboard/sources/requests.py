@@ -7,8 +7,7 @@ than one of fifty, whose places are their order. A request that is as it was is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterable
 
 from ....requests_db.records import RETRYING, Event, Json, Request
 from ....requests_db.sql import queries
@@ -63,33 +62,23 @@ class RequestSource:
 
     async def _put_requests(self, state: LiveState) -> None:
         read = self._deps.store.read
-        waiting = [
-            (place, request)
-            for schedule in Schedule
-            for place, request in enumerate(
-                await read(queries.first_pending(schedule, MAX_WAITING))
-            )
-        ]
+        shown: dict[str, Json] = {}
+        for schedule in Schedule:
+            room = self._deps.executor.room(schedule)
+            waiting = await read(queries.first_pending(schedule, MAX_WAITING))
+            for place, request in enumerate(waiting):
+                reason = reason_at(self._deps, request, place, room)
+                shown[request.id] = self._view(request) | {"place": place, "pending_reason": reason}
         running = await read(
             queries.list_requests(states=[RequestState.RUNNING], limit=MAX_RUNNING)
         )
         await self._read_progress(running)
         latest = await read(queries.list_requests(states=_FINAL, limit=LOOKED_AT))
-        failed = await read(queries.never_launched())
-        others = chain(running, worth_showing(latest, failed))
-        shown = dict(self._waiting_views(waiting)) | dict(self._other_views(others))
+        failed = await read(queries.NEVER_LAUNCHED)
+        for request in [*running, *worth_showing(latest, failed)]:
+            shown[request.id] = self._with_progress(request)
         self._views = {key: view for key, view in self._views.items() if key in shown}
         state.replace("requests", shown)
-
-    def _waiting_views(self, waiting: Iterable[tuple[int, Request]]) -> Iterator[tuple[str, Json]]:
-        room = {schedule: self._deps.executor.room(schedule) for schedule in Schedule}
-        for place, request in waiting:
-            reason = reason_at(self._deps, request, place, room[request.schedule])
-            yield request.id, self._view(request) | {"place": place, "pending_reason": reason}
-
-    def _other_views(self, requests: Iterable[Request]) -> Iterator[tuple[str, Json]]:
-        for request in requests:
-            yield request.id, self._with_progress(request)
 
     def _put_progress(self, state: LiveState, events: Iterable[Event]) -> None:
         for event in events:

@@ -46,10 +46,10 @@ export const environmentActions = {
   },
 };
 
-export async function cancel(app, request) {
+export async function cancel(app, request, lost = "what it has done so far is lost") {
   const isSure = await app.confirm({
     title: `Cancel ${request.label}?`,
-    text: request.state === "RUNNING" ? "It is running: what it has done so far is lost." : "It has not begun.",
+    text: request.state === "RUNNING" ? `It is running: ${lost}.` : "It has not begun.",
     action: "Cancel it", danger: request.state === "RUNNING",
   });
   if (isSure) await doing(app, `Cancelled ${request.label}`, () => app.api("POST", `/v1/requests/${request.id}/cancel`));

@@ -1,21 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Charts of our own, in SVG: lines over time, and a histogram. Each says in words what it shows.
 
-import { number } from "./dom.js";
+import { number, svg } from "./dom.js";
 
 const WIDTH = 420;
 const HEIGHT = 125;
 const EDGE = { left: 46, right: 10, top: 10, bottom: 22 };
-const NAMESPACE = "http://www.w3.org/2000/svg";
-
-function svg(tag, attributes, ...children) {
-  const element = document.createElementNS(NAMESPACE, tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    element.setAttribute(name, value);
-  }
-  element.append(...children);
-  return element;
-}
 
 /** A number with about three digits: 0.123, 12.3, 1,230, 45.6k. */
 export function short(value) {

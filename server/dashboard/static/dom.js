@@ -15,6 +15,14 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** The same of a drawing, by attributes alone. */
+export function svg(tag, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
 /** Set the text of an element, if it is another. */
 export function text(element, value) {
   const wanted = String(value ?? "");

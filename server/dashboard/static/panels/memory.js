@@ -1,26 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory as one bar, and over the last hour.
 
-import { attribute, h, number, size, text } from "../dom.js";
+import { attribute, h, number, size, svg, text } from "../dom.js";
 
 const PARTS = [
   ["daemon", "Daemon"], ["zygote", "Zygote"], ["workers", "Workers"], ["replicas", "Replicas"],
   ["other", "Other programs"], ["reserve", "Reserve"], ["free", "Free"],
 ];
 const HOUR_SECONDS = 3600;
-const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 600;
 const HEIGHT = 60;
 // Places in a sample: limit, daemon, zygote, workers, replicas, other, reserve, free.
 const DRAWN = [["ours", [1, 2, 3]], ["replicas", [4]]];
 const HEADROOM = 1.15;
 const used = (sample) => sample[1] + sample[2] + sample[3] + sample[4];
-
-const svg = (tag, attributes) => {
-  const element = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  return element;
-};
 
 /** Areas above each other; a point for each sample. */
 function areas(samples, now, most) {

@@ -5,6 +5,7 @@
 //   #/rollouts/<id>                one: figures, charts, its finished episodes
 //   #/rollouts/<id>/<episode>      the same, with that episode below
 
+import { cancel } from "../actions.js";
 import { histogramChart, lineChart, short } from "../charts.js";
 import { age, duration, h, keyed, state, table, text } from "../dom.js";
 import { replay } from "../replay.js";
@@ -12,6 +13,7 @@ import { replay } from "../replay.js";
 const MOST_MARKS = 600; // of the charts
 const EPISODES_A_PAGE = 25;
 const LEAST_SECONDS = 2; // between two looks into the folder
+const KEPT = "finished episodes are kept; the same command plays the missing ones";
 const COST_SHARE = 10; // and at least so many times what the last look took
 
 export default {
@@ -178,7 +180,7 @@ function makeHead(app) {
   const what = h("p", { class: "quiet" });
   const link = h("a", {}, "Its request and log");
   const error = h("p", { class: "problem" });
-  const stop = h("button", { type: "button", class: "danger", onclick: () => cancelIt(app, shown) }, "Cancel");
+  const stop = h("button", { type: "button", class: "danger", onclick: () => cancel(app, { ...shown, label: "this rollout" }, KEPT) }, "Cancel");
   const element = h("div", { class: "rollout-head" }, what, h("p", { class: "actions" }, badge, link, stop), error);
   let shown = null;
   element.update = (rollout) => {
@@ -191,15 +193,6 @@ function makeHead(app) {
     error.hidden = !rollout.error;
   };
   return element;
-}
-
-async function cancelIt(app, rollout) {
-  const isSure = await app.confirm({
-    title: "Cancel this rollout?",
-    text: "Finished episodes are kept; the same command plays the missing ones.",
-    action: "Cancel it", danger: true,
-  });
-  if (isSure) app.api("POST", `/v1/requests/${rollout.id}/cancel`).catch((error) => app.say(error.message));
 }
 
 function tilesOf(rollout, marks) {
