@@ -151,16 +151,6 @@ GENERATION_TRANSITIONS: Mapping[GenerationState, frozenset[GenerationState]] = {
 }
 
 
-def may_follow_generation(before: GenerationState, after: GenerationState) -> bool:
-    """Whether a generation may go from `before` to `after`."""
-    return after in GENERATION_TRANSITIONS[before]
-
-
-def may_follow(before: EnvironmentState, after: EnvironmentState) -> bool:
-    """Whether an environment may go from `before` to `after`."""
-    return after in ENVIRONMENT_TRANSITIONS[before]
-
-
 def check_transition(request_id: str, before: RequestState, after: RequestState) -> None:
     """Refuse a transition of a request that the table does not list.
 

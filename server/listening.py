@@ -3,18 +3,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from uvicorn.config import Config
 
 from .. import __version__
 from ..env_host.serving.event_driven import EventDrivenServer
+from ..shim.files import write_json
 from ..system import installation
 from ..system.connection_limit import connections_within
 from ..system.http_limits import HttpTiming
@@ -114,7 +113,7 @@ def write_identity(paths: Paths, identity: dict[str, Any]) -> str:
     """
     try:
         token = ensure_token(paths.token)
-        _write_private(paths.daemon_file, identity)
+        write_json(str(paths.daemon_file), identity)
     except OSError as exc:
         raise state_unwritable(paths, exc) from exc
     return token
@@ -155,10 +154,3 @@ def _who_listens(port: int) -> str:
     if holder is None:
         return "another process listens there"
     return f"pid {holder.pid} ({name_of(holder)}) listens there"
-
-
-def _write_private(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.touch(mode=0o600)
-    temporary.write_text(json.dumps(content))
-    temporary.replace(path)

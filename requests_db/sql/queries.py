@@ -72,7 +72,9 @@ UNSETTLED_GENERATIONS: Query[list[Generation]] = Query(
 )
 # How many requests are in each state; every state is named.
 COUNTS: Query[dict[str, int]] = Query(
-    statements.TALLY, {}, lambda rows: dict(zip(RequestState, rows[0], strict=True))
+    statements.TALLY,
+    {},
+    lambda rows: {s.value: count for s, count in zip(RequestState, rows[0], strict=True)},
 )
 # The last event of each request, or of the environment that it launched, by request.
 LAST_EVENTS: Query[dict[str, int]] = Query(

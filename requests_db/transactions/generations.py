@@ -18,7 +18,7 @@ from ...system.hidden_values import redact
 from ..records import Environment, Generation, Json
 from ..sql import statements
 from ..sql.rows import GENERATIONS, REQUESTS
-from ..states import EnvironmentState, GenerationState, RequestState, may_follow_generation
+from ..states import GENERATION_TRANSITIONS, EnvironmentState, GenerationState, RequestState
 
 KEPT = 20  # of each environment: the newest
 _EVERY = 2**31  # beyond every number
@@ -81,7 +81,7 @@ def move(
         else:
             state, error = GenerationState.FAILED, CANCELLED
     explains = state is before.state is GenerationState.FAILED and error is not None
-    if not explains and not may_follow_generation(before.state, state):
+    if not explains and state not in GENERATION_TRANSITIONS[before.state]:
         return
     is_over = state in (GenerationState.RETIRED, GenerationState.FAILED)
     after = replace(

@@ -127,3 +127,12 @@ class Journal:
         text = _STATE_TEXTS[state]
         whole = request if isinstance(request, Request) and request.state is state else None
         self._drafts.append((at, REQUEST_STATE, request, request.environment, data, text, whole))
+
+
+def write_event(
+    connection: Connection, kind: str, at: float, data: Json, environment: str
+) -> Event:
+    """Write the only event of a transaction, which is about an environment."""
+    journal = Journal()
+    journal.noted(kind, at, data, environment=environment)
+    return journal.write(connection)[0]

@@ -12,14 +12,26 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from ..records import Event, Generation, Json, Replica, RequestError
+from ..records import Environment, Event, Generation, Json, Replica, RequestError
 from ..sql import statements
 from ..sql.rows import ENVIRONMENTS, REPLICAS
-from ..states import UPDATABLE, EnvironmentState, GenerationState, ReplicaState, may_follow
+from ..states import (
+    ENVIRONMENT_TRANSITIONS,
+    UPDATABLE,
+    EnvironmentState,
+    GenerationState,
+    ReplicaState,
+)
 from . import generations
-from .journal import ENVIRONMENT_STATE, GENERATION_STATE, REPLICA_STATE, Journal
+from .journal import ENVIRONMENT_STATE, GENERATION_STATE, REPLICA_STATE, write_event
 
 log = logging.getLogger(__name__)
+
+
+def find_environment(connection: Connection, name: str) -> Environment | None:
+    """The environment of a name, ended or not."""
+    found = connection.execute(statements.ENVIRONMENT_BY_NAME, {"of_name": name}).all()
+    return ENVIRONMENTS.read_first(list(found))
 
 
 def set_environment_state(
@@ -36,11 +48,9 @@ def set_environment_state(
     An address of None stays what it was. An error is kept while the state stays
     FAILED, and cleared by any other.
     """
-    found = connection.execute(statements.ENVIRONMENT_BY_NAME, {"of_name": name}).one_or_none()
-    if found is None:
+    if (before := find_environment(connection, name)) is None:
         return None
-    before = ENVIRONMENTS.read(found)
-    if before.state is not to_state and not may_follow(before.state, to_state):
+    if before.state is not to_state and to_state not in ENVIRONMENT_TRANSITIONS[before.state]:
         text = "environment %s: transition from %s to %s refused"
         log.debug(text, name, before.state, to_state, extra={"environment": name})
         return None
@@ -63,9 +73,7 @@ def set_environment_state(
     data = {"state": to_state.value, "address": after.address}
     if after.error is not None:
         data["error"] = after.error.message
-    journal = Journal()
-    journal.noted(ENVIRONMENT_STATE, now, data, environment=name)
-    return journal.write(connection)[0]
+    return write_event(connection, ENVIRONMENT_STATE, now, data, name)
 
 
 def switch_generation(
@@ -76,8 +84,7 @@ def switch_generation(
     Nothing when the environment was taken down meanwhile.
     """
     name = generation.environment
-    found = connection.execute(statements.ENVIRONMENT_BY_NAME, {"of_name": name}).one_or_none()
-    before = None if found is None else ENVIRONMENTS.read(found)
+    before = find_environment(connection, name)
     if before is None or before.state not in UPDATABLE:
         return ()
     after = replace(
@@ -95,9 +102,7 @@ def switch_generation(
     generations.move(connection, name, before.generation, GenerationState.DRAINING, now)
     generations.move(connection, name, generation.number, GenerationState.SERVING, now)
     data = {"state": after.state.value, "address": address, "generation": after.generation}
-    journal = Journal()
-    journal.noted(ENVIRONMENT_STATE, now, data, environment=name)
-    return journal.write(connection)
+    return (write_event(connection, ENVIRONMENT_STATE, now, data, name),)
 
 
 def end_generation(
@@ -113,17 +118,13 @@ def end_generation(
     generations.move(connection, name, generation.number, state, now, error)
     connection.execute(statements.DELETE_REPLICAS_LIKE, {"of_environment": name, "like": ending})
     data = {"number": generation.number, "state": state.value, "error": error}
-    journal = Journal()
-    journal.noted(GENERATION_STATE, now, data, environment=name)
-    return journal.write(connection)
+    return (write_event(connection, GENERATION_STATE, now, data, name),)
 
 
 def set_replicas(connection: Connection, name: str, replicas: int, *, now: float) -> None:
     """Write how many replicas an environment is to have from now on."""
-    found = connection.execute(statements.ENVIRONMENT_BY_NAME, {"of_name": name}).one_or_none()
-    if found is None:
+    if (before := find_environment(connection, name)) is None:
         return
-    before = ENVIRONMENTS.read(found)
     after = replace(before, spec=before.spec | {"replicas": replicas})
     given = {"to_spec": ENVIRONMENTS.values(after)["spec"], "to_updated_at": now}
     connection.execute(statements.SET_SPEC, given | {"of_name": name})
@@ -153,9 +154,7 @@ def upsert_replica(connection: Connection, replica: Replica, *, now: float) -> E
         "restarts": replica.restarts,
         "exit": replica.exit,
     }
-    journal = Journal()
-    journal.noted(REPLICA_STATE, now, data, environment=replica.environment)
-    return journal.write(connection)[0]
+    return write_event(connection, REPLICA_STATE, now, data, replica.environment)
 
 
 def delete_replicas(connection: Connection, environment: str) -> None:

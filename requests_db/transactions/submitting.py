@@ -32,7 +32,7 @@ from ..sql.rows import ENVIRONMENTS, GENERATIONS, REQUESTS, insert_values, new_r
 from ..states import SERVING, UPDATABLE, EnvironmentState, GenerationState, RequestState, Schedule
 from . import generations
 from .journal import ENVIRONMENT_STATE, Journal
-from .observing import set_environment_state
+from .observing import find_environment, set_environment_state
 
 # Operations that change an environment: one at a time, but for `down`, which calls others off.
 CHANGES = ("launch", "down", "scale", "restart")
@@ -219,18 +219,13 @@ def _stop(connection: Connection, name: str, now: float) -> tuple[tuple[Event, .
     marked = set_environment_state(connection, name, EnvironmentState.STOPPING, now=now)
     events: tuple[Event, ...] = () if marked is None else (marked,)
     ends: list[str] = []
-    for row in connection.execute(statements.GENERATIONS_OF, {"of_environment": name}).all():
-        generation = GENERATIONS.read(row)
-        if generation.state is not GenerationState.STARTING:
-            continue
-        called_off = cancel(connection, generation.request_id, now)
-        if called_off is not None:
+    rows = connection.execute(statements.GENERATIONS_OF, {"of_environment": name}).all()
+    launches = [g for g in GENERATIONS.read_all(rows) if g.state is GenerationState.STARTING]
+    changes = [change.id for change in _changes(connection, name, ALTERING)]
+    for request_id in [*(generation.request_id for generation in launches), *changes]:
+        if (called_off := cancel(connection, request_id, now)) is not None:
             events += called_off.events
-            ends += [called_off.request.id] if called_off.is_under_way else []
-    for change in _changes(connection, name, ALTERING):
-        if (called_off := cancel(connection, change.id, now)) is not None:
-            events += called_off.events
-            ends += [change.id] if called_off.is_under_way else []
+            ends += [request_id] if called_off.is_under_way else []
     return events, ends
 
 
@@ -240,8 +235,7 @@ def _one(connection: Connection, statement: Any, **parameters: Any) -> Any:
 
 def _live(connection: Connection, name: str) -> Environment | None:
     """The environment that has the name now; one that is being updated has it, failed or not."""
-    row = _one(connection, statements.ENVIRONMENT_BY_NAME, of_name=name)
-    found = None if row is None else ENVIRONMENTS.read(row)
+    found = find_environment(connection, name)
     return found if found is not None and found.state.is_live else None
 
 

@@ -48,13 +48,6 @@ _STEP_OF_LAUNCH = {
     RequestState.FAILED: Step.ABANDON,
     RequestState.CANCELLED: Step.CALL_OFF,
 }
-_STEP_OF_DOWN = {
-    RequestState.PENDING: Step.LET_GO,
-    RequestState.RUNNING: Step.LET_GO,
-    RequestState.SUCCEEDED: Step.RETIRE,
-    RequestState.FAILED: Step.RETIRE,
-    RequestState.CANCELLED: Step.RETIRE,  # only by a lost daemon's hand: the API refuses it
-}
 
 
 class UpdateStep(Enum):
@@ -96,8 +89,8 @@ def next_step(
         return Step.SWEEP
     if not state.is_live:
         return Step.NOTHING
-    if state is EnvironmentState.STOPPING and down in _STEP_OF_DOWN:
-        return _STEP_OF_DOWN[down]
+    if state is EnvironmentState.STOPPING and down is not None:
+        return Step.RETIRE if down.is_final else Step.LET_GO
     return Step.SERVE if launch is None else _STEP_OF_LAUNCH[launch]
 
 
