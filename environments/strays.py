@@ -43,14 +43,13 @@ def strays_seen(layout: Layout) -> list[Json]:
 
 def stray_of(found: run_files.RunFile | run_files.SetAside) -> Json:
     """Return what is shown of a replica that no table knows."""
-    is_usable = isinstance(found, run_files.RunFile)
     return {
-        "provider": found.provider if is_usable else run_files.LOCAL,
+        "provider": run_files.LOCAL if isinstance(found, run_files.SetAside) else found.provider,
         "id": found.replica_id,
         "environment": found.environment,
         "replica": found.replica_id,
         "generation": found.request_id,
-        "problem": None if is_usable else found.problem,
+        "problem": found.problem if isinstance(found, run_files.SetAside) else None,
     }
 
 

@@ -152,8 +152,9 @@ class Sweeper:
     def _ownerless_sockets(self) -> Iterator[tuple[Path, int]]:
         layout, runs = self._layout, self._layout.runs
         owned = {layout.replica_socket(folder.name).stem for folder in self._run_folders()}
-        files = [*run_files.all_of(runs), *run_files.set_aside(runs)]
-        doors = tuple({layout.doors(each.environment) for each in files})
+        environments = {each.environment for each in run_files.all_of(runs)}
+        environments.update(each.environment for each in run_files.set_aside(runs))
+        doors = tuple(map(layout.doors, environments))
         with contextlib.suppress(OSError):
             for path in layout.sockets.iterdir():
                 is_owned = path.stem in owned or str(path).startswith(doors)

@@ -47,6 +47,9 @@ def reserve(tmp_path: Path, reservations: Path) -> Callable[[int], PortOwner]:
             "replica_id": "echo-0-1",
             "environment": "echo",
             "port": port,
+            **dict.fromkeys(("request_id", "socket_path", "log_path", "host"), ""),
+            "number": 0,
+            "created_at": 0.0,
         }
         owner = PortOwner("echo", tmp_path / "run")
         (owner.runs / "echo-0-1").mkdir(parents=True)

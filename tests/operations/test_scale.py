@@ -64,6 +64,7 @@ def write_replica(runs: Path, launch_id: str, created_at: float, **data: Any) ->
     run_dir.mkdir(parents=True)
     known = {"version": RUN_FILE_VERSION, "replica_id": run_dir.name, "environment": "echo"}
     own = {"request_id": launch_id, "ordinal": 0, "number": 0, "created_at": created_at}
+    own |= {"socket_path": "", "log_path": "", "host": "127.0.0.1", "port": 0}
     write_json(str(run_dir / RUN_FILE_NAME), known | own | data)
     write_json(str(run_dir / STATUS_FILE_NAME), {"state": "ready"})
     written = run_files.read(run_dir)

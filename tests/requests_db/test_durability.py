@@ -47,7 +47,7 @@ from openenvd.requests_db.transactions import submitting
 async def main():
     store = AsyncStore(sys.argv[1], syncs=sys.argv[2] == "power")
     commits = []
-    event.listen(store._writer._connection._engine, "commit", commits.append)
+    event.listen(store._connection._engine, "commit", commits.append)
     new = NewRequest("noop", Schedule.SHORT, {})
     for _ in range(5):
         await asyncio.gather(*(store.write(submitting.submit, new, now=1.5) for _ in range(20)))

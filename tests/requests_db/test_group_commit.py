@@ -37,10 +37,10 @@ async def test_a_call_that_raises_is_rolled_back_and_the_others_of_its_group_are
     store: AsyncStore,
 ) -> None:
     calls = [
-        store._writer.run(submit, "first"),
-        store._writer.run(submit, "second"),
-        store._writer.run(break_down),
-        store._writer.run(submit, "third"),
+        store.write(submit, "first"),
+        store.write(submit, "second"),
+        store.write(break_down),
+        store.write(submit, "third"),
     ]
     first, second, broken, third = await asyncio.gather(*calls, return_exceptions=True)
     assert [first, second, third] == ["first", "second", "third"]
@@ -64,9 +64,9 @@ async def test_calls_that_arrive_while_the_writer_is_busy_share_a_transaction(
     def note(connection: Connection) -> None:
         transactions.append(connection.get_transaction())
 
-    held = asyncio.ensure_future(store._writer.run(hold))
+    held = asyncio.ensure_future(store.write(hold))
     await asyncio.to_thread(begun.wait)
-    others = [asyncio.ensure_future(store._writer.run(note)) for _ in range(5)]
+    others = [asyncio.ensure_future(store.write(note)) for _ in range(5)]
     await asyncio.sleep(0)  # they begin, and wait
     go_on.set()
     await asyncio.gather(held, *others)

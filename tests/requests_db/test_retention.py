@@ -125,7 +125,7 @@ async def test_the_launch_of_a_live_environment_stays(
     dispatch.write(
         dispatching.record, outcomes=[Outcome(result.request.id, RequestState.SUCCEEDED, ENDED_AT)]
     )
-    assert retention.collect(dispatch, old_event(dispatch), 0) == ()
+    assert retention.collect(dispatch, old_event(dispatch), 0) == []
     stopped = EnvironmentState.STOPPED
     await store.write(observing.set_environment_state, "trial", stopped, now=ENDED_AT)
     assert retention.collect(dispatch, old_event(dispatch), 0) == [result.request.id]

@@ -283,9 +283,9 @@ def test_a_request_of_another_version_fails_alone(bench: Bench) -> None:
     assert (error.kind, error.message) == ("invalid", "this openenvd has no operation 'fly'")
 
 
-def refuse_once(monkeypatch: pytest.MonkeyPatch, store: WriteConnection, name: str) -> list[str]:
-    """Let one call of a method of the store fail, as on a full disk."""
-    refused, works = [name], getattr(store, name)
+def refuse_once(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """Let one transaction of this function fail, as on a full disk."""
+    refused, works = [name], getattr(dispatching, name)
 
     def refuse(*args: Any) -> Any:
         if refused:
@@ -293,7 +293,7 @@ def refuse_once(monkeypatch: pytest.MonkeyPatch, store: WriteConnection, name: s
             raise DatabaseFull("the disk is full")
         return works(*args)
 
-    monkeypatch.setattr(store, name, refuse)
+    monkeypatch.setattr(dispatching, name, refuse)
     return refused
 
 
@@ -302,7 +302,7 @@ def test_a_request_whose_claim_could_not_be_written_is_claimed_later(
 ) -> None:
     """No further request has to come for it."""
     with closing(Bench(tmp_path, timing=Timing(retry_seconds=0.01))) as bench:
-        refused = [refuse_once(monkeypatch, bench.store, n) for n in ("claim", "claim_chosen")]
+        refused = [refuse_once(monkeypatch, n) for n in ("claim", "claim_chosen")]
         ids = {bench.submit(), bench.submit("check", payload={})}
         bench.dispatcher.start()
         bench.eventually(lambda: set(bench.submitted()) == ids)
@@ -342,7 +342,7 @@ def test_a_request_whose_release_could_not_be_written_is_released_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(Bench(tmp_path, timing=Timing(retry_seconds=0.01))) as bench:
-        refused = refuse_once(monkeypatch, bench.store, "release")
+        refused = refuse_once(monkeypatch, "release")
         submit, has_room = bench.executor.submit, [False]
 
         def submit_where_there_is_room(task: Task) -> Started:

@@ -476,6 +476,12 @@ async def test_a_run_file_that_cannot_be_used_is_named_and_its_replica_kept_unti
     whole = await asyncio.to_thread(world.start, launch, 1)
     reconciler = await world.reconcile()
     path = server.run_dir / RUN_FILE_NAME
+
+    async def whole_is_ready() -> bool:
+        rows = await world.store.read(queries.replicas("trial"))
+        return {row.id: row.state for row in rows}.get(whole.run_dir.name) is ReplicaState.READY
+
+    await until(world.bus, whole_is_ready)
     environment = await world.becomes(S.DEGRADED)
     assert environment.error is not None
     rows = await world.store.read(queries.replicas("trial"))
