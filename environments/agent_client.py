@@ -13,7 +13,6 @@ to the replica's own socket, as its run file says. The agent's own socket is for
     {"op": "list"}                {"instances": [{id, home, environment, replica, generation, state,
                                   "is_stray"}]}: all that carries our labels, of all homes
     {"op": "stop", "instance", "grace_seconds"}     stop and remove a stray of this home
-    {"op": "capacity"}            {"capacity": {cpus, memory_bytes, gpus, free_…, nodes}}
 
 One JSON object a line, one answer a question. Failure cases:
 
@@ -142,7 +141,7 @@ def _connect(path: Path, engine: str) -> AgentClient:
 
 
 def _spawn(layout: Layout, at: EngineAddress, control_fd: int) -> None:
-    program = [sys.executable, "-P", "-m", "openenvd.environments.engines"]
+    program = [sys.executable, "-P", "-m", "openenvd.environments.engines.agent"]
     argv = [*program, str(layout.home), json.dumps(at.to_json())]
     environ = {
         **os.environ,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import uuid
@@ -39,7 +40,7 @@ def engine(
     yield made
     for instance in made.list():
         made.remove(instance)
-    made.close()
+    made._api.close()
 
 
 def plan_of(program: str = SLEEP, **more: Any) -> ReplicaPlan:
@@ -97,15 +98,13 @@ def test_a_long_line_is_resumed_within(engine: DockerEngine) -> None:
     assert [chunk.data for chunk in rest] == [chunk.data for chunk in chunks[2:]]
 
 
-def test_changes_are_told_until_the_engine_is_closed(engine: DockerEngine) -> None:
-    seen, ended = threading.Semaphore(0), threading.Event()
+def test_changes_are_told(engine: DockerEngine) -> None:
+    seen = threading.Semaphore(0)
 
     def watch() -> None:
-        try:
+        with contextlib.suppress(EngineGone):  # at the end of its engine
             for _ in engine.changes():
                 seen.release()
-        except EngineGone:
-            ended.set()
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -114,8 +113,6 @@ def test_changes_are_told_until_the_engine_is_closed(engine: DockerEngine) -> No
     assert seen.acquire(timeout=10)
     engine.remove(instance)
     assert seen.acquire(timeout=10)
-    engine.close()
-    assert ended.wait(10)
 
 
 def refused(engine: DockerEngine, plan: ReplicaPlan) -> EngineRefused:
@@ -170,17 +167,20 @@ def test_the_one_port_that_a_foreign_image_exposes_is_published(
     assert published == f"7860/tcp -> 127.0.0.1:{plan.port}"
 
 
+# docker-py leaves the socket of a connection that was refused to the garbage collector.
+@pytest.mark.filterwarnings("ignore:Exception ignored in. <socket")
 def test_what_is_missing_is_told_by_the_check(
     engine: DockerEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = engine.check()
     assert found.works
     assert found.version
-    assert (engine.capacity().cpus or 0) > 0
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/docker.sock")
-    found = DockerEngine().check()
-    assert found.problem == "Docker is not running: nothing answers at unix:///nowhere/docker.sock"
-    assert "systemctl start docker" in str(found.remedy)
+    with pytest.raises(EngineGone) as gone:
+        DockerEngine().check()
+    what = "Docker is not running: nothing answers at unix:///nowhere/docker.sock"
+    assert gone.value.message == what
+    assert "systemctl start docker" in str(gone.value.hint)
 
 
 # docker-py leaves the socket of a connection that was refused to the garbage collector.

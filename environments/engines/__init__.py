@@ -12,21 +12,14 @@ engine_watch.py   looks at everything when the engine says that something has ch
 log_pump.py       an instance's output, into its replica's log
 status_server.py  a replica's control socket: a shim's protocol
 server_answers.py what a replica's server says over HTTP
-unusable.py       stands for an engine whose library is missing
 
 base.py      the `Engine` protocol and its values: what one file an engine has to provide
 registry.py  which engines there are, what installs their libraries, and which of a kind is meant
 check.py     whether each works here: `openenv check` asks it in a process of its own
 exits.py     from what an engine knows of an exit to an `ExitReason`
-swarm.py     Docker Swarm: a service of one task for each replica; swarm_options.py
-slurm.py     Slurm: a job for each replica; slurm_*.py
-ray.py       Ray: a detached actor for each replica; ray_*.py
-docker.py    Docker: a container for each replica; docker_options.py, docker_hints.py,
-             docker_exits.py, docker_network.py, docker_address.py
-kubernetes.py  Kubernetes: a pod for each replica; kubernetes_api.py, kubernetes_options.py,
-             kubernetes_pods.py, kubernetes_nodes.py, kubernetes_address.py
+docker.py, swarm.py, slurm.py, ray.py, kubernetes.py: the engines, with NAME_*.py beside them
 
-host_options.py  what engines look at, and change, in a server's options
+host_options.py  what engines look at, change and refuse in what a replica is given
 node_program.py  what a program is given on its node: Slurm's, Ray's
 timed_output.py  output with times, and where to go on in it
 """

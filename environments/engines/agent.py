@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent: the process that holds one engine's library, for all replicas of one home.
 
+Started as `python -m openenvd.environments.engines.agent HOME ADDRESS` (`agent_client.py`).
+
     daemon, launches ──▶ a socket for each replica ──▶ EngineReplica ─┐
     launches, down   ──▶ its own socket (adopt, list, …) ──▶ Agent    ├──▶ EngineWatch ──▶ engine
                                                               └───────┘
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
+import json
 import logging
 import os
 import select
@@ -33,10 +35,10 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from filelock import FileLock
 from setproctitle import setproctitle
 
 from ...shim.files import CONTROL_FD_VARIABLE, inherited_sockets, open_control_socket, write_json
@@ -49,11 +51,10 @@ from ..agent_client import STRAYS_FILE_NAME, start_lock
 from ..engine_address import ADDRESS_FILE_NAME, EngineAddress
 from ..layout import Layout, make_private
 from ..run_files import RunFile
-from .base import Engine, EngineError, EngineRefused, Instance
+from .base import Engine, EngineError, EngineGone, EngineRefused, Instance, ReplicaPlan
 from .engine_watch import EngineWatch
 from .registry import load
 from .replica import EngineReplica, is_stopped
-from .unusable import UnusableEngine
 
 IDLE_SECONDS = 60.0  # without a replica or a question
 LOOK_SECONDS = 1.0  # between two looks at what the files say
@@ -61,6 +62,32 @@ AGENT_LOCK = "agent.lock"  # held by the agent as long as it lives
 GRACE_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
+
+
+class UnusableEngine:
+    """Stands for an engine whose library cannot be imported, and says what is missing.
+
+    Each replica that is to be started is refused at once. What runs on the engine already goes on,
+    out of reach.
+    """
+
+    def __init__(self, name: str, why: EngineRefused) -> None:
+        self.name = name
+        self._why = why
+
+    def start(self, _: ReplicaPlan) -> NoReturn:
+        """Refuse for good: trying again would not help."""
+        raise self._why
+
+    find = start  # what was refused is not looked for when it is stopped
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what refuses, for every other method of an engine."""
+
+        def refuse(*_: object) -> NoReturn:
+            raise EngineGone(self._why.message, self._why.hint)
+
+        return refuse
 
 
 class Agent:
@@ -124,18 +151,15 @@ class Agent:
 
     async def _adopt(self, run_file: RunFile) -> None:
         async with self._adopting:  # a launch and the daemon may both ask for it
-            await self._adopt_once(run_file)
-
-    async def _adopt_once(self, run_file: RunFile) -> None:
-        known = self._replicas.get(run_file.run_dir)
-        if known is not None and known.run_file.created_at == run_file.created_at:
-            return
-        if known is not None:  # of an earlier attempt of the same launch
-            await self._drop(known)
-        replica = EngineReplica(run_file, self._watch, self._identity)
-        await replica.open()
-        self._replicas[run_file.run_dir] = replica
-        self._tasks[run_file.run_dir] = asyncio.create_task(self._run(replica))
+            known = self._replicas.get(run_file.run_dir)
+            if known is not None and known.run_file.created_at == run_file.created_at:
+                return
+            if known is not None:  # of an earlier attempt of the same launch
+                await self._drop(known)
+            replica = EngineReplica(run_file, self._watch, self._identity)
+            await replica.open()
+            self._replicas[run_file.run_dir] = replica
+            self._tasks[run_file.run_dir] = asyncio.create_task(self._run(replica))
 
     async def _run(self, replica: EngineReplica) -> None:
         await replica.run()
@@ -218,8 +242,6 @@ class Agent:
             case "stop":
                 await self._stop_stray(message["instance"], message.get("grace_seconds"))
                 return {}
-            case "capacity":
-                return {"capacity": asdict(await self._watch.call(engine.capacity))}
             case op:
                 raise ValueError(f"unknown op: {op!r}")
 
@@ -279,24 +301,13 @@ def _view(instance: Instance) -> Json:
     }
 
 
-def _lock(folder: Path) -> int:
-    """Hold the agent's lock for as long as this process lives; waits for an agent to end."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    descriptor = os.open(folder / AGENT_LOCK, flags, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
-
-
-def _engine_named(name: str) -> Any:
-    """Make an engine; one whose library is missing says so whenever it is asked."""
-    try:
-        return load(name)
-    except EngineRefused as exc:
-        return UnusableEngine(name, exc)
-
-
 async def _run(layout: Layout, at: EngineAddress, control: socket.socket) -> None:
-    await Agent(layout, at, _engine_named(at.engine), control).run()
+    engine: Any
+    try:
+        engine = load(at.engine)
+    except EngineRefused as exc:
+        engine = UnusableEngine(at.engine, exc)
+    await Agent(layout, at, engine, control).run()
 
 
 def main(home: Path, at: EngineAddress) -> None:
@@ -309,7 +320,8 @@ def main(home: Path, at: EngineAddress) -> None:
     inherited = inherited_sockets(CONTROL_FD_VARIABLE)
     path = layout.agent_socket(at.key)
     control = inherited[0] if inherited else open_control_socket(str(path))
-    _lock(make_private(layout.engines / at.key))
+    held = FileLock(make_private(layout.engines / at.key) / AGENT_LOCK, mode=0o600)
+    held.acquire()  # until this process ends; waits for an agent that is ending
     entered = enter_shims_group(layout.replica_groups)  # out of the starter's: a worker's, capped
     try:
         asyncio.run(_run(layout, at, control))
@@ -318,3 +330,7 @@ def main(home: Path, at: EngineAddress) -> None:
     # Threads may wait for the engine for ever; what they would do is done by the next agent.
     sys.stdout.flush()
     os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), EngineAddress.from_json(json.loads(sys.argv[2])))

@@ -10,14 +10,13 @@ done and when; an engine only does it, and tells what there is:
 
 Rules for an engine
 
-* Its library is imported here alone, within functions or at the top of its file: only the agent's
-  process imports an engine's file.
+* Only the agent's process imports an engine's file, and with it the engine's library.
 * Every method blocks, and is called from threads, several at once. None retries: the agent does.
 * It keeps nothing that matters in memory. The agent may be killed between any two lines; the next
   one has `list` and `find`, which ask the engine itself, by labels.
 * It never restarts an instance: its own restart policies are off. The daemon decides that.
-* It raises `EngineGone` when the engine does not answer, and `EngineRefused` when it answers no.
-  What is not there (any more) is no error to `stop`, `signal` and `remove`.
+* Every method raises `EngineGone` when the engine does not answer, and `EngineRefused` when it
+  answers no. What is not there (any more) is no error to `stop`, `signal` and `remove`.
 
 Failure cases, and who handles them
 
@@ -71,7 +70,7 @@ class Labels:
     """Whose an instance is. Everything that is made on an engine carries them.
 
     Attributes:
-        home: Names the daemon's home; unlike on other machines, and of other users.
+        home: Names the daemon's home; no other machine or user has the same.
         environment: The environment's name.
         replica: The replica's id, which no other replica of any home has.
         generation: The id of the launch's request.
@@ -117,11 +116,9 @@ class ReplicaPlan:
         cpus: The CPU limit, in CPUs; None: none.
         gpus: How many GPUs it gets.
         ordinal: The number of this replica among its environment's: which GPUs it takes, say.
-        replicas: How many there are.
         sandbox: Whether to take from it what a server does not need: a read-only root, no
             capabilities, no new privileges.
-        options: The engine's own options (`--engine-option NAME=VALUE`). An engine refuses those
-            that it does not know, by name.
+        options: The engine's own options (`--engine-option NAME=VALUE`).
         folder: Where the command runs, on an engine that runs programs rather than images.
         links: Of such a program: import names, and the folders that they stand for.
         run_dir: The replica's folder, as the agent knows it.
@@ -262,19 +259,6 @@ class LogChunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capacity:
-    """What an engine has for replicas, on all of its machines; None where it does not say."""
-
-    cpus: float | None = None
-    memory_bytes: int | None = None
-    gpus: int | None = None
-    free_cpus: float | None = None
-    free_memory_bytes: int | None = None
-    free_gpus: int | None = None
-    nodes: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
     """Whether an engine works here.
 
@@ -299,7 +283,7 @@ class Check:
 class Engine(Protocol):
     """One engine. Made by its class without arguments, in the agent, whose variables it reads.
 
-    Making one neither connects nor fails: what is wrong is told by `check`, and by each method.
+    Making one neither connects nor fails.
     """
 
     @property
@@ -307,30 +291,19 @@ class Engine(Protocol):
         """What it is called in `--provider` and in `registry.py`."""
 
     def check(self) -> Check:
-        """Tell whether the engine works, and what mends it if not. Raises nothing of its own."""
-
-    def capacity(self) -> Capacity:
-        """Tell what there is for replicas.
-
-        Raises:
-            EngineGone
-        """
+        """Tell whether the engine works, by raising why it does not."""
 
     def list(self) -> Iterable[Instance]:
         """Return everything that carries our labels, of all homes, what has exited included.
 
         One question to the engine, whatever their number: `exit`, `pid` and `address` may be left
         out. The agent compares states, and asks `find` about those that have changed.
-
-        Raises:
-            EngineGone
         """
 
     def find(self, plan: ReplicaPlan) -> Instance | None:
         """Return the instance of a replica as it is now; None when there is none.
 
         Raises:
-            EngineGone
             NameTaken
         """
 
@@ -340,10 +313,6 @@ class Engine(Protocol):
         An instance that was created but not started is started. One that has exited is returned
         as it is: the agent removes it first when it wants another. It returns as soon as the
         engine has accepted it; on a refusal nothing is left behind.
-
-        Raises:
-            EngineGone
-            EngineRefused: It cannot work as asked.
         """
 
     def changes(self) -> Iterator[None]:
@@ -351,28 +320,21 @@ class Engine(Protocol):
 
         It blocks in between, in a thread of its own. It yields once as soon as it listens, so that
         nothing between a look and the first event is missed. An engine without events sleeps and
-        yields.
-
-        Raises:
-            EngineGone: The engine has ended the stream, or does not answer.
+        yields. The end of the engine's stream is `EngineGone`.
         """
 
     def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
         """Yield what an instance has printed after `cursor` (None: from the start), and prints.
 
-        It ends when the instance has exited and all of its output has been delivered. A piece may
-        be delivered again, after a cursor of a clock's precision, but none may be lost.
-
-        Raises:
-            EngineGone
+        It is called for one that has begun to run, and ends when that has exited and all of its
+        output has been delivered. A piece may be delivered again, after a cursor of a clock's
+        precision, but none may be lost.
         """
 
     def signal(self, instance: Instance, number: int) -> None:
         """Send a signal to the first process of an instance.
 
         Raises:
-            EngineGone
-            EngineRefused: The engine cannot send signals.
             NotAnswering: The server has to be asked instead, and does not answer at the moment.
         """
 
@@ -380,18 +342,10 @@ class Engine(Protocol):
         """Stop an instance: SIGTERM, and SIGKILL after the grace. Returns when it has exited.
 
         Its exit and its log stay until `remove`.
-
-        Raises:
-            EngineGone
         """
 
     def remove(self, instance: Instance) -> None:
         """Remove an instance and all that was made for it, killing what is left of it.
 
-        Raises:
-            EngineGone
-            EngineRefused: What has its id carries other labels: it is somebody else's.
+        What has its id and carries other labels is somebody else's: `EngineRefused`.
         """
-
-    def close(self) -> None:
-        """Close connections, so that `changes` and `logs` end. Called once, at the end."""

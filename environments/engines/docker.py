@@ -21,7 +21,6 @@ import json
 import math
 import os
 import shutil
-import threading
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -37,7 +36,6 @@ from ..errors import InvalidSpec
 from .base import (
     ENV_HOST_LABEL,
     HOME_LABEL,
-    Capacity,
     Check,
     EngineGone,
     EngineRefused,
@@ -48,10 +46,8 @@ from .base import (
     NameTaken,
     ReplicaPlan,
 )
-from .docker_address import USUAL_SOCKET
-from .docker_exits import events_of, exit_of
-from .docker_hints import INSTALL, hint_on
-from .docker_network import is_rootless, own_address
+from .docker_address import INSTALL, USUAL_SOCKET, hint_on
+from .docker_containers import events_of, exit_of, is_rootless, own_address
 from .docker_options import host_config
 from .timed_output import pieces_after, since_of
 
@@ -81,29 +77,13 @@ class DockerEngine:
 
     name: ClassVar[str] = "docker"
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._connected: docker.APIClient | None = None
-        self._streams: set[CancellableStream[Any]] = set()
-        self._rootless: bool | None = None
-
     # What there is
 
     def check(self) -> Check:
-        """Tell whether Docker works, and what mends it if not."""
-        try:
-            with explained():
-                info = self._api.info()
-        except (EngineGone, EngineRefused) as exc:
-            return Check(problem=exc.message, remedy=exc.hint)
-        return Check(version=info.get("ServerVersion"), notes=tuple(_notes(info)))
-
-    def capacity(self) -> Capacity:
-        """Tell what the engine's machine has."""
+        """Tell whether Docker works."""
         with explained():
             info = self._api.info()
-        here = gpus.find_gpus(os.environ) if "nvidia" in info.get("Runtimes", {}) else ()
-        return Capacity(cpus=info.get("NCPU"), memory_bytes=info.get("MemTotal"), gpus=len(here))
+        return Check(version=info.get("ServerVersion"), notes=tuple(_notes(info)))
 
     def list(self) -> Iterable[Instance]:
         """Return every container that carries our labels, by one question."""
@@ -161,7 +141,7 @@ class DockerEngine:
     def changes(self) -> Iterator[None]:
         """Yield at each event of our containers."""
         filters = {"type": "container", "label": HOME_LABEL}
-        with explained(), self._streamed(lambda: self._api.events(filters=filters)) as events:
+        with explained(), _streamed(self._api.events(filters=filters)) as events:
             yield None
             for _ in events:
                 yield None
@@ -177,32 +157,22 @@ class DockerEngine:
     def output(self, container: str, cursor: str | None) -> Iterator[LogChunk]:
         """Yield the output of any container, until it exits or the engine is gone."""
         options: Json = {"timestamps": True, "stream": True, "follow": True, **since(cursor)}
-        with (
-            explained(),
-            self._streamed(lambda: self._api.logs(container, **options)) as stream,
-        ):
+        with explained(), _streamed(self._api.logs(container, **options)) as stream:
             yield from pieces_after(stream, cursor)
-
-    def close(self) -> None:
-        """End all streams."""
-        with self._lock:
-            streams, self._streams = self._streams, set()
-        for stream in streams:
-            with contextlib.suppress(OSError, AttributeError):
-                stream.close()  # its reader does the rest
 
     # Inside
 
-    @property
+    @functools.cached_property
     def _api(self) -> docker.APIClient:
         """The connection, which is made by the first request that succeeds."""
-        with self._lock:
-            if self._connected is None:
-                client = docker.from_env(
-                    version="auto", timeout=REQUEST_SECONDS, max_pool_size=CONNECTIONS
-                )
-                self._connected = client.api
-            return self._connected
+        return docker.from_env(
+            version="auto", timeout=REQUEST_SECONDS, max_pool_size=CONNECTIONS
+        ).api
+
+    @functools.cached_property
+    def _is_rootless(self) -> bool:
+        """Whether its bridges are out of reach."""
+        return is_rootless(self._api.info())
 
     def _instance(self, name: str, expected: Labels | None = None) -> Instance | None:
         with explained():
@@ -210,31 +180,22 @@ class DockerEngine:
                 found = self._api.inspect_container(name)
             except docker.errors.NotFound:
                 return None
+            state = _state_of(found["State"]["Status"])
+            has_exited = state is InstanceState.EXITED
+            facts = exit_of(found, events_of(self._api, found)) if has_exited else None
         labels = Labels.of(found["Config"].get("Labels") or {})
         if labels is None or expected not in (None, labels):
             raise NameTaken(f"another container has the name {name}", f"docker rm --force {name}")
-        state = _state_of(found["State"]["Status"])
         is_running = state is InstanceState.RUNNING
         return Instance(
             id=found["Id"],
             labels=labels,
             state=state,
             pid=found["State"].get("Pid") or None,
-            address=own_address(found) if is_running and not self._is_rootless() else None,
+            address=own_address(found) if is_running and not self._is_rootless else None,
             drains=has_env_host(found["Config"]),
-            exit=exit_of(found, self._events(found)) if state is InstanceState.EXITED else None,
+            exit=facts,
         )
-
-    def _events(self, found: Json) -> Iterable[Json]:
-        """Return Docker's events about a container that has exited."""
-        with explained():
-            return events_of(self._api, found)
-
-    def _is_rootless(self) -> bool:
-        """Whether its bridges are out of reach, asked once."""
-        if self._rootless is None:
-            self._rootless = is_rootless(self._api.info())
-        return self._rootless
 
     def _create(self, plan: ReplicaPlan) -> None:
         image = self._image_of(plan)
@@ -259,23 +220,13 @@ class DockerEngine:
             raise EngineRefused(f"Docker has no image {named}", hint) from exc
         return dict(image["Config"])
 
-    @contextlib.contextmanager
-    def _streamed(self, opening: Any) -> Iterator[Iterable[Any]]:
-        stream = opening()
-        with self._lock:
-            self._streams.add(stream)
-        try:
-            yield stream
-        finally:
-            with self._lock:
-                self._streams.discard(stream)
-            _close(stream)
 
-
-def _close(stream: CancellableStream[Any]) -> None:
-    with contextlib.suppress(OSError, AttributeError):
-        stream.close()  # wakes the thread that reads it
-    vars(stream)["_response"].close()  # its connection, which the library keeps open
+@contextlib.contextmanager
+def _streamed(stream: CancellableStream[Any]) -> Iterator[Iterable[Any]]:
+    try:
+        yield stream
+    finally:
+        vars(stream)["_response"].close()  # its connection, which the library's own `close` keeps
 
 
 def _state_of(status: str) -> InstanceState:

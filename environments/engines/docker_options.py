@@ -7,12 +7,12 @@ among them. Pure functions.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from .base import EngineRefused
+from .host_options import read_options
 
 Json = dict[str, Any]
 
@@ -37,42 +37,25 @@ def host_config(options: Mapping[str, str], *, sandbox: bool) -> tuple[Json, Jso
     Raises:
         EngineRefused: An option is not known, or its value is not one.
     """
-    host: Json = {key: _copied(value) for key, value in SANDBOX.items()} if sandbox else {}
+    host: Json = dict(SANDBOX) if sandbox else {}
     own: Json = {}
-    for name, text in options.items():
-        if name not in _OPTIONS:
-            raise EngineRefused(f"docker has no option {name!r}", _known(name))
-        key, read = _OPTIONS[name]
-        try:
-            value = read(text)
-        except (ValueError, KeyError) as exc:
-            raise EngineRefused(f"--engine-option {name}={text}: {exc}") from exc
+    readers = {name: read for name, (_, read) in _OPTIONS.items()}
+    for name, value in read_options("docker", options, readers).items():
         if sandbox and name in _UNDOES and _UNDOES[name](value):
             raise EngineRefused(
-                f"--engine-option {name}={text} takes back what --sandbox drops",
+                f"--engine-option {name}={options[name]} takes back what --sandbox drops",
                 "leave one of them out",
             )
-        _add(own if key in _OWN else host, key, value)
+        key = _OPTIONS[name][0]
+        config = own if key in _OWN else host
+        match value:  # the sandbox has some, too
+            case list():
+                config[key] = [*config.get(key, ()), *value]
+            case dict():
+                config[key] = {**config.get(key, {}), **value}
+            case _:
+                config[key] = value
     return host, own
-
-
-def _add(config: Json, key: str, value: Any) -> None:
-    if isinstance(value, list):
-        config[key] = [*config.get(key, ()), *value]
-    elif isinstance(value, dict):
-        config[key] = {**config.get(key, {}), **value}
-    else:
-        config[key] = value
-
-
-def _copied(value: Any) -> Any:
-    return value.copy() if isinstance(value, list | dict) else value
-
-
-def _known(name: str) -> str:
-    near = difflib.get_close_matches(name, _OPTIONS, 1)
-    meant = f"did you mean {near[0]}? " if near else ""
-    return f"{meant}It has: {', '.join(sorted(_OPTIONS))}"
 
 
 def _list(text: str) -> list[str]:

@@ -122,9 +122,8 @@ class EngineWatch:
             await asyncio.sleep(LEAST_PAUSE_SECONDS)
 
     def close(self) -> None:
-        """End what follows the engine."""
+        """End what follows the engine, with its next answer."""
         self._is_closed = True
-        self.engine.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._asking.shutdown(wait=False, cancel_futures=True)
 

@@ -41,7 +41,6 @@ from __future__ import annotations
 
 import itertools
 import signal as signals
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
@@ -50,7 +49,6 @@ from typing import Any, ClassVar
 from ...system.backoff import backoff_seconds
 from .base import (
     HOME_LABEL,
-    Capacity,
     Check,
     EngineGone,
     EngineRefused,
@@ -61,13 +59,12 @@ from .base import (
     ReplicaPlan,
 )
 from .kubernetes_api import ROLE_IS_IN, ApiRefused, Cluster
-from .kubernetes_nodes import capacity_of
 from .kubernetes_options import (
     CONTAINER,
     SIGNAL_SERVER,
     dns_name,
+    options_of,
     pod_of,
-    read_options,
     secret_of,
     service_of,
 )
@@ -107,40 +104,26 @@ class KubernetesEngine:
 
     def __init__(self) -> None:
         self._cluster = Cluster()
-        self._is_closed = threading.Event()
         self._namespaces: set[str] = set()  # that replicas were seen in, and the usual one
         self._lists_all: bool | None = None  # None: not tried yet
 
     # What there is
 
     def check(self) -> Check:
-        """Tell whether pods can be started, and what mends it if not."""
-        version = None
-        try:
-            version = str(self._cluster.get("/version")["gitVersion"])
-            namespace = self._cluster.namespace
-            for verb, resource in _NEEDED:
-                if not self._may(verb, resource, namespace):
-                    apply = f"kubectl apply -n {namespace} -f docs/openenvd-rbac.yaml"
-                    return Check(
-                        version=version,
-                        problem=f"this account may not {verb} {resource} in {namespace}",
-                        remedy=f"{apply}, of {ROLE_IS_IN}",
-                    )
-        except (EngineGone, EngineRefused) as exc:
-            return Check(version=version, problem=exc.message, remedy=exc.hint)
+        """Tell whether pods can be started."""
+        version = str(self._cluster.get("/version")["gitVersion"])
+        namespace = self._cluster.namespace
+        for verb, resource in _NEEDED:
+            if not self._may(verb, resource, namespace):
+                problem = f"this account may not {verb} {resource} in {namespace}"
+                apply = f"kubectl apply -n {namespace} -f docs/openenvd-rbac.yaml"
+                return Check(version=version, problem=problem, remedy=f"{apply}, of {ROLE_IS_IN}")
         return Check(version=version, notes=(_OPEN,))
-
-    def capacity(self) -> Capacity:
-        """Tell what the nodes have that take pods; nothing, where these may not be listed."""
-        try:
-            return capacity_of(self._cluster.get(f"{CORE}/nodes")["items"])
-        except ApiRefused:
-            return Capacity()
 
     def list(self) -> Iterable[Instance]:
         """Return every pod that carries our labels."""
-        pods = [pod for path in self._scopes() for pod in self._pods(path)]
+        query = {"labelSelector": HOME_LABEL}
+        pods = [p for path in self._scopes() for p in self._cluster.get(path, **query)["items"]]
         now = self._cluster.now()
         return [instance_of(pod, now) for pod in pods if labels_of(pod) is not None]
 
@@ -224,12 +207,12 @@ class KubernetesEngine:
 
     def changes(self) -> Iterator[None]:
         """Yield at each event of our pods."""
-        while not self._is_closed.is_set():
+        while True:
             scopes = self._scopes()
             newest = self._cluster.get(scopes[0], labelSelector=HOME_LABEL, limit="1")["metadata"]
             yield None
             if len(scopes) > 1:
-                self._is_closed.wait(1.0)
+                time.sleep(1.0)
                 continue
             query = {
                 "watch": "true",
@@ -240,20 +223,9 @@ class KubernetesEngine:
             with self._cluster.stream(scopes[0], query, WATCH_SECONDS * 2) as pieces:
                 for _ in pieces:
                     yield None
-        raise EngineGone("the engine's connections have been closed")
 
     def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
-        """Yield a pod's output, from when it runs."""
-        found = self._seen(instance)
-        for seconds in _pauses():
-            if found is None or found.state is not InstanceState.STARTING:
-                break
-            self._is_closed.wait(seconds)
-            if self._is_closed.is_set():
-                raise EngineGone("the engine's connections have been closed")
-            found = self._seen(instance)
-        if found is None:
-            return
+        """Yield a pod's output."""
         namespace, name, _ = instance.id.split("/")
         query = {"container": CONTAINER, "follow": "true", "timestamps": "true"}
         if (since := since_of(cursor)) is not None:
@@ -271,15 +243,10 @@ class KubernetesEngine:
         if self._runs(instance):
             raise EngineGone("Kubernetes has ended its stream of a pod's output")
 
-    def close(self) -> None:
-        """End all streams."""
-        self._is_closed.set()
-        self._cluster.close()
-
     # Inside
 
     def _namespace(self, plan: ReplicaPlan) -> str:
-        namespace = read_options(plan.options).get("namespace") or self._cluster.namespace
+        namespace = options_of(plan.options).get("namespace") or self._cluster.namespace
         self._namespaces.add(namespace)
         return str(namespace)
 
@@ -299,18 +266,13 @@ class KubernetesEngine:
         """Whether this account may do something; in all namespaces, where none is named."""
         resource, _, part = resource.partition("/")
         wanted = {"verb": verb, "resource": resource, "namespace": namespace, "subresource": part}
+        group = "authorization.k8s.io/v1"
+        asked = {"apiVersion": group, "kind": "SelfSubjectAccessReview"}
         review = self._cluster.post(
-            "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
-            {
-                "apiVersion": "authorization.k8s.io/v1",
-                "kind": "SelfSubjectAccessReview",
-                "spec": {"resourceAttributes": wanted},
-            },
+            f"/apis/{group}/selfsubjectaccessreviews",
+            {**asked, "spec": {"resourceAttributes": wanted}},
         )
         return bool(review["status"]["allowed"])
-
-    def _pods(self, path: str) -> Iterable[Json]:
-        return self._cluster.get(path, labelSelector=HOME_LABEL)["items"]  # type: ignore[no-any-return]
 
     def _pod(self, namespace: str, name: str) -> Json | None:
         try:
@@ -405,15 +367,9 @@ class KubernetesEngine:
 
     def _delete(self, instance: Instance, grace_seconds: int) -> None:
         namespace, name, uid = instance.id.split("/")
-        self._cluster.delete(
-            _path(namespace, "pods", name),
-            {
-                "apiVersion": "v1",
-                "kind": "DeleteOptions",
-                "gracePeriodSeconds": grace_seconds,
-                "preconditions": {"uid": uid},
-            },
-        )
+        asked = {"gracePeriodSeconds": grace_seconds, "preconditions": {"uid": uid}}
+        asked |= {"apiVersion": "v1", "kind": "DeleteOptions"}
+        self._cluster.delete(_path(namespace, "pods", name), asked)
 
     def _await_end(self, instance: Instance, seconds: float) -> None:
         deadline = time.monotonic() + seconds

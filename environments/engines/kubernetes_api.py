@@ -8,9 +8,9 @@ and leaves out the fields of a pod that its version does not know, which a `patc
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -69,9 +69,6 @@ class Cluster:
     """One cluster; connected by the first request. Used by many threads."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._known: DynamicClient | None = None
-        self._streams: set[BaseHTTPResponse] = set()
         self._ahead = timedelta()  # of the API server's clock, as its last answer has it
 
     @property
@@ -80,14 +77,7 @@ class Cluster:
         if not os.environ.get(KUBECONFIG):
             with contextlib.suppress(OSError):
                 return _ACCOUNT.read_text().strip()
-            return "default"
-        if known := os.environ.get(NAMESPACE):
-            return known
-        with _configured():
-            contexts, current = config.list_kube_config_contexts(os.environ[KUBECONFIG])
-        wanted = os.environ.get(CONTEXT) or current["name"]
-        found = next((each for each in contexts if each["name"] == wanted), current)
-        return str(found["context"].get("namespace") or "default")
+        return os.environ.get(NAMESPACE) or "default"
 
     def now(self) -> datetime:
         """Return the time by the API server's clock, which its objects' times are of."""
@@ -117,20 +107,14 @@ class Cluster:
     def stream(
         self, path: str, query: Mapping[str, str], silent_seconds: float | None = None
     ) -> Iterator[Iterator[bytes]]:
-        """Open what is at a path, as pieces as they come, until it ends or all is closed.
+        """Open what is at a path, as pieces as they come, until it ends.
 
         Raises:
             EngineGone, ApiRefused: Also while it is read.
         """
-        response = self._ask("get", path, silent_seconds, query_params=list(query.items()))
-        with self._lock:
-            self._streams.add(response)
-        try:
+        asked = {"query_params": list(query.items())}
+        with contextlib.closing(self._ask("get", path, silent_seconds, **asked)) as response:
             yield _pieces(response)
-        finally:
-            with self._lock:
-                self._streams.discard(response)
-            response.close()
 
     def run(self, namespace: str, pod: str, container: str, command: list[str]) -> int:
         """Run a command in a pod; return its exit code.
@@ -139,7 +123,7 @@ class Cluster:
             EngineGone: The API server or the pod's node does not answer, or a connection is lost.
             EngineRefused: It cannot be run there.
         """
-        configuration = self._connected().configuration
+        configuration = self._client.configuration
         url = f"{configuration.host}/api/v1/namespaces/{namespace}/pods/{pod}/exec"
         query = [("command", command), ("container", container), ("stderr", "true")]
         try:
@@ -165,30 +149,17 @@ class Cluster:
             raise EngineRefused(f"a command in pod {pod} did not end in {COMMAND_SECONDS:g} s")
         return _exit_code(pod, told)
 
-    def close(self) -> None:
-        """End all streams, and close connections."""
-        with self._lock:
-            streams, self._streams = self._streams, set()
-            known, self._known = self._known, None
-        for response in streams:
-            with contextlib.suppress(OSError, AttributeError, RuntimeError):
-                response.shutdown()  # its reader does the rest
-        if known is not None:
-            known.client.rest_client.pool_manager.clear()
-
     # Inside
 
-    def _connected(self) -> DynamicClient:
-        with self._lock:
-            if self._known is None:
-                configuration = _configuration()
-                configuration.connection_pool_maxsize = CONNECTIONS
-                configuration.retries = False  # the agent asks again
-                connection = client.ApiClient(configuration)
-                connection.user_agent = "openenvd"
-                # Without the discovery of all resources: their paths are known.
-                self._known = DynamicClient(connection, discoverer=lambda *_: None)
-            return self._known
+    @functools.cached_property
+    def _client(self) -> DynamicClient:
+        configuration = _configuration()
+        configuration.connection_pool_maxsize = CONNECTIONS
+        configuration.retries = False  # the agent asks again
+        connection = client.ApiClient(configuration)
+        connection.user_agent = "openenvd"
+        # Without the discovery of all resources: their paths are known.
+        return DynamicClient(connection, discoverer=lambda *_: None)
 
     def _no_command(self, pod: str, exc: client.ApiException) -> EngineGone | EngineRefused:
         """Return why a command's WebSocket was not opened, which the library tells as its cause."""
@@ -219,7 +190,7 @@ class Cluster:
     def _ask(
         self, method: str, path: str, read_seconds: float | None, **asked: Any
     ) -> BaseHTTPResponse:
-        ask = self._connected().request
+        ask = self._client.request
         timeout = (REQUEST_SECONDS, read_seconds)
         try:
             response: BaseHTTPResponse = _explained(
@@ -237,8 +208,7 @@ class Cluster:
     def _refusal(self, status: int, body: str | bytes) -> EngineGone | EngineRefused:
         text, reason = _said(status, body)
         if status == HTTPStatus.UNAUTHORIZED:
-            with self._lock:
-                self._known = None  # the next request reads the credentials again
+            vars(self).pop("_client", None)  # the next request reads the credentials again
             return EngineGone(f"Kubernetes does not accept these credentials: {text}", _NO_CONFIG)
         if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:
             return EngineGone(f"Kubernetes does not answer: {text}")
@@ -291,32 +261,22 @@ def _exit_code(pod: str, told: str) -> int:
 
 
 def _configuration() -> Any:
-    """Return what leads to the cluster that this process's variables name."""
-    found = client.Configuration()
-    with _configured():
-        if os.environ.get(KUBECONFIG):
-            config.load_kube_config(
-                os.environ[KUBECONFIG],
-                context=os.environ.get(CONTEXT) or None,
-                client_configuration=found,
-            )
-        else:
-            config.load_incluster_config(client_configuration=found)
-    return found
-
-
-@contextlib.contextmanager
-def _configured() -> Iterator[None]:
-    """Say what is wrong with a kubeconfig.
+    """Return what leads to the cluster that this process's variables name.
 
     Raises:
-        EngineGone
+        EngineGone: There is none, or what says so is something else.
     """
+    found = client.Configuration()
+    file, context = os.environ.get(KUBECONFIG), os.environ.get(CONTEXT) or None
     try:
-        yield
+        if file:
+            config.load_kube_config(file, context=context, client_configuration=found)
+        else:
+            config.load_incluster_config(client_configuration=found)
     except _CONFIG_ERRORS as exc:
-        where = os.environ.get(KUBECONFIG) or "its own account, in no cluster"
+        where = file or "its own account, in no cluster"
         raise EngineGone(f"no cluster is found by {where}: {_short(str(exc))}", _NO_CONFIG) from exc
+    return found
 
 
 def _credentials(configuration: Any) -> dict[str, str]:

@@ -16,7 +16,6 @@ the pod, which a mesh adds, have others. Whose files those of another user are i
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -26,8 +25,8 @@ from typing import Any
 
 from ...env_host.protocol import HOST_OPTIONS_VARIABLE
 from ...system.hidden_values import is_secret
-from .base import ENVIRONMENT_LABEL, HOME_LABEL, EngineRefused, Labels, ReplicaPlan
-from .host_options import served_anywhere
+from .base import ENVIRONMENT_LABEL, HOME_LABEL, Labels, ReplicaPlan
+from .host_options import read_options, served_anywhere
 
 Json = dict[str, Any]
 
@@ -83,30 +82,10 @@ while kill -0 "$main" 2>/dev/null; do sleep 1; done
 """
 
 
-def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
-    """Raise `EngineRefused` for what a pod cannot have."""
-    del sandbox
-    read_options(options)
-
-
-def read_options(options: Mapping[str, str]) -> Json:
-    """Return the values of the options that are given, by name.
-
-    Raises:
-        EngineRefused: An option is not known, or its value is not one.
-    """
-    found = {}
-    for name, text in options.items():
-        if name not in _OPTIONS:
-            near = difflib.get_close_matches(name, _OPTIONS, 1)
-            meant = f"did you mean {near[0]}? " if near else ""
-            known = f"{meant}It has: {', '.join(sorted(_OPTIONS))}"
-            raise EngineRefused(f"kubernetes has no option {name!r}", known)
-        try:
-            found[name] = _OPTIONS[name](text)
-        except ValueError as exc:
-            raise EngineRefused(f"--engine-option {name}={text}: {exc}") from exc
-    return found
+def options_of(options: Mapping[str, str], *, sandbox: bool = False) -> Json:
+    """Return the values of a pod's options, by name; raises `EngineRefused` for others."""
+    del sandbox  # it takes nothing from them
+    return read_options("kubernetes", options, _OPTIONS)
 
 
 def pod_of(plan: ReplicaPlan, namespace: str) -> Json:
@@ -115,7 +94,7 @@ def pod_of(plan: ReplicaPlan, namespace: str) -> Json:
     Raises:
         EngineRefused: One of its options cannot be.
     """
-    options = read_options(plan.options)
+    options = options_of(plan.options)
     annotations = plan.labels.to_labels()  # labels may not have all that names may
     if _hidden(plan):
         annotations[SECRET_ANNOTATION] = f"{dns_name(plan.name)}-{secrets.token_hex(4)}"
@@ -141,17 +120,13 @@ def pod_of(plan: ReplicaPlan, namespace: str) -> Json:
     for name, key in _OF_POD.items():
         if name in options:
             spec[key] = options[name]
-    pod = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": dns_name(plan.name),
-            "namespace": namespace,
-            "labels": label_values(plan.labels),
-            "annotations": annotations,
-        },
-        "spec": spec,
+    metadata = {
+        "name": dns_name(plan.name),
+        "namespace": namespace,
+        "labels": label_values(plan.labels),
+        "annotations": annotations,
     }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
     patched: Json = _merged(pod, options.get("patch", {}))
     return patched
 
@@ -207,7 +182,7 @@ def _unexpanded(text: str) -> str:
 
 def port_of(plan: ReplicaPlan) -> int:
     """Return the port that the server listens on."""
-    return int(read_options(plan.options).get("port", plan.container_port))
+    return int(options_of(plan.options).get("port", plan.container_port))
 
 
 def _resources(plan: ReplicaPlan, options: Json) -> Json:
@@ -230,20 +205,11 @@ def service_of(plan: ReplicaPlan, pod: Json) -> Json:
     """Return the service of a replica's environment, which goes with the last of its pods."""
     labels = label_values(plan.labels)
     shared = {key: labels[key] for key in (HOME_LABEL, ENVIRONMENT_LABEL)}
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {
-            "name": service_name(plan.labels),
-            "namespace": pod["metadata"]["namespace"],
-            "labels": shared,
-            "ownerReferences": [owner_of(pod)],
-        },
-        "spec": {
-            "selector": shared,
-            "ports": [{"port": plan.container_port, "targetPort": port_of(plan)}],
-        },
-    }
+    # Another home's has another name.
+    name = dns_name(f"openenvd-{plan.labels.environment}-{plan.labels.home[:_DIGEST_LENGTH]}")
+    ports = [{"port": plan.container_port, "targetPort": port_of(plan)}]
+    spec = {"spec": {"selector": shared, "ports": ports}}
+    return {"apiVersion": "v1", "kind": "Service", **_owned(pod, name, shared), **spec}
 
 
 def secret_of(plan: ReplicaPlan, pod: Json) -> Json | None:
@@ -251,29 +217,17 @@ def secret_of(plan: ReplicaPlan, pod: Json) -> Json | None:
     found = _hidden(plan)
     if not found:
         return None
+    name = pod["metadata"]["annotations"][SECRET_ANNOTATION]
+    owned = _owned(pod, name, label_values(plan.labels))
+    return {"apiVersion": "v1", "kind": "Secret", **owned, "stringData": found}
+
+
+def _owned(pod: Json, name: str, labels: dict[str, str]) -> Json:
+    """Return the metadata of an object that goes with a pod."""
     own = pod["metadata"]
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {
-            "name": own["annotations"][SECRET_ANNOTATION],
-            "namespace": own["namespace"],
-            "labels": label_values(plan.labels),
-            "ownerReferences": [owner_of(pod)],
-        },
-        "stringData": found,
-    }
-
-
-def owner_of(pod: Json) -> Json:
-    """Return what names a pod as an owner."""
-    own = pod["metadata"]
-    return {"apiVersion": "v1", "kind": "Pod", "name": own["name"], "uid": own["uid"]}
-
-
-def service_name(labels: Labels) -> str:
-    """Return what an environment's service is called; another home's has another name."""
-    return dns_name(f"openenvd-{labels.environment}-{labels.home[:_DIGEST_LENGTH]}")
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": own["name"], "uid": own["uid"]}
+    where = {"name": name, "namespace": own["namespace"]}
+    return {"metadata": {**where, "labels": labels, "ownerReferences": [owner]}}
 
 
 def dns_name(text: str) -> str:

@@ -9,7 +9,7 @@ The actor owns a shim, as each local replica has one, so a replica's limits, exi
 the same there as here: Ray itself limits no memory and no CPU, it only counts them. It stays when
 its server has exited, with the server's log, until the agent has read that and removes it.
 
-    ray.py            the engine; ray_options.py: what a plan asks of Ray
+    ray_options.py    what a plan asks of Ray, and which cluster is meant
     ray_driver.py     the process that is connected to the cluster, as it is called from here
     ray_cluster.py    what runs there; ray_kv.py: what is kept in the cluster
     ray_actor.py      the actor, as it is sent to its node; ray_replica.py: what it does there
@@ -32,16 +32,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ...processes.exits.exit_reason import Detector, ExitKind
+from ...system.backoff import backoff_seconds
 from .base import (
-    Capacity,
     Check,
-    EngineGone,
     EngineRefused,
     ExitFacts,
     Instance,
@@ -53,7 +52,7 @@ from .base import (
 )
 from .host_options import check_gpus, check_token
 from .ray_driver import RayDriver
-from .ray_options import bundle, check_options, label_selector, runtime_env
+from .ray_options import bundle, check_options, options_of
 
 if importlib.util.find_spec("ray") is None:
     raise ImportError("No module named 'ray'")
@@ -78,36 +77,15 @@ class RayEngine:
 
     def __init__(self) -> None:
         self._driver = RayDriver()
-        self._is_closed = threading.Event()
 
     # What there is
 
     def check(self) -> Check:
-        """Tell whether a cluster answers, and what mends it if not."""
+        """Tell whether a cluster answers."""
         with contextlib.closing(RayDriver()) as driver:
-            try:
-                version = driver.call("version")
-                driver.call("nodes")
-            except (EngineGone, EngineRefused) as exc:
-                return Check(problem=exc.message, remedy=exc.hint)
+            version = driver.call("version")
+            driver.call("nodes")
         return Check(version=version, notes=(_NO_LIMITS,))
-
-    def capacity(self) -> Capacity:
-        """Tell what all nodes have that are alive."""
-        nodes = self._driver.call("nodes")
-
-        def total(which: str, name: str) -> float:
-            return float(sum(node[which].get(name, 0) for node in nodes))
-
-        return Capacity(
-            cpus=total("resources", "CPU"),
-            memory_bytes=int(total("resources", "memory")),
-            gpus=int(total("resources", "GPU")),
-            free_cpus=total("free", "CPU"),
-            free_memory_bytes=int(total("free", "memory")),
-            free_gpus=int(total("free", "GPU")),
-            nodes=len(nodes),
-        )
 
     def list(self) -> Iterable[Instance]:
         """Return every instance that carries our labels."""
@@ -128,9 +106,8 @@ class RayEngine:
             raise NameTaken(f"the record of another replica has the name {plan.name}")
         if record is None or not record.get("actor"):
             return None
-        lives = actor is not None and actor["state"] != "DEAD"
         report = found["report"] or {}
-        state = _state(record, report, lives=lives)
+        state = _state(record, report, lives=_lives(actor))
         return Instance(
             id=record["actor"],
             labels=plan.labels,
@@ -151,18 +128,16 @@ class RayEngine:
         check_options(plan.options, sandbox=plan.sandbox)
         agent_address = self._driver.call("agent_address")
         _check_nodes(plan, self._driver.call("nodes"), agent_address)
-        wanted = {
-            "bundle": bundle(plan),
-            "label_selector": label_selector(plan.options),
-            "runtime_env": runtime_env(plan.options),
-        }
+        options = options_of(plan.options)
         told = {
             "plan": plan.to_json(),
             "package": str(PACKAGE),
-            "runtime_env": wanted["runtime_env"],
+            "runtime_env": options.get("runtime-env", {}),
             "agent_address": agent_address,
         }
-        self._driver.call("create", plan.name, plan.labels.to_labels(), wanted, told)
+        selector = options.get("label-selector", {})
+        arguments = (plan.labels.to_labels(), bundle(plan), selector, told)
+        self._driver.call("create", plan.name, *arguments)
         started = self.find(plan)
         if started is None:
             raise EngineRefused(f"the actor {plan.name} was removed while it was started")
@@ -176,9 +151,9 @@ class RayEngine:
         """Stop the server; one that waits for a place has none."""
         if self._runs(instance):
             self._ask(instance, "stop", grace_seconds)
-        looks = int((grace_seconds + KILL_SECONDS) / END_SECONDS)
-        while looks and self._runs(instance) and not self._is_closed.wait(END_SECONDS):
-            looks -= 1
+        deadline = time.monotonic() + grace_seconds + KILL_SECONDS
+        while self._runs(instance) and time.monotonic() < deadline:
+            time.sleep(END_SECONDS)
 
     def remove(self, instance: Instance) -> None:
         """Remove actor, placement group and records, killing what is left."""
@@ -189,33 +164,27 @@ class RayEngine:
     def changes(self) -> Iterator[None]:
         """Yield whenever the state of an instance is another: Ray has no events about actors."""
         known = None
-        while not self._is_closed.is_set():
+        while True:
             seen = [(each.id, each.state) for each in self.list()]
             if seen != known:
                 known = seen
                 yield None
-            self._is_closed.wait(LOOK_SECONDS)
-        raise EngineGone("the engine was closed")
+            time.sleep(LOOK_SECONDS)
 
     def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
         """Yield what the server has printed, from its actor; a cursor is an offset."""
-        offset, pause = int(cursor or 0), FIRST_READ_SECONDS
-        while self._look(instance) is InstanceState.STARTING:
-            pause = self._pause(pause)
+        offset, looks = int(cursor or 0), 0
         while (answer := self._ask(instance, "read_log", offset)) is not None:
             data, offset, has_ended = answer
             if data:
-                pause = FIRST_READ_SECONDS
+                looks = 0
                 yield LogChunk(data=data, cursor=str(offset))
             elif has_ended:
                 return
             else:
-                pause = self._pause(pause)
-
-    def close(self) -> None:
-        """End `changes` and `logs`, and the driver."""
-        self._is_closed.set()
-        self._driver.close()
+                looks += 1
+                longest = LONGEST_READ_SECONDS
+                time.sleep(backoff_seconds(looks, first=FIRST_READ_SECONDS, longest=longest))
 
     # Inside
 
@@ -223,26 +192,19 @@ class RayEngine:
         """Return the answer of an instance's actor; None when that does not live."""
         return self._driver.call("ask", _name(instance), instance.id, method, *arguments)
 
-    def _pause(self, seconds: float) -> float:
-        """Wait so long; return how long to wait the next time."""
-        if self._is_closed.wait(seconds):
-            raise EngineGone("the engine was closed")
-        return min(seconds * 1.5, LONGEST_READ_SECONDS)
-
-    def _look(self, instance: Instance) -> InstanceState:
-        found = self._driver.call("find", _name(instance))
-        record, actor = found["record"], found["actor"]
-        if record is None or record.get("actor") != instance.id:
-            return InstanceState.EXITED
-        lives = actor is not None and actor["state"] != "DEAD"
-        return _state(record, found["report"], lives=lives)
-
     def _runs(self, instance: Instance) -> bool:
-        return self._look(instance) is InstanceState.RUNNING
+        found = self._driver.call("find", _name(instance))
+        record = found["record"] or {}
+        state = _state(record, found["report"], lives=_lives(found["actor"]))
+        return record.get("actor") == instance.id and state is InstanceState.RUNNING
 
 
 def _name(instance: Instance) -> str:
     return f"openenvd-{instance.labels.replica}"
+
+
+def _lives(actor: Json | None) -> bool:
+    return actor is not None and actor["state"] != "DEAD"
 
 
 def _state(record: Json, report: Json | None, *, lives: bool) -> InstanceState:
@@ -268,7 +230,7 @@ def _exit_facts(report: Json, actor: Json | None) -> ExitFacts:
     """Return how an instance ended: as its shim says; without one, as Ray does."""
     reason = report.get("exit")
     if reason is None or reason["kind"] == ExitKind.LOST:
-        return _by_ray(actor or {})
+        return _by_ray(actor or {"state": "DEAD"})
     if reason.get("exit_code") is not None and not reason.get("pid"):
         return ExitFacts(error=reason.get("evidence") or "its server cannot be started")
     number = reason.get("signal_number")
@@ -285,9 +247,7 @@ def _by_ray(actor: Json) -> ExitFacts:
     """Return what Ray knows of an actor that has ended without a word of its server."""
     said = " ".join(str(actor.get("message") or "").split())
     where = f"node {actor['node'][:12]}" if actor.get("node") else "no node"
-    if (
-        actor.get("state", "DEAD") != "DEAD"
-    ):  # killed, or lost with a node that Ray has not given up
+    if _lives(actor):  # killed, or lost with a node that Ray has not given up
         return ExitFacts(ended_by=f"its shim has ended on {where}")
     match actor.get("cause"):
         case "oom_context":

@@ -58,15 +58,9 @@ def version() -> str:
 
 
 def nodes() -> list[Json]:
-    """Return the nodes that are alive: address, resources, and what is free of them."""
-    free = gcs.state.available_resources_per_node()
+    """Return address and resources of the nodes that are alive."""
     return [
-        {
-            "id": node["NodeID"],
-            "address": node["NodeManagerAddress"],
-            "resources": node["Resources"],
-            "free": free.get(node["NodeID"], {}),
-        }
+        {"address": node["NodeManagerAddress"], "resources": node["Resources"]}
         for node in ray.nodes()
         if node["Alive"]
     ]
@@ -100,14 +94,11 @@ def find(name: str) -> Json:
     return {"record": record, "report": report, "actor": actor, "group": group}
 
 
-def create(name: str, labels: dict[str, str], wanted: Json, told: Json) -> None:
+def create(name: str, labels: dict[str, str], resources: Json, selector: Json, told: Json) -> None:
     """Make what an instance consists of, or what of it is not there yet.
 
-    Args:
-        name: Of the record, with which those of the group and the actor begin.
-        labels: Whose it is.
-        wanted: `bundle`, `label_selector` and `runtime_env`.
-        told: What the actor is told.
+    The actor is `told` its plan. It has these `resources`, on a node whose labels are the
+    `selector`'s.
     """
     record = ray_kv.read(RECORD.format(name))
     if record is None:
@@ -118,22 +109,14 @@ def create(name: str, labels: dict[str, str], wanted: Json, told: Json) -> None:
     try:
         group = get_placement_group(actor_name)
     except ValueError:
-        selector = wanted["label_selector"]
         group = placement_group(
-            [wanted["bundle"]],
+            [resources],
             strategy="STRICT_PACK",
             name=actor_name,
             lifetime="detached",
             **({"bundle_label_selector": [selector]} if selector else {}),
         )
-    bundle = dict(wanted["bundle"])
-    options: Json = {
-        "num_cpus": bundle.pop("CPU"),
-        "num_gpus": bundle.pop("GPU", 0),
-        "memory": bundle.pop("memory", None),
-        "resources": bundle or None,
-        "runtime_env": wanted["runtime_env"] or None,
-    }
+    custom = dict(resources)
     actor: Any = (
         ray.remote(ray_actor.ReplicaActor)
         .options(
@@ -144,7 +127,11 @@ def create(name: str, labels: dict[str, str], wanted: Json, told: Json) -> None:
             max_restarts=0,
             max_concurrency=CONCURRENCY,
             scheduling_strategy=PlacementGroupSchedulingStrategy(group),
-            **options,
+            num_cpus=custom.pop("CPU"),
+            num_gpus=custom.pop("GPU", 0),
+            memory=custom.pop("memory", None),
+            resources=custom or None,
+            runtime_env=told["runtime_env"] or None,
         )
         .remote(told)
     )

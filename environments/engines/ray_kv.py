@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What openenvd keeps in a Ray cluster's own KV, in its GCS: small JSON objects by key.
 
-    replica:NAME     by the agent: whose an instance is, and which actor it has
-    report:ACTOR     by the actor: where its server listens, and how that has ended
-
-Imported where Ray's library is connected: in the driver, and in actors.
+Imported where Ray's library is connected: in the driver, and in actors. Keys: `ray_cluster.py`.
 """
 
 from __future__ import annotations

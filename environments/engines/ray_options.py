@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replica's plan asks of Ray: the resources of its bundle, and how its actor is started.
+"""What a replica's plan asks of Ray, and which Ray cluster is meant.
 
     --memory, --cpus, --gpus     `memory`, `CPU` (1 by default) and `GPU` of the placement group
     resources={"disk": 1}        custom resources, as `ray start --resources` names them
@@ -7,107 +7,130 @@
     runtime-env={"pip": […]}     the actor's runtime environment, in whose Python the replica runs
     label-selector={"zone": "a"} only nodes with these labels
 
-Pure functions; imports nothing of Ray.
+Imports nothing of Ray.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from .base import EngineRefused, ReplicaPlan
+from .base import EngineGone, EngineRefused, ReplicaPlan
+from .host_options import check_no_sandbox, read_options
 
 Json = dict[str, Any]
 
+PROBE_SECONDS = 3.0
+START = "start one here: ray start --head --port 6399; or set RAY_ADDRESS=HOST:PORT"
+_TEMPORARY = "RAY_TMPDIR"
+_CURRENT = "ray/ray_current_cluster"  # written by `ray start`
+# How its nodes know each other, where it asks for a token.
+_ACCESS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 _RESERVED = ("CPU", "GPU", "memory", "object_store_memory")
-_KNOWN = ("gpus", "label-selector", "resources", "runtime-env")
 
 
 def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
-    """Refuse what Ray cannot do.
-
-    Raises:
-        EngineRefused
-    """
-    if sandbox:
-        raise EngineRefused(
-            "a Ray actor is a process of the cluster's user: it has no sandbox",
-            "leave out --sandbox; or run containers: --provider docker",
-        )
+    """Refuse what Ray cannot do; raises `EngineRefused`."""
+    check_no_sandbox("a Ray actor is a process of the cluster's user", sandbox=sandbox)
     if "address" in options:
         raise EngineRefused(
             "a cluster is named by a variable, so that everything of this home finds it again",
             "set RAY_ADDRESS=HOST:PORT for openenv",
         )
-    for name in options:
-        if name not in _KNOWN:
-            text = f"--engine-option {name} is none of Ray's: {', '.join(_KNOWN)}"
-            raise EngineRefused(text, "leave it out")
-    _custom(options)
-    _gpu_share(options)
-    runtime_env(options)
-    label_selector(options)
+    options_of(options)
+
+
+def options_of(options: Mapping[str, str]) -> Json:
+    """Return the values of Ray's options, by name; raises `EngineRefused` for others."""
+    return read_options("ray", options, _OPTIONS)
 
 
 def bundle(plan: ReplicaPlan) -> dict[str, float]:
-    """Return the resources of a replica, as a bundle of a placement group has them.
-
-    Raises:
-        EngineRefused: The options cannot be read.
-    """
+    """Return the resources of a replica, as a bundle of a placement group has them."""
+    options = options_of(plan.options)
     wanted: dict[str, float] = {"CPU": plan.cpus or 1.0}
     if plan.memory_bytes:
         wanted["memory"] = float(plan.memory_bytes)
-    if gpus := _gpu_share(plan.options) or plan.gpus:
+    if gpus := options.get("gpus") or plan.gpus:
         wanted["GPU"] = gpus
-    return wanted | _custom(plan.options)
+    wanted.update(options.get("resources", {}))
+    return wanted
 
 
-def runtime_env(options: Mapping[str, str]) -> Json:
-    """Return the runtime environment of the actor; empty: the cluster's own."""
-    return _object(options, "runtime-env")
-
-
-def label_selector(options: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels that a node must have."""
-    return {name: str(value) for name, value in _object(options, "label-selector").items()}
-
-
-def _custom(options: Mapping[str, str]) -> dict[str, float]:
-    found = _object(options, "resources")
-    for name, value in found.items():
-        if name in _RESERVED:
-            raise EngineRefused(
-                f"--engine-option resources: {name} is not a custom resource",
-                "use --cpus, --memory and --gpus, or --engine-option gpus=0.5",
-            )
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            text = f"--engine-option resources: {name} must be a number above 0, not {value!r}"
-            raise EngineRefused(text)
-    return {name: float(value) for name, value in found.items()}
-
-
-def _gpu_share(options: Mapping[str, str]) -> float:
-    text = options.get("gpus", "0")
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < float("inf"):
-        raise EngineRefused(f"--engine-option gpus must be a number, not {text!r}")
-    return share
-
-
-def _object(options: Mapping[str, str], name: str) -> Json:
-    text = options.get(name, "{}")
+def _object(text: str) -> Json:
     try:
         found = json.loads(text)
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise EngineRefused(
-            f"--engine-option {name} must be a JSON object, not {text!r}",
-            f"""write it as --engine-option '{name}={{"name": …}}'""",
-        )
+        raise ValueError("""it must be a JSON object, in quotes: '{"name": …}'""")
     return found
+
+
+def _labels(text: str) -> dict[str, str]:
+    return {name: str(value) for name, value in _object(text).items()}
+
+
+def _custom(text: str) -> dict[str, float]:
+    found = _object(text)
+    for name, value in found.items():
+        if name in _RESERVED:
+            raise ValueError(f"{name} is not a custom resource; use --cpus, --memory and --gpus")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ValueError(f"{name} must be a number above 0, not {value!r}")
+    return {name: float(value) for name, value in found.items()}
+
+
+def _share(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 <= (share := float(text)) < float("inf"):
+            return share
+    raise ValueError("it must be a number")
+
+
+_OPTIONS = {
+    "gpus": _share,
+    "label-selector": _labels,
+    "resources": _custom,
+    "runtime-env": _object,
+}
+
+
+def ray_address(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that lead to a cluster: what is set, or the one that runs here.
+
+    An empty address is of no cluster: the agent says what to do.
+    """
+    address = environ.get("RAY_ADDRESS", "")
+    if address in ("", "auto"):
+        address = ""
+        with contextlib.suppress(OSError):
+            current = Path(environ.get(_TEMPORARY) or "/tmp") / _CURRENT  # noqa: S108  Ray's own
+            address = current.read_text(encoding="utf-8").strip()
+    given = {name: environ[name] for name in _ACCESS if environ.get(name)}
+    return {"RAY_ADDRESS": address, **given}
+
+
+def check_answers(address: str) -> None:
+    """Connect to the head, and leave it again.
+
+    Raises:
+        EngineGone: No cluster is known, or none is there.
+    """
+    if not address:
+        raise EngineGone(
+            "no Ray cluster is known here: RAY_ADDRESS is not set, and none runs", START
+        )
+    host, _, port = address.rpartition(":")
+    if "://" in address or not port.isdecimal():
+        text = f"RAY_ADDRESS is {address!r}, and must be HOST:PORT of this machine's cluster"
+        raise EngineGone(text, "run openenvd on a node of the cluster, and set it to the head's")
+    try:
+        socket.create_connection((host, int(port)), PROBE_SECONDS).close()
+    except OSError as exc:
+        text = f"Ray does not answer at {address}: {exc.strerror or exc}"
+        raise EngineGone(text, "see whether it runs: ray status") from exc

@@ -175,12 +175,17 @@ class RayReplica:
         return ShimClient.connect(self._socket_path)
 
     def _run_file(self) -> Json:
-        plan = self._plan
+        plan, folder, argv = self._plan, Path(self._plan["folder"]), self._plan["command"]
+        if self._told["runtime_env"]:  # by that one's Python
+            program = Path(_shim_file).parents[1] / "env_host" / "__main__.py"
+            argv = [sys.executable, "-P", str(program)]
+        gpus = {name: os.environ[name] for name in _GPU_VARIABLES if name in os.environ}
+        options = server_options(plan, self._report["host"], self._folder, owns_cgroup=False)
         return {
             "replica_id": plan["labels"]["replica"],
-            "argv": self._argv(),
-            "env": self._environment(),
-            "cwd": self._cwd(),
+            "argv": list(argv),
+            "env": {**plan["env"], **gpus, **options},
+            "cwd": str(folder if folder.is_dir() else Path.cwd()),
             "host": self._report["host"],
             "port": self._report["port"],
             "socket_path": str(Path(self._socket_path).resolve()),
@@ -190,22 +195,6 @@ class RayReplica:
             "cgroups": f"ray-{plan['labels']['home']}",
         }
 
-    def _argv(self) -> list[str]:
-        """Return the server's command; in a runtime environment, by that one's Python."""
-        if not self._told["runtime_env"]:
-            return list(self._plan["command"])
-        program = Path(_shim_file).parents[1] / "env_host" / "__main__.py"
-        return [sys.executable, "-P", str(program)]
-
-    def _cwd(self) -> str:
-        folder = Path(self._plan["folder"])
-        return str(folder) if folder.is_dir() else str(Path.cwd())
-
-    def _environment(self) -> dict[str, str]:
-        gpus = {name: os.environ[name] for name in _GPU_VARIABLES if name in os.environ}
-        options = server_options(self._plan, self._report["host"], self._folder, owns_cgroup=False)
-        return {**self._plan["env"], **gpus, **options}
-
     # Reporting
 
     def _is_news(self, status: Json) -> bool:
@@ -214,13 +203,10 @@ class RayReplica:
         return bool(told["pid"] or told["exit"]) and not told.items() <= self._report.items()
 
     def _note(self, status: Json, *, is_gone: bool = False) -> None:
+        """Write the report; again until the cluster has it."""
         self._report |= _of(status)
         if is_gone and self._report["exit"] is None:
             self._report["exit"] = {"kind": "lost"}
-        self._tell()
-
-    def _tell(self) -> None:
-        """Write the report; again until the cluster has it."""
         while True:
             try:
                 ray_kv.write(ray_kv.REPORT.format(self._actor_id), self._report)

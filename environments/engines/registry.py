@@ -11,7 +11,6 @@ import importlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from ...system.extras import install_command
 from ..engine_address import EngineAddress
@@ -20,21 +19,8 @@ from .base import Engine, EngineRefused
 from .docker_address import docker_address
 from .docker_options import host_config
 from .kubernetes_address import kubernetes_address
-from .ray_address import ray_address
 
 Variables = Mapping[str, str]
-
-
-class CheckOptions(Protocol):
-    """Looks at the engine's own options of a replica, and at whether it is in a sandbox."""
-
-    def __call__(self, options: Mapping[str, str], /, *, sandbox: bool) -> object:
-        """Raise `EngineRefused` for what cannot be."""
-
-
-def _nowhere(_: Variables) -> dict[str, str]:
-    """Return the address of an engine that is the same for every process of this machine."""
-    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +32,11 @@ class EngineEntry:
             this package.
         extra: The extra of openenvd that installs its library; None: it needs none.
         address: Returns the variables that say which engine it is, all of them, from a process's
-            own (`address_here`). Raises `EngineFailed` when these lead nowhere.
-        check_options: Raises `EngineRefused` for options of a replica that it would refuse, so that
-            a launch need not begin; None: that is seen when the replica is started.
+            own (`address_here`). Raises `EngineFailed` when these lead nowhere. By default there is
+            one for all processes of this machine.
+        check_options: Called with the engine's own options of a replica, and whether it is in a
+            `sandbox`; raises `EngineRefused` for what it would refuse, so that a launch need not
+            begin. None: that is seen when the replica is started.
         has_own_addresses: Whether its replicas are reached where their instances say, and at no
             port of this machine.
         moves: Whether a replica that is started again has another address: its environment has
@@ -60,8 +48,8 @@ class EngineEntry:
 
     location: str
     extra: str | None = None
-    address: Callable[[Variables], dict[str, str]] = _nowhere
-    check_options: CheckOptions | None = None
+    address: Callable[[Variables], dict[str, str]] = lambda _: {}
+    check_options: Callable[..., object] | None = None
     has_own_addresses: bool = False
     moves: bool = False
     pulls_images: bool = False
@@ -83,7 +71,7 @@ ENGINES: dict[str, EngineEntry] = {
     "ray": EngineEntry(
         ".ray:RayEngine",
         "ray",
-        ray_address,
+        ray_options.ray_address,
         ray_options.check_options,
         has_own_addresses=True,
         runs_programs=True,
@@ -92,7 +80,7 @@ ENGINES: dict[str, EngineEntry] = {
         ".kubernetes:KubernetesEngine",
         "kubernetes",
         kubernetes_address,
-        kubernetes_options.check_options,
+        kubernetes_options.options_of,
         has_own_addresses=True,
         moves=True,
         pulls_images=True,

@@ -147,22 +147,23 @@ class EngineReplica:
         self._due.set()
 
     def _request_stop(self, grace_seconds: float) -> None:
-        deadline = _in(grace_seconds)
-        if self.status.state == "stopping" and self.status.deadline is not None:
-            deadline = min(deadline, self.status.deadline)
-        self._set_state("stopping", deadline=deadline)
+        self._end_within(grace_seconds, "stopping")
 
     def _request_drain(self, timeout_seconds: float) -> None:
         if self.status.state in ("stopping", "stopped"):
             return
         self.status.is_draining = True
-        if self.status.state not in ("ready", "draining"):  # it has no sessions
+        if self.status.state in ("ready", "draining"):
+            self._end_within(timeout_seconds, "draining")
+        else:  # it has no sessions
             self._request_stop(LEFT_GRACE_SECONDS)
-            return
-        deadline = _in(timeout_seconds)
-        if self.status.state == "draining" and self.status.deadline is not None:
+
+    def _end_within(self, seconds: float, state: str) -> None:
+        """Begin to stop or drain it, or hasten that: a later deadline changes nothing."""
+        deadline = _in(seconds)
+        if self.status.state == state and self.status.deadline is not None:
             deadline = min(deadline, self.status.deadline)
-        self._set_state("draining", deadline=deadline)
+        self._set_state(state, deadline=deadline)
 
     # Its task.
 
@@ -374,9 +375,10 @@ class EngineReplica:
 
     def _take(self, instance: Instance) -> None:
         """Note which instance it is, and follow its log."""
-        is_new = self._instance is None or self._instance.id != instance.id
+        if self._instance is None or self._instance.id != instance.id:
+            self._pump = None
         self._instance = instance
-        if is_new:
+        if self._pump is None and instance.state is not InstanceState.STARTING:
             self._pump = LogPump(
                 self._engine,
                 instance,

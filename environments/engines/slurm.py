@@ -14,7 +14,6 @@ Slurm cannot be made to forget a job, and forgets one by itself some minutes aft
 (`slurm_files.py`), and what the job has written there counts where Slurm knows nothing any more.
 
     slurm.py             the engine; slurm_commands.py: Slurm's commands; slurm_options.py: sbatch's
-    slurm_nodes.py       what nodes there are
     slurm_exits.py       how a job ended
     slurm_job.py         what runs on the node; slurm_files.py: what both write into the folder
 
@@ -51,11 +50,8 @@ from typing import ClassVar
 
 from ...system.process_identity import boot_seconds
 from ...system.request_origin import is_loopback
-from ...system.units import MB
 from . import slurm_commands as commands
-from . import slurm_nodes
 from .base import (
-    Capacity,
     Check,
     EngineGone,
     EngineRefused,
@@ -125,37 +121,20 @@ class SlurmEngine:
         self._ends: dict[str, float] = {}  # when the time limits of jobs are over: `boot_seconds`
         # The user's own `exclude` of jobs that avoid others' nodes; None: they do no more.
         self._avoiding: dict[str, str | None] = {}
-        self._is_closed = threading.Event()
 
     # What there is
 
     def check(self) -> Check:
-        """Tell whether jobs can be submitted here, and what mends it if not."""
-        try:
-            version = commands.run("sinfo", "--version", seconds=CHECK_SECONDS).split()[-1]
-            config = commands.run("scontrol", "show", "config", seconds=CHECK_SECONDS)
-            nodes = slurm_nodes.nodes(CHECK_SECONDS)
-            commands.run("sbatch", "--version", seconds=CHECK_SECONDS)
-        except (EngineGone, EngineRefused) as exc:
-            return Check(problem=exc.message, remedy=exc.hint)
+        """Tell whether jobs can be submitted here."""
+        version = commands.run("sinfo", "--version", seconds=CHECK_SECONDS).split()[-1]
+        config = commands.run("scontrol", "show", "config", seconds=CHECK_SECONDS)
+        nodes = commands.nodes(CHECK_SECONDS)
+        commands.run("sbatch", "--version", seconds=CHECK_SECONDS)
         if not any(node.is_up for node in nodes):
             text, remedy = "no node of this cluster is up", "see why: sinfo --list-reasons"
             return Check(version=version, problem=text, remedy=remedy)
         task = next((line for line in config.splitlines() if line.startswith("TaskPlugin ")), "")
         return Check(version=version, notes=() if "cgroup" in task else (_NO_LIMITS,))
-
-    def capacity(self) -> Capacity:
-        """Tell what all nodes have that are up."""
-        nodes = [node for node in slurm_nodes.nodes(commands.COMMAND_SECONDS) if node.is_up]
-        return Capacity(
-            cpus=sum(node.cpus for node in nodes),
-            memory_bytes=sum(node.memory_mb for node in nodes) * MB,
-            gpus=sum(node.gpus for node in nodes),
-            free_cpus=sum(node.free_cpus for node in nodes),
-            free_memory_bytes=sum(node.free_memory_mb for node in nodes) * MB,
-            free_gpus=sum(node.free_gpus for node in nodes),
-            nodes=len(nodes),
-        )
 
     def list(self) -> Iterable[Instance]:
         """Return every job of this user that carries our labels and is not forgotten."""
@@ -237,7 +216,7 @@ class SlurmEngine:
     def changes(self) -> Iterator[None]:
         """Yield when any job of ours is otherwise than it was: Slurm has no events."""
         known: object = None
-        while not self._is_closed.is_set():
+        while True:
             rows = self._look(FRESH_SECONDS)
             seen = {
                 each.id: (each.state, each.waiting, each.ends_at, each.runs)
@@ -246,8 +225,7 @@ class SlurmEngine:
             if seen != known or self._lost:
                 known = seen
                 yield None
-            self._is_closed.wait(LOOK_SECONDS)
-        raise EngineGone("the engine was closed")
+            time.sleep(LOOK_SECONDS)
 
     def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
         """Yield what a job has printed, from its file; a cursor is an offset in it."""
@@ -263,12 +241,7 @@ class SlurmEngine:
                 yield LogChunk(data=data, cursor=str(offset))
             if has_ended:
                 return
-            if self._is_closed.wait(OUTPUT_SECONDS):
-                raise EngineGone("the engine was closed")
-
-    def close(self) -> None:
-        """End `changes` and `logs`."""
-        self._is_closed.set()
+            time.sleep(OUTPUT_SECONDS)
 
     # Inside
 
@@ -525,7 +498,7 @@ def _check_nodes(plan: ReplicaPlan) -> None:
     Raises:
         EngineGone, EngineRefused
     """
-    found = slurm_nodes.nodes(commands.COMMAND_SECONDS)
+    found = commands.nodes(commands.COMMAND_SECONDS)
     most = max((node.gpus for node in found), default=0)
     check_gpus(plan.gpus, most, "look at what nodes have: sinfo -o '%N %G'")
     reached = (node.address for node in found if not is_loopback(node.address))

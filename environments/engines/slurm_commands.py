@@ -11,6 +11,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ INSTALL = "install Slurm's commands: apt install slurm-client, or run openenvd o
 # What commands, and through `sbatch` jobs, are passed of the agent's variables: nothing private.
 _PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "LD_LIBRARY_PATH")
 _OF_SLURM = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SCANCEL_", "SCONTROL_", "MUNGE_")
+_NODE_FORMAT = "NodeList:200,StateLong:200,Gres:200,NodeAddr:200"
+_UP = ("idle", "mixed", "allocated", "completing")
+_GPUS = re.compile(r"\bgpu(?::[A-Za-z][\w.-]*)?:(\d+)")
 _JOB_FORMAT = "%i|%T|%r|%N|%L|%l|%k|%Z"  # the last may contain anything
 # What Slurm complains about, in lower case, when it cannot be asked.
 _GONE = {
@@ -78,6 +82,16 @@ class Row:
     limit_seconds: float | None
     labels: Labels
     run_dir: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node."""
+
+    name: str
+    address: str
+    is_up: bool  # it takes jobs
+    gpus: int
 
 
 def run(*command: str, stdin: str | None = None, seconds: float = COMMAND_SECONDS) -> str:
@@ -145,6 +159,19 @@ def job_fields(job: str) -> dict[str, str]:
         if equals:
             fields.setdefault(name, value)  # a comment's own come later
     return fields
+
+
+def nodes(seconds: float) -> list[Node]:
+    """Return all nodes, each once, however many partitions it is in."""
+    told = run("sinfo", "--noheader", "--Node", f"--Format={_NODE_FORMAT}", seconds=seconds)
+    found = (_node(line.split()) for line in told.splitlines() if line.strip())
+    return list({node.name: node for node in found}.values())
+
+
+def _node(words: list[str]) -> Node:
+    name, state, gres, address = words
+    is_up = state.startswith(_UP) and not state.endswith("*")  # `*`: it does not answer
+    return Node(name, address, is_up, sum(int(count) for count in _GPUS.findall(gres)))
 
 
 def read_duration(text: str) -> float | None:

@@ -73,14 +73,7 @@ def node_address(environ: Mapping[str, str]) -> str:
 def server_environment(
     plan: Json, host: str, folder: Path, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables of the env host.
-
-    Args:
-        plan: The replica's plan.
-        host: The address that it is reached at.
-        folder: The replica's.
-        inherited: The job's variables.
-    """
+    """Return the variables of the env host; `inherited` are the job's."""
     megabytes = _number(inherited.get("SLURM_MEM_PER_NODE"))
     cores = _number(inherited.get("SLURM_CPUS_ON_NODE"))
     options = server_options(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ...system.units import MB
 from .base import EngineRefused, ReplicaPlan
+from .host_options import check_no_sandbox
 from .slurm_files import OUTPUT_FILE_NAME
 
 # The program in the job; its signals are Slurm's, so no shell may stand before it.
@@ -45,11 +46,7 @@ def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
     Raises:
         EngineRefused
     """
-    if sandbox:
-        raise EngineRefused(
-            "a Slurm job is a process of yours: it has no sandbox",
-            "leave out --sandbox; or run containers: --provider docker",
-        )
+    check_no_sandbox("a Slurm job is a process of yours", sandbox=sandbox)
     for name in options:
         if name in _OURS:
             raise EngineRefused(

@@ -23,28 +23,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
-import os
 import signal
-import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any, ClassVar
 
 import docker
 from docker.errors import APIError
 
-from ...env_host.protocol import HOST_OPTIONS_VARIABLE
 from ...system.access_tokens import new_token, with_token
-from ...system.backoff import backoff_seconds
 from ...system.request_origin import is_loopback
 from .base import (
     ENV_HOST_LABEL,
     HOME_LABEL,
-    Capacity,
     Check,
     EngineGone,
     EngineRefused,
@@ -66,9 +59,9 @@ from .docker import (
     port_inside,
     since,
 )
-from .docker_exits import events_of, exit_of
+from .docker_containers import events_of, exit_of
 from .docker_options import host_config
-from .host_options import served_anywhere
+from .host_options import check_gpus, host_options, served_anywhere, with_host_options
 from .server_answers import ask_to_drain
 from .swarm_options import container_spec, service_name, split_options
 from .timed_output import pieces_after
@@ -76,11 +69,8 @@ from .timed_output import pieces_after
 Json = dict[str, Any]
 
 INIT = "docker swarm init --advertise-addr 127.0.0.1"
-LOOK_AGAIN_SECONDS = 1.0  # at a task on another node; at one that has no place yet
-FIRST_LOOK_SECONDS = 0.05  # at a task that starts; grows with the waiting
+LOOK_AGAIN_SECONDS = 1.0  # at all services; at a task on another node
 NANOSECONDS = 10**9
-IPVS = Path("/proc/net/ip_vs")  # while it is loaded
-MODULES = Path("/lib/modules")
 GPU = "NVIDIA-GPU"  # in the nodes' "node-generic-resources"
 _RESOURCE_KINDS = ("DiscreteResourceSpec", "NamedResourceSpec")
 _TELL_GPUS = (
@@ -91,7 +81,6 @@ _OVERLAYS_PORTS = "docker_gwbridge"  # publishes the ports of tasks on overlay n
 _BINDING = "com.docker.network.bridge.host_binding_ipv4"
 _RUNNING = "running"
 _ENDED = frozenset({"complete", "shutdown", "failed", "rejected", "remove", "orphaned"})
-_NO_IPVS = "its kernel has no IPVS, so Swarm's own ingress mesh does not work; replicas do"
 _EXPOSED = (
     'ports are published on all addresses: {"ip": "127.0.0.1"} in /etc/docker/daemon.json keeps '
     "them on this machine"
@@ -103,44 +92,21 @@ class SwarmEngine(DockerEngine):
 
     name: ClassVar[str] = "swarm"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._is_closed = threading.Event()
-
     # What there is
 
     def check(self) -> Check:
-        """Tell whether this node is a manager of a swarm, and what mends it if not."""
-        found = super().check()
-        if not found.works:
-            return found
-        try:
-            with explained():
-                info = self._api.info()
-                binding = self._publishes_on("bridge")
-        except (EngineGone, EngineRefused) as exc:
-            return Check(problem=exc.message, remedy=exc.hint)
-        swarm = info["Swarm"]
+        """Tell whether this node is a manager of a swarm."""
+        with explained():
+            info = self._api.info()
+            binding = self._publishes_on("bridge")
+        version, swarm = info["ServerVersion"], info["Swarm"]
         if swarm["LocalNodeState"] != "active":
-            return Check(version=found.version, problem="this machine is in no swarm", remedy=INIT)
+            return Check(version=version, problem="this machine is in no swarm", remedy=INIT)
         if not swarm["ControlAvailable"]:
+            problem = "this node is no manager of its swarm"
             remedy = "on a manager: docker node promote NODE"
-            return Check(
-                version=found.version, problem="this node is no manager of its swarm", remedy=remedy
-            )
-        notes = [_NO_IPVS] if _lacks_ipvs(info["KernelVersion"]) else []
-        notes += [_EXPOSED] if not is_loopback(binding) else []
-        return Check(version=found.version, notes=tuple(notes))
-
-    def capacity(self) -> Capacity:
-        """Tell what all nodes of the swarm have that take tasks."""
-        nodes = self._resources()
-        return Capacity(
-            cpus=sum(node["NanoCPUs"] for node in nodes) / NANOSECONDS,
-            memory_bytes=sum(node["MemoryBytes"] for node in nodes),
-            gpus=sum(map(_gpus_of, nodes)),
-            nodes=len(nodes),
-        )
+            return Check(version=version, problem=problem, remedy=remedy)
+        return Check(version=version, notes=() if is_loopback(binding) else (_EXPOSED,))
 
     def list(self) -> Iterable[Instance]:
         """Return every service that carries our labels, by three questions."""
@@ -187,13 +153,13 @@ class SwarmEngine(DockerEngine):
     def signal(self, instance: Instance, number: int) -> None:
         """Send a signal to the task's server; on another node, the one to drain alone."""
         container = self._local_container(instance.id)
-        if container is None and number == signal.SIGUSR1:
+        if container is not None:
+            with explained(), gone_is_fine():
+                self._api.kill(container, signal=number)
+        elif number == signal.SIGUSR1:
             self._ask_to_drain(instance)
-            return
-        if container is None:
+        else:
             raise EngineRefused("Swarm sends no signals to a container of another node")
-        with explained(), gone_is_fine():
-            self._api.kill(container, signal=number)
 
     def stop(self, instance: Instance, grace_seconds: float) -> None:
         """Stop the task; its container stays, if this node has it."""
@@ -201,9 +167,8 @@ class SwarmEngine(DockerEngine):
         if container is not None:
             with explained(), gone_is_fine():
                 self._api.stop(container, timeout=math.ceil(grace_seconds))
-            self._await_end(instance.id, grace_seconds)
-            return
-        self._scale_to_zero(instance.id, grace_seconds)
+        else:
+            self._scale_to_zero(instance.id, grace_seconds)
         self._await_end(instance.id, grace_seconds)
 
     def remove(self, instance: Instance) -> None:
@@ -220,31 +185,16 @@ class SwarmEngine(DockerEngine):
 
     def changes(self) -> Iterator[None]:
         """Yield every second: Swarm has no events about the states of tasks."""
-        while not self._is_closed.wait(LOOK_AGAIN_SECONDS):
+        while True:
+            time.sleep(LOOK_AGAIN_SECONDS)
             with explained():
                 self._api.ping()
             yield None
-        raise EngineGone("the engine's connections have been closed")
-
-    def close(self) -> None:
-        """End all streams."""
-        self._is_closed.set()
-        super().close()
 
     def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
-        """Yield the output of a service's task, from when it runs."""
-        state, task = self._look(instance.id)
-        looks = 0
-        while state is InstanceState.STARTING:
-            looks += 1
-            time.sleep(backoff_seconds(looks, first=FIRST_LOOK_SECONDS, longest=LOOK_AGAIN_SECONDS))
-            state, task = self._look(instance.id)
-        container = _container_of(task)
+        """Yield the output of a service's task."""
+        container = self._local_container(instance.id)
         if container is None:
-            return
-        with explained():
-            is_here = container in self._containers(instance.id)
-        if not is_here:
             yield from self._output_elsewhere(instance.id, cursor)
             return
         yield from self.output(container, cursor)
@@ -256,7 +206,7 @@ class SwarmEngine(DockerEngine):
     def _ask_to_drain(self, instance: Instance) -> None:
         service = self._service(instance.id) or {"Spec": {}}
         env = service["Spec"].get("TaskTemplate", {}).get("ContainerSpec", {}).get("Env") or ()
-        options = _options_of(dict(each.split("=", 1) for each in env))
+        options = host_options(dict(each.split("=", 1) for each in env))
         if instance.address is None or options.get("drain_secret") is None:
             raise EngineRefused("its server cannot be told to drain")
         base_url = with_token(instance.address, options.get("token"))
@@ -277,15 +227,6 @@ class SwarmEngine(DockerEngine):
             return None
         return max(tasks, key=_created_at, default=None)
 
-    def _look(self, service: str) -> tuple[InstanceState, Json | None]:
-        """Return how far a service is, and its newest task; one that was removed has ended."""
-        found = self._service(service)
-        if found is None:
-            return InstanceState.EXITED, None
-        with explained():
-            task = self._task(service)
-            return _state_of(found, task, self._down_node(task)), task
-
     def _down_node(self, task: Json | None) -> tuple[str, ...]:
         """Return the node of a task, if it is down."""
         node = (task or {}).get("NodeID")
@@ -300,15 +241,15 @@ class SwarmEngine(DockerEngine):
         if task is None:
             known = ExitFacts() if state is InstanceState.EXITED else None
             return Instance(id=service["ID"], labels=labels, state=state, exit=known)
-        status = task["Status"]
+        status, waits = task["Status"], state is InstanceState.STARTING
         return Instance(
             id=service["ID"],
             labels=labels,
             state=state,
             pid=(status.get("ContainerStatus") or {}).get("PID") or None,
             address=self._address_of(service, task),
-            waiting=(status.get("Err") or status.get("Message")) if _waits(state) else None,
-            is_on_its_way=_waits(state) and not status.get("Err"),
+            waiting=(status.get("Err") or status.get("Message")) if waits else None,
+            is_on_its_way=waits and not status.get("Err"),
             drains=ENV_HOST_LABEL in service["Spec"]["Labels"],
             exit=self._exit(task, down) if state is InstanceState.EXITED else None,
         )
@@ -351,7 +292,13 @@ class SwarmEngine(DockerEngine):
         return False
 
     def _has_ended(self, service: str) -> bool:
-        return self._look(service)[0] is InstanceState.EXITED
+        """Whether a service has ended, or was removed."""
+        found = self._service(service)
+        if found is None:
+            return True
+        with explained():
+            task = self._task(service)
+            return _state_of(found, task, self._down_node(task)) is InstanceState.EXITED
 
     def _await_end(self, service: str, grace_seconds: float) -> None:
         """Wait until Swarm knows that the task has ended."""
@@ -383,12 +330,12 @@ class SwarmEngine(DockerEngine):
         has_ended = False
         while not has_ended:
             has_ended = self._has_ended(service)
-            with explained():
+            with explained(), contextlib.suppress(docker.errors.NotFound):  # it was removed
                 text = self._api.service_logs(service, **options, **since(cursor))
                 for chunk in pieces_after(text, cursor):
                     cursor = chunk.cursor
                     yield chunk
-            self._is_closed.wait(LOOK_AGAIN_SECONDS)
+            time.sleep(LOOK_AGAIN_SECONDS)
 
     def _publishes_on(self, network: str) -> str:
         """Return the address that ports of this node's tasks on a network are published on."""
@@ -412,26 +359,17 @@ class SwarmEngine(DockerEngine):
                 if node["Status"]["State"] == "ready" and node["Spec"]["Availability"] == "active"
             )
 
-    def _check_gpus(self, count: int) -> None:
-        """Refuse more than any node has: their task would wait for ever."""
-        most = max(map(_gpus_of, self._resources()), default=0)
-        if most == 0:
-            raise EngineRefused(f"--gpus {count}: no node of the swarm tells of GPUs", _TELL_GPUS)
-        if count > most:
-            have = "1 GPU" if most == 1 else f"{most} GPUs"
-            raise EngineRefused(
-                f"--gpus {count}: no node of the swarm has more than {have}", f"--gpus {most}"
-            )
-
     def _create_service(self, plan: ReplicaPlan) -> None:
         image = self._image_of(plan)
         if plan.gpus:
-            self._check_gpus(plan.gpus)
+            check_gpus(plan.gpus, max(map(_gpus_of, self._resources()), default=0), _TELL_GPUS)
         docker_options, placement = split_options(plan.options)
         host, own = host_config(docker_options, sandbox=plan.sandbox)
         if self._is_exposed(plan):
             _check_token(plan, has_env_host=has_env_host(image))
-            plan = dataclasses.replace(plan, env=_drained_by_request(served_anywhere(plan.env)))
+            # From another node it is drained by a request.
+            env = with_host_options(served_anywhere(plan.env), drain_secret=new_token())
+            plan = dataclasses.replace(plan, env=env)
         port = {
             "Protocol": "tcp",
             "TargetPort": port_inside(plan, image),
@@ -520,32 +458,10 @@ def _container_of(task: Json | None) -> str | None:
     return (status.get("ContainerStatus") or {}).get("ContainerID") or None
 
 
-def _waits(state: InstanceState) -> bool:
-    return state is InstanceState.STARTING
-
-
-def _lacks_ipvs(kernel: str) -> bool:
-    """Whether the engine's kernel is this machine's, and has no IPVS, be it loaded or not."""
-    if kernel != os.uname().release or IPVS.exists():
-        return False
-    lists = (MODULES / kernel / name for name in ("modules.dep", "modules.builtin"))
-    return not any("/ip_vs.ko" in path.read_text() for path in lists if path.exists())
-
-
 def _check_token(plan: ReplicaPlan, *, has_env_host: bool) -> None:
     """Refuse to publish a server on all addresses that asks nobody for a token."""
-    if has_env_host and _options_of(plan.env).get("token") is not None:
+    if has_env_host and host_options(plan.env).get("token") is not None:
         return
     text = "Swarm publishes its port on all addresses of the node, and it would ask for no token"
     loopback = 'put {"ip": "127.0.0.1"} into /etc/docker/daemon.json, and restart Docker'
     raise EngineRefused(text, f"launch with --token auto; or {loopback}")
-
-
-def _drained_by_request(env: Mapping[str, str]) -> dict[str, str]:
-    """Let the server be drained from another node."""
-    options = {**_options_of(env), "drain_secret": new_token()}
-    return {**env, HOST_OPTIONS_VARIABLE: json.dumps(options)}
-
-
-def _options_of(env: Mapping[str, str]) -> Json:
-    return dict(json.loads(env.get(HOST_OPTIONS_VARIABLE) or "{}"))

@@ -65,17 +65,14 @@ def container_spec(host: Mapping[str, Any], own: Mapping[str, Any]) -> Json:
         EngineRefused: A service cannot have one of them.
     """
     spec: Json = {}
+    hint = "leave it out, or use docker"
     for key, value in {**host, **own}.items():
         if key not in _SPEC_OF:
-            raise EngineRefused(
-                f"a service of Swarm cannot have Docker's {key}", "leave it out, or use docker"
-            )
+            raise EngineRefused(f"a service of Swarm cannot have Docker's {key}", hint)
         try:
             parts = _SPEC_OF[key](value)
         except ValueError as exc:
-            raise EngineRefused(
-                f"a service of Swarm: {exc}", "leave it out, or use docker"
-            ) from exc
+            raise EngineRefused(f"a service of Swarm: {exc}", hint) from exc
         for name, part in parts.items():
             spec[name] = [*spec[name], *part] if name in spec and name == "Mounts" else part
     return spec

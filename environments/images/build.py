@@ -24,7 +24,7 @@ from typing import IO
 
 from ...system.terminal_text import plain
 from ..command_output import run_command
-from ..engines.docker_hints import INSTALL, hint_on
+from ..engines.docker_address import INSTALL, hint_on
 from ..errors import (
     EngineFailed,
     InvalidSpec,

@@ -27,7 +27,6 @@ def engine(real: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubernete
     yield made
     for instance in made.list():
         made.remove(instance)
-    made.close()
 
 
 def plan_of(

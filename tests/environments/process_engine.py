@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import Any
 
 from openenvd.environments.engines.base import (
-    Capacity,
     Check,
     EngineGone,
     EngineRefused,
@@ -78,10 +77,6 @@ class ProcessEngine:
         except EngineGone as exc:
             return Check(problem=exc.message, remedy=f"rm {self.root}.gone")
         return Check(version="1")
-
-    def capacity(self) -> Capacity:
-        self._ask()
-        return Capacity(cpus=2.0)
 
     def list(self) -> list[Instance]:
         self._ask()

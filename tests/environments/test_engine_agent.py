@@ -947,7 +947,7 @@ def test_a_replica_that_is_asked_for_twice_at_once_is_served_once(
     run_file.run_dir.rename(home / "aside")
     with ensure_agent(layout, AT) as first, ensure_agent(layout, AT) as second:
         for client in (first, second):
-            client.ask("capacity")  # so that both are connected
+            client.ask("list")  # so that both are connected
         agent = agent_of(layout)
         agent.suspend()
         (home / "aside").rename(run_file.run_dir)
@@ -1010,10 +1010,10 @@ def test_an_agent_whose_socket_is_gone_makes_way_for_the_next(
 def test_an_agent_tells_what_its_engine_has_or_why_it_cannot(
     home: Path, layout: Layout, engine: ProcessEngine
 ) -> None:
-    assert ask_agent(layout, AT, "capacity")["capacity"]["cpus"] == 2.0
+    assert ask_agent(layout, AT, "list")["instances"] == []
     (home / "engine.gone").touch()
     with pytest.raises(EngineFailed, match="does not answer") as raised:
-        ask_agent(layout, AT, "capacity")
+        ask_agent(layout, AT, "list")
     assert raised.value.hint == "start it"
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.env_host.protocol import HostConfig
-from openenvd.environments.engines.docker_hints import hint_on
+from openenvd.environments.engines.docker_address import hint_on
 from openenvd.environments.errors import EngineFailed, UnknownSource
 from openenvd.environments.image_names import digest_in_repository, image_of, tag_of
 from openenvd.environments.images.build import DockerCli

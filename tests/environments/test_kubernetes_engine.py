@@ -12,11 +12,13 @@ import itertools
 import json
 import os
 import signal
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp.web
@@ -24,6 +26,7 @@ import kmock as mock
 import pytest
 import yaml
 
+from openenvd.environments.engines import kubernetes
 from openenvd.environments.engines.base import (
     EngineGone,
     EngineRefused,
@@ -134,13 +137,16 @@ async def engine(
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     for name in ("OPENENVD_KUBE_CONTEXT", "OPENENVD_KUBE_NAMESPACE"):
         monkeypatch.delenv(name, raising=False)
+    for name, value in kubernetes_address(os.environ).items():
+        monkeypatch.setenv(name, value)
     kmock["get /version"] << {"gitVersion": "v1.34.4"}
     kmock[REVIEWS] << (lambda request: {"status": {"allowed": _is_allowed(request)}})
     for name in ("pods", "services", "secrets", "events"):
         kmock.resources[f"v1/{name}"] = mock.ResourceInfo()
     made = KubernetesEngine()
     yield made
-    made.close()
+    if (known := vars(made._cluster).get("_client")) is not None:
+        known.client.rest_client.pool_manager.clear()
 
 
 def _is_allowed(request: Any) -> bool:
@@ -310,11 +316,13 @@ async def test_a_pod_that_waits_for_long_is_looked_at_less_and_less(
     def note(seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 6:
-            engine._is_closed.set()
+            raise EngineGone("enough")
 
-    monkeypatch.setattr(engine._is_closed, "wait", note)
-    with pytest.raises(EngineGone):
-        await asyncio.to_thread(lambda: list(engine.logs(instance, None)))
+    monkeypatch.setattr(engine, "_runs", lambda _: True)
+    clock = SimpleNamespace(sleep=note, monotonic=time.monotonic)
+    monkeypatch.setattr(kubernetes, "time", clock)
+    with pytest.raises(EngineGone, match="enough"):
+        await asyncio.to_thread(engine._await_end, instance, 600.0)
     assert pauses == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
 
 
@@ -542,17 +550,16 @@ async def test_a_quota_that_others_change_at_the_same_time_is_asked_for_again(
 @pytest.mark.parametrize("text", ["contexts: [", "clusters: 3", "a\n\tb: c", "[]", "\0"])
 async def test_a_kubeconfig_that_is_none_is_named(engine: KubernetesEngine, text: str) -> None:
     Path(os.environ["KUBECONFIG"]).write_text(text)
-    check = await asyncio.to_thread(engine.check)
-    assert not check.works
-    assert os.environ["KUBECONFIG"] in str(check.problem)
-    assert "\n" not in str(check.problem)
+    with pytest.raises(EngineGone) as gone:
+        await asyncio.to_thread(engine.check)
+    assert os.environ["KUBECONFIG"] in gone.value.message
+    assert "\n" not in gone.value.message
 
 
 async def test_a_kubeconfig_that_is_not_there_is_named(
     engine: KubernetesEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere/config")
-    check = await asyncio.to_thread(KubernetesEngine().check)
-    assert not check.works
-    assert "/nowhere/config" in str(check.problem)
-    assert check.remedy is not None
+    with pytest.raises(EngineGone, match="/nowhere/config") as gone:
+        await asyncio.to_thread(KubernetesEngine().check)
+    assert gone.value.hint is not None

@@ -14,15 +14,13 @@ import pytest
 from openenvd.env_host.protocol import HOST_OPTIONS_VARIABLE
 from openenvd.environments.engines.base import EngineRefused, Labels, ReplicaPlan
 from openenvd.environments.engines.kubernetes_address import kubernetes_address
-from openenvd.environments.engines.kubernetes_nodes import capacity_of, quantity
 from openenvd.environments.engines.kubernetes_options import (
     SIGNAL_SERVER,
-    check_options,
     dns_name,
     label_values,
+    options_of,
     pod_of,
     secret_of,
-    service_name,
     service_of,
 )
 
@@ -138,12 +136,12 @@ def test_options_that_cannot_be_are_refused_before_anything_is_started(
     options: dict[str, str], words: str
 ) -> None:
     with pytest.raises(EngineRefused, match=words):
-        check_options(options, sandbox=False)
+        options_of(options, sandbox=False)
 
 
 def test_an_option_that_is_nearly_right_is_named() -> None:
     with pytest.raises(EngineRefused) as refusal:
-        check_options({"namespcae": "rl"}, sandbox=False)
+        options_of({"namespcae": "rl"}, sandbox=False)
     assert str(refusal.value.hint).startswith("did you mean namespace?")
 
 
@@ -172,8 +170,9 @@ def test_a_service_leads_to_all_replicas_of_one_homes_environment() -> None:
         "openenvd.environment": "echo",
     }
     assert [owner["uid"] for owner in service["metadata"]["ownerReferences"]] == ["u-1"]
-    assert service_name(LABELS) == "openenvd-echo-01234567"
-    assert service_name(replace(LABELS, home="ba9876543210")) != service_name(LABELS)
+    other = service_of(replace(PLAN, labels=replace(LABELS, home="ba9876543210")), made)
+    names = [each["metadata"]["name"] for each in (service, other)]
+    assert names == ["openenvd-echo-01234567", "openenvd-echo-ba987654"]
 
 
 def test_a_signal_is_sent_to_the_first_process_that_has_the_shells_files(tmp_path: Path) -> None:
@@ -199,24 +198,6 @@ def test_a_signal_is_sent_to_the_first_process_that_has_the_shells_files(tmp_pat
     process("9000020", "own")
     process("9000030", "own")
     assert signalled() == "-10 9000020"
-
-
-def test_the_capacity_is_that_of_nodes_that_take_pods() -> None:
-    def node(ready: str = "True", **spec: object) -> Any:
-        allocatable = {"cpu": "3920m", "memory": "16Gi", "nvidia.com/gpu": "4"}
-        conditions = [{"type": "Ready", "status": ready}]
-        return {"spec": spec, "status": {"allocatable": allocatable, "conditions": conditions}}
-
-    found = capacity_of([node(), node("False"), node(unschedulable=True)])
-    assert (found.cpus, found.memory_bytes, found.gpus, found.nodes) == (3.92, 2**34, 4, 1)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("2", 2), ("250m", 0.25), ("1Ki", 1024), ("1k", 1000), ("1.5Gi", 1.5 * 2**30), ("1e3", 1000)],
-)
-def test_quantities_are_read(text: str, value: float) -> None:
-    assert float(quantity(text)) == value
 
 
 def test_the_cluster_is_that_of_kubectl_and_its_context_is_kept(tmp_path: Path) -> None:

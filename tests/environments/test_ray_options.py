@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.engines.base import EngineRefused, Labels, ReplicaPlan
-from openenvd.environments.engines.ray_address import ray_address
 from openenvd.environments.engines.ray_options import (
     bundle,
     check_options,
-    label_selector,
-    runtime_env,
+    options_of,
+    ray_address,
 )
 
 
@@ -41,8 +40,8 @@ def test_a_share_of_a_gpu_stands_for_whole_ones() -> None:
 def test_options_are_json_objects() -> None:
     options = {"runtime-env": '{"pip": ["numpy"]}', "label-selector": '{"zone": "a"}'}
     check_options(options, sandbox=False)
-    assert runtime_env(options) == {"pip": ["numpy"]}
-    assert label_selector(options) == {"zone": "a"}
+    found = {"runtime-env": {"pip": ["numpy"]}, "label-selector": {"zone": "a"}}
+    assert options_of(options) == found
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_options_are_json_objects() -> None:
         ({"gpus": "many"}, "must be a number"),
         ({"gpus": "nan"}, "must be a number"),
         ({"address": "head:6399"}, "named by a variable"),
-        ({"shm-size": "1g"}, "is none of Ray's"),
+        ({"shm-size": "1g"}, "ray has no option 'shm-size'"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(options: dict[str, str], words: str) -> None:

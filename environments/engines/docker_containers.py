@@ -1,5 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a container ended: from its state, and from Docker's events about it.
+"""What Docker says of a container: where it is reached, and how it ended.
+
+    a published port   client ──▶ docker-proxy ──▶ container     docker-proxy ends with dockerd
+    its own address    client ───────────────────▶ container     as long as the container runs
+
+It is reached at its own address only where nothing speaks against it: it runs on this very machine
+(its process has it in its cgroup's name), and its network's gateway is an address of this machine.
+An engine in a virtual machine (Docker Desktop), on another host, or without root's rights, whose
+bridge is in a namespace of its own, has its containers reached at their published ports.
 
 `OOMKilled` says only that something in the container was ever killed for memory. Docker's events
 say when that was, and which signals were sent through Docker: `docker kill` is no kill for
@@ -9,8 +17,10 @@ memory, whatever the flag says. They are kept by dockerd until it is restarted, 
 from __future__ import annotations
 
 import signal as signals
+import socket
 from collections.abc import Iterable
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from ...system.proc import signal_name
@@ -24,13 +34,43 @@ _EXIT_KILLED, _EXIT_TERMINATED = 128 + signals.SIGKILL, 128 + signals.SIGTERM
 _TELL = frozenset({signals.SIGUSR1, signals.SIGUSR2})  # by which we ask a server to drain
 
 
-def events_of(api: Any, found: Json) -> list[Json]:
-    """Return Docker's events about a container that has ended, oldest first.
+def is_rootless(info: Json) -> bool:
+    """Whether an engine runs without root's rights, as it says."""
+    return any("rootless" in each for each in info.get("SecurityOptions") or ())
 
-    Args:
-        api: The connection.
-        found: What `inspect` says of it.
-    """
+
+def own_address(container: Json, proc: Path = Path("/proc")) -> str | None:
+    """Return `http://host:port` of an inspected container that runs; None: it is not reached so."""
+    settings = container["NetworkSettings"]
+    published = [name for name, at in (settings.get("Ports") or {}).items() if at]
+    if len(published) != 1 or not _runs_here(container, proc):
+        return None
+    port = published[0].partition("/")[0]
+    for network in (settings.get("Networks") or {}).values():
+        if network.get("IPAddress") and _is_of_this_machine(network.get("Gateway")):
+            return f"http://{network['IPAddress']}:{port}"
+    return None
+
+
+def _runs_here(container: Json, proc: Path) -> bool:
+    try:
+        return container["Id"] in (proc / str(container["State"]["Pid"]) / "cgroup").read_text()
+    except OSError:
+        return False
+
+
+def _is_of_this_machine(address: str | None) -> bool:
+    """Whether an address can be bound, which takes no privilege."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
+            found.bind((address or "", 0))
+    except OSError:
+        return False
+    return bool(address)
+
+
+def events_of(api: Any, found: Json) -> list[Json]:
+    """Return Docker's events about an inspected container that has ended, oldest first."""
     state = found["State"]
     if state["StartedAt"].startswith(_NEVER) or state["FinishedAt"].startswith(_NEVER):
         return []
