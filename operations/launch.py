@@ -35,7 +35,8 @@ from ..environments.image_names import SCHEME
 from ..environments.layout import Layout
 from ..environments.names import name_of_source, validate_name
 from ..environments.providers import check_options, check_provider, provider_named
-from ..environments.providers.base import Replicas, StartedReplica
+from ..environments.providers.base import StartedReplica
+from ..environments.providers.started_replicas import StartedReplicas
 from ..environments.sources.program import Program, program_of
 from ..environments.sources.resolve import (
     Bundled,
@@ -329,7 +330,7 @@ class _Launching:
         gateway_process.wait_until_serving(self._gateway, self._spec.name, addresses, seconds)
 
     @contextmanager
-    def _started(self, program: Program) -> Iterator[Replicas]:
+    def _started(self, program: Program) -> Iterator[StartedReplicas]:
         """The replicas, which are stopped when the body fails, and go on when it does not."""
         provider = provider_named(self._spec.provider, self._context.home)
         gateway = self._gateway

@@ -148,9 +148,10 @@ class HttpServer(EventDrivenServer):
 
 
 def _who_listens(port: int) -> str:
-    from ..environments.providers.ports import holder_of, name_of
+    from ..environments.providers.ports import holder_of
 
     holder = holder_of(port)
     if holder is None:
         return "another process listens there"
-    return f"pid {holder.pid} ({name_of(holder)}) listens there"
+    pid, name = holder
+    return f"pid {pid} ({name}) listens there"

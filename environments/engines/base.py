@@ -136,7 +136,6 @@ class ReplicaPlan:
     cpus: float | None = None
     gpus: int = 0
     ordinal: int = 0
-    replicas: int = 1
     sandbox: bool = False
     options: dict[str, str] = field(default_factory=dict)
     folder: str = "/"

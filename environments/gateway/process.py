@@ -1,12 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gateway's process: at most one a home, below a shim, found again by its run file.
 
-    ensure_running   a launch: starts it, unless it runs, and returns where it listens
-    read_gateway     whoever wants to know: what was started here, if anything
-    revive           the daemon: a new shim in place of one that was killed
-    stop             the daemon, when no environment wants it any more
-    check_here       `openenv check`: whether one could be started
-
 The run file lies with those of replicas, in `run/gateway`, but is of a version of its own, so that
 nobody takes it for a replica's. Envoy opens its own listening sockets, one a thread
 (`SO_REUSEPORT`). The shim holds another that never listens: bound first and exclusively, it fails
@@ -47,7 +41,7 @@ from ...system.units import MB
 from .. import run_files
 from ..errors import GatewayFailed, NotReady, PortInUse, with_last_lines
 from ..layout import GATEWAY, Layout, make_private
-from ..providers.environment_variables import RUN_DIR_VARIABLE, child_environment
+from ..providers.new_replicas import RUN_DIR_VARIABLE, child_environment
 from ..providers.ports import (
     FIRST_PORT,
     LAST_PORT,
@@ -292,28 +286,24 @@ def check_options(options: GatewayOptions) -> None:
             "the gateway needs both files for TLS, the certificate and its key",
             "openenv up --gateway-certificate FILE --gateway-key FILE",
         )
-    for path in filter(None, (options.certificate, options.key)):
-        try:
-            Path(path).read_bytes()
-        except OSError as exc:
-            text = f"the gateway cannot read {path}: {exc.strerror}"
-            raise GatewayFailed(
-                text, "correct the path or its permissions, and launch again"
-            ) from exc
-    if options.certificate:
-        import ssl  # OpenSSL, where there is anything to check
+    if not options.certificate:
+        return
+    import ssl  # OpenSSL, where there is anything to check
 
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-                options.certificate, options.key, password=""
-            )
-        except (ssl.SSLError, ValueError) as exc:
-            text = (
-                f"{options.certificate} and {options.key} are not a certificate and its key: {exc}"
-            )
-            raise GatewayFailed(
-                text, "give PEM files that belong together, without a password"
-            ) from exc
+    try:
+        for path in (options.certificate, options.key):
+            Path(path).read_bytes()  # its error names the file
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            options.certificate, options.key, password=""
+        )
+    except (ssl.SSLError, ValueError) as exc:
+        text = f"{options.certificate} and {options.key} are not a certificate and its key: {exc}"
+        hint = "give PEM files that belong together, without a password"
+        raise GatewayFailed(text, hint) from exc
+    except OSError as exc:
+        text = f"the gateway cannot read {exc.filename}: {exc.strerror}"
+        hint = "correct the path or its permissions, and launch again"
+        raise GatewayFailed(text, hint) from exc
 
 
 # Starting

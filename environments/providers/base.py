@@ -3,19 +3,22 @@
 
 A launch (in a worker) calls them in this order; the daemon's reconciler then takes over.
 
-    start ──▶ a Replicas handle ──▶ wait_until_ready ──▶ release     the replicas continue
-                                └─▶ stop                             on any failure
+    start ──▶ StartedReplicas ──▶ wait_until_ready ──▶ release     the replicas continue
+                              └─▶ stop                             on any failure
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..run_files import RunFile
 from ..sources.program import Program
 from ..spec import EnvironmentSpec
+
+if TYPE_CHECKING:
+    from .started_replicas import StartedReplicas
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,42 +46,6 @@ OnWaiting = Callable[[str], None]
 OnLasting = Callable[[str, float], None]
 
 
-class Replicas(Protocol):
-    """The replicas of one launch, until they are its environment's."""
-
-    @property
-    def address(self) -> str:
-        """What goes into upstream's `base_url`."""
-
-    def wait_until_ready(
-        self,
-        timeout_seconds: float,
-        on_ready: OnReplica,
-        on_waiting: OnWaiting = ...,
-        on_lasting: OnLasting = ...,
-    ) -> list[StartedReplica]:
-        """Wait until all replicas are ready, and return them.
-
-        Args:
-            timeout_seconds: How long all of them together may take.
-            on_ready: Called with each replica when it is ready.
-            on_lasting: Called with how many are ready and why others are not, and the seconds left,
-                again and again once that lasts.
-            on_waiting: Called with a sentence when none has become ready for a while, and the
-                engine says why.
-
-        Raises:
-            ReplicaFailed: A replica exited; raised at once.
-            NotReady: The time is over.
-        """
-
-    def stop(self) -> None:
-        """Stop everything that was started; nothing is left when this returns."""
-
-    def release(self) -> None:
-        """Leave the replicas running, and close what this process holds of them."""
-
-
 class Provider(Protocol):
     """One way to run replicas."""
 
@@ -95,7 +62,7 @@ class Provider(Protocol):
         on_started: OnReplica,
         address: str | None = None,
         replaces: str | None = None,
-    ) -> Replicas:
+    ) -> StartedReplicas:
         """Start all replicas; on a failure those that were started are stopped again.
 
         Each replica is recorded, where the daemon finds it, before it is started.
@@ -121,7 +88,7 @@ class Provider(Protocol):
         replicas: int,
         added_by: str,
         on_started: OnReplica,
-    ) -> Replicas:
+    ) -> StartedReplicas:
         """Start further replicas of a running environment, where its clients find them.
 
         They have numbers that no replica of it has (`run_files.free_ordinals`).

@@ -21,11 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ...env_host.protocol import (
-    ENVIRONMENT_HEADER,
-    GENERATION_HEADER,
     HOST_CONFIG_VARIABLE,
     HOST_OPTIONS_VARIABLE,
-    REPLICA_HEADER,
     ServeOptions,
 )
 from ...shim.client import ShimClient, ShimGone
@@ -41,8 +38,7 @@ from ..sources.program import Program
 from ..spec import EnvironmentSpec
 from . import new_replicas
 from .base import OnReplica, StartedReplica
-from .environment_variables import MAX_SESSIONS_VARIABLE, child_environment
-from .new_replicas import Place, host_of
+from .new_replicas import MAX_SESSIONS_VARIABLE, Place, child_environment, host_of
 from .ports import PortOwner, open_listeners
 from .started_replicas import Json, StartedReplicas
 
@@ -69,10 +65,6 @@ class EngineProvider:
         """Write each replica down, and have the agent start it.
 
         What it `replaces` has ports of its own: nothing is taken over.
-
-        Raises:
-            InvalidSpec: There is no image, or there are more replicas than sessions.
-            EngineFailed, PortInUse, OSError
         """
         if program.image is None and not traits_of(self.name).runs_programs:
             raise InvalidSpec(
@@ -103,7 +95,6 @@ class EngineProvider:
 
         Raises:
             InvalidSpec: It has the address of its one replica: others would be at other ones.
-            EngineFailed, PortInUse, OSError
         """
         if not like.is_at_gateway:
             raise _not_at_the_gateway(like, replicas)
@@ -122,7 +113,6 @@ class EngineProvider:
                     labels=replace(plan.labels, replica=data["replica_id"]),
                     port=data["port"],
                     ordinal=data["number"],
-                    replicas=replicas,
                 )
                 added.write_down(data | {"plan": plan.to_json()})
         return added
@@ -141,7 +131,6 @@ class EngineProvider:
             cpus=spec.cpus,
             gpus=spec.gpus or 0,
             ordinal=data["number"],
-            replicas=spec.replicas,
             sandbox=spec.sandbox,
             options=spec.options_of_engine,
         )
@@ -250,17 +239,12 @@ def _not_at_the_gateway(like: run_files.RunFile, replicas: int) -> InvalidSpec:
 
 def _environment(spec: EnvironmentSpec, data: Json, max_sessions: int | None) -> dict[str, str]:
     """Return the variables of one replica: nothing of this machine's, the user's over ours."""
-    headers = {
-        ENVIRONMENT_HEADER: spec.name,
-        GENERATION_HEADER: data["request_id"],
-        REPLICA_HEADER: data["replica_id"],
-    }
     options = {
         **_asked(spec),
         "max_sessions": max_sessions,
         "memory_bytes": spec.memory_bytes,
         "cores": None if spec.cpus is None else math.ceil(spec.cpus),
-        "headers": headers,
+        "headers": new_replicas.names_of(data),
         "replica": data["number"],
         "owns_cgroup": True,
     }

@@ -21,34 +21,24 @@ import json
 import os
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...env_host.protocol import (
-    ENVIRONMENT_HEADER,
-    GENERATION_HEADER,
-    HOST_CONFIG_VARIABLE,
-    REPLICA_HEADER,
-    door_path,
-)
+from ...env_host.protocol import HOST_CONFIG_VARIABLE, door_path
 from ...processes.resources.limits import available_memory_bytes, read_limits
 from ...processes.resources.pids_limit import HINT as ROOM_HINT
 from ...processes.resources.pids_limit import ProcessRoom, no_room_text, process_room
 from ...shim.client import start_shim
 from .. import gpus, run_files
-from ..errors import (
-    NoProcesses,
-    NotRunning,
-)
+from ..errors import NoProcesses, NotRunning
 from ..layout import Layout, make_private
 from ..sizing import share_sessions
 from ..sources.program import HOST_PRELOAD, Program
 from ..spec import EnvironmentSpec
 from . import new_replicas
 from .base import OnReplica, StartedReplica
-from .environment_variables import RUN_DIR_VARIABLE, child_environment
-from .new_replicas import Place, host_of
+from .new_replicas import RUN_DIR_VARIABLE, Place, child_environment, host_of
 from .ports import PortOwner, open_listeners
 from .started_replicas import IMPORTS, StartedReplicas
 
@@ -84,9 +74,8 @@ class LocalProvider:
         """Start a shim per replica.
 
         Raises:
-            InvalidSpec: there are more replicas than sessions, or too few GPUs.
+            InvalidSpec: there are too few GPUs.
             NoProcesses: there is no room for theirs.
-            PortInUse, OSError
         """
         shares = share_sessions(spec.max_sessions, spec.replicas, spec.max_replicas)
         found = gpus.find_gpus({**os.environ, **spec.env}) if spec.gpus else ()
@@ -103,23 +92,57 @@ class LocalProvider:
         others = [each for each in running if each.request_id != launch_id]
         replaced = [] if replaces is None else sorted(others, key=run_files.by_service)
         replicas = LocalReplicas(spec, self._listeners(spec, replaced), address)
-        plan = _Plan(
-            self._layout,
-            spec,
-            program,
-            launch_id,
-            address,
-            available_memory_bytes(),
-            _cores_of_one(spec),
-            is_held=replaces is not None,
-        )
         numbers = run_files.free_numbers(known, spec.replicas)
         with _stopped_on_failure(replicas):
             for ordinal, share in enumerate(shares):
                 place = Place(ordinal, numbers[ordinal], replicas.port(ordinal))
-                data = plan.run_file(place, share, devices[ordinal])
+                data = new_replicas.of_launch(self._layout, spec, launch_id, place, address)
+                data["held"] = replaces is not None
+                data |= self._what_runs(spec, program, data, share, devices[ordinal])
                 on_started(replicas.start_one(data, program.links, ordinal))
         return replicas
+
+    def _what_runs(
+        self,
+        spec: EnvironmentSpec,
+        program: Program,
+        data: Json,
+        max_sessions: int | None,
+        devices: Devices,
+    ) -> Json:
+        """Return what a run file says of the program and its variables, for the shim."""
+        layout, number, run_dir = self._layout, data["number"], data["run_dir"]
+        links = (str(Path(run_dir) / IMPORTS),) if program.links else ()
+        config = replace(
+            program.config,
+            max_sessions=max_sessions,
+            import_paths=(*links, *program.config.import_paths),
+            # Which the env host cannot find out: it stands alone, and knows no cgroups.
+            memory_bytes=spec.memory_bytes or available_memory_bytes(),
+            cores=_cores_of_one(spec),
+            headers=new_replicas.names_of(data),
+            replica=number,
+            doors=layout.doors(spec.name),
+            shares_address=not spec.gateway,
+            sleep_after_seconds=spec.sleep_seconds,
+        )
+        environ = child_environment(
+            os.environ, home=str(layout.home), max_sessions=max_sessions, given=spec.env
+        )
+        if devices:
+            environ[gpus.VARIABLE] = ",".join(devices)
+        environ[HOST_CONFIG_VARIABLE] = json.dumps(config.to_json())
+        environ[RUN_DIR_VARIABLE] = run_dir
+        return {
+            "argv": list(program.argv),
+            "entry": program.entry,
+            "fork_server": layout.fork_server(HOST_PRELOAD),
+            "env": environ,
+            "cwd": str(program.folder),
+            "door_path": door_path(layout.doors(spec.name), number),
+            "cgroups": layout.replica_groups,
+            "oom_score_adj": REPLICA_OOM_SCORE_ADJ,
+        }
 
     def _listeners(
         self, spec: EnvironmentSpec, replaced: list[run_files.RunFile]
@@ -146,10 +169,7 @@ class LocalProvider:
         Behind the gateway each has a port of its own.
 
         Raises:
-            InvalidSpec: there are too few GPUs.
-            NoProcesses: there is no room for theirs.
             NotRunning: no shim has the environment's sockets.
-            OSError
         """
         spec = EnvironmentSpec(**{**like.data["spec"], "replicas": replicas})
         check_process_room(replace(spec, replicas=len(shares)), process_room())
@@ -226,76 +246,6 @@ class LocalReplicas(StartedReplicas):
         super().release()
         for one in itertools.chain(*self._listeners):
             one.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Writes the run files of one launch."""
-
-    _layout: Layout
-    _spec: EnvironmentSpec
-    _program: Program
-    _launch_id: str
-    _address: str | None  # the gateway's
-    # Which the env host cannot find out: it stands alone, and knows no cgroups.
-    _available_bytes: int
-    _cores: int
-    _: KW_ONLY
-    is_held: bool
-
-    def run_file(self, place: Place, max_sessions: int | None, devices: Devices) -> Json:
-        """Everything that the shim of one replica needs to know."""
-        name, number = self._spec.name, place.number
-        data = new_replicas.of_launch(
-            self._layout, self._spec, self._launch_id, place, self._address
-        )
-        return data | {
-            "argv": list(self._program.argv),
-            "entry": self._program.entry,
-            "fork_server": self._layout.fork_server(HOST_PRELOAD),
-            "env": self._environment(data["replica_id"], number, max_sessions, devices),
-            "cwd": str(self._program.folder),
-            "door_path": door_path(self._layout.doors(name), number),
-            "held": self.is_held,
-            "cgroups": self._layout.replica_groups,
-            "oom_score_adj": REPLICA_OOM_SCORE_ADJ,
-        }
-
-    def _environment(
-        self, replica_id: str, number: int, max_sessions: int | None, devices: Devices
-    ) -> dict[str, str]:
-        config = self._program.config
-        run_dir = self._layout.run_dir(replica_id)
-        links = (str(run_dir / IMPORTS),) if self._program.links else ()
-        headers = {
-            ENVIRONMENT_HEADER: self._spec.name,
-            GENERATION_HEADER: self._launch_id,
-            REPLICA_HEADER: replica_id,
-        }
-        config = replace(
-            config,
-            max_sessions=max_sessions,
-            import_paths=(*links, *config.import_paths),
-            memory_bytes=self._spec.memory_bytes or self._available_bytes,
-            cores=self._cores,
-            headers=headers,
-            replica=number,
-            doors=self._layout.doors(self._spec.name),
-            shares_address=not self._spec.gateway,
-            sleep_after_seconds=self._spec.sleep_seconds,
-        )
-        environ = child_environment(
-            os.environ,
-            home=str(self._layout.home),
-            max_sessions=max_sessions,
-            given=self._spec.env,
-        )
-        if devices:
-            environ[gpus.VARIABLE] = ",".join(devices)
-        return environ | {
-            HOST_CONFIG_VARIABLE: json.dumps(config.to_json()),
-            RUN_DIR_VARIABLE: str(run_dir),
-        }
 
 
 def _listen(spec: EnvironmentSpec, owner: PortOwner, replicas: int) -> list[Listeners]:

@@ -4,6 +4,10 @@
 of_launch ──┐
             ├─▶ + what its provider needs ─▶ the run file
 like ───────┘
+
+A replica's variables are a small inherited base, ours, and the user's. The rest is not inherited:
+the daemon may have been started from any shell, whose tokens are private, and whose `PYTHONPATH` or
+`VIRTUAL_ENV` would lead a project astray.
 """
 
 from __future__ import annotations
@@ -11,18 +15,36 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from ...env_host.protocol import LOOPBACK, REPLICA_HEADER
+from ...env_host.protocol import (
+    ENVIRONMENT_HEADER,
+    GENERATION_HEADER,
+    LOOPBACK,
+    REPLICA_HEADER,
+)
 from ...system.units import MB
 from .. import run_files
 from ..layout import Layout, make_private
 from ..run_files import RunFile
 from ..spec import EnvironmentSpec
-from .environment_variables import MAX_SESSIONS_VARIABLE
 
 Json = dict[str, Any]
+
+# Where things are, how to reach the network, which accelerators there are.
+INHERITED = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ"}
+    | {"TMPDIR", "TMP", "TEMP", "DISPLAY", "HF_HOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
+    | {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"}
+    | {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
+    | {"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
+)
+INHERITED_PREFIXES = ("LC_", "XDG_", "CUDA_", "NVIDIA_", "ROCR_", "HIP_")
+MAX_SESSIONS_VARIABLE = "MAX_CONCURRENT_ENVS"  # upstream projects read it by convention
+HOME_VARIABLE = "OPENENV_HOME"
+RUN_DIR_VARIABLE = "OPENENVD_RUN_DIR"  # of a replica, for all that it starts: whose they are
 
 # Of one replica; the oldest half beyond it is dropped. The daemon sets the variable.
 MAX_LOG_VARIABLE = "OPENENV_MAX_LOG_MB"
@@ -77,6 +99,38 @@ def like(
     data |= own | {"held": False, "spec": _written(spec), run_files.ADDED_BY: added_by}
     headers = server_options(data).get("headers", {}) | {REPLICA_HEADER: own["replica_id"]}
     return with_options(data, replica=place.number, headers=headers, max_sessions=max_sessions)
+
+
+def child_environment(
+    inherited: Mapping[str, str],
+    *,
+    home: str,
+    max_sessions: int | None,
+    given: Mapping[str, str],
+) -> dict[str, str]:
+    """The full environment of one replica; what the user gave wins over everything."""
+    base = {
+        name: value
+        for name, value in inherited.items()
+        if name in INHERITED or name.startswith(INHERITED_PREFIXES)
+    }
+    ours = {
+        HOME_VARIABLE: home,  # tells whose process it is
+        "PYTHONDONTWRITEBYTECODE": "1",  # a project's folder stays as it is
+        "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves a traceback in the log
+    }
+    if max_sessions is not None:
+        ours[MAX_SESSIONS_VARIABLE] = str(max_sessions)
+    return {**base, **ours, **given}
+
+
+def names_of(data: Json) -> dict[str, str]:
+    """Return the headers by which a replica's server names itself."""
+    return {
+        ENVIRONMENT_HEADER: data["environment"],
+        GENERATION_HEADER: data["request_id"],
+        REPLICA_HEADER: data["replica_id"],
+    }
 
 
 def host_of(spec: EnvironmentSpec) -> str:

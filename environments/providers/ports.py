@@ -8,24 +8,22 @@ reserving the port, in a folder that all homes of this user share:
     /tmp/openenvd-<uid>-ports/21000    {"environment": "echo", "runs": "<home>/run"}
 
 It holds for as long as a run file there says that the environment has the port; so it is with the
-gateway's. Who writes one has
-bound the port, so that no two ever write the same. Others can make files in `/tmp`: what is there
-counts only if it is this user's, and opening it never waits.
+gateway's. Who writes one has bound the port, so that no two ever write the same. The folder counts
+only if this user alone can write to it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import json
 import logging
 import os
 import socket
-import stat
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ...shim.client import read_run_file
 from ...shim.files import write_json
@@ -33,9 +31,6 @@ from ...system.listening_sockets import open_listening_sockets
 from .. import run_files
 from ..errors import PortInUse
 from ..layout import GATEWAY, check_private, make_private_in_shared
-
-if TYPE_CHECKING:
-    import psutil  # 1 MB, and only for naming who is in the way
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +88,7 @@ def reserved_for(port: int) -> PortOwner | None:
     """The environment that has this port, or is to come back at it; None when there is none."""
     try:
         check_private(RESERVATIONS)
-        data = json.loads(_read_own_file(RESERVATIONS / str(port)))
+        data = json.loads((RESERVATIONS / str(port)).read_bytes())
         owner = PortOwner(data["environment"], Path(data["runs"]))
     except (OSError, ValueError, LookupError, TypeError):
         return None
@@ -117,17 +112,6 @@ def renew_reservations(runs: Path) -> None:
                 reserve(port, owner)
 
 
-def _read_own_file(path: Path) -> bytes:
-    def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)  # a FIFO would wait
-
-    with open(path, "rb", opener=opener) as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
-            raise PermissionError(f"{path} is not a file of this user")
-        return file.read()
-
-
 def reserve(port: int, owner: PortOwner) -> None:
     """Write down whose a port is, which the owner has bound."""
     try:
@@ -148,17 +132,14 @@ def _warn_once(folder: Path, problem: str) -> None:
     )
 
 
-def holder_of(port: int) -> psutil.Process | None:
-    """The process that listens on a port; None when there is none, or the system does not say."""
-    import psutil
+def holder_of(port: int) -> tuple[int, str] | None:
+    """The pid and name of who listens on a port; None: nobody does, or the system does not say."""
+    import psutil  # 1 MB, and only for naming who is in the way
 
-    try:
-        connections = psutil.net_connections(kind="tcp")
-    except psutil.Error:
-        return None
-    for item in connections:
-        if item.pid and item.status == psutil.CONN_LISTEN and port in item.laddr[1:2]:
-            return _process(item.pid)
+    with contextlib.suppress(psutil.Error):
+        for item in psutil.net_connections(kind="tcp"):
+            if item.pid and item.status == psutil.CONN_LISTEN and port in item.laddr[1:2]:
+                return item.pid, psutil.Process(item.pid).name()
     return None
 
 
@@ -171,35 +152,14 @@ def _try_listen(host: str, port: int) -> list[socket.socket] | None:
         raise
 
 
-def name_of(process: psutil.Process) -> str:
-    """What people know it by."""
-    import psutil
-
-    try:
-        return process.name()
-    except psutil.Error:
-        return "a process that has just ended"
-
-
-def _process(pid: int) -> psutil.Process | None:
-    import psutil
-
-    try:
-        return psutil.Process(pid)
-    except psutil.Error:
-        return None
-
-
 def port_in_use(port: int) -> PortInUse:
     """The error that says who has a port."""
-    process = holder_of(port)
     hint = "choose another --port, or leave it out to get a free one"
-    if process is None and (owner := reserved_for(port)) is not None:
+    if (holder := holder_of(port)) is not None:
+        pid, name = holder
+        return PortInUse(f"port {port} is in use by {name} (pid {pid})", hint, pid)
+    if (owner := reserved_for(port)) is not None:
         name, home = owner.environment, owner.runs.parent
-        return PortInUse(
-            f"port {port} is reserved for {name} of {home}, which is being restarted", hint
-        )
-    if process is None:
-        return PortInUse(f"port {port} is in use by a process of another user", hint)
-    holder = f"{name_of(process)} (pid {process.pid})"
-    return PortInUse(f"port {port} is in use by {holder}", hint, process.pid)
+        text = f"port {port} is reserved for {name} of {home}, which is being restarted"
+        return PortInUse(text, hint)
+    return PortInUse(f"port {port} is in use by a process of another user", hint)

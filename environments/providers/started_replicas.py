@@ -34,11 +34,16 @@ _STOP_GRACE_SECONDS = 2.0  # what is not ready yet has no sessions to end
 
 
 class StartedReplicas:
-    """What a launch has started. Owned by one thread."""
+    """The replicas of one launch, until they are its environment's. Owned by one thread."""
 
     def __init__(self) -> None:
         self._run_files: list[run_files.RunFile] = []
         self._links: dict[str, ShimClient] = {}
+
+    @property
+    def address(self) -> str:
+        """What goes into upstream's `base_url`."""
+        raise NotImplementedError
 
     def wait_until_ready(
         self,

@@ -35,7 +35,7 @@ from pathlib import Path
 
 from ...environments import run_files
 from ...environments.layout import Layout, socket_folders_outside
-from ...environments.providers.environment_variables import RUN_DIR_VARIABLE
+from ...environments.providers.new_replicas import RUN_DIR_VARIABLE
 from ...environments.providers.ports import renew_reservations
 from ...environments.venv.cleanup import prune_old
 from ...requests_db.async_store import AsyncStore

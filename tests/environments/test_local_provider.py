@@ -32,12 +32,12 @@ from openenvd.environments.errors import (
 from openenvd.environments.http_get import ask, base_url_by_name
 from openenvd.environments.layout import Layout
 from openenvd.environments.providers import local, ports
-from openenvd.environments.providers.base import Replicas, StartedReplica
+from openenvd.environments.providers.base import StartedReplica
 from openenvd.environments.providers.local import (
     LocalProvider,
     check_process_room,
 )
-from openenvd.environments.providers.started_replicas import readable
+from openenvd.environments.providers.started_replicas import StartedReplicas, readable
 from openenvd.environments.sizing import share_sessions
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve
@@ -59,7 +59,7 @@ def start(
     launch_id: str = LAUNCH_ID,
     replaces: str | None = None,
     **fields: object,
-) -> Replicas:
+) -> StartedReplicas:
     spec = EnvironmentSpec("sample", source, **fields)  # type: ignore[arg-type]
     return LocalProvider(home).start(
         spec,
@@ -70,7 +70,7 @@ def start(
     )
 
 
-def wait(replicas: Replicas, seconds: float = TIMEOUT_SECONDS) -> list[StartedReplica]:
+def wait(replicas: StartedReplicas, seconds: float = TIMEOUT_SECONDS) -> list[StartedReplica]:
     return replicas.wait_until_ready(seconds, lambda _: None)
 
 

@@ -150,17 +150,6 @@ def test_an_address_of_another_machine_is_an_error_of_the_system(reservations: P
         open_listeners("192.0.2.1", 21000, OWNER)
 
 
-def test_a_fifo_in_place_of_a_reservation_is_not_waited_for(reservations: Path) -> None:
-    reservations.mkdir(mode=0o700)
-    os.mkfifo(reservations / "21000")
-    assert reserved_for(21000) is None
-
-
-def test_a_symlink_in_place_of_a_reservation_is_not_followed(reservation: Path) -> None:
-    reservation.symlink_to(reservation.rename(reservation.parent / "elsewhere"))
-    assert reserved_for(21000) is None
-
-
 def test_a_folder_of_reservations_that_others_can_write_to_is_not_read(reservation: Path) -> None:
     reservation.parent.chmod(0o777)
     assert reserved_for(21000) is None

@@ -11,7 +11,7 @@ import pytest
 
 from openenvd.env_host.protocol import HostConfig
 from openenvd.environments.errors import InvalidSpec
-from openenvd.environments.providers.environment_variables import child_environment
+from openenvd.environments.providers.new_replicas import child_environment
 from openenvd.environments.sources.program import app_candidates, package_of, program_of
 from openenvd.environments.sources.resolve import Project, resolve
 from openenvd.environments.spec import EnvironmentSpec

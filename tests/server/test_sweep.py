@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.layout import Layout
-from openenvd.environments.providers.environment_variables import RUN_DIR_VARIABLE
+from openenvd.environments.providers.new_replicas import RUN_DIR_VARIABLE
 from openenvd.executor.supervisor.memory import sweep_cgroups
 from openenvd.server.housekeeping.sweep import Sweeper, sweep_regularly
 from openenvd.server.settings import Paths
