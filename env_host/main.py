@@ -170,9 +170,10 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
 
     how: dict[str, Any] = {"serving": Serving.AS_IS}
     if not has_sessions(app):
-        notifier.note(f"{NO_SESSIONS}; it is served as it is")
+        note = f"{NO_SESSIONS}; it is served as it is"
+        notifier.note(note)
         how = {"serving": Serving.HTTP, "route": example_route(app)}
-        app = WithoutSessions(app)
+        app = WithoutSessions(app, how | {"notes": [note]})
     serving = serve(
         app,
         listening(inputs.listeners),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import signal
@@ -10,9 +11,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import psutil
 import pytest
@@ -82,6 +85,62 @@ def test_a_folder_is_launched_with_its_limits_options_and_variables(
     assert '"GREETING=good day"' in inspected(".Config.Env")
     with urlopen(f"{environment['address']}/capacity") as response:
         assert json.load(response)["max_sessions"] == 3
+
+
+FAILING = SAMPLE.replace(
+    "    def reset",
+    """    def __init__(self):
+        import pathlib
+        if pathlib.Path("/tmp/broken").exists():
+            raise OSError("no licence")
+    def reset""",
+)
+
+
+def test_that_sessions_fail_in_a_container_is_told_until_they_do_not(
+    docker_machine: Machine,
+    docker_engine: DockerEngine,
+    tmp_path: Path,
+    write_environment: Callable[[str], str],
+) -> None:
+    machine = docker_machine
+    broken = write_environment(FAILING.replace("/tmp/broken", "/etc/passwd"))
+    words = ("--provider", "docker", "--name", "sample")
+    answer = machine.run("launch", broken, *words, cwd=tmp_path, timeout=300)
+    assert answer.code == 1, answer.text
+    assert "sessions of this launch would fail: OSError: no licence (" in answer.err
+    environment = launched(machine, write_environment(FAILING), *words, cwd=tmp_path)
+    [container] = containers(docker_engine)
+
+    def is_in(state: str) -> bool:
+        return bool(machine.environment("sample")["state"] == state)
+
+    for command, state in (("touch", "FAILING"), ("rm", "READY")):
+        docker_engine.docker("exec", container, command, "/tmp/broken")
+        with contextlib.suppress(subprocess.CalledProcessError):
+            say_hello(environment["address"])
+        eventually(partial(is_in, state))
+        if state == "FAILING":
+            assert machine.environment("sample")["sessions_fail"].startswith("OSError: no licence")
+
+
+def test_an_app_without_sessions_is_named_as_such_in_a_container(
+    docker_machine: Machine, tmp_path: Path
+) -> None:
+    (tmp_path / "app.py").write_text(
+        "from fastapi import FastAPI\napp = FastAPI()\n"
+        "@app.post('/reset')\ndef reset():\n    return {'observation': 0}\n"
+    )
+    (tmp_path / "openenv.yaml").write_text("name: plain\napp: app:app\n")
+    (tmp_path / "requirements.txt").write_text("fastapi\n")
+    words = ("launch", str(tmp_path), "--provider", "docker")
+    answer = docker_machine.ok(*words, timeout=300)
+    assert "curl -X POST" in answer.text
+    environment = docker_machine.environment("plain")
+    assert environment["state"] == "READY"
+    assert "no sessions" in environment["serving"]["sentence"]
+    with urlopen(Request(f"{environment['address']}/reset", method="POST")) as response:
+        assert json.load(response) == {"observation": 0}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ shard's process.
 
 `exits` are the last exits of processes below the supervisor, as the notify pipe has them
 (`shard_exit` in `protocol.py`), with the counters by which they are explained elsewhere. `left` are
-programs that sessions have left behind (`supervisor/session_memory.py`).
+programs that sessions have left behind (`supervisor/session_memory.py`). `sessions_fail` is why the
+last environment could not be created.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _QUANTILES = (("0.5", "p50_seconds"), ("0.99", "p99_seconds"), ("1", "max_second
 def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
     """Return the answer of `/capacity`; `now` in microseconds of the scoreboard's clock."""
     shards = scoreboard.shard_counters()
-    exits, left = scoreboard.read_news()
+    exits, left, sessions_fail = scoreboard.read_news()
     return {
         "sessions": _total(shards, Field.SESSIONS),
         "max_sessions": _total(shards, Field.MAX_SESSIONS),
@@ -68,6 +69,7 @@ def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
         ],
         "exits": exits,
         "left": left,
+        "sessions_fail": sessions_fail,
     }
 
 

@@ -21,7 +21,7 @@ class Notifier:
         self.reported = 0
         self._notes: list[str] = []
         self._differences: list[str] = []
-        self._sessions_fail: str | None = None
+        self.failure: str | None = None  # to create an environment, as reported last
 
     def note(self, text: str) -> None:
         """Have the launch say what a user should know of this environment, and log it."""
@@ -56,8 +56,8 @@ class Notifier:
 
     def sessions_fail(self, cause: str | None) -> None:
         """Report that an environment could not be created, or that one could again."""
-        if cause != self._sessions_fail:
-            self._sessions_fail = cause
+        if cause != self.failure:
+            self.failure = cause
             self.report(sessions_fail=cause)
 
     def capacity(self, summary: dict[str, Any]) -> None:

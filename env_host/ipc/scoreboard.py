@@ -159,23 +159,25 @@ class Scoreboard:
     def __iter__(self) -> Iterator[Counters]:
         return iter(self._rows)
 
-    def write_news(self, exits: list[Json], left: list[Json]) -> None:
+    def write_news(
+        self, exits: list[Json], left: list[Json], sessions_fail: str | None = None
+    ) -> None:
         """Replace what is shown, in the supervisor alone; the oldest exits may have no room."""
-        while len(data := json.dumps([exits, left]).encode()) > _PLACE_BYTES:
+        while len(data := json.dumps([exits, left, sessions_fail]).encode()) > _PLACE_BYTES:
             exits = exits[1:]
         place = 1 - self._news_word[0] % 2
         self._news[place * _PLACE_BYTES : place * _PLACE_BYTES + len(data)] = data
         self._news_word[0] = len(data) * 2 + place
 
-    def read_news(self) -> tuple[list[Json], list[Json]]:
-        """Return the last exits of children, oldest first, and what sessions have left behind."""
+    def read_news(self) -> tuple[list[Json], list[Json], str | None]:
+        """Return the last exits of children, what sessions have left behind, and why they fail."""
         while word := self._news_word[0]:
             start, size = word % 2 * _PLACE_BYTES, word // 2
             data = bytes(self._news[start : start + size])
             if word == self._news_word[0]:
-                exits, left = json.loads(data)
-                return exits, left
-        return [], []
+                exits, left, sessions_fail = json.loads(data)
+                return exits, left, sessions_fail
+        return [], [], None
 
     def shard_counters(self) -> list[Counters]:
         """Return the counters of the shards, without isolated sessions."""

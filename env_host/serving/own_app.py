@@ -42,6 +42,7 @@ where upstream's stands in the app (`environment/own_middleware.py`).
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ from ..ipc.fd_messages import duplicate
 from ..protocol import NO_SESSIONS
 from ..websocket.handshake import END_OF_HEAD, Upgrade
 
+NOT_FOUND = HTTPStatus.NOT_FOUND.value
+_ASKED = (("GET", "/health"), ("GET", "/capacity"))
 CHECK_SECONDS = 30.0  # for the middleware to answer
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
@@ -64,20 +67,48 @@ log = logging.getLogger("openenvd.env_host")
 
 
 class WithoutSessions:
-    """An app that has no sessions, with an answer for clients that begin one."""
+    """An app that has no sessions, with answers for clients that ask for what it lacks.
 
-    def __init__(self, app: Any) -> None:
+    A session is refused. By `/health` and `/capacity` an engine's agent and the gateway see that
+    the server is ready: where the app answers 404, they are answered here.
+
+    Args:
+        app: The app.
+        how: How it is served, for the agent: `serving`, `route` and `notes`.
+    """
+
+    def __init__(self, app: Any, how: Message) -> None:
         self._app = app
+        self._answer = json.dumps(how | {"sessions": 0}).encode()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Refuse a session's handshake; everything else is the app's."""
+        """Refuse a session's handshake; everything else is the app's first."""
+        if scope["type"] == "http" and (scope["method"], scope["path"]) in _ASKED:
+            await self._app(scope, receive, self._instead_of_404(send))
+            return
         if scope["type"] != "websocket" or scope["path"] != "/ws":
             await self._app(scope, receive, send)
             return
         await receive()
         headers = [(b"content-type", b"text/plain")]
-        status, body = HTTPStatus.NOT_FOUND.value, NO_SESSIONS.encode()
-        await send_answer(send, status, headers, body, "websocket.http.response")
+        body = NO_SESSIONS.encode()
+        await send_answer(send, NOT_FOUND, headers, body, "websocket.http.response")
+
+    def _instead_of_404(self, send: Send) -> Send:
+        is_missing = False
+
+        async def answer(message: Message) -> None:
+            nonlocal is_missing
+            if message["type"] == "http.response.start" and message["status"] == NOT_FOUND:
+                is_missing = True
+                size = b"%d" % len(self._answer)
+                headers = [(b"content-type", b"application/json"), (b"content-length", size)]
+                await send({**message, "status": HTTPStatus.OK.value, "headers": headers})
+                await send({"type": "http.response.body", "body": self._answer})
+            elif not is_missing:
+                await send(message)
+
+        return answer
 
 
 @dataclass(frozen=True, slots=True)

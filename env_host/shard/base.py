@@ -251,7 +251,7 @@ class ServingProcess:
     def _note_memory(self, began: float) -> str:
         """Say of a call that has timed out what memory had to do with it, if it had."""
         since = time.time() - (asyncio.get_running_loop().time() - began)
-        exits, _ = self._scoreboard.read_news()
+        exits, *_ = self._scoreboard.read_news()
         killed = sum(one.get("programs", 0) for one in exits if one["at"] >= since)
         group = own_group(is_ours=not self._owns_cgroup)
         held, limit = (0, 0) if group is None else (group.held_bytes(), group.limit_bytes())

@@ -126,7 +126,10 @@ def programs_sentence(facts: dict[str, Any]) -> str:
 
 
 class ExitReports:
-    """Reports exits below the supervisor: to the shim, and in the answer of `/capacity`."""
+    """Reports exits below the supervisor, and failures to create environments.
+
+    To the shim, and in the answer of `/capacity`, by which the agents of engines learn of them.
+    """
 
     def __init__(self, notifier: Notifier, scoreboard: Scoreboard) -> None:
         self._notifier = notifier
@@ -134,6 +137,7 @@ class ExitReports:
         self._count = 0
         self._last: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._left: list[dict[str, Any]] = []
+        self._show()
 
     def report(self, facts: dict[str, Any]) -> None:
         """Report one exit; also the earlier ones are still shown, as far as there is room."""
@@ -141,10 +145,18 @@ class ExitReports:
         facts = {**facts, "number": self._count, "at": time.time()}
         self._last.append(facts)
         self._notifier.report(shard_exit=facts)
-        self._scoreboard.write_news(list(self._last), self._left)
+        self._show()
 
     def note_left(self, left: list[dict[str, Any]]) -> None:
         """Show what sessions have left behind."""
         if left != self._left:
             self._left = left
-            self._scoreboard.write_news(list(self._last), left)
+            self._show()
+
+    def note_failure(self, cause: str | None) -> None:
+        """Report why an environment could not be created; None: one could."""
+        self._notifier.sessions_fail(cause)
+        self._show()
+
+    def _show(self) -> None:
+        self._scoreboard.write_news(list(self._last), self._left, self._notifier.failure)

@@ -468,7 +468,7 @@ class Supervisor:
                 self._demand.keep_one()  # the next session is not to wait for that again
             self._report_ready()
         elif "sessions_fail" in head:
-            self._notifier.sessions_fail(head["sessions_fail"])
+            self._reports.note_failure(head["sessions_fail"])
         elif "failed" in head:
             child.failure = message
         else:

@@ -470,15 +470,16 @@ class EngineReplica:
             found = await self._watch.ask(server_answers.read_capacity, url)
         except NotAnswering:
             return None
-        self._has_capacity = found is not None
-        if found is None:
-            return None
-        known = (self.status.sessions, self.status.capacity)
+        self._has_capacity = found is not None and "serving" not in found
+        if found is None or not self._has_capacity:
+            return found
+        known = (self.status.sessions, self.status.sessions_fail, self.status.capacity)
         self.status.sessions = int(found["sessions"])
+        self.status.sessions_fail = found.get("sessions_fail")
         self.status.capacity = server_answers.summary(found)
         if self.status.note_reported(found.get("exits", []), self.plan.memory_bytes):
             self._publish()
-        elif known != (self.status.sessions, self.status.capacity):
+        elif known != (self.status.sessions, self.status.sessions_fail, self.status.capacity):
             self._server.send_status()
         return found
 

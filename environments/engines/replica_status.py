@@ -53,6 +53,7 @@ class ReplicaStatus:
     ready_at: float | None = None
     sessions: int = 0
     info: Json | None = None
+    sessions_fail: str | None = None
     capacity: Json | None = None
     exit: Json | None = None
     last_exit: Json | None = None
@@ -85,7 +86,6 @@ class ReplicaStatus:
             "restarts": max(0, self.generation - 1),
             # Of a server that tells its shim more than a container tells its engine.
             "pid_started_at": None,
-            "sessions_fail": None,
             "oom_kills": 0,
             "cgroup": None,
         }
@@ -101,6 +101,7 @@ class ReplicaStatus:
         self.generation += 1
         self.instance = self.pid = self.ready_at = self.info = self.capacity = None
         self.exit = self.failed = self.log_tail = self.deadline = self.waiting = None
+        self.sessions_fail = None
         self.ends_at = self.replace_at = None
         self.sessions = self.runs = self.reported = 0
 
@@ -147,5 +148,5 @@ class ReplicaStatus:
         self.state = "exited"
         self.exit = self.last_exit = reason
         self.log_tail = log_tail
-        self.pid = self.capacity = self.ends_at = self.replace_at = None
+        self.pid = self.capacity = self.ends_at = self.replace_at = self.sessions_fail = None
         self.sessions = 0

@@ -2,7 +2,8 @@
 """What a replica's server answers over HTTP, as a shim would have been told through its pipe.
 
 /health      every server: whether it is ready
-/capacity    an env host of ours: sessions and counters (`env_host/ipc/capacity.py`)
+/capacity    an env host of ours: sessions and counters (`env_host/ipc/capacity.py`), and why
+             sessions fail; how an app without sessions is served (`env_host/serving/own_app.py`)
 DRAIN_ROUTE  the same: drains itself, where no signal can be sent to it
 
 Whatever its address is, it is called by a name that every server may be called by.
@@ -16,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ...env_host.ipc.capacity import abandoned_steps
-from ...env_host.protocol import DRAIN_HEADER, DRAIN_ROUTE, LOOPBACK
+from ...env_host.protocol import DRAIN_HEADER, DRAIN_ROUTE, LOOPBACK, Serving
 from ..errors import NotAnswering
 from ..http_get import ask
 from .base import EngineRefused
@@ -86,12 +87,13 @@ def ask_to_drain(base_url: str, secret: str) -> None:
 
 def ready_info(capacity: Json | None) -> Json:
     """Return the `info` of a status: what a server says of itself when it is ready."""
-    if capacity is None:
-        return {"ready": True, "max_sessions": None, "serving": "as_is", "notes": []}
+    if capacity is None or "serving" in capacity:  # there are no sessions of ours
+        own = capacity or {"serving": Serving.AS_IS, "notes": []}
+        return {"ready": True, "max_sessions": None, **own}
     return {
         "ready": True,
         "max_sessions": capacity.get("max_sessions"),
-        "serving": "sessions",
+        "serving": Serving.SESSIONS,
         "shards": len(capacity["shards"]),
         "isolate": bool(capacity.get("isolated")),
         "notes": [],

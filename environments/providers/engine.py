@@ -23,6 +23,7 @@ from pathlib import Path
 from ...env_host.protocol import (
     HOST_CONFIG_VARIABLE,
     HOST_OPTIONS_VARIABLE,
+    TRIAL_VARIABLE,
     ServeOptions,
 )
 from ...shim.client import ShimClient, ShimGone
@@ -111,6 +112,7 @@ class EngineProvider:
                 plan = replace(
                     plan,
                     labels=replace(plan.labels, replica=data["replica_id"]),
+                    env={name: v for name, v in plan.env.items() if name != TRIAL_VARIABLE},
                     port=data["port"],
                     ordinal=data["number"],
                 )
@@ -249,6 +251,8 @@ def _environment(spec: EnvironmentSpec, data: Json, max_sessions: int | None) ->
         "owns_cgroup": True,
     }
     ours = {HOST_OPTIONS_VARIABLE: json.dumps(options)}
+    if data["ordinal"] == 0:  # one replica of a launch is enough
+        ours[TRIAL_VARIABLE] = "1"
     if max_sessions is not None:
         ours[MAX_SESSIONS_VARIABLE] = str(max_sessions)
     return {**ours, **spec.env}

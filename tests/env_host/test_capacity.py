@@ -216,12 +216,11 @@ def test_there_is_a_shard_for_each_gpu_by_default(start: StartHost) -> None:
 
 def test_what_the_supervisor_knows_is_read_whole_while_it_is_replaced() -> None:
     board = Scoreboard.create(1)
-    assert board.read_news() == ([], [])
+    assert board.read_news() == ([], [], None)
     same = Scoreboard(board.fd, 1)  # of another process
     for number in range(1, 4):
-        board.write_news([{"number": each} for each in range(number)], [{"pid": number}])
-        exits, left = same.read_news()
-        assert [one["number"] for one in exits] == list(range(number))
-        assert left == [{"pid": number}]
+        news = [{"number": each} for each in range(number)], [{"pid": number}], f"no {number}"
+        board.write_news(*news)
+        assert same.read_news() == news
     board.write_news([{"number": each, "text": "x" * 3000} for each in range(4)], [])
     assert [one["number"] for one in same.read_news()[0]] == [2, 3]

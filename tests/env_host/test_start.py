@@ -323,6 +323,8 @@ def test_an_app_without_sessions_says_so_at_the_handshake(
     assert ready["route"] == "POST /reset"
     assert any(note.startswith(NO_SESSIONS) for note in ready["notes"])
     assert host.http("POST", "/reset", {}) == (200, {"observation": 0})
+    for path in ("/health", "/capacity"):
+        assert host.http("GET", path)[1]["route"] == "POST /reset"
     address = f"http://127.0.0.1:{host.port}"
     with pytest.raises(SessionFailed) as failed:
         asyncio.run(Session.open(address))

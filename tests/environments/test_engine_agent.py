@@ -20,10 +20,13 @@ from typing import Any
 
 import psutil
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from openenvd.env_host.protocol import (
     HOST_CONFIG_VARIABLE,
     HOST_OPTIONS_VARIABLE,
+    NO_SESSIONS,
     REPLICA_HEADER,
     HostConfig,
 )
@@ -40,11 +43,12 @@ from openenvd.environments.engines.replica_status import ReplicaStatus
 from openenvd.environments.errors import (
     EngineFailed,
     InvalidSpec,
+    NotAnswering,
     NotReady,
     ReplicaFailed,
     UnknownProvider,
 )
-from openenvd.environments.http_get import ask
+from openenvd.environments.http_get import ask, check_sessions
 from openenvd.environments.layout import Layout, make_private
 from openenvd.environments.providers import provider_named, started_replicas
 from openenvd.environments.providers.base import StartedReplica
@@ -94,6 +98,22 @@ SLOW_TO_COUNT = (
     .replace("class Handler", "asked = []\nclass Handler")
 )
 ECHO = "openenvd.env_host.bundled.echo.environment:EchoEnvironment"
+FAILING = """
+import pathlib
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
+class Sample(EchoEnvironment):
+    def __init__(self):
+        if not pathlib.Path("{licence}").exists():
+            raise OSError("no licence")
+        super().__init__()
+"""
+FOREIGN = """
+from fastapi import FastAPI
+app = FastAPI()
+@app.post("/reset")
+def reset():
+    return {"observation": 0}
+"""
 ENV_HOST = "from openenvd.env_host.main import main; main()"
 
 
@@ -229,6 +249,49 @@ def test_a_server_of_ours_that_is_slow_to_say_its_capacity_is_waited_for(
     image.write_text(SLOW_TO_COUNT)
     info = wait_for(ready(home, image), lambda status: True)["info"]
     assert (info["serving"], info["max_sessions"]) == ("sessions", 7)
+
+
+def test_why_sessions_fail_and_that_they_do_not_any_more_is_told(
+    home: Path, engine: ProcessEngine
+) -> None:
+    (home / "failing.py").write_text(FAILING.format(licence=home / "licence"))
+    (home / "host.py").write_text(ENV_HOST)
+    config = HostConfig("sample", env_class="failing:Sample", import_paths=(str(home),))
+    env = {HOST_CONFIG_VARIABLE: json.dumps(config.to_json())}
+    started = launch(home, home / "host.py", env=env)
+    [replica] = started.wait_until_ready(SECONDS, lambda _: None)
+    started.release()
+    assert (replica.sessions_fail or "").startswith("OSError: no licence (")
+    [run_file] = run_files.all_of(Layout(home).runs)
+
+    def is_told(status: dict[str, Any]) -> bool:
+        return (status["sessions_fail"] is None) is (home / "licence").exists()
+
+    for is_given in (True, False, True):
+        (home / "licence").unlink(missing_ok=True)
+        if is_given:
+            (home / "licence").touch()
+        with connect(f"ws://127.0.0.1:{run_file.port}/ws") as session:
+            with contextlib.suppress(ConnectionClosed):
+                session.send('{"type": "reset", "data": {}}')
+            session.recv()
+        wait_for(run_file, is_told)
+
+
+def test_an_app_without_sessions_is_told_with_a_route_to_try(
+    home: Path, engine: ProcessEngine
+) -> None:
+    (home / "foreign.py").write_text(FOREIGN)
+    (home / "host.py").write_text(ENV_HOST)
+    config = HostConfig("sample", app_candidates=("foreign:app",), import_paths=(str(home),))
+    run_file = ready(
+        home, home / "host.py", env={HOST_CONFIG_VARIABLE: json.dumps(config.to_json())}
+    )
+    info = wait_for(run_file, lambda status: True)["info"]
+    assert (info["serving"], info["route"]) == ("http", "POST /reset")
+    assert info["notes"] == [f"{NO_SESSIONS}; it is served as it is"]
+    with pytest.raises(NotAnswering, match=NO_SESSIONS):
+        check_sessions(run_file)
 
 
 def test_a_replica_that_crashes_at_its_start_fails_the_launch_with_its_log(
