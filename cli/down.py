@@ -75,18 +75,21 @@ def _down_strays(output: Output, *, is_async: bool) -> int:
 @click.command()
 @json_option
 def prune(output: Output) -> int:
-    """Remove virtual environments of projects that no environment uses.
+    """Remove virtual environments and images that no environment uses.
 
-    The next launch of such a project installs its dependencies again.
+    The next launch of such a project installs its dependencies again. Of the images that openenv
+    has built, the newest of each environment stays.
     """
     result = run(connect(output), "prune", {})["result"]
     output.json(result)
     for venv in result["removed"]:
         made_for = venv["project"] or "an unfinished launch"
         output.result(f"removed {phrases.size(venv['freed_bytes'])} of {made_for}")
-    if not result["removed"]:
+    for image in result["images"]:
+        output.result(f"removed the image {image}")
+    if not result["removed"] and not result["images"]:
         output.result("nothing to remove: all are in use, or were within the last minute")
-    else:
+    elif result["removed"]:
         output.result(f"freed {phrases.size(result['freed_bytes'])}")
     return exit_codes.OK
 

@@ -45,7 +45,7 @@ COMMANDS = {
     "scale": ("scale", "Change how many replicas an environment has."),
     "restart": ("scale", "Replace an environment's replicas, without ending a session."),
     "down": ("down", "Take environments down."),
-    "prune": ("down", "Remove virtual environments that nothing uses."),
+    "prune": ("down", "Remove virtual environments and images that nothing uses."),
     "stop": ("up", "Stop the daemon; environments continue."),
     "check": ("check", "Check this machine, or try a provider for real."),
     "info": ("up", "Show the daemon's limits, plan, workers and settings."),

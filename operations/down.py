@@ -97,16 +97,24 @@ class DownStrays(base.Operation):
 
 
 class Prune(base.Operation):
-    """Removes virtual environments; the next launch of such a project installs it again."""
+    """Removes what the next launch of such a project makes again."""
 
     name = "prune"
-    summary = "Remove projects' virtual environments that nothing uses."
+    summary = "Remove projects' virtual environments and images that nothing uses."
 
     @staticmethod
     def run(payload: base.Payload, context: base.OperationContext) -> dict[str, Any]:
-        """`{"removed": [{"path", "project", "used_at", "freed_bytes"}], "freed_bytes"}`."""
+        """`{"removed": [{"path", "project", "used_at", "freed_bytes"}], "images", "freed_bytes"}`.
+
+        `freed_bytes` is of virtual environments: images share their layers.
+        """
+        from ..environments.images.cleanup import prune_images
         from ..environments.venv.cleanup import prune
 
-        removed = prune(Layout(context.home))
-        freed = sum(each.freed_bytes for each in removed)
-        return {"removed": [each.to_json() for each in removed], "freed_bytes": freed}
+        layout = Layout(context.home)
+        removed = prune(layout)
+        return {
+            "removed": [each.to_json() for each in removed],
+            "images": prune_images(layout),
+            "freed_bytes": sum(each.freed_bytes for each in removed),
+        }

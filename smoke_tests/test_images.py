@@ -120,3 +120,33 @@ def test_a_project_that_cannot_be_installed_shows_what_uv_said(
     answer = docker_machine.run("image", "build", str(tmp_path))
     assert answer.code == 1, answer.text
     assert "openenvd-no-such-package" in answer.err
+
+
+def test_prune_removes_what_builds_have_left_but_the_newest_image(
+    docker_machine: Machine,
+    write_environment: Callable[[str], str],
+    docker_engine: DockerEngine,
+    tmp_path: Path,
+) -> None:
+    docker_machine.environ["DOCKER_BUILDKIT"] = "0"  # the classic builder names no stage's image
+    built = []
+    for version in range(3):
+        source = write_environment(f"{SAMPLE}\n# version {version}\n")
+        built.append(docker_machine.ok("image", "build", source, "--json", cwd=tmp_path).json)
+        if version == 0:
+            source = f"docker://{built[0]['image']}"
+            docker_machine.ok("launch", source, "--name", "used", "--provider", "docker")
+    (tmp_path / "Dockerfile").write_text("FROM python:3.11-slim\nRUN touch /of-somebody-else\n")
+    foreign = docker_engine.docker("build", "--quiet", "-", stdin=tmp_path / "Dockerfile")
+    unnamed = ("--filter", "dangling=true", "--filter", "label=openenvd.built")
+    stages = ("image", "ls", "--quiet", *unnamed)
+    assert docker_engine.docker(*stages)
+    used, earlier, newest = (each["image"] for each in built)
+    removed = docker_machine.ok("prune", "--json").json["images"]
+    assert earlier in removed
+    assert not {used, newest} & {*removed}
+    assert not docker_engine.docker(*stages)
+    for image in (used, newest, foreign):
+        docker_engine.docker("image", "inspect", image)
+    docker_machine.ok("down", "used")
+    assert used in docker_machine.ok("prune").out

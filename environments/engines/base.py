@@ -42,6 +42,7 @@ REPLICA_LABEL = "openenvd.replica"
 GENERATION_LABEL = "openenvd.generation"
 HOME_LABEL = "openenvd.home"
 ENV_HOST_LABEL = "openenvd.env-host"  # of images that have our env host: its version
+BUILT_LABEL = "openenvd.built"  # of images that were built here, by `openenv prune` to be removed
 
 
 class EngineError(Exception):

@@ -20,10 +20,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO
+from typing import IO, Any
 
+from ... import __version__
 from ...system.terminal_text import plain
 from ..command_output import run_command
+from ..engines.base import BUILT_LABEL
 from ..engines.docker_address import INSTALL, hint_on
 from ..errors import (
     EngineFailed,
@@ -40,6 +42,7 @@ from .context import context_of
 
 # The network of this machine while it builds: a package index may be reachable from here alone.
 _NETWORK = ("--network", "host")
+_OURS = ("--label", f"{BUILT_LABEL}={__version__}")
 LAST_LINES = 20  # of Docker's output, in a failure
 ASK_SECONDS = 20.0
 _TEDIOUS = ("--->", "Removing intermediate", "+ ", "Downloaded ", "DEPRECATED:")
@@ -89,7 +92,7 @@ def ensure_image(
         context.write(archive)
         archive.seek(0)
         options += [*_NETWORK, "-"]
-        docker.run("build", *options, stdin=archive, variables=context.variables)
+        docker.run("build", *_OURS, *options, stdin=archive, variables=context.variables)
     say(f"built {tags[-1]} in {time.monotonic() - started:.1f} s")
     return tags[-1]
 
@@ -140,7 +143,7 @@ def build_dockerfile(
         raise ManifestError(project.manifest.path, f"there is no {path} beside it")
     named = check_reference(tag) if tag else tag_of(project.manifest.name, "latest")
     say(f"building {file} as {named}")
-    DockerCli(say).run("build", "--tag", named, "--file", str(file), str(project.folder))
+    DockerCli(say).run("build", *_OURS, "--tag", named, "--file", str(file), str(project.folder))
     return named
 
 
@@ -174,9 +177,26 @@ class DockerCli:
         found = self._inspect(image, "{{json .RepoDigests}}")
         return digest_in_repository(image, json.loads(found or "null") or ())
 
+    def images_built(self) -> list[dict[str, Any]]:
+        """Return what `docker image inspect` says of all images that were built here."""
+        words = ("ls", "--quiet", "--no-trunc", "--filter", f"label={BUILT_LABEL}")
+        ids = sorted(set((self._ask(*words) or "").split()))
+        return json.loads(self._ask("inspect", *ids) or "[]") if ids else []
+
+    def remove(self, image: str) -> bool:
+        """Remove a name of an image, and the image with its last; Docker keeps what is in use."""
+        try:
+            return self._ask("rm", image) is not None
+        except (EngineFailed, subprocess.TimeoutExpired):
+            return False
+
     def _inspect(self, image: str, wanted: str) -> str | None:
+        return self._ask("inspect", "--format", wanted, image)
+
+    def _ask(self, *words: str) -> str | None:
+        """Return what `docker image` prints; None when there is no such image."""
         asked = subprocess.run(
-            [self._docker, "image", "inspect", "--format", wanted, image],
+            [self._docker, "image", *words],
             capture_output=True,
             text=True,
             timeout=ASK_SECONDS,

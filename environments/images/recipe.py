@@ -22,7 +22,7 @@ from ...env_host.protocol import (
     HOST_LIBRARIES,
     LISTEN_ADDRESS_VARIABLE,
 )
-from ..engines.base import ENV_HOST_LABEL
+from ..engines.base import BUILT_LABEL, ENV_HOST_LABEL
 from ..sources.needs import Way
 from ..venv.project_venv import HOST_EXTRAS, HOST_REQUIREMENTS
 
@@ -76,6 +76,7 @@ def dockerfile(recipe: Recipe) -> str:
 
 def _build_stage(recipe: Recipe) -> Iterable[str]:
     yield f"FROM {recipe.base} AS build"
+    yield f"LABEL {BUILT_LABEL}={_quoted(recipe.version)}"
     yield from (f"ARG {name}" for name in sorted(recipe.index))
     if recipe.has_certificates:
         yield f"COPY {CERTIFICATES} /{CERTIFICATES}"

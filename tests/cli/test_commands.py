@@ -899,18 +899,19 @@ def test_prune_reports_the_space_it_freed(command: Command, accepts: Callable[..
         {"path": "/venvs/a", "project": "/home/me/my_env", "freed_bytes": 400 * 2**20},
         {"path": "/venvs/b", "project": None, "freed_bytes": 67 * 2**20},
     ]
-    result = {"removed": removed, "freed_bytes": 467 * 2**20}
+    result = {"removed": removed, "images": ["openenvd/echo:1f"], "freed_bytes": 467 * 2**20}
     done = new_request("3", operation="prune", result=result)
     accepts(done)
     told = command("prune").out
     assert "removed 400 MB of /home/me/my_env" in told
+    assert "removed the image openenvd/echo:1f" in told
     assert told.splitlines()[-1] == "freed 467 MB"
     assert command("prune", "--json").json == result
 
 
 def test_prune_of_nothing_says_so(command: Command, accepts: Callable[..., None]) -> None:
-    done = new_request("3", operation="prune", result={"removed": [], "freed_bytes": 0})
-    accepts(done)
+    nothing = {"removed": [], "images": [], "freed_bytes": 0}
+    accepts(new_request("3", operation="prune", result=nothing))
     assert command("prune").out.startswith("nothing to remove")
 
 
