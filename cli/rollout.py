@@ -184,16 +184,34 @@ def _summary(result: dict[str, Any]) -> list[str]:
             f"{result['seconds']:.1f} s "
             f"({result['steps_per_second']:,.0f} steps/s)"
         )
-    if result["mean_reward"] is not None:
-        lines.append(f"  mean reward {result['mean_reward']:.4g}")
+    lines += _rewards(result)
     if result["filtered"]:
         lines.append(f"  {sum(result['filtered'].values())} dropped: {_counts(result['filtered'])}")
+    if damaged := result["damaged"]:
+        lines += [*(f"  {line}" for line in damaged), "  what was lost by it was played again"]
     lines += _failures(result)
     if there < result["wanted"]:
         lines.append("  the same command plays the missing ones")
     lag = result["lag"]
     worst = lag["worst_seconds"] * 1000
     lines.append(f"  loop lag p99 {lag['p99_seconds'] * 1000:.1f} ms, worst {worst:.1f} ms")
+    return lines
+
+
+def _rewards(result: dict[str, Any]) -> list[str]:
+    """The mean rewards of complete and of truncated episodes, and what is no number in neither."""
+    lines = []
+    if result["mean_reward"] is not None:
+        lines.append(f"  mean reward {result['mean_reward']:.4g}")
+    if count := result["truncated"]:
+        mean = result["truncated_mean_reward"]
+        told = "" if mean is None else f"; their mean reward {mean:.4g}"
+        steps = "1 step" if result["max_steps"] == 1 else f"{result['max_steps']} steps"
+        lines.append(f"  {count} truncated at {steps}{told}")
+    if odd := result["odd_rewards"]:
+        number = result["episodes_with_odd_rewards"]
+        have = "1 episode has" if number == 1 else f"{number} episodes have"
+        lines.append(f"  {have} rewards that are no numbers, left out of the mean: {_counts(odd)}")
     return lines
 
 

@@ -11,14 +11,13 @@ finished episode exists exactly once; an unfinished one is never visible.
     collector.py           many episodes at once, and their retries; episode_runner.py: one attempt
     batches.py             whole episodes in memory, for Python callers
     episodes.py            step, episode, sink
-    buffers.py             the budget; concurrency_limit.py: how many episodes run within it
+    buffers.py             a budget of memory, and how many episodes run within it
     loop_thread.py         the loop's thread
     progress_stats.py      counts for the progress line and the result
     session_pool.py        open sessions, and who waits for one; answers.py: what they answer
     session/               one session at a server, for every client of one
     policies/              what decides on actions
     stages/                advantages, filters, training samples
-    json_values.py         values as JSON
     errors.py              what can go wrong
     folder/                what is written, and how it is read
     replay.py              a program that shows a folder to the dashboard; images.py: images in it

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Splits a server's answer without parsing it: the observation stays a piece of text.
 
-One pass over the message finds where the observation begins and ends; a large one stays a view of
-the message. Text that is JSON to Python alone (`NaN`) is parsed after all, and written again with
-`null` in its place.
+One pass over the message finds where the observation begins and ends. Text that is JSON to Python
+alone (`NaN`) is parsed after all, and written again with `null` in its place; a reward that is no
+finite number is kept as text.
 """
 
 from __future__ import annotations
 
 import json
+import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +18,13 @@ import msgspec
 import orjson
 
 from ..env_host.errors import WSErrorCode
-from .episodes import EMPTY_OBJECT, BytesLike, FailureReason
+from .episodes import EMPTY_OBJECT, FailureReason, parse
 from .errors import EpisodeFailed
-from .json_values import parse
 from .session.connection import Message
 from .session.session import error_text
 
-LARGE_BYTES = 65_536  # from here on, an observation stays a view of what it was received into
-PARSED_APART_BYTES = 262_144  # and from here on, it is parsed in a thread
+PARSED_APART_BYTES = 262_144  # from here on, an observation is parsed in a thread
+MAX_ODD_CHARACTERS = 40  # of a reward that is no number
 
 _REASONS: dict[Any, FailureReason] = {
     WSErrorCode.CAPACITY_REACHED: FailureReason.NO_CAPACITY,
@@ -41,10 +42,11 @@ _NOT_READABLE = (msgspec.DecodeError, ValueError, TypeError, RecursionError)
 class Answer:
     """The answer to a reset or a step."""
 
-    observation_json: BytesLike
+    observation_json: bytes
     reward: float | None
     done: bool
     metadata_json: bytes = EMPTY_OBJECT
+    odd_reward: str | None = None  # what the reward is, where it is no finite number
 
     @property
     def observation(self) -> Any:
@@ -56,7 +58,7 @@ class _Data(msgspec.Struct):
     """Of an observation and of an error: one pass over the text finds either."""
 
     observation: msgspec.Raw = msgspec.Raw(b"null")
-    reward: float | None = None
+    reward: Any = None
     done: bool | None = False
     metadata: msgspec.Raw = msgspec.Raw(EMPTY_OBJECT)
     message: msgspec.Raw = msgspec.Raw(b"null")
@@ -67,6 +69,7 @@ class _Data(msgspec.Struct):
 class _Frame(msgspec.Struct):
     type: str
     data: _Data = msgspec.field(default_factory=_Data)
+    odd_reward: str | None = None  # by an env host of ours, whose JSON of such a reward is null
 
 
 _decoder = msgspec.json.Decoder(_Frame)
@@ -78,21 +81,23 @@ def answer_of(text: Message) -> Answer:
         return _taken_apart(text)
     except _NOT_READABLE as exc:
         try:
-            return _taken_apart(orjson.dumps(json.loads(text)))
+            frame = json.loads(text)
+            data = frame.get("data") if isinstance(frame, dict) else None
+            reward = data.pop("reward", None) if isinstance(data, dict) else None
+            return _taken_apart(orjson.dumps(frame), reward)
         except _NOT_READABLE:
             start = text[:200].decode("utf-8", "replace")
             told = f"the answer is not OpenEnv's ({exc}): {start}"
             raise EpisodeFailed(FailureReason.PROTOCOL_ERROR, told) from exc
 
 
-def _taken_apart(text: Message) -> Answer:
+def _taken_apart(text: Message, reward: Any = None) -> Answer:
     frame = _decoder.decode(text)
     data = frame.data
     if frame.type == "observation":
-        done = bool(data.done)
-        seen = memoryview(data.observation)
-        whole = seen if len(seen) >= LARGE_BYTES else bytes(seen)
-        return Answer(whole, data.reward, done, bytes(data.metadata))
+        number, odd = _number(data.reward if reward is None else reward)
+        seen, metadata = bytes(data.observation), bytes(data.metadata)
+        return Answer(seen, number, bool(data.done), metadata, odd or frame.odd_reward)
     if frame.type == "error":
         raise _failure(
             *(orjson.loads(bytes(raw)) for raw in (data.code, data.message, data.errors))
@@ -100,6 +105,17 @@ def _taken_apart(text: Message) -> Answer:
     raise EpisodeFailed(
         FailureReason.PROTOCOL_ERROR, f"the server answered with a {frame.type!r} frame"
     )
+
+
+def _number(reward: Any) -> tuple[float | None, str | None]:
+    """A reward, or what it is instead of a finite number."""
+    if reward is None:
+        return None, None
+    with suppress(OverflowError):
+        if isinstance(reward, float | int) and math.isfinite(reward):
+            return float(reward), None
+    told = json.dumps(reward)
+    return None, told if len(told) <= MAX_ODD_CHARACTERS else f"{told[:MAX_ODD_CHARACTERS]}…"
 
 
 def _failure(code: Any, message: Any, errors: Any) -> EpisodeFailed:

@@ -3,7 +3,7 @@
 
     put_step ─▶ steps of what runs ─finish─▶ finished, at most `limit_bytes` ─▶ `next` ─▶ a batch
 
-Memory holds running episodes (see `concurrency_limit.py`), finished ones that wait to be taken, and
+Memory holds running episodes (see `buffers.py`), finished ones that wait to be taken, and
 the batch that is being built. Once the second is full, `finish` waits, and no episode begins.
 """
 
@@ -25,14 +25,13 @@ class BatchSink:
         self._finished: asyncio.Queue[tuple[Episode, Hold] | None] = asyncio.Queue()
 
     async def put_step(self, episode_id: str, number: int, step: Step) -> None:
-        """Keeps a copy of the step until the episode is handed over."""
-        self._running.setdefault(episode_id, []).append(_apart(step))
+        """Keeps the step until the episode is handed over."""
+        self._running.setdefault(episode_id, []).append(step)
 
     async def finish(self, episode: Episode) -> None:
         """Returns when there is room for it."""
         steps = tuple(self._running.pop(episode.id, ()))
-        last = bytes(episode.final_observation_json)
-        whole = replace(episode, steps=steps, final_observation_json=last)
+        whole = replace(episode, steps=steps)
         hold = await self._budget.reserve(whole.size_bytes)
         self._finished.put_nowait((whole, hold))
 
@@ -53,10 +52,3 @@ class BatchSink:
         episode, hold = found
         hold.release()
         return episode
-
-
-def _apart(step: Step) -> Step:
-    """Not a view of what it was received into."""
-    if isinstance(step.observation_json, memoryview):
-        return replace(step, observation_json=bytes(step.observation_json))
-    return step

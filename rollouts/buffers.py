@@ -1,19 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A semaphore that counts bytes: memory that several coroutines of one event loop share.
+"""How many episodes may run, by the memory that each of them holds while it runs.
 
-Those who wait are admitted in order. Something larger than all of it passes alone.
+What an episode holds is learned from those before: how large observations are is not known until
+they arrive. So `SCOUTS` go ahead, and each step that is taken lets `FOLLOWERS` follow, with room
+reserved for the largest observation there was. (A first observation is often a small one: when it
+let all others in, they came to hold three times the limit.) While an episode runs it is never kept
+waiting for more, which might be held by others that wait in the same way.
+
+Where steps go to disk as they are taken, that is the observation that is being decided on, and the
+one that is coming. Where whole episodes are kept, it is the largest there was; until one has ended
+nobody knows how many steps they have, and they are taken to have `GUESSED_STEPS`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+SCOUTS = 8
+FOLLOWERS = 3  # of each step: hundreds run after three steps, one after the other
+OBSERVATIONS = 2  # one is decided on, one comes
+GUESSED_STEPS = 32  # without a guess, the first of them held six times the limit
 LEAST_BYTES = 512  # a step is never smaller than its own objects
 
 
 class ByteBudget:
-    """`limit_bytes` of memory, of one event loop."""
+    """`limit_bytes` of memory that coroutines of one event loop share.
+
+    Those who wait are admitted in order. Something larger than all of it passes alone.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         if limit_bytes <= 0:
@@ -79,3 +96,65 @@ class Hold:
         budget, self._budget = self._budget, None
         if budget is not None:
             budget.change(-self.size_bytes)
+
+
+class ConcurrencyLimit:
+    """Lets an episode begin when there is memory for it."""
+
+    def __init__(self, limit_bytes: int, *, keeps_episodes: bool) -> None:
+        self._budget = ByteBudget(limit_bytes)
+        self._keeps_episodes = keeps_episodes
+        self._permits = asyncio.Semaphore(SCOUTS)  # to begin; none is ever given back
+        self._most_bytes = 0
+        self._has_ended = False  # one of them
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was held at once."""
+        return self._budget.peak_bytes
+
+    @asynccontextmanager
+    async def enter(self) -> AsyncIterator[EpisodeRoom]:
+        """Begins an episode, when there is memory for it."""
+        await self._permits.acquire()
+        hold = await self._budget.reserve(self._expected_bytes())
+        try:
+            yield EpisodeRoom(self, hold, keeps_all=self._keeps_episodes)
+        finally:
+            hold.release()
+            self._has_ended = True
+            self._permits.release()  # it may have ended before its first step
+
+    def learn(self, size_bytes: int) -> None:
+        """Notes how much an episode holds after a step; others are expected to hold as much."""
+        self._most_bytes = max(self._most_bytes, size_bytes)
+        if self._permits.locked():
+            for _ in range(FOLLOWERS):
+                self._permits.release()
+
+    def _expected_bytes(self) -> int:
+        """The memory expected for the next episode; at least `SCOUTS` may always run."""
+        if self._has_ended or not self._keeps_episodes:
+            return self._most_bytes
+        most_bytes = max(self._most_bytes, self._budget.limit_bytes // SCOUTS)
+        return min(GUESSED_STEPS * self._most_bytes, most_bytes)
+
+
+class EpisodeRoom:
+    """The memory that one running episode holds."""
+
+    def __init__(self, limit: ConcurrencyLimit, hold: Hold, *, keeps_all: bool) -> None:
+        self._limit = limit
+        self._hold = hold
+        self._keeps_all = keeps_all
+        self._held_bytes = 0
+
+    def step(self, size_bytes: int, next_bytes: int) -> None:
+        """A step of `size_bytes` was taken, and an observation of `next_bytes` has come of it."""
+        if self._keeps_all:
+            self._held_bytes += size_bytes
+        else:
+            self._held_bytes = max(self._held_bytes, OBSERVATIONS * max(size_bytes, next_bytes))
+        if self._held_bytes > self._hold.size_bytes:
+            self._hold.resize(self._held_bytes)
+        self._limit.learn(self._held_bytes)

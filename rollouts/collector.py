@@ -30,8 +30,8 @@ from typing import Any
 from ..system.loop_lag import EventLoopLagMonitor
 from ..system.units import MB
 from .batches import BatchSink
-from .concurrency_limit import ConcurrencyLimit, EpisodeRoom
-from .episode_runner import Attempt, MakeTracedAttempt, Rules, RunContext
+from .buffers import ConcurrencyLimit, EpisodeRoom
+from .episode_runner import Attempt, Rules, RunContext
 from .episodes import Episode, StepSink
 from .errors import LoopLagged, RolloutError
 from .policies.cpu_threads import CpuThreads
@@ -67,7 +67,6 @@ class RolloutCollector:
         seed: int | None = None,
         reset: Mapping[str, Any] | None = None,
         group: int = 1,
-        reuse_sessions: bool = True,
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         max_loop_lag_seconds: float | None = None,
         timing: SessionTiming = DEFAULT_TIMING,
@@ -89,7 +88,6 @@ class RolloutCollector:
             seed: Seed of the first group of episodes; each further group adds 1.
             reset: Further arguments of every reset.
             group: How many consecutive episodes begin alike: with one seed, in one environment.
-            reuse_sessions: Whether a session plays one episode after the other.
             buffer_bytes: Memory for running episodes, and as much again for finished ones that
                 `batches` has not handed over.
             max_loop_lag_seconds: Longest time that the event loop may be held.
@@ -123,7 +121,6 @@ class RolloutCollector:
         )
         self._concurrency = concurrency
         self._retries = retries
-        self._reuse_sessions = reuse_sessions
         self._buffer_bytes = buffer_bytes
         self._timing = timing
         self._followed = followed
@@ -170,7 +167,6 @@ class RolloutCollector:
         threads = CpuThreads(on_hung=self.stats.hang)
         pool = SessionPool(
             self._concurrency,
-            reuse=self._reuse_sessions,
             timing=self._timing,
             followed=self._followed,
         )
@@ -181,7 +177,7 @@ class RolloutCollector:
             pool,
             sink,
             self.stats,
-            traced=None if self._tracer is None else _traced(self._tracer),
+            traced=self._traced(),
         )
         limit = ConcurrencyLimit(self._buffer_bytes, keeps_episodes=keeps_episodes)
         with self.lag:
@@ -200,6 +196,13 @@ class RolloutCollector:
             await self.collect(numbers, sink, keeps_episodes=True)
         finally:
             await sink.close()
+
+    def _traced(self) -> Callable[[RunContext, int, str, EpisodeRoom, int], Attempt] | None:
+        if self._tracer is None:
+            return None
+        from .traced_episodes import EpisodeTraces  # with it OpenTelemetry is imported
+
+        return EpisodeTraces(self._tracer).attempt
 
     def _check_lag(self) -> None:
         worst, most = self.lag.snapshot().worst_seconds, self._max_loop_lag_seconds
@@ -247,12 +250,6 @@ class RolloutCollector:
             self.stats.retry(episode)
             await context.sink.discard(episode.id)
         return episode
-
-
-def _traced(tracer: Any) -> MakeTracedAttempt:
-    from .traced_episodes import EpisodeTraces  # with it OpenTelemetry is imported
-
-    return EpisodeTraces(tracer).attempt
 
 
 async def _take(sink: BatchSink, size: int) -> list[Episode]:

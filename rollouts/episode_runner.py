@@ -11,18 +11,19 @@ An error of the sink is raised.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from ..system.access_tokens import without_token
 from .answers import Answer
-from .concurrency_limit import EpisodeRoom
+from .buffers import EpisodeRoom
 from .episodes import Episode, EpisodeStatus, Failure, FailureReason, Step, StepSink, episode_id
 from .errors import EpisodeFailed, PolicyHangs
 from .policies.cpu_threads import CpuThreads, at_most, pause
@@ -98,16 +99,7 @@ class RunContext:
     sink: StepSink
     stats: ProgressStats
     turns: StepTurns = field(default_factory=StepTurns)
-    traced: MakeTracedAttempt | None = None  # where episodes are traced
-
-
-class MakeTracedAttempt(Protocol):
-    """`EpisodeTraces.attempt`."""
-
-    def __call__(
-        self, stage: RunContext, number: int, address: str, room: EpisodeRoom, attempt: int
-    ) -> Attempt:
-        """Make an attempt, traced if it is to be."""
+    traced: Callable[[RunContext, int, str, EpisodeRoom, int], Attempt] | None = None
 
 
 class Attempt:
@@ -125,6 +117,7 @@ class Attempt:
         self._started_at = time.time()
         self._steps = 0
         self._reward = 0.0
+        self._odd_rewards: list[str] = []
         self._size_bytes = 0
         self._answer = Answer(b"null", None, done=False)
 
@@ -249,6 +242,8 @@ class Attempt:
         if go_on is not None:
             go_on()
         self._steps += 1
+        if (odd := self._answer.odd_reward) is not None:
+            self._odd_rewards.append(odd)
         self._reward += step.reward or 0.0
         self._size_bytes += size_bytes
         self._context.stats.step(size_bytes)
@@ -262,13 +257,14 @@ class Attempt:
             environment=without_token(self._address)[0],
             seed=self._seed,
             steps=(),
-            total_reward=self._reward,
+            total_reward=math.nan if self._odd_rewards else self._reward,
             status=status if failure is None else EpisodeStatus.FAILED,
             started_at=self._started_at,
             finished_at=time.time(),
             failure=failure,
             final_observation_json=last,
             size_bytes=self._size_bytes + len(last),
+            odd_rewards=tuple(self._odd_rewards),
         )
 
 

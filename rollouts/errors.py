@@ -96,9 +96,7 @@ class OutputBusy(OutputError):
 class OutputDamaged(OutputError):
     """A file is missing, or is not what its checksum says."""
 
-    default_hint = (
-        "restore the file from a copy; or remove it, and the same command plays its episodes again"
-    )
+    default_hint = "the same rollout again sets the file aside, and plays its episodes again"
 
 
 class OutputUnwritable(OutputError):

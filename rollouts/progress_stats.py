@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +30,10 @@ class ProgressStats:
         self.finished: Counter[EpisodeStatus] = Counter()
         self.failures: Counter[str] = Counter()  # by reason, of episodes
         self.retried: Counter[str] = Counter()  # by reason, of attempts
-        self._reward = 0.0
+        self.odd_rewards: Counter[str] = Counter()  # rewards that are no numbers, by their text
+        self.episodes_with_odd_rewards = 0
+        self._numbers: Counter[EpisodeStatus] = Counter()  # episodes whose reward is a number
+        self._rewards: defaultdict[EpisodeStatus, float] = defaultdict(float)
 
     def step(self, size_bytes: int) -> None:
         """A step was taken."""
@@ -40,10 +43,14 @@ class ProgressStats:
     def end(self, episode: Episode) -> None:
         """An episode has ended, for good."""
         self.finished[episode.status] += 1
-        if episode.failure is None:
-            self._reward += episode.total_reward
-        else:
+        self.odd_rewards.update(episode.odd_rewards)
+        if episode.failure is not None:
             self.failures[episode.failure.reason.value] += 1
+        elif episode.odd_rewards:
+            self.episodes_with_odd_rewards += 1
+        else:
+            self._numbers[episode.status] += 1
+            self._rewards[episode.status] += episode.total_reward
 
     def retry(self, episode: Episode) -> None:
         """An attempt has failed, and there will be another."""
@@ -60,11 +67,10 @@ class ProgressStats:
         """How many have ended, well or not."""
         return self.finished.total()
 
-    @property
-    def mean_reward(self) -> float | None:
-        """Of the episodes that did not fail."""
-        succeeded = self.episodes - self.finished[EpisodeStatus.FAILED]
-        return self._reward / succeeded if succeeded else None
+    def mean_reward(self, status: EpisodeStatus) -> float | None:
+        """Of the episodes that ended so, and whose reward is a number."""
+        count = self._numbers[status]
+        return self._rewards[status] / count if count else None
 
     @property
     def seconds(self) -> float:
@@ -95,7 +101,10 @@ class ProgressStats:
             "hung_calls": self.hung_calls,
             "steps": self.steps,
             "bytes": self.bytes,
-            "mean_reward": self.mean_reward,
+            "mean_reward": self.mean_reward(EpisodeStatus.DONE),
+            "truncated_mean_reward": self.mean_reward(EpisodeStatus.TRUNCATED),
+            "odd_rewards": dict(self.odd_rewards),
+            "episodes_with_odd_rewards": self.episodes_with_odd_rewards,
             "seconds": seconds,
             "steps_per_second": self.steps / seconds if seconds > 0 else 0.0,
         }

@@ -24,10 +24,9 @@ import math
 import os
 import resource
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 import orjson
@@ -93,10 +92,10 @@ def answer_to(question: Json) -> Json:
 
 
 def summary(rollouts: Rollouts) -> Json:
-    """Counts, and the rewards of the episodes that did not fail."""
+    """Counts, and the rewards of complete episodes; of truncated ones, where none is complete."""
     statuses: Counter[str] = Counter()
     failures: Counter[str] = Counter()
-    rewards: list[tuple[float, float]] = []
+    by_status: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     steps = 0
     for episode in rollouts:
         row = episode.row
@@ -104,14 +103,16 @@ def summary(rollouts: Rollouts) -> Json:
         statuses[row["status"]] += 1
         if row["status"] == EpisodeStatus.FAILED:
             failures[row["failure_reason"]] += 1
-        elif math.isfinite(row["total_reward"] or 0.0):
-            rewards.append((row["finished_at"], row["total_reward"] or 0.0))
-    rewards.sort()
+        elif row["total_reward"] is not None:  # null: one of its rewards was no number
+            by_status[row["status"]].append((row["finished_at"], row["total_reward"]))
+    shown = EpisodeStatus.DONE if EpisodeStatus.DONE in by_status else EpisodeStatus.TRUNCATED
+    rewards = sorted(by_status[shown])
     return {
         "episodes": len(rollouts),
         "steps": steps,
         "statuses": statuses,
         "failures": failures,
+        "rewards_of": shown,
         "histogram": histogram([reward for _, reward in rewards]),
         "over_time": over_time(rewards),
     }
@@ -132,31 +133,17 @@ def histogram(values: list[float]) -> Json | None:
 
 def over_time(rewards: list[tuple[float, float]]) -> list[Json]:
     """The least, mean and greatest reward of the episodes that finished in each span of time."""
-    spans: list[_Span] = []
     if not rewards:
         return []
     began, ended = rewards[0][0], rewards[-1][0]
     width = max((ended - began) / SPANS, 1e-9)
-    for at, reward in rewards:
-        number = min(SPANS - 1, int((at - began) / width))
-        if not spans or spans[-1].number != number:
-            spans.append(_Span(number, began + (number + 0.5) * width))
-        spans[-1].rewards.append(reward)
-    return [span.to_json() for span in spans]
-
-
-@dataclass
-class _Span:
-    """A part of the time."""
-
-    number: int
-    middle: float
-    rewards: list[float] = field(default_factory=list)
-
-    def to_json(self) -> Json:
-        mean = math.fsum(self.rewards) / len(self.rewards)
-        extremes = {"least": min(self.rewards), "most": max(self.rewards)}
-        return {"at": self.middle, "mean": mean, "episodes": len(self.rewards), **extremes}
+    found = []
+    for number, of in groupby(rewards, lambda one: min(SPANS - 1, int((one[0] - began) / width))):
+        values = [reward for _, reward in of]
+        at, mean = began + (number + 0.5) * width, math.fsum(values) / len(values)
+        extremes = {"least": min(values), "most": max(values)}
+        found.append({"at": at, "mean": mean, "episodes": len(values), **extremes})
+    return found
 
 
 def episodes(rollouts: Rollouts, offset: int, limit: int) -> Json:

@@ -14,7 +14,6 @@ Half of the buffer is for what running episodes hold, half for what waits to be 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -39,6 +38,7 @@ from .stages.named_stages import Stages, check_group
 
 RECORD = "rollout.json"
 REPORT_SECONDS = 1.0
+MAX_REPLAYS = 3  # of what is damaged while the rollout runs
 DEFAULT_BUFFER_BYTES = 256 * MB
 
 
@@ -97,8 +97,15 @@ class Report:
             f"{self.earlier + stats.episodes}/{self.wanted} episodes",
             f"{stats.steps_per_second():,.0f} steps/s",
         ]
-        if stats.mean_reward is not None:
-            parts.append(f"mean reward {stats.mean_reward:.3g}")
+        if (mean := stats.mean_reward(EpisodeStatus.DONE)) is not None:
+            parts.append(f"mean reward {mean:.3g}")
+        if truncated := stats.finished[EpisodeStatus.TRUNCATED]:
+            mean = stats.mean_reward(EpisodeStatus.TRUNCATED)
+            parts.append(
+                f"{truncated} truncated" + ("" if mean is None else f" (mean reward {mean:.3g})")
+            )
+        if odd := stats.odd_rewards.total():
+            parts.append(f"{odd} rewards are no numbers")
         if failed := stats.finished[EpisodeStatus.FAILED]:
             parts.append(f"{failed} failed")
         if filtered := self.counts.filtered.total():
@@ -146,7 +153,9 @@ async def roll_out(
     """
     collector = await _collector_of(config, tracer)
     grouped = await asyncio.to_thread(config.stages.sink)
-    await asyncio.to_thread(claim_folder, config)
+    damaged = await asyncio.to_thread(claim_folder, config)
+    for line in damaged:
+        say(line)
     counts = EpisodeCounts()
 
     def report() -> Report:
@@ -156,10 +165,19 @@ async def roll_out(
         config.folder,
         buffer_bytes=config.buffer_bytes // 2,
         keep_cached=config.keep_cached,
+        group=config.stages.size,
     )
     async with writing as writer:
+
+        async def lost_numbers() -> list[int]:
+            lost, words = await writer.check()
+            damaged.extend(words)
+            for line in words:
+                say(line)
+            return [number for number in range(config.episodes) if episode_id(number) in lost]
+
+        await lost_numbers()  # what `open` has found
         numbers = missing(config.episodes, writer.finished_episode_ids())
-        refuse_partial_groups(config, numbers)
         earlier = config.episodes - len(numbers)
         if earlier:
             say(f"{earlier} of {config.episodes} episodes are there already")
@@ -169,9 +187,21 @@ async def roll_out(
             hints = hint_of(config.policy), lost
             sink = FailedEpisodeSink(staged, counts, say, *hints, keeps_failed=keeps_failed)
             async with _reporting(report, on_report, report_seconds):
-                await collector.collect(numbers, sink)
+                for _ in range(1 + MAX_REPLAYS):
+                    await collector.collect(numbers, sink)
+                    numbers = await lost_numbers()
+                    counts.written -= len(numbers)
+                    if not numbers:
+                        break
+                    say(f"episodes to be played again: {len(numbers)}")
     sink.raise_if_all_failed(collector.stats, earlier)
-    return {**report().to_json(), "out": str(config.folder), "kept_failed": keeps_failed}
+    return {
+        **report().to_json(),
+        "out": str(config.folder),
+        "kept_failed": keeps_failed,
+        "max_steps": config.max_steps,
+        "damaged": damaged,
+    }
 
 
 def _lost_hint(names: Sequence[str], *, keeps_failed: bool) -> str | None:
@@ -209,24 +239,11 @@ def missing(episodes: int, existing: frozenset[str]) -> list[int]:
     return [number for number in range(episodes) if episode_id(number) not in existing]
 
 
-def refuse_partial_groups(config: RunConfig, numbers: list[int]) -> None:
-    """Checks that whole groups are missing, as a rollout writes no others.
-
-    Raises:
-        OtherRollout: The folder has only some episodes of a group.
-    """
-    size = config.stages.size
-    lacking = Counter(number // size for number in numbers)
-    for group in (group for group, count in lacking.items() if count < size):
-        first, last = episode_id(group * size), episode_id(group * size + size - 1)
-        raise OtherRollout(
-            f"{config.folder} has only some of the episodes {first} to {last}, which are a group",
-            "write to another folder: advantages compare whole groups",
-        )
-
-
-def claim_folder(config: RunConfig) -> None:
+def claim_folder(config: RunConfig) -> list[str]:
     """Records in the folder what the rollout is, or compares it with the record.
+
+    Returns:
+        What was damaged, for people. The folder is then taken for one of the same rollout.
 
     Raises:
         OtherRollout: The folder holds a different rollout.
@@ -238,11 +255,17 @@ def claim_folder(config: RunConfig) -> None:
             raise OutputUnwritable(f"{config.folder} is a file", "--out takes a folder, new or not")
         config.folder.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            _refuse_other(config.folder, orjson.loads(path.read_bytes()), now)
-            return
+            try:
+                before = dict(orjson.loads(path.read_bytes()))
+            except (ValueError, TypeError):
+                path.replace(aside := path.with_suffix(".damaged"))
+                return [f"{path} was cut or changed; it is {aside.name} now", *claim_folder(config)]
+            _refuse_other(config.folder, before, now)
+            return []
         partial = path.with_suffix(".partial")
         partial.write_bytes(orjson.dumps(now, option=orjson.OPT_INDENT_2))
         partial.replace(path)
+        return []
     except OSError as exc:
         raise of_os_error(exc, path) from exc
 

@@ -98,14 +98,12 @@ class SessionPool:
         self,
         most: int,
         *,
-        reuse: bool,
         timing: SessionTiming = DEFAULT_TIMING,
         followed: Mapping[str, Followed] | None = None,
     ) -> None:
         self._followed = followed or {}
         self._servers = {address: each.server for address, each in self._followed.items()}
         self._most = most
-        self._reuse = reuse
         self._timing = timing
         self._tls: asyncio.Future[ssl.SSLContext] | None = None
         self._answered: set[str] = set()
@@ -135,7 +133,7 @@ class SessionPool:
     def give_back(self, address: str, session: EpisodeSession) -> None:
         """Takes a session back after an episode that did not fail."""
         self._in_use[address].discard(session)
-        if self._reuse and session.is_open:
+        if session.is_open:
             self._idle[address].append(session)
         else:
             self._close(session)

@@ -33,7 +33,7 @@ from ..system.access_tokens import without_token
 from ..system.hidden_values import hide_secrets, secret_values
 from ..tracing import HEADER, traceparent
 from .answers import Answer
-from .concurrency_limit import EpisodeRoom
+from .buffers import EpisodeRoom
 from .episode_runner import Attempt, RunContext
 from .episodes import Episode, episode_id
 from .errors import EpisodeFailed

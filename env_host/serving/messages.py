@@ -15,6 +15,7 @@ model with a serializer for JSON only, *inside a field without a type*.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -159,7 +160,9 @@ class ObservationWriter:
                 return self._in_one_pass(writer, observation)
             except Exception:  # noqa: S110  the two passes say what is wrong, in upstream's words
                 pass
-        return b'{"type":"observation","data":%b}' % to_json(self._serialize(observation))
+        data = self._serialize(observation)
+        odd = _odd_reward(data.get("reward"))
+        return b'{"type":"observation","data":%b%b}' % (to_json(data), odd)
 
     def _in_one_pass(self, writer: Writer, observation: Any) -> bytes:
         metadata = self._has_metadata and observation.metadata
@@ -172,9 +175,18 @@ class ObservationWriter:
             b',"done":',
             _WORDS[done] if type(done) is bool else to_json(done),
             b',"metadata":' + to_json(metadata) if metadata else b"",
-            b"}}",
+            b"}",
+            _odd_reward(reward),
+            b"}",
         )
         return b"".join(parts)
+
+
+def _odd_reward(reward: Any) -> bytes:
+    """Write beside the data what a reward is that becomes `null` there, for rollouts to count."""
+    if isinstance(reward, float) and not math.isfinite(reward):
+        return b',"odd_reward":"%b"' % json.dumps(reward).encode()
+    return b""
 
 
 def state_message(state: Any) -> bytes:

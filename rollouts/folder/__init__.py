@@ -6,13 +6,14 @@
     episodes/group-000040/…        the episodes of a group, where one of them is large
     packs/00000.jsonl              many small episodes, as they were; the last line has an index
     packs/00000.packing            a pack whose episodes may lie in smaller files still
+    damaged/                       files that others have cut or changed
     .unfinished/                   files that are being written; emptied by the next writer
 
 The flow, and who writes what:
 
     event loop (writer.py)                      threads of the writer
     ──────────────────────                      ─────────────────────
-    put_step ─▶ EpisodeFile, in memory ─256 kB▶ append to .unfinished/N       (episode_file.py)
+    put_step ─▶ EpisodeFile, in memory ─256 kB▶ append to .unfinished/N       (rows.py)
     finish ─▶ ended ─half a second─▶ commit ──▶ small: one pack; large: each  (output.py)
                                                 written, renamed; folder synced
                             └─ small files ───▶ concatenate, rename           (packs.py)
@@ -46,10 +47,10 @@ Failure cases:
                                   whose pack does not fit stay as they are
     a second writer               is refused: the first holds a lock on `.lock`, also after a crash
     resume with other settings    is refused by `rollout.json` (`run.claim_folder`)
-    a file is removed             its episodes are played again
-    a file is cut or changed      `Rollouts.verify` finds it by its checksum, reading reports what
-                                  it meets; a cut pack is reported by the next writer, too. Once it
-                                  is removed, its episodes are played again
+    a file is removed, cut or     the writer sets it aside, and its episodes are played again
+    changed                       (`damage.py`): when it ends, and the next one when it begins,
+                                  which reads all files. `Rollouts.verify` finds it by its checksum,
+                                  and reading reports what it meets
     failed episodes               are written like others where they are kept (`--keep-failed`)
     read while it is written      a reader has the episodes that existed when it listed the folder.
                                   It lists again where packs have changed meanwhile, and looks for

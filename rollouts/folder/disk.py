@@ -10,17 +10,13 @@ against the memory limit of the rollout.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..episodes import BytesLike
 
-# With an `fsync` for each file the device flushes its cache each time, which takes milliseconds.
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
-_WRITE_AND_WAIT = 1 | 2 | 4  # SYNC_FILE_RANGE_WAIT_BEFORE, _WRITE, _WAIT_AFTER
+Stamp = tuple[int, int, int]
 
 
 class Disk:
@@ -66,13 +62,10 @@ class Disk:
             os.close(descriptor)
 
     def settle(self, path: Path, *, drop_cached: bool = False) -> None:
-        """Returns when the content of a file is written, so that a rename may follow.
-
-        Not more: a later `sync` of its folder makes both durable, those of many files at once.
-        """
+        """Returns when the content of a file is on the medium, so that a rename may follow."""
         descriptor = os.open(path, os.O_RDWR)
         try:
-            _wait_until_written(descriptor)
+            os.fsync(descriptor)
             if drop_cached and not self.keeps_cached:
                 drop_from_page_cache(descriptor)
         finally:
@@ -88,11 +81,13 @@ class Disk:
             path.rmdir() if path.is_dir() else path.unlink()
 
 
-def _wait_until_written(descriptor: int) -> None:
-    if _LIBC is None:
-        os.fsync(descriptor)
-    elif _LIBC.sync_file_range(descriptor, ctypes.c_int64(0), ctypes.c_int64(0), _WRITE_AND_WAIT):
-        os.fsync(descriptor)  # a file system that has none, or an error, which this raises
+def stamp_of(path: Path) -> Stamp | None:
+    """What changes with a file; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def drop_from_page_cache(descriptor: int, offset: int = 0, size_bytes: int = 0) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OutputBusy
+from .damage import FolderCheck, whole_episodes
 from .disk import Disk
-from .episode_file import LARGE_BYTES, EpisodeFile
-from .index import EPISODES, FILE, GROUP, LOCK, PACKS, UNFINISHED, episodes_in, file_name
+from .index import EPISODES, FILE, GROUP, LOCK, PACKS, UNFINISHED, file_name
 from .packs import Pack, finish_interrupted, next_number, pack, small_files
+from .rows import LARGE_BYTES, EpisodeFile
 
 MOST_FILES = 4096  # that a writer makes before it packs small ones
 LEAST_PACKED = 64  # small files, when a rollout has ended
@@ -26,12 +27,11 @@ LEAST_PACKED = 64  # small files, when a rollout has ended
 class Output:
     """A folder that is open for writing."""
 
-    def __init__(self, folder: Path, disk: Disk) -> None:
-        """Locks the folder, and mends what an earlier writer left.
+    def __init__(self, folder: Path, disk: Disk, group: int = 1) -> None:
+        """Locks the folder, mends what an earlier writer left, and sets aside what is damaged.
 
         Raises:
             OutputBusy: Another rollout writes there.
-            OutputDamaged: A pack has been cut or changed.
         """
         self.folder = folder
         self._disk = disk
@@ -42,9 +42,12 @@ class Output:
             shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
             for name in (EPISODES, PACKS, UNFINISHED):
                 (folder / name).mkdir(exist_ok=True)
-            finish_interrupted(folder, disk)
             self._packs = count(next_number(folder))
-            self.earlier = frozenset(episodes_in(folder))
+            self._found = FolderCheck(folder, disk, group)
+            self._found.run(self._new_pack)
+            finish_interrupted(folder, disk)
+            self._found.look()
+            self.earlier = frozenset(self._found.episodes)
         except BaseException:
             self._lock.close()
             raise
@@ -62,13 +65,15 @@ class Output:
         small = [files for files in ended if not any(file.size_bytes for file in files)]
         large = [files for files in ended if any(file.size_bytes for file in files)]
         if small:
-            made = Pack(self._unfinished(), self._disk)
-            for file in (file for files in small for file in files):
+            unfinished, final = self._new_pack()
+            made = Pack(unfinished, self._disk)
+            members = [file for files in small for file in files]
+            for file in members:
                 made.add(file.content(), [(file.episode_id, 0)])
             made.finish()
-            packs = self.folder / PACKS
-            self._disk.rename(made.path, packs / f"{next(self._packs):05}{FILE}")
-            self._disk.sync(packs)
+            self._disk.rename(unfinished, final)
+            self._disk.sync(final.parent)
+            self._found.add(final, [file.episode_id for file in members])
             self._made += 1
         for files in large:
             self._rename(files)
@@ -76,6 +81,17 @@ class Output:
             self._disk.sync(self.folder / EPISODES)
         if self._made >= MOST_FILES:
             self._pack()
+
+    def check(self) -> tuple[frozenset[str], list[str]]:
+        """Sets aside what others have damaged since the last time.
+
+        Returns:
+            The episodes that have been lost by it, and what was found, for people.
+        """
+        self._found.run(self._new_pack)
+        lost, words = frozenset(self._found.lost), self._found.words
+        self._found.lost, self._found.words = set(), []
+        return lost, words
 
     def close(self, *, has_ended: bool) -> None:
         """Forgets unfinished episodes, and lets others write; packs small files if it has ended."""
@@ -90,22 +106,36 @@ class Output:
         for file in files:
             file.write(self._disk, write_back=True)
             self._disk.settle(file.path, drop_cached=file.size_bytes >= LARGE_BYTES)
-        folder = episodes = self.folder / EPISODES
+        ids = [file.episode_id for file in files]
+        touched = (file for file in files if file.is_touched)
+        if any(file.episode_id not in whole_episodes(file.path) for file in touched):
+            self._found.drop(ids, [file.path for file in files])
+            return
+        folder = self.folder / EPISODES
         if len(files) > 1:
-            folder = self._unfinished()
-            folder.mkdir()
-        for file in files:
-            self._disk.rename(file.path, folder / file_name(file.episode_id))
-        if folder != episodes:
-            name = GROUP + file_name(files[0].episode_id).removesuffix(FILE)
-            self._disk.rename(folder, episodes / name)
+            together = self._unfinished()
+            together.mkdir()
+            for file in files:
+                self._disk.rename(file.path, together / file_name(file.episode_id))
+            folder /= GROUP + file_name(ids[0]).removesuffix(FILE)
+            self._disk.rename(together, folder)
+        else:
+            self._disk.rename(files[0].path, folder / file_name(ids[0]))
+        for episode_id in ids:
+            self._found.add(folder / file_name(episode_id), [episode_id])
         self._made += len(files)
 
     def _pack(self) -> None:
         self._made = 0
+        self._found.run(self._new_pack)
         files = small_files(self.folder)
         if len(files) >= LEAST_PACKED:
             pack(self.folder, files, self._packs, self._unfinished(), self._disk)
+            self._found.look()
+
+    def _new_pack(self) -> tuple[Path, Path]:
+        """A pack's name while it is written, and its last one."""
+        return self._unfinished(), self.folder / PACKS / f"{next(self._packs):05}{FILE}"
 
     def _unfinished(self) -> Path:
         """A name that nothing had before; an episode's id may be any text."""

@@ -30,7 +30,7 @@ from .index import (
     pack_names,
     places_in,
 )
-from .rows import END_OF_LINE, ends_at, parsed_end
+from .rows import END_OF_LINE, parsed_end, without_index
 
 PACK_BYTES = 64 << 20
 SMALL_BYTES = 1 << 20  # of a file that is packed
@@ -150,9 +150,8 @@ def _add_file(made: Pack, path: Path) -> bool:
         row = parsed_end(line, path)
     except OutputDamaged:
         return False
-    end = len(content) - len(line) + ends_at(line)
     index = row.get("index") or [(row["episode_id"], 0)]
-    made.add(content[:end] + END_OF_LINE, index)
+    made.add(content[: len(content) - len(line)] + without_index(line), index)
     return True
 
 

@@ -20,9 +20,8 @@ from typing import Any, BinaryIO
 
 from ..errors import OutputDamaged
 from .disk import drop_from_page_cache
-from .episode_file import LARGE_BYTES
 from .index import Place, episodes_in, exists, last_line, sort_key
-from .rows import StepRow, before_checksum, parsed_end
+from .rows import LARGE_BYTES, StepRow, before_checksum, parsed_end
 
 # To find a file that gets another name: in a pack, as another episode's reader last saw it; in that
 # pack as it is named now, which gets its last name.

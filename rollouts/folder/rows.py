@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines of an episode's file, written and read.
+"""An episode's file, and its lines, written and read.
 
     {"kind": "step", "episode_id": "000042", "step": 0, "observation": …, "action": …, "info": …,
      "reward": 1.0, "done": false, "arrays": [{"name": …, "dtype": …, "shape": …, "data": base64}]}
@@ -16,23 +16,30 @@ from __future__ import annotations
 
 import binascii
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import orjson
 
-from ..episodes import Array, BytesLike, Episode, Step
+from ..episodes import Array, BytesLike, Episode, Step, parse
 from ..errors import OutputDamaged
-from ..json_values import parse
+from .disk import Disk, Stamp, stamp_of
 
+JOIN_BYTES = 32 << 10  # the line of a smaller step is made at once, as one object in memory
+LARGE_BYTES = 4 << 20  # of an episode whose file does not stay in the page cache
+_LIKELY_BYTES = 512 << 10  # of what is written at a time: more will come
 STEP, LAST, END = "step", "last", "end"
-_PIECE_BYTES = 32 << 10
+_NO_BREAKS = bytes.maketrans(b"\r\n", b"  ")
 _ENCODED_BYTES = 3 << 15  # a multiple of 3; encoding holds the interpreter lock
 _SUM = b',"sha256":"'
+END_START = b'{"kind":"end"'
 END_OF_LINE = b"}}\n"  # of an episode's last line
 END_OF_LAST = b"}\n"  # of the line with what was observed last
+Row = list[BytesLike]
 _skim = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -44,11 +51,88 @@ class Verdict:
     filtered: str | None = None  # by which filter it was dropped; its steps are not kept then
 
 
-def step_row(episode_id: str, number: int, step: Step) -> list[BytesLike]:
+class EpisodeFile:
+    """The lines of one attempt at an episode: their beginning on disk, their end in memory.
+
+    The event loop adds lines; one thread at a time writes them.
+    """
+
+    def __init__(self, episode_id: str, path: Path) -> None:
+        self.episode_id = episode_id
+        self.path = path
+        self.steps = 0
+        self.fault: str | None = None  # why it cannot be finished
+        self.size_bytes = 0  # on disk
+        self.is_touched = False  # by others than this
+        self._stamp: Stamp | None = None  # of what is on disk
+        self.pending_bytes = 0  # in memory
+        self._pending: list[Row | Callable[[], Row]] = []  # large rows are made when written
+        self._last_bytes = 0  # of the line with the last observation
+        self._digest = hashlib.sha256()
+
+    def add(self, number: int, step: Step) -> None:
+        """Adds the next step. One that does not follow the last makes the episode unusable."""
+        if number != self.steps and self.fault is None:
+            self.fault = f"step {number} came after {self.steps} steps"
+        size_bytes = step.size_bytes
+        if size_bytes < JOIN_BYTES:
+            row = b"".join(step_row(self.episode_id, number, step))
+            self._pending.append([row])
+            self.pending_bytes += len(row)
+        else:
+            self._pending.append(partial(step_row, self.episode_id, number, step))
+            self.pending_bytes += size_bytes
+        self.steps += 1
+
+    def add_last(self, observation_json: bytes) -> None:
+        """Adds what was observed after the last step."""
+        row = last_row(self.episode_id, self.steps, observation_json)
+        self._last_bytes = sum(map(len, row))
+        self._pending.append(row)
+        self.pending_bytes += self._last_bytes
+
+    def add_end(self, episode: Episode, verdict: Verdict) -> None:
+        """Adds the last lines of an episode."""
+        if not self._last_bytes and verdict.filtered is None:
+            self.add_last(episode.final_observation_json)
+        end = end_row(episode, self.steps, self._last_bytes, verdict)
+        self._pending.append(partial(self._with_checksum, end))
+        self.pending_bytes += len(end)
+
+    def write(self, disk: Disk, *, write_back: bool = False) -> None:
+        """Appends what is in memory to the file. Blocks."""
+        chunks = self._take()
+        size_bytes = sum(len(memoryview(chunk).cast("B")) for chunk in chunks)
+        is_large = self.size_bytes + size_bytes >= LARGE_BYTES or size_bytes >= _LIKELY_BYTES
+        self.is_touched |= self._stamp is not None and stamp_of(self.path) != self._stamp
+        disk.append(self.path, chunks, write_back=write_back or is_large)
+        self._stamp = stamp_of(self.path)
+        self.size_bytes += size_bytes
+
+    def content(self) -> bytes:
+        """All lines of an episode of which nothing is on disk."""
+        return b"".join(self._take())
+
+    def _take(self) -> Row:
+        rows, self._pending, self.pending_bytes = self._pending, [], 0
+        chunks: Row = []
+        for row in rows:  # the digest of the lines before is a part of the last one
+            made = row() if callable(row) else row
+            for chunk in made:
+                self._digest.update(chunk)
+            chunks += made
+        return chunks
+
+    def _with_checksum(self, end: bytes) -> Row:
+        self._digest.update(end)
+        return [end, checksum(self._digest.hexdigest())]
+
+
+def step_row(episode_id: str, number: int, step: Step) -> Row:
     """The line of a step, to be written one after the other: the texts are not copied."""
     head = orjson.dumps({"kind": STEP, "episode_id": episode_id, "step": number})
     tail = orjson.dumps({"reward": step.reward, "done": step.done})
-    row = [head[:-1] + b',"observation":', one_line(step.observation_json)]
+    row: Row = [head[:-1] + b',"observation":', one_line(step.observation_json)]
     row += [b',"action":', one_line(step.action_json), b',"info":', one_line(step.info_json)]
     row.append(b"," + tail[1:-1] + b',"arrays":[')
     for at, (name, array) in enumerate(step.arrays.items()):
@@ -58,7 +142,7 @@ def step_row(episode_id: str, number: int, step: Step) -> list[BytesLike]:
     return row
 
 
-def last_row(episode_id: str, steps: int, observation_json: BytesLike) -> list[BytesLike]:
+def last_row(episode_id: str, steps: int, observation_json: bytes) -> Row:
     """The line of what was observed after the last step; its text is before `END_OF_LAST`."""
     head = orjson.dumps({"kind": LAST, "episode_id": episode_id, "step": steps})
     return [head[:-1] + b',"observation":', one_line(observation_json), END_OF_LAST]
@@ -96,9 +180,10 @@ def before_checksum(line: bytes) -> bytes:
     return line[: line.rfind(_SUM)]
 
 
-def ends_at(line: bytes) -> int:
-    """Where an episode's last line ends without the index of a pack, and `END_OF_LINE`."""
-    return line.rfind(_SUM) + len(_SUM) + 2 * hashlib.sha256().digest_size + 1
+def without_index(line: bytes) -> bytes:
+    """An episode's last line without the index of a pack."""
+    end = line.rfind(_SUM) + len(_SUM) + 2 * hashlib.sha256().digest_size + 1
+    return line[:end] + END_OF_LINE
 
 
 def parsed_end(line: bytes, path: object) -> dict[str, Any]:
@@ -209,17 +294,6 @@ def _base64(data: BytesLike) -> Iterator[bytes]:
         yield binascii.b2a_base64(view[at : at + _ENCODED_BYTES], newline=False)
 
 
-def one_line(text: BytesLike) -> BytesLike:
+def one_line(text: bytes) -> bytes:
     """A JSON text without line breaks, of the same length: they only lie between its words."""
-    if not any(b"\n" in piece or b"\r" in piece for piece in _pieces(text)):
-        return text
-    return bytes(text).replace(b"\r", b" ").replace(b"\n", b" ")
-
-
-def _pieces(text: BytesLike) -> Iterator[bytes | bytearray]:
-    """To be searched: in a view, Python compares byte by byte."""
-    if not isinstance(text, memoryview):
-        yield text
-        return
-    for at in range(0, len(text), _PIECE_BYTES):
-        yield bytes(text[at : at + _PIECE_BYTES])
+    return text.translate(_NO_BREAKS) if b"\n" in text or b"\r" in text else text

@@ -20,15 +20,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
-from ..episodes import BytesLike, Episode, Step
+from ..episodes import Episode, Step
 from ..errors import EpisodeRefused, RolloutError, WriterClosed, of_os_error
 from .disk import Disk
-from .episode_file import EpisodeFile
 from .index import file_name
 from .output import Output
-from .rows import END_OF_LAST, Verdict
+from .rows import END_OF_LAST, EpisodeFile, Verdict
 
 BUFFER_BYTES = 256 << 20
 CHUNK_BYTES = 256 << 10  # of one episode, in memory
@@ -40,6 +39,7 @@ LONGEST_NAME = 200  # of a file: what an id becomes there
 NO_VERDICT = Verdict()
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class RolloutWriter:
@@ -66,6 +66,7 @@ class RolloutWriter:
         *,
         buffer_bytes: int = BUFFER_BYTES,
         keep_cached: bool = False,
+        group: int = 1,
         disk: Disk | None = None,
     ) -> Self:
         """Opens a folder for writing, and mends what an earlier writer left.
@@ -74,16 +75,16 @@ class RolloutWriter:
             folder: Created where it is missing.
             buffer_bytes: Most memory for what was handed over and is not written yet.
             keep_cached: Leave large episodes in the page cache.
+            group: Episodes that are played together: where one is damaged, all are set aside.
             disk: Writes and syncs files; a subclass of `Disk` may be slow, or fail.
 
         Raises:
             OutputBusy: Another rollout writes there.
-            OutputDamaged: A pack of the folder has been cut or changed.
             OutputFull, OutputUnwritable: The file system refuses.
         """
         disk = disk or Disk(keep_cached=keep_cached)
         try:
-            output = await asyncio.to_thread(Output, Path(folder), disk)
+            output = await asyncio.to_thread(Output, Path(folder), disk, group)
         except OSError as exc:
             raise of_os_error(exc, exc.filename or folder) from exc
         return cls(output, disk, buffer_bytes)
@@ -161,7 +162,7 @@ class RolloutWriter:
     def _is_full(self) -> bool:
         return len(self._ended) > MOST_ENDED or self._held_bytes > self._most_held_bytes
 
-    async def keep_observation(self, episode_id: str, text: BytesLike) -> Callable[[], bytes]:
+    async def keep_observation(self, episode_id: str, text: bytes) -> Callable[[], bytes]:
         """Keeps what was observed last in the episode's file, or in memory.
 
         Returns:
@@ -177,7 +178,7 @@ class RolloutWriter:
         self._held_bytes += file.pending_bytes - before_bytes
         await self._write_if_large(file)
         if file.pending_bytes:
-            return lambda: bytes(text)
+            return lambda: text
         offset = file.size_bytes - len(END_OF_LAST) - len(text)
         return partial(_read, file.path, offset, len(text))
 
@@ -186,6 +187,21 @@ class RolloutWriter:
         for number, step in enumerate(episode.steps):
             await self.put_step(episode.id, number, step)
         await self.finish(episode)
+
+    async def check(self) -> tuple[frozenset[str], list[str]]:
+        """Commits what has ended, and sets aside what others have damaged, to be played again.
+
+        Returns:
+            The episodes that were lost, and what was found, for people; also what `open` has found.
+
+        Raises:
+            OutputError: The writer has failed.
+        """
+        await self._commit_all()
+        self._check()
+        lost, words = await self._run(self._output.check)
+        self._finished -= lost
+        return lost, words
 
     async def close(self) -> None:
         """Returns when all finished episodes exist; forgets the others, and packs small ones.
@@ -260,10 +276,10 @@ class RolloutWriter:
         if self._ended and self._failure is None:
             self._committing = asyncio.create_task(self._commit(), name="committing")
 
-    async def _run(self, call: Callable[[], None]) -> None:
+    async def _run(self, call: Callable[[], _T]) -> _T:
         """Calls on a thread. An error ends the writing."""
         try:
-            await asyncio.get_running_loop().run_in_executor(self._threads, call)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except Exception as exc:
             if self._failure is None:
                 self._failure = self._typed(exc)
@@ -279,6 +295,11 @@ class RolloutWriter:
 
 
 def _read(path: Path, offset: int, size_bytes: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(size_bytes)
+    """Part of a file; `null` where it was cut or removed, which the commit finds."""
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            found = file.read(size_bytes)
+    except FileNotFoundError:
+        return b"null"
+    return found if len(found) == size_bytes else b"null"

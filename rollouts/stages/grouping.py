@@ -167,7 +167,7 @@ def judge(
     """Filters a group and computes the advantages of the episodes that are kept.
 
     Returns:
-        The verdict on each episode, by its id.
+        The verdict on each episode, by its id; without an advantage where a reward is no number.
 
     Raises:
         ValueError: A stage gave too few answers, too many, or one that is not a finite number.
@@ -176,11 +176,13 @@ def judge(
     verdicts = {episode_id: Verdict(filtered=name) for episode_id, name in dropped.items()}
     if advantages is None:
         return verdicts | {one.episode.id: Verdict() for one in kept}
-    found = [float(a) for a in advantages([one.episode.total_reward for one in kept])]
-    if len(found) != len(kept):
-        raise ValueError(f"there are {len(found)} advantages for {len(kept)} episodes")
+    verdicts |= {one.episode.id: Verdict() for one in kept}
+    compared = [one for one in kept if math.isfinite(one.episode.total_reward)]
+    found = [float(a) for a in advantages([one.episode.total_reward for one in compared])]
+    if len(found) != len(compared):
+        raise ValueError(f"there are {len(found)} advantages for {len(compared)} episodes")
     if not all(map(math.isfinite, found)):
         raise ValueError(f"advantages are numbers, not {found}")
-    for one, advantage in zip(kept, found, strict=True):
+    for one, advantage in zip(compared, found, strict=True):
         verdicts[one.episode.id] = Verdict(advantage)
     return verdicts

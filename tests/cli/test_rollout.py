@@ -186,6 +186,8 @@ def result_of(**told: Any) -> dict[str, Any]:
     """What the daemon tells of a rollout in which all went well, but for what is `told`."""
     return {
         "wanted": 8, "earlier": 0, "there": 8, "out": "/out", "steps": 0, "mean_reward": None,
+        "truncated": 0, "truncated_mean_reward": None, "max_steps": 100, "odd_rewards": {},
+        "damaged": [],
         "failures": {}, "last_failures": {}, "filtered": {}, "left_out": 0, "kept_failed": False,
         "lag": {"p99_seconds": 0.0, "worst_seconds": 0.0}, **told,
     }  # fmt: skip
@@ -212,6 +214,25 @@ def test_the_summary_counts_episodes_and_failures() -> None:
         "  the same command plays the missing ones",
         "  loop lag p99 1.0 ms, worst 250.0 ms",
     ]
+
+
+def test_the_summary_keeps_rewards_of_complete_and_truncated_episodes_apart() -> None:
+    assert "  8 truncated at 100 steps; their mean reward 0.25\n" in summary(
+        truncated=8, truncated_mean_reward=0.25
+    )
+    text = summary(mean_reward=1.0, truncated=1, truncated_mean_reward=None, max_steps=1)
+    assert "  mean reward 1\n  1 truncated at 1 step\n" in text
+
+
+def test_the_summary_names_what_was_damaged() -> None:
+    text = summary(damaged=["packs/00000.jsonl was removed"])
+    assert "  packs/00000.jsonl was removed\n  what was lost by it was played again\n" in text
+
+
+def test_the_summary_names_rewards_that_are_no_numbers() -> None:
+    text = summary(odd_rewards={'"high"': 1, "NaN": 12}, episodes_with_odd_rewards=3)
+    assert "  3 episodes have rewards that are no numbers, left out of the mean: " in text
+    assert ': 12 NaN, 1 "high"\n' in text
 
 
 def test_failed_episodes_that_are_kept_are_not_missing() -> None:

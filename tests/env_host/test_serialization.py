@@ -94,6 +94,16 @@ def test_one_pass_writes_the_same_text_as_two(observation: Observation) -> None:
     assert json.loads(NEWEST.message(observation))["data"] == two_passes(observation)
 
 
+@pytest.mark.parametrize("of", [Plain, ForJson])
+@pytest.mark.parametrize("reward", [float("nan"), float("-inf"), 0.5, None])
+def test_a_reward_that_json_cannot_hold_is_named_beside_the_data(
+    of: type[Observation], reward: float | None
+) -> None:
+    message = json.loads(NEWEST.message(of(reward=reward)))
+    odd = {"NaN", "-Infinity"} & {str(json.dumps(reward))}
+    assert message.get("odd_reward") == (odd.pop() if odd else None)
+
+
 @pytest.mark.parametrize(
     ("model", "is_plain"),
     [

@@ -26,9 +26,29 @@ def test_the_observation_stays_the_received_text() -> None:
     assert answer.observation == {"a": [1.5, "é"]}
 
 
-@pytest.mark.parametrize("reward", [None, 1, 0.5])
+@pytest.mark.parametrize("reward", [None, 1, 0.5, True])
 def test_a_reward_may_be_missing(reward: Any) -> None:
     assert answer_of(frame("observation", observation={}, reward=reward)).reward == reward
+
+
+@pytest.mark.parametrize("observation", ["{}", '{"a": NaN}'])
+@pytest.mark.parametrize(
+    ("reward", "told"),
+    [
+        ("NaN", "NaN"),
+        ("-Infinity", "-Infinity"),
+        ("1e999", "Infinity"),
+        ('"high"', '"high"'),
+        ("[1]", "[1]"),
+        ("1" + "0" * 400, "1" + "0" * 39 + "…"),
+    ],
+)
+def test_a_reward_that_is_no_number_is_kept_as_text(
+    observation: str, reward: str, told: str
+) -> None:
+    data = f'{{"observation": {observation}, "reward": {reward}}}'
+    answer = answer_of(f'{{"type": "observation", "data": {data}}}'.encode())
+    assert (answer.reward, answer.odd_reward) == (None, told)
 
 
 def test_metadata_is_kept_beside_the_policys_info() -> None:

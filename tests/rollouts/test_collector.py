@@ -124,13 +124,6 @@ async def test_a_session_serves_one_episode_after_the_other(serve: Serve) -> Non
     assert len(lines_of(host, "resets.log")) == 12
 
 
-async def test_each_episode_may_have_a_session_of_its_own(serve: Serve) -> None:
-    host = serve()
-    before = len(lines_of(host, "instances.log"))
-    await collect(RolloutCollector(address_of(host), go, concurrency=2, reuse_sessions=False), 6)
-    assert len(lines_of(host, "instances.log")) - before == 6
-
-
 async def test_max_steps_truncates_an_episode(serve: Serve) -> None:
     (episode,) = await collect(RolloutCollector(address_of(serve("Endless")), go, max_steps=3), 1)
     assert (episode.status, len(episode.steps)) == (EpisodeStatus.TRUNCATED, 3)
@@ -407,7 +400,7 @@ async def test_an_abandoned_connection_logs_no_error(
 @pytest.mark.parametrize("cancelled", [False, True])
 async def test_idle_sessions_are_closed_a_few_at_a_time(serve: Serve, cancelled: bool) -> None:
     host = serve()
-    pool = SessionPool(64, reuse=True)
+    pool = SessionPool(64)
     taken = [await pool.take(address_of(host)) for _ in range(3 * CLOSED_AT_ONCE)]
     sessions = [session for session, _ in taken]
     for session in sessions:
@@ -428,7 +421,7 @@ async def test_idle_sessions_are_closed_a_few_at_a_time(serve: Serve, cancelled:
 
 async def test_a_session_that_the_server_closed_is_replaced(serve: Serve) -> None:
     host = serve()
-    pool = SessionPool(2, reuse=True)
+    pool = SessionPool(2)
     session, was_used = await pool.take(address_of(host))
     pool.give_back(address_of(host), session)
     assert (await pool.take(address_of(host)))[0] is session

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-from openenvd.rollouts.concurrency_limit import (
+from openenvd.rollouts.buffers import (
     FOLLOWERS,
     GUESSED_STEPS,
     OBSERVATIONS,

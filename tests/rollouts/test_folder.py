@@ -20,7 +20,6 @@ from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.errors import (
     EpisodeRefused,
     OutputBusy,
-    OutputDamaged,
     OutputFull,
     OutputUnwritable,
 )
@@ -403,36 +402,6 @@ async def test_an_episode_whose_file_was_removed_is_played_again(tmp_path: Path)
     (tmp_path / "episodes" / "a.jsonl").unlink()
     async with await RolloutWriter.open(tmp_path) as writer:
         assert writer.finished_episode_ids() == {"b"}
-
-
-async def test_a_pack_that_was_cut_is_reported_and_played_again_when_it_is_removed(
-    tmp_path: Path,
-) -> None:
-    async with await RolloutWriter.open(tmp_path) as writer:
-        await finish(writer, "a")
-        await finish(writer, "b")
-    path = tmp_path / "packs" / "00000.jsonl"
-    os.truncate(path, path.stat().st_size - 10)
-    with pytest.raises(OutputDamaged, match=r"00000\.jsonl has been cut or changed") as told:
-        await RolloutWriter.open(tmp_path)
-    assert "remove it" in told.value.hint
-    path.unlink()
-    async with await RolloutWriter.open(tmp_path) as writer:
-        assert writer.finished_episode_ids() == frozenset()
-
-
-async def test_a_damaged_file_is_not_packed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with await RolloutWriter.open(tmp_path) as writer:
-        for name in "abc":
-            await finish(writer, name, steps=1, text=LARGE)
-    os.truncate(tmp_path / "episodes" / "b.jsonl", 1000)
-    monkeypatch.setattr(output, "LEAST_PACKED", 2)
-    await (await RolloutWriter.open(tmp_path)).close()
-    assert names(tmp_path) == ["episodes/b.jsonl", "packs/00000.jsonl"]
-    with pytest.raises(OutputDamaged, match=r"b\.jsonl"):
-        open_rollouts(tmp_path).verify()
 
 
 async def test_listing_beside_a_packing_writer_misses_no_episode(

@@ -11,8 +11,7 @@ import sys
 import pytest
 
 from openenvd.rollouts.answers import Answer
-from openenvd.rollouts.episodes import Step
-from openenvd.rollouts.json_values import parse
+from openenvd.rollouts.episodes import Step, parse
 
 TEXT = '{"board": [1, -2.5, true, null], "said": "h\\u00e9 \\"w\\" 中"}'
 VALUE = {"board": [1, -2.5, True, None], "said": 'hé "w" 中'}
@@ -58,7 +57,7 @@ def test_a_policy_and_a_sink_see_the_same() -> None:
 
 TAKES = """
 import resource, sys
-from openenvd.rollouts.json_values import parse
+from openenvd.rollouts.episodes import parse
 text = b'{"payload": "' + b"x" * 20_000_000 + b'"}'
 parse(b"{}")
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -15,9 +15,8 @@ import pytest
 
 from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.folder.disk import Disk
-from openenvd.rollouts.folder.episode_file import LARGE_BYTES
 from openenvd.rollouts.folder.readers import open_rollouts
-from openenvd.rollouts.folder.rows import StepRow
+from openenvd.rollouts.folder.rows import LARGE_BYTES, StepRow
 from openenvd.rollouts.folder.writer import RolloutWriter
 
 from .made import finish

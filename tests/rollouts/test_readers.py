@@ -12,14 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openenvd.rollouts.episodes import Array, BytesLike, Step
+from openenvd.rollouts.episodes import Array, BytesLike, Step, parse
 from openenvd.rollouts.errors import OutputDamaged
 from openenvd.rollouts.folder import output, readers, rows
-from openenvd.rollouts.folder.episode_file import LARGE_BYTES
 from openenvd.rollouts.folder.index import Place, episodes_in
 from openenvd.rollouts.folder.readers import Rollouts, open_rollouts
+from openenvd.rollouts.folder.rows import LARGE_BYTES
 from openenvd.rollouts.folder.writer import CHUNK_BYTES, RolloutWriter
-from openenvd.rollouts.json_values import parse
 
 from .made import episode, finish, image, names, step
 

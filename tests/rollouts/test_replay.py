@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -131,6 +132,22 @@ async def test_the_summary_counts_failures_apart_from_rewards(tmp_path: Path) ->
     assert answer["failures"] == {"step_timed_out": 1}
     assert (answer["histogram"]["least"], answer["histogram"]["most"]) == (1.0, 3.0)
     assert sum(answer["histogram"]["counts"]) == 2
+
+
+async def test_the_summary_shows_rewards_of_complete_episodes_that_are_numbers(
+    tmp_path: Path,
+) -> None:
+    cut: dict[str, Any] = {"status": EpisodeStatus.TRUNCATED}
+    made = [episode("000000", reward=1.0), episode("000001", reward=math.nan)]
+    async with await RolloutWriter.open(tmp_path, buffer_bytes=1 << 26) as writer:
+        await writer.finish(episode("000002", reward=-100.0, **cut))
+        await writer._commit_all()
+        assert asked(tmp_path, "summary")["histogram"]["mean"] == -100.0
+        for one in made:
+            await writer.finish(one)
+    answer = asked(tmp_path, "summary")
+    assert (answer["rewards_of"], answer["histogram"]["mean"]) == ("done", 1.0)
+    assert sum(answer["histogram"]["counts"]) == 1
 
 
 def test_every_value_is_in_one_span_of_the_histogram() -> None:

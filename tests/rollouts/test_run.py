@@ -23,6 +23,8 @@ def go(observation): return {"what": "go"}
 def stumble(observation):
     bad = observation["episode"].endswith("3") and observation["step"] == 2
     return {"what": "raise" if bad else "go"}
+def blunder(observation):
+    return {"what": "nan" if observation["episode"].endswith("3") else "go"}
 def fail(observation): raise OSError("no weights")
 async def wait(observation): await asyncio.Event().wait()
 async def hold(observation):
@@ -70,6 +72,29 @@ async def test_episodes_of_the_folder_are_not_played_again(serve: Serve, tmp_pat
     assert (result["earlier"], result["done"]) == (8, 12)
     assert Counter(lines_of(host, "resets.log")) == Counter(f"{n:06d}" for n in range(20))
     assert len({row["episode_id"] for row in rows(tmp_path / "out")}) == 20
+
+
+async def test_rewards_of_complete_and_truncated_episodes_are_apart(
+    serve: Serve, tmp_path: Path
+) -> None:
+    config = order_of(address_of(serve()), tmp_path, episodes=2)
+    result = await run(config, tmp_path)
+    assert (result["mean_reward"], result["truncated_mean_reward"]) == (15.0, None)
+    config = replace(config, folder=tmp_path / "short", max_steps=3)
+    result = await run(config, tmp_path)
+    assert (result["mean_reward"], result["truncated_mean_reward"]) == (None, 6.0)
+    assert (result["truncated"], result["max_steps"]) == (2, 3)
+
+
+async def test_rewards_that_are_no_numbers_are_counted_and_are_in_no_mean(
+    serve: Serve, tmp_path: Path
+) -> None:
+    config = order_of(address_of(serve()), tmp_path, "blunder")
+    result = await run(config, tmp_path)
+    assert (result["mean_reward"], result["odd_rewards"]) == (15.0, {"NaN": 10})
+    assert result["episodes_with_odd_rewards"] == 2
+    totals = {row["episode_id"]: row["total_reward"] for row in rows(config.folder)}
+    assert {name for name, total in totals.items() if total is None} == {"000003", "000013"}
 
 
 async def test_failed_episodes_are_reported_left_out_and_played_by_the_next_run(

@@ -172,9 +172,16 @@ async def test_a_rollout_is_not_continued_with_other_stages(
         await run(replace(config, stages=other), tmp_path)
 
 
-async def test_a_folder_with_part_of_a_group_is_refused(serve: Serve, tmp_path: Path) -> None:
+async def test_a_group_of_which_a_part_is_there_is_played_again_as_a_whole(
+    serve: Serve, tmp_path: Path
+) -> None:
     config = order_of(address_of(serve()), tmp_path)
     async with await RolloutWriter.open(config.folder) as writer:
         await writer.put(episode("000006"))
-    with pytest.raises(OtherRollout, match="only some of the episodes 000004 to 000007"):
-        await run(config, tmp_path)
+    result = await run(config, tmp_path)
+    assert (result["earlier"], result["there"]) == (0, config.episodes)
+    [told] = result["damaged"]
+    assert told.startswith("packs/00000.jsonl has a part of a group; it is damaged/")
+    assert Counter(row["episode_id"] for row in rows(config.folder)) == Counter(
+        f"{number:06d}" for number in range(config.episodes)
+    )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 from collections.abc import Callable, Sequence
@@ -37,6 +38,11 @@ def test_leave_one_out_compares_with_the_others() -> None:
 
 def test_centred_advantages_keep_their_unit() -> None:
     assert centred([1.0, 2.0, 6.0]) == [-2.0, -1.0, 3.0]
+
+
+def test_an_episode_whose_reward_is_no_number_has_no_advantage() -> None:
+    verdicts = judge(group((1.0, 1), (math.nan, 1), (3.0, 1)), {}, centred)
+    assert [verdicts[name].advantage for name in "012"] == [-1.0, None, 1.0]
 
 
 @pytest.mark.parametrize("advantages", [group_normalised, leave_one_out, centred])

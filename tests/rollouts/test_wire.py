@@ -26,7 +26,7 @@ SECONDS = 60.0  # what never takes as long
 
 
 async def ask_once(address: str) -> None:
-    pool = SessionPool(1, reuse=True, timing=SessionTiming(close_seconds=0.1))
+    pool = SessionPool(1, timing=SessionTiming(close_seconds=0.1))
     session, _ = await pool.take(address)
     try:
         await session.reset({}, seconds=SECONDS)
@@ -120,7 +120,7 @@ async def test_answers_are_whole_and_pings_answered_however_they_are_cut(
         await peer.until_it_leaves()
 
     async with serving(play) as address:
-        pool = SessionPool(1, reuse=True)
+        pool = SessionPool(1)
         session, _ = await pool.take(address)
         for _, size_bytes in STREAM:
             answer = await session.step(b"{}", seconds=SECONDS)
@@ -175,8 +175,8 @@ async def test_secure_sessions_read_the_certificates_once(
         await peer.until_it_leaves()
 
     async with serving(play, certified) as address:
-        playing = RolloutCollector(address, lambda _: {}, concurrency=8, reuse_sessions=False)
-        (batch,) = [batch async for batch in playing.batches(16, episodes=16)]
+        playing = RolloutCollector(address, lambda _: {}, concurrency=8)
+        (batch,) = [batch async for batch in playing.batches(8, episodes=8)]
     assert {episode.status for episode in batch} == {EpisodeStatus.DONE}
     assert {len(episode.final_observation) for episode in batch} == {1_000_000}
     assert len(read) == 1
@@ -193,7 +193,7 @@ async def test_no_socket_stays_open_to_a_server_that_never_closes(
         await asyncio.Event().wait()
 
     async with serving(play, certified) as address:
-        pool = SessionPool(1, reuse=True, timing=timing)
+        pool = SessionPool(1, timing=timing)
         session, _ = await pool.take(address)
         await session.reset({}, seconds=SECONDS)
         pool.give_back(address, session)
@@ -239,7 +239,7 @@ async def test_an_idle_session_that_the_server_has_ended_says_so_and_is_replaced
         told.set()
 
     async with serving(play) as address:
-        pool = SessionPool(2, reuse=True)
+        pool = SessionPool(2)
         session, _ = await pool.take(address)
         await session.reset({}, seconds=SECONDS)
         pool.give_back(address, session)

@@ -33,15 +33,17 @@ class Walk(Environment[Move, Seen, State]):
 
     async def step_async(self, action, timeout_s=None):
         self.n += 1
+        self.worth = float(self.n)
         with open("steps.log", "a") as log:
             log.write(f"{self.episode} {self.n}\\n")
         await getattr(self, "do_" + action.what)()
-        return self.seen(reward=float(self.n), text="x" * action.size)
+        return self.seen(reward=self.worth, text="x" * action.size)
 
     def reset(self): raise NotImplementedError
     def step(self, action): raise NotImplementedError
 
     async def do_go(self): pass
+    async def do_nan(self): self.worth = float("nan")
     async def do_raise(self): raise RuntimeError("the floor is missing")
     async def do_hang(self): await asyncio.Event().wait()
     async def do_exit(self): os._exit(7)

@@ -65,7 +65,7 @@ function makeRow(rollout) {
     badge.update(now.state);
     text(took, now.started_at && now.finished_at ? duration(now.finished_at - now.started_at) : "–");
     text(episodes, `${short(there(now))} of ${short(now.episodes)}`);
-    text(reward, short(now.report.mean_reward));
+    text(reward, short(now.report.mean_reward ?? now.report.truncated_mean_reward));
     text(failed, short(now.report.failed ?? 0));
   };
   return row;
@@ -199,13 +199,16 @@ function tilesOf(rollout, marks) {
   const { report } = rollout;
   const rate = isFinal(rollout.state) ? average(report) : rates(marks).at(-1)?.[1];
   const failed = counts(report.failures);
+  const truncated = report.truncated ? `${short(report.truncated_mean_reward)} of ${short(report.truncated)} truncated` : "";
+  const odd = counts(report.odd_rewards);
   const tile = (name, value, more) =>
     h("div", {}, h("dt", {}, name), h("dd", {}, value, more ? h("small", {}, ` ${more}`) : ""));
   return [
     tile("Episodes", short(there(rollout)), `of ${short(rollout.episodes)}`),
     tile("Steps", short(report.steps ?? 0)),
     tile("Steps a second", short(rate)),
-    tile("Mean reward", short(report.mean_reward)),
+    tile("Mean reward", short(report.mean_reward), truncated),
+    ...(odd ? [tile("Rewards that are no numbers", odd)] : []),
     tile("Failed", short(report.failed ?? 0), failed),
     tile("Loop lag p99", short(milliseconds(report.lag_p99_seconds ?? null)), "ms"),
   ];
@@ -251,7 +254,7 @@ function makeCharts() {
     const spans = summary.over_time;
     rewards.draw([
       {
-        name: "mean",
+        name: `mean of ${summary.rewards_of} episodes`,
         points: spans.map((span) => [span.at, span.mean]),
         band: spans.map((span) => [span.at, span.least, span.most]),
       },

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds files that are not as they were written, and sets them aside.
+
+    each file ─▶ size, time and inode as they were last seen ─▶ whole
+              └─ anything else ─▶ read: each episode against its checksum ─▶ whole, or damaged
+
+A damaged file gets a name in `damaged/`, and what is whole in a pack goes into a new pack. A group
+is played as a whole: where one of its episodes is lost, the others are set aside, too. A writer has
+seen no file when it begins, and reads them all; at its end it reads those that others have touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote
+
+from ..errors import OutputDamaged
+from .disk import Disk, Stamp, stamp_of
+from .index import PACKS, Place, loose_files, pack_names, places_in
+from .packs import Pack
+from .rows import END_START, before_checksum, parsed_end, without_index
+
+DAMAGED = "damaged"
+
+
+class FolderCheck:
+    """What a folder should have.
+
+    Attributes:
+        episodes: The ids of the episodes that are there.
+        lost: Those that were there, and are to be played again.
+        words: What has been found, for people.
+    """
+
+    def __init__(self, folder: Path, disk: Disk, group: int) -> None:
+        self.episodes: set[str] = set()
+        self.lost: set[str] = set()
+        self.words: list[str] = []
+        self._folder = folder
+        self._disk = disk
+        self._group = group
+        self._stamps: dict[Path, Stamp | None] = {}
+
+    def add(self, path: Path, episode_ids: Iterable[str]) -> None:
+        """Notes a file that has got its name."""
+        self.episodes.update(episode_ids)
+        self._stamps[path] = stamp_of(path)
+
+    def look(self) -> None:
+        """Takes the files that are there as they are: small ones have been packed."""
+        self._stamps = {path: stamp_of(path) for path in _files(self._folder)}
+
+    def run(self, new_pack: Callable[[], tuple[Path, Path]]) -> None:
+        """Sets aside what is damaged.
+
+        Args:
+            new_pack: Gives a name for a pack while it is written, and its last one.
+        """
+        found: dict[Path, dict[str, Place]] = {}
+        damaged: set[Path] = set()
+        for path in _files(self._folder):
+            stamp = stamp_of(path)
+            if stamp is not None and stamp == self._stamps.get(path):
+                found[path] = places_in(path)
+            elif not _is_whole(path, whole := whole_episodes(path)):
+                damaged.add(path)
+                found[path] = whole if path.parent.name == PACKS else {}
+            else:
+                found[path] = whole
+        for path in sorted(self._stamps.keys() - found.keys()):
+            self.words.append(f"{path.relative_to(self._folder)} was removed")
+        there = {name for places in found.values() for name in places}
+        partial = self._of_partial_groups(there)
+        self.lost |= (self.episodes - there) | partial
+        self.episodes = there - partial
+        aside = [path for path in found if path in damaged or not partial.isdisjoint(found[path])]
+        elsewhere = {name for path in found.keys() - set(aside) for name in found[path]} | partial
+        for path in aside:
+            kept = {name: at for name, at in found[path].items() if name not in elsewhere}
+            elsewhere |= kept.keys()
+            why = "was cut or changed" if path in damaged else "has a part of a group"
+            moved = self._set_aside(path, f"{path.relative_to(self._folder)} {why}")
+            if kept and path.parent.name == PACKS:
+                self._keep(moved, kept, *new_pack())
+        self.look()
+
+    def drop(self, episode_ids: Sequence[str], paths: Iterable[Path]) -> None:
+        """Sets aside the files of episodes of which one was changed while it was written."""
+        self.lost.update(episode_ids)
+        for path in paths:
+            self._set_aside(path, f"the file of {' and '.join(episode_ids)} was cut or changed")
+
+    def _of_partial_groups(self, episodes: Iterable[str]) -> set[str]:
+        numbers = {name: int(name) // self._group for name in episodes if name.isdecimal()}
+        sizes = Counter(numbers.values())
+        return {name for name, number in numbers.items() if sizes[number] < self._group}
+
+    def _keep(self, aside: Path, kept: dict[str, Place], unfinished: Path, final: Path) -> None:
+        """Makes a pack of what is whole in another."""
+        made = Pack(unfinished, self._disk)
+        for episode_id, place in kept.items():
+            made.add(_content(aside, place), [(episode_id, 0)])
+        made.finish()
+        self._disk.rename(unfinished, final)
+        self._disk.sync(final.parent)
+
+    def _set_aside(self, path: Path, why: str) -> Path:
+        name = str(path.relative_to(self._folder)).replace("/", "-").lstrip(".")
+        aside = self._folder / DAMAGED / f"{name}.{os.urandom(2).hex()}"
+        aside.parent.mkdir(exist_ok=True)
+        self._disk.rename(path, aside)
+        self.words.append(f"{why}; it is {aside.relative_to(self._folder)} now")
+        return aside
+
+
+def whole_episodes(path: Path) -> dict[str, Place]:
+    """The episodes of a file that are as their checksums say, also where its index is not."""
+    found: dict[str, Place] = {}
+    try:
+        with path.open("rb") as file:
+            begin, end, digest = 0, 0, hashlib.sha256()
+            for line in file:
+                end += len(line)
+                if not line.startswith(END_START):
+                    digest.update(line)
+                    continue
+                digest.update(before_checksum(line))
+                with suppress(OutputDamaged):
+                    row = parsed_end(without_index(line), path)
+                    if row["sha256"] == digest.hexdigest():
+                        found[row["episode_id"]] = Place(str(path), begin, end)
+                begin, digest = end, hashlib.sha256()
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def _is_whole(path: Path, whole: dict[str, Place]) -> bool:
+    """Whether a file has these episodes by its index, or its name, and nothing else."""
+    try:
+        places = places_in(path)
+    except (OutputDamaged, OSError, ValueError, TypeError):  # an index of another form, too
+        return False
+    named = path.parent.name == PACKS or list(places) == [unquote(path.stem)]
+    return named and places == whole
+
+
+def _content(path: Path, place: Place) -> bytes:
+    """The lines of an episode, without the index of its pack."""
+    with path.open("rb") as file:
+        file.seek(place.offset)
+        content = file.read((place.end or 0) - place.offset)
+    line_at = content.rfind(b"\n", 0, -1) + 1
+    return content[:line_at] + without_index(content[line_at:])
+
+
+def _files(folder: Path) -> list[Path]:
+    return [*loose_files(folder), *(folder / PACKS / name for name in pack_names(folder))]
