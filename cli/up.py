@@ -149,7 +149,7 @@ def config(output: Output) -> int:
     whose = "no daemon runs: the next one has" if pid is None else f"the daemon (pid {pid}) has"
     table = Table("SETTING", "VALUE", "FROM")
     for name, one in found.items():
-        table.add_row(name, _shown(one["value"]), one["from"])
+        table.add_row(name, _shown(one["value"]), str(one["from"]))
     output.draw(f"{plain(file)}; {whose}", "", table)
     if waiting:
         told = f"not in force before the daemon is started again: {', '.join(waiting)}"

@@ -57,6 +57,8 @@ def write_run_file(layout: Layout, python: Path, provider: str = "local") -> Non
         "environment": "my_env",
         "replica_id": "my_env-0-0123",
         "ordinal": 0,
+        **dict.fromkeys(("request_id", "socket_path", "log_path", "host"), "x"),
+        **dict.fromkeys(("number", "port", "created_at"), 1),
     }
     argv = [str(python), "-m", "x"]
     runs = {"argv": argv} if provider == "local" else {"plan": {"command": argv}}

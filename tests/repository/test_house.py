@@ -14,17 +14,17 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 77_638,
-    "code lines": 49_345,
-    "modules": 514,
-    "test lines": 76_653,
-    "words of pages": 52_216,
-    "words of decisions": 10_983,
+    "shipped lines": 74_079,
+    "code lines": 47_235,
+    "modules": 474,
+    "test lines": 76_682,
+    "words of pages": 52_182,
+    "words of decisions": 10_957,
     "folders at the root": 22,
-    "large classes": 12,
+    "large classes": 10,
     "crowded folders": 9,
-    "dialect words": 648,
-    "private names": 328,
+    "dialect words": 640,
+    "private names": 323,
 }
 
 

@@ -12,7 +12,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -453,7 +453,7 @@ def changed(run: dict[str, Any], **changes: Any) -> bytes:
 
 
 # What may become of a run file, made of what it was.
-UNUSABLE = {
+UNUSABLE: dict[str, Callable[[dict[str, Any]], bytes]] = {
     "empty": lambda run: b"",
     "cut": lambda run: json.dumps(run).encode()[:-20],
     "no text": lambda run: b"\xff\x00" * 40,
