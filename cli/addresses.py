@@ -57,7 +57,7 @@ def address(name: str, output: Output) -> int:
 @click.option("--no-open", is_flag=True, help="Print the link alone, and open no browser.")
 @json_option
 def dashboard(no_open: bool, output: Output) -> int:
-    """Open the dashboard in a browser, and print the link.
+    """Print a sign-in link to the dashboard, and open it in a browser.
 
     The link works once, for a few minutes. From another machine: forward the port with
     ssh -L 8585:127.0.0.1:8585 first.
@@ -73,7 +73,7 @@ def dashboard(no_open: bool, output: Output) -> int:
 
 
 def _open(url: str, page: Path) -> None:
-    """Open a browser where there is a display: a text browser would take the terminal."""
+    """Open a browser if there is a display. A text browser would occupy the terminal."""
     has_display = sys.platform == "darwin" or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
     )
@@ -97,7 +97,7 @@ def gateway() -> None:
 @gateway.command()
 @json_option
 def status(output: Output) -> int:
-    """Show its address, and its replicas with their sessions as it sees them."""
+    """Show the gateway's address, and the replicas and sessions that it reports."""
     answer = connect(output).gateway()
     output.json(answer)
     output.result(*_lines(answer["gateway"]))

@@ -113,7 +113,7 @@ def info(output: Output) -> int:
 @click.command()
 @json_option
 def config(output: Output) -> int:
-    """List every setting with its value, and where it comes from.
+    """List each setting with its value and the source of the value.
 
     Options of `up` count before variables, and those before `config.toml` in the home, whose keys
     are the names that are listed. Of a daemon that runs, it is what is in force; no daemon is

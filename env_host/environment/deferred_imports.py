@@ -153,6 +153,6 @@ def _among_stand_ins(execute: Callable[[ModuleType], None]) -> Callable[[ModuleT
 
 
 def defer_mcp() -> None:
-    """Defer the import from now on, unless it has happened already."""
+    """Defer the import of `fastmcp`, unless it has been imported already."""
     if not any(name in sys.modules for name in (*_MCP_PACKAGES, UPSTREAM_MCP_ENVIRONMENT)):
         sys.meta_path.insert(0, _WithStandIns)

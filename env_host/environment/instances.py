@@ -183,7 +183,7 @@ class Factory:
         return env
 
     def _leave_loop(self) -> None:
-        """Create on threads from now on, for good."""
+        """Create all further environments on threads."""
         self._may_use_loop = self.uses_loop = False
 
     def _note(self, exc: BaseException) -> None:

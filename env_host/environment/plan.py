@@ -209,7 +209,7 @@ def try_factory(definition: Definition, seconds: float = TRIAL_SECONDS) -> Trial
 
 
 def marking_of(env_class: type) -> tuple[bool, str]:
-    """Tell whether sessions of a class may run side by side; also return its name."""
+    """Return whether a class supports concurrent sessions, and the name of the class."""
     return bool(getattr(env_class, "SUPPORTS_CONCURRENT_SESSIONS", False)), env_class.__name__
 
 

@@ -5,8 +5,9 @@
     replaced           another image has its name by now
     earlier version    a newer image of the same repository, `openenvd/NAME`, is there
 
-An image stays while a run file of this home names it. Docker itself keeps those of containers, of
-other homes as well.
+An image stays while a run file of this home names it. If a run file cannot be used,
+no image is removed, since its replica may need any of them. Docker itself keeps those of
+containers, of other homes as well.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ Json = dict[str, Any]
 def prune_images(layout: Layout) -> list[str]:
     """Remove images, and return their names, or their ids where they have none. Blocks.
 
-    Nothing is removed where Docker does not answer.
+    Nothing is removed if Docker does not answer, or if a run file was set aside.
     """
+    if run_files.set_aside(layout.runs):
+        return []
     try:
         docker = DockerCli(lambda _: None)
         found = docker.images_built()

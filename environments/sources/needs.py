@@ -143,7 +143,7 @@ def allows_python(wanted: str, python: Sequence[int]) -> bool:
 
 
 def normalized(requirement: str) -> str:
-    """Return the name that a requirement begins with, as indexes compare it; empty: it has none."""
+    """Return the normalized name of the package that a requirement names, or an empty text."""
     found = re.match(r"\s*([A-Za-z0-9][\w.-]*)", requirement)
     return "" if found is None else re.sub(r"[-_.]+", "-", found[1]).lower()
 

@@ -110,7 +110,7 @@ def app_candidates(package: str | None, app: str) -> tuple[str, ...]:
 
 
 def _project_config(project: Project, python: Path) -> tuple[HostConfig, dict[str, Path]]:
-    """Return what the env host serves of a project, and the links that it needs for that."""
+    """Return the env host's configuration for a project, and the symbolic links that it needs."""
     folder, manifest, app = project.folder, project.manifest, project.app
     paths = tuple(str(path) for path in (folder, folder / "src") if path.is_dir())
     config = HostConfig(manifest.name, import_paths=paths, manifest=_plain(manifest.data))

@@ -69,7 +69,7 @@ class ClassSource:
 
     @property
     def module(self) -> str:
-        """Its module, or the outermost package that it is in."""
+        """The first part of the module's dotted name."""
         return self.reference.partition(":")[0].partition(".")[0]
 
 
@@ -152,7 +152,7 @@ def check_source(source: str, cwd: Path, *, has_more: bool) -> None:
 
 
 def _is_importable(source: ClassSource) -> bool:
-    """Whether its module, or the package that has it, is there; it is not imported."""
+    """Tell whether the module of a class can be found. The module is not imported."""
     importlib.invalidate_caches()  # of folders that have changed since
     name = source.module
     is_beside = PathFinder.find_spec(name, [str(source.folder)]) is not None

@@ -2,6 +2,8 @@
 """Remove the virtual environments of projects that nothing uses any more.
 
     used by a replica    its run file names the Python: it stays, and what it is laid over
+    a run file that      its replica may use any of them: all stay
+    cannot be used
     used by a launch     says so when it asks for the Python (`note_use`): it stays for a while
     being made           its lock is held: it stays
     half made            by a launch that was killed: it goes
@@ -126,6 +128,8 @@ def _use_of(path: Path) -> str:
 
 def in_use(layout: Layout) -> set[Path]:
     """Find the environments whose Python a replica runs, or will be restarted with."""
+    if run_files.set_aside(layout.runs):
+        return {venv.path for venv in venvs_of(layout)}
     found = [run_file.data for run_file in run_files.all_of(layout.runs)]
     # What its shim runs, or an engine that runs programs.
     commands = [data.get("argv") or (data.get("plan") or {}).get("command") for data in found]

@@ -93,6 +93,15 @@ def test_the_environment_of_a_replica_is_kept_and_marked_as_used(
     assert is_launching(found.used, boot_seconds())
 
 
+def test_all_environments_are_kept_while_a_run_file_cannot_be_used(layout: Layout) -> None:
+    venvs = {make_venv(layout, "a"), make_venv(layout, "b")}
+    folder = layout.run_dir("my_env-0-0123")
+    folder.mkdir(parents=True)
+    (folder / "replica.json").write_text('{"version": ')
+    assert in_use(layout) == venvs
+    assert prune(layout) == []
+
+
 def test_what_a_replicas_environment_is_laid_over_is_kept(layout: Layout) -> None:
     base, overlay = make_venv(layout, "a"), make_venv(layout, "b")
     (overlay / COMPLETE).write_text(json.dumps({"base": str(base)}))

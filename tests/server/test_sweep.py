@@ -200,7 +200,7 @@ def test_a_socket_whose_launch_begins_again_is_left_alone(paths: Paths) -> None:
 
 
 def bind_and_die(sockets: list[Path]) -> None:
-    """Bind sockets as the worker of a launch does, in a process that is then killed."""
+    """Bind control sockets in a process that is killed afterwards."""
     program = "import os, signal, sys; from openenvd.shim.files import open_control_socket; "
     program += "made = [open_control_socket(path) for path in sys.argv[1:]]; "
     program += "os.kill(os.getpid(), signal.SIGKILL)"
