@@ -261,7 +261,7 @@ def read_env_files(paths: tuple[str, ...], environ: Mapping[str, str]) -> dict[s
 
 
 def find_target(client: DaemonClient, text: str) -> tuple[Json | None, Json | None]:
-    """Find what `NAME|REQUEST_ID` means: an environment, or else a request; one of the two.
+    """Look up `NAME|REQUEST_ID` as an environment, and otherwise as a request.
 
     Raises:
         ApiRefused: `not_found` with near matches, or `ambiguous`.

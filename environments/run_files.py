@@ -169,7 +169,7 @@ class SetAside:
 
     @property
     def replica_id(self) -> str:
-        """Its id, which its folder is named by."""
+        """The replica's id, which is the name of its folder."""
         return self.run_dir.name
 
     @property
@@ -179,13 +179,13 @@ class SetAside:
 
     @property
     def problem(self) -> str:
-        """One clause: which file, and why it cannot be used."""
+        """The path of the run file and why it cannot be used, as one clause."""
         why = "is damaged" if self.is_damaged else "was written by another version of openenvd"
         return f"its run file {self.run_dir / RUN_FILE_NAME} {why}"
 
     @property
     def sentence(self) -> str:
-        """Add what that means, and what to do."""
+        """The problem, its effect, and the command that ends the replica."""
         cost = "it goes on, and is neither watched nor restarted"
         return f"{self.problem}: {cost}; openenv down {self.environment} ends it"
 

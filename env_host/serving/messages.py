@@ -183,7 +183,7 @@ class ObservationWriter:
 
 
 def _odd_reward(reward: Any) -> bytes:
-    """Write beside the data what a reward is that becomes `null` there, for rollouts to count."""
+    """Name a reward that JSON writes as `null`, beside the data, so that rollouts count it."""
     if isinstance(reward, float) and not math.isfinite(reward):
         return b',"odd_reward":"%b"' % json.dumps(reward).encode()
     return b""

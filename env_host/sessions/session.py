@@ -117,7 +117,7 @@ class Session:
             await self.thread.run(self._create)
 
     def begin_at_once(self) -> bool:
-        """Make the session ready to be called, unless that has to wait: then `begin` does it."""
+        """Prepare the session if that needs no waiting; otherwise `begin` prepares it."""
         if not self.create_at_once() or (calls := Calls(self.env)).signature.holds_mcp:
             return False
         self._set_ready(calls)

@@ -388,7 +388,7 @@ async def _end(
     *,
     waits: bool = True,
 ) -> None:
-    """Close a session's environment after a call; neither, when it hangs, holds anybody up."""
+    """Close a session's environment after its call. If either hangs, no other session waits."""
     if after is not None:
         await asyncio.wait({after}, timeout=CLOSE_SECONDS)
     closed = await session.leave()

@@ -137,7 +137,7 @@ class SharedThread:
             self._loop.call_soon(self._hand_over)  # with those that this iteration still reads
 
     def abandon(self) -> list[Job]:
-        """Let the thread end after the call that it runs; returns the jobs behind it."""
+        """End the thread after its current call, and return the jobs that wait for it."""
         waiting: list[Job] = []
         while self._jobs:
             try:
@@ -160,7 +160,7 @@ class SharedThread:
             self._run_all()
 
     def _run_all(self) -> None:
-        """Run the jobs that are there; tell their outcomes together, but not too late."""
+        """Run the waiting jobs, and deliver their outcomes in batches within a time limit."""
         began, cpu_began = time.perf_counter(), time.process_time()
         while self._jobs:
             try:
@@ -235,7 +235,7 @@ class CallSharing:
         return len(outcomes)
 
     def _pay(self, seconds: float) -> None:
-        """Keep the account of what sharing costs others; stop it when that is too much."""
+        """Account for what sharing the thread costs; stop sharing when the cost is too high."""
         self._debt_seconds = max(0.0, self._debt_seconds + seconds)
         if self._debt_seconds <= MAX_DEBT_SECONDS or self._thread is None:
             return

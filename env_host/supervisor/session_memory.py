@@ -80,7 +80,7 @@ class LeftPrograms:
         self._known: set[int] = set()
 
     def note_known(self) -> None:
-        """Take what runs before the first session for the environment's own."""
+        """Record the programs that run before the first session as the environment's own."""
         self._known = self._running()
 
     def look(self, own_pids: Iterable[int | None]) -> list[dict[str, Any]]:

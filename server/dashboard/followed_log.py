@@ -111,7 +111,7 @@ async def open_log(
 async def _show_what_serves(
     deps: Dependencies, name: str, log: FollowedLog, wake: asyncio.Event, opened: asyncio.Event
 ) -> None:
-    """Show the log of a replica that serves, and another's when that serves no more."""
+    """Follow the log of a serving replica, and of another one when it stops serving."""
     path: Path | None = None
     with ExitStack() as following:
         while True:
