@@ -25,7 +25,7 @@ from typing import Any
 
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-LATE_SECONDS = 0.01  # for a fork to return in the child
+LATE_SECONDS = 0.2  # for a fork to return in the child, on a busy machine, too
 DRAIN_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # of an env host
 
 _taken: dict[signal.Signals, tuple[Any, Any]] = {}  # our handler, and the one before
