@@ -30,7 +30,7 @@ COUNTING = """
 FROM python:3.11-slim
 RUN mkdir -p /srv && echo '{"status": "healthy"}' > /srv/health
 WORKDIR /srv
-CMD python3 -u -m http.server 8000 2>/dev/null & \\
+CMD python3 -m http.server 8000 >/dev/null 2>&1 & \\
     python3 -uc "import itertools, time; [(print(n), time.sleep(0.02)) for n in itertools.count()]"
 """
 KILLS = 20  # of the agent, one after another

@@ -347,7 +347,7 @@ def test_a_live_rollout_is_followed(dashboard: Dashboard, rollout: str, tmp_path
     page.get_by_label("Reward of the episodes: ").and_(page.locator("svg")).wait_for()
     page.get_by_role("button", name="Cancel").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel it").click()
-    page.get_by_text("cancelled").wait_for()
+    page.get_by_text("cancelled", exact=True).wait_for()
 
 
 MOVES = """
