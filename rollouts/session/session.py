@@ -170,7 +170,8 @@ class Session:
                 raise SessionFailed(reason, f"{shown}: {said}") from exc
             said = f": {said}" if said else ""
             raise SessionFailed(reason, f"{shown} refuses: {exc}{said}") from exc
-        except (OSError, WebSocketException) as exc:
+        # The last: `websockets` asserts that a server does not leave before the handshake is sent.
+        except (OSError, WebSocketException, AssertionError) as exc:
             told = f"{shown} does not answer: {_said(exc)}"
             raise SessionFailed(SessionEnd.NOT_CONNECTED, told) from exc
         assert isinstance(socket, Connection)

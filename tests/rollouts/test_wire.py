@@ -5,19 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import ssl
 import subprocess
+import threading
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import uvloop
 from websockets.frames import Frame, Opcode
 
 from openenvd.env_host.protocol import MAX_MESSAGE_BYTES
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import EpisodeFailed
+from openenvd.rollouts.session.session import Session, SessionFailed
 from openenvd.rollouts.session_pool import SessionPool, SessionTiming
 
 from .peers import Peer, framed, observed, refused, serving
@@ -255,3 +260,33 @@ async def test_an_idle_session_that_the_server_has_ended_says_so_and_is_replaced
         _, was_used = await pool.take(address)
         assert not was_used
         await pool.close()
+
+
+def test_a_server_that_refuses_before_it_was_asked_is_named() -> None:
+    """The server's refusal may arrive before the client has sent its handshake."""
+    server = socket.create_server(("127.0.0.1", 0), backlog=128)
+    host, port = server.getsockname()
+
+    def refuse_all() -> None:
+        with suppress(OSError):  # the test has ended
+            while True:
+                connection, _ = server.accept()
+                connection.sendall(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+                connection.close()
+
+    async def open_some() -> set[type]:
+        opening = (
+            Session.open(f"http://{host}:{port}", connect_seconds=SECONDS, close_seconds=1)
+            for _ in range(20)
+        )
+        return {type(each) for each in await asyncio.gather(*opening, return_exceptions=True)}
+
+    refusing = threading.Thread(target=refuse_all)
+    refusing.start()
+    try:
+        for _ in range(40):
+            assert uvloop.run(open_some()) == {SessionFailed}
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        refusing.join()
