@@ -94,7 +94,10 @@ def test_a_client_goes_on_with_the_next_daemon(home: Path, machine: Machine) -> 
     assert client.environment("echo").name == "echo"
 
 
-def test_waiting_starts_no_daemon_again(home: Path, machine: Machine, tmp_path: Path) -> None:
+def test_waiting_starts_no_daemon_again(
+    home: Path, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(60)\n")
     client = Client(home=home)
     launch = client.launch("slow:Never", name="slow")

@@ -8,7 +8,7 @@ from typing import Any
 
 from openenvd.env_host.bundled.brigade.environment import BrigadeEnvironment
 from openenvd.env_host.bundled.brigade.mixing import Brigade
-from openenvd.env_host.shared_state.proxy import StateProxy
+from openenvd.env_host.shared_state.proxy import Methods, StateProxy
 from openenvd.env_host.shared_state.server import methods_of
 
 _methods = methods_of(Brigade())
@@ -19,6 +19,7 @@ class WorldHere(StateProxy):
     """The shared state without a process between: for comparison only."""
 
     def __init__(self) -> None:
+        Methods.__init__(self, self.call)
         self._number = next(_numbers)
 
     async def call(self, method: str, body: Any = None, /, **arguments: Any) -> Any:
