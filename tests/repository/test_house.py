@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_079,
-    "code lines": 47_235,
+    "shipped lines": 74_087,
+    "code lines": 47_239,
     "modules": 474,
-    "test lines": 76_682,
+    "test lines": 76_730,
     "words of pages": 52_182,
     "words of decisions": 10_957,
     "folders at the root": 22,
