@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 from ...env_host.protocol import LOOPBACK
 from ...environments.errors import NotReady
@@ -36,11 +35,12 @@ from ...environments.restart_policy import LONGEST_PAUSE_SECONDS
 from ...environments.run_files import RunFile
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
-from ...requests_db.records import Environment, Json, Replica, RequestError
+from ...requests_db.records import Environment, Event, Json, Replica, RequestError
 from ...requests_db.sql import queries
 from ...requests_db.states import ReplicaState
 from ...system.request_origin import is_loopback
 from ..events.bus import EventBus
+from .decisions import DECISIVE
 from .held_requests import HeldRequests
 from .replica_watch import ReplicaWatch, Responsibility
 from .replicas import ReplicaManager
@@ -431,8 +431,13 @@ async def _set_soon(written: asyncio.Event) -> None:
             await written.wait()
 
 
-def _concerns_environments(events: Iterable[Any]) -> bool:
-    return any(event.environment is not None for event in events)
+def _concerns_environments(events: Iterable[Event]) -> bool:
+    """False for requests that change no replica: each `probe` would read the tables."""
+    return any(
+        event.environment is not None
+        and (event.request is None or event.request.operation in DECISIVE)
+        for event in events
+    )
 
 
 def _replica_of(gateway: Gateway) -> Replica:
