@@ -2,6 +2,7 @@
 """Kills at random under stepping sessions: whose is each answer, and what is each death called.
 
     python -m load_tests.worlds [--provider local|docker|slurm] [--kills 1000] [--seed 1] [--short]
+                                [--json FILE]
 
 Some environments behind the gateway, each with several replicas, are stepped by clients that do as
 OpenEnv's own does: one that has lost its connection while it thought connects again, in silence,
@@ -17,12 +18,14 @@ many steps that has had. So each answer, and `openenv status` after each death, 
                                          hand; or none for memory after a step that took too much,
                                          or its client was not told
 
-All have to be none. Exit code 1: one was there.
+All have to be none. Exit code 1: one was there. What was found is in the file after each round, and
+a later call with the same file goes on with what is missing of the kills. A kill is of one process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -40,13 +43,14 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from load_tests.failover import Home, own_engine
-from load_tests.shared.report import Report, daemon, parse_arguments
+from load_tests.shared.report import Report, daemon, machine, parse_arguments
 from smoke_tests.docker_engine import DockerEngine
 
 SOURCE = Path(__file__).with_name("envs_for_load")
 ENVIRONMENTS = ("one", "two")
-UPDATE_EVERY = 4  # kills: before the restart budget of a replica is spent
-PAUSE_SECONDS = 2.0  # at most, between two kills
+MOST_AT_ONCE = 5  # replicas
+UPDATE_EVERY = 4  # rounds: before the restart budget of a replica is spent
+PAUSE_SECONDS = 2.0  # at most, between two rounds
 THINK_SECONDS = 0.3  # at most, between two steps
 EPISODE_STEPS = 40
 AGAIN_SECONDS = 0.1
@@ -55,6 +59,7 @@ BACK_SECONDS = 120.0  # until all is ready again
 EXPLAINED_SECONDS = 30.0  # until `status` shows how a process exited
 MEMORY = "400M"  # of a replica
 MEMORY_SHARE = 0.1  # of kills
+KILLED = "killed: "
 FOR_MEMORY = "oom_killed"  # a kind of exit
 SHOWN = 20
 SHORT = {"kills": 12, "sessions": 8, "replicas": 2}
@@ -65,11 +70,15 @@ Kill = Callable[[Home, random.Random], Iterable[str]]  # the replicas whose proc
 class Clients:
     """Sessions of all environments, and what was wrong with their answers."""
 
-    def __init__(self, urls: dict[str, str]) -> None:
+    def __init__(self, urls: dict[str, str], seen: dict[str, int], wrong: list[str]) -> None:
         self.urls = urls
         self.generations = {name: {1} for name in urls}  # that may serve a new session
-        self.seen: Counter[str] = Counter()
-        self.wrong: list[str] = []
+        self.seen = Counter(seen)
+        self.wrong = list(wrong)
+
+    def kills(self) -> int:
+        """Processes that were killed, in this run and those that it continues."""
+        return sum(count for what, count in self.seen.items() if what.startswith(KILLED))
 
     async def one(self, name: str, chance: random.Random) -> None:
         """Play episodes, and go on with a step where a connection was lost, as OpenEnv's client."""
@@ -143,7 +152,9 @@ def exits(home: Home) -> dict[str, Counter[str]]:
 def kill_replicas(home: Home, chance: random.Random) -> Iterator[str]:
     """Several at once: they may come back at each other's addresses."""
     found = running(home)
-    for replica in chance.sample(found, min(len(found), chance.randint(1, 3))):
+    if not found:
+        raise LookupError("no replica has a process")
+    for replica in chance.sample(found, min(len(found), chance.randint(1, MOST_AT_ONCE))):
         with suppress(ProcessLookupError):
             os.kill(replica["pid"], signal.SIGKILL)
             yield replica["id"]
@@ -151,11 +162,9 @@ def kill_replicas(home: Home, chance: random.Random) -> Iterator[str]:
 
 def kill_shard(home: Home, chance: random.Random) -> Iterator[str]:
     """One process of a replica that serves sessions."""
-    if found := running(home):
-        replica = chance.choice(found)
-        with suppress(psutil.Error, IndexError):
-            chance.choice(psutil.Process(replica["pid"]).children()).kill()
-            yield replica["id"]
+    replica = chance.choice(running(home))  # IndexError: there is none just now
+    chance.choice(psutil.Process(replica["pid"]).children()).kill()
+    yield replica["id"]
 
 
 def kill_titled(title: str) -> Kill:
@@ -163,8 +172,7 @@ def kill_titled(title: str) -> Kill:
 
     def kill(home: Home, chance: random.Random) -> tuple[()]:
         found = [each for each in home.processes() if title in " ".join(each.cmdline())]
-        if found:
-            chance.choice(found).kill()
+        chance.choice(found).kill()  # IndexError: it has not come back yet
         return ()
 
     kill.__name__ = f"kill_{title.split()[-1]}"
@@ -179,8 +187,7 @@ def kill_daemon(home: Home, _: random.Random) -> tuple[()]:
 
 def kill_gateway(home: Home, _: random.Random) -> tuple[()]:
     """Envoy, with all sessions that go through it."""
-    with suppress(ProcessLookupError, TypeError, KeyError):  # it is not there, or not known yet
-        os.kill(home.openenv("gateway", "status")["gateway"]["pid"], signal.SIGKILL)
+    os.kill(home.openenv("gateway", "status")["gateway"]["pid"], signal.SIGKILL)
     return ()
 
 
@@ -204,18 +211,20 @@ OF_ALL: list[tuple[int, Kill]] = [(1, kill_daemon), (1, kill_gateway)]
 class Campaign:
     """The environments, their clients, and who kills and updates."""
 
-    def __init__(self, home: Home, provider: str, seed: int, words: list[str]) -> None:
+    def __init__(
+        self, home: Home, provider: str, seed: int, words: list[str], earlier: dict[str, Any]
+    ) -> None:
         self._home = home
-        self._chance = random.Random(seed)
+        self._chance = random.Random(f"{seed} {earlier}")
         self._kills = KILLS[provider] + OF_ALL
         self._words = ["--provider", provider, "--gateway", "--memory", MEMORY, *words]
         self._generations = dict.fromkeys(ENVIRONMENTS, 0)
         for name in ENVIRONMENTS:
             self._launch(name)
-        self.clients = Clients({name: self._url(name) for name in ENVIRONMENTS})
+        self.clients = Clients({name: self._url(name) for name in ENVIRONMENTS}, **earlier)
 
-    async def run(self, kills: int, sessions: int) -> None:
-        """Kill so often, and return once all is served again."""
+    async def run(self, kills: int, sessions: int, keep: Callable[[Clients], None]) -> None:
+        """Kill until so many processes were, and return once all is served again."""
         async with asyncio.TaskGroup() as group:
             seeds = (self._chance.random() for _ in range(sessions))
             tasks = [
@@ -223,12 +232,15 @@ class Campaign:
                 for seed in seeds
                 for name in ENVIRONMENTS
             ]
-            for number in range(kills):
+            for number in itertools.count():
+                if self.clients.kills() >= kills:
+                    break
                 await self._kill()
                 if number % UPDATE_EVERY == UPDATE_EVERY - 1:
                     await self._update(ENVIRONMENTS[number // UPDATE_EVERY % len(ENVIRONMENTS)])
                 seen, wrong = dict(self.clients.seen), self.clients.wrong
-                print(f"{number + 1} of {kills}: {seen}, wrong: {wrong}", file=sys.stderr)
+                print(f"{self.clients.kills()} of {kills}: {seen}, {wrong=}", file=sys.stderr)
+                keep(self.clients)
             await self._until_ready(*ENVIRONMENTS)
             for task in tasks:
                 task.cancel()
@@ -245,9 +257,10 @@ class Campaign:
             await self._check_causes(kill.__name__, before, killed)
             if not killed:  # who counts the exits may have been killed: counts begin again
                 await self._until_ready(*ENVIRONMENTS)
-        except (psutil.Error, SystemExit) as exc:  # what was to be killed ended, or nobody answers
-            print(f"{kill.__name__}: {exc}", file=sys.stderr)
-        self.clients.seen[f"kills: {kill.__name__}"] += 1
+            self.clients.seen[f"{KILLED}{kill.__name__}"] += len(killed) or 1
+        # What was to be killed has ended, is not there or not known yet, or no daemon answers.
+        except (psutil.Error, SystemExit, LookupError, TypeError, ProcessLookupError) as exc:
+            print(f"{kill.__name__}: {exc!r}", file=sys.stderr)
         await asyncio.sleep(self._chance.random() * PAUSE_SECONDS)
 
     async def _check_causes(
@@ -302,7 +315,7 @@ class Campaign:
             await asyncio.sleep(AGAIN_SECONDS)
         if "memory" not in told:
             self.clients.wrong.append(f"{name}: killed for memory, and its client was told: {told}")
-        self.clients.seen["kills: for memory"] += 1
+        self.clients.seen[f"{KILLED}for memory"] += 1
 
     async def _update(self, name: str) -> None:
         """Another generation: it has replicas of its own, whose restart budget is whole."""
@@ -357,21 +370,31 @@ def main() -> int:
     )
     if given.short:
         vars(given).update(SHORT)
+    file = Path(given.json or os.devnull).absolute()
+    earlier = json.loads((file.read_text() if file.exists() else "") or "{}")
+    started = earlier.get("starts", 0) + 1
+    kept = earlier.get("found", {"seen": {}, "wrong": []})
+
+    def keep(clients: Clients) -> None:
+        found = {"seen": clients.seen, "wrong": clients.wrong}
+        told = {"provider": given.provider, "seed": given.seed, "starts": started}
+        file.write_text(json.dumps({**told, "found": found, "machine": machine()}, indent=2) + "\n")
+
     os.chdir(SOURCE)
     with own_engine(given.provider) as engine, daemon() as environ:
         home = Home(environ, given.provider, engine, has_gateway=True)
         words = ["--replicas", str(given.replicas)]
         words += ["--token", "auto"] if given.provider == "slurm" else []
-        campaign = Campaign(home, given.provider, given.seed, words)
-        asyncio.run(campaign.run(given.kills, given.sessions))
+        campaign = Campaign(home, given.provider, given.seed, words, kept)
+        asyncio.run(campaign.run(given.kills, given.sessions, keep))
     clients = campaign.clients
-    report = Report(f"worlds, {given.provider}: {given.kills} kills, seed {given.seed}")
+    report = Report(f"worlds, {given.provider}: {clients.kills()} kills, seed {given.seed}")
     for what, count in sorted(clients.seen.items()):
         report.add(what, "", [count])
     report.add("wrong answers and wrong causes", "", [len(clients.wrong)])
     for each in clients.wrong[:SHOWN]:
         report.note(each)
-    report.finish(given.json)
+    report.finish(None)
     return 1 if clients.wrong or not clients.seen["answers"] else 0
 
 
