@@ -17,7 +17,7 @@ from typing import Any
 
 from load_tests.peers.brigade_servers import Trial, serve, sing
 from load_tests.shared.report import Measure, Report, parse_arguments, share
-from openenvd.bench.target import Target
+from openenvd.rollouts.bench.target import Target
 
 ARRANGEMENTS = (("one process", None), ("2 shards", 2), ("4 shards", 4))
 MOST = 4000

@@ -5,7 +5,7 @@
     python -m load_tests.gateway --short            256 sessions, 2 replicas
 
 All sessions of a crowd connect in one instant, reset, take one step that waits a second, and close
-(`openenvd.bench`). Of the same environment, with as many replicas of one shard each, one has its
+(`openenvd.rollouts.bench`). Of the same environment, with as many replicas of one shard each, one has its
 own address, which its replicas share, and the other an address at the gateway: they take turns
 within the same run. Then single sessions, and 64 at once, step as fast as they are answered.
 
@@ -30,9 +30,9 @@ from load_tests.held_sessions import WARMING_SESSIONS, held
 from load_tests.peers.cluster_servers import unevenness
 from load_tests.peers.scaling_servers import openenv
 from load_tests.shared.report import Report, daemon, parse_arguments, percentile, pss_bytes
-from openenvd.bench.plan import Plan
-from openenvd.bench.sweep import Sweep
-from openenvd.bench.target import Target
+from openenvd.rollouts.bench.plan import Plan
+from openenvd.rollouts.bench.sweep import Sweep
+from openenvd.rollouts.bench.target import Target
 
 CROWDS, SHORT_CROWDS = (2_048, 8_192), (256,)
 REPLICAS, SHORT_REPLICAS = (2, 4), (2,)

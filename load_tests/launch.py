@@ -24,9 +24,9 @@ from typing import Any
 
 from load_tests.peers.scaling_servers import openenv, seconds_to_ready, write_project
 from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments, pss_bytes, run
-from openenvd.bench.crew import HEAD_START_SECONDS, Crew
-from openenvd.bench.generator import Batch
-from openenvd.bench.target import Target
+from openenvd.rollouts.bench.crew import HEAD_START_SECONDS, Crew
+from openenvd.rollouts.bench.generator import Batch
+from openenvd.rollouts.bench.target import Target
 from openenvd.system.units import MB
 
 SHARDS = 4

@@ -28,7 +28,7 @@ from typing import Any
 from load_tests.peers.scaling_servers import openenv
 from load_tests.shared.light_session import LightSession, open_session
 from load_tests.shared.report import Report, daemon, parse_arguments, percentile
-from openenvd.bench.target import Target
+from openenvd.rollouts.bench.target import Target
 
 SESSIONS, SHORT_SESSIONS = 1_000, 100
 REPLICAS = (1, 2)

@@ -15,7 +15,7 @@ r"""How many sessions at once, and how long they take: the seed's protocol, besi
 
 Every session connects, resets, takes one step that waits, and closes. All of a batch connect in
 one instant, as training code does that opens its sessions in one `gather`; a handshake may take
-10 s, as upstream's client gives it. The load comes from `openenvd.bench`: several processes that
+10 s, as upstream's client gives it. The load comes from `openenvd.rollouts.bench`: several processes that
 report their own CPU, and count latencies from the start of the batch; with `--clients upstream`,
 from clients of upstream's package in one `gather` a process (`gather_clients.py`), which cost much
 more than a server does. Servers take turns within the same run. Drops are the kernel's, of the
@@ -43,11 +43,11 @@ from load_tests.peers.cluster_servers import KINDS as CLUSTERS
 from load_tests.peers.cluster_servers import on_cluster, report_lines
 from load_tests.peers.scaling_servers import REPOSITORY, Arrangement, Started
 from load_tests.shared.report import machine
-from openenvd.bench import figures, table
-from openenvd.bench.plan import HANDSHAKE_SECONDS, BenchError, Plan
-from openenvd.bench.results import Report, Summary
-from openenvd.bench.sweep import Sweep
-from openenvd.bench.target import Target
+from openenvd.rollouts.bench import figures, table
+from openenvd.rollouts.bench.plan import HANDSHAKE_SECONDS, BenchError, Plan
+from openenvd.rollouts.bench.results import Report, Summary
+from openenvd.rollouts.bench.sweep import Sweep
+from openenvd.rollouts.bench.target import Target
 from openenvd.system.extras import install_command
 
 DEFAULT_FOLDER = Path(__file__).with_name("results") / "scaling"
@@ -148,7 +148,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
 
 
 def program_of(options: argparse.Namespace) -> list[str]:
-    """What makes the load; nothing stands for the generator of `openenvd.bench`."""
+    """What makes the load; nothing stands for the generator of `openenvd.rollouts.bench`."""
     if options.clients == "light":
         return []
     program = REPOSITORY / "load_tests/peers/gather_clients.py"

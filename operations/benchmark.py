@@ -3,7 +3,7 @@
 
     find address and processes ─▶ see that it can wait ─▶ sweep the grid ─▶ files, figures, table
 
-The load comes from generators, processes of their own (`bench/`); this one waits for them, and ends
+The load comes from generators, processes of their own (`rollouts/bench/`); this one waits for them, and ends
 them when it is cancelled. What it prints, batch by batch, is the request's log.
 """
 
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
-from ..bench.plan import InvalidPlan, Plan
 from ..environments import run_files
 from ..environments.http_get import ask, base_url_by_name
 from ..environments.layout import Layout, make_private
+from ..rollouts.bench.plan import InvalidPlan, Plan
 from ..shim.client import ShimClient, ShimGone
 from ..system.access_tokens import without_token
 from ..system.extras import install_command
@@ -29,9 +29,9 @@ from .options import BenchmarkOptions
 from .progress import eta_seconds
 
 if TYPE_CHECKING:
-    from ..bench.results import Summary
-    from ..bench.sweep import OnProgress
-    from ..bench.target import Target
+    from ..rollouts.bench.results import Summary
+    from ..rollouts.bench.sweep import OnProgress
+    from ..rollouts.bench.target import Target
 
 Json = dict[str, Any]
 
@@ -88,8 +88,11 @@ class Benchmark(base.Operation):
         Raises:
             NotAnswering, BenchError
         """
-        from ..bench import figures, table  # in the worker that measures, not in every worker
-        from ..bench.sweep import Sweep
+        from ..rollouts.bench import (  # in the worker that measures, not in every worker
+            figures,
+            table,
+        )
+        from ..rollouts.bench.sweep import Sweep
 
         target = _target(payload, Layout(context.home).runs)
         folder = _folder(payload, context)
@@ -126,7 +129,7 @@ def _target(payload: BenchmarkPayload, runs: Path) -> Target:
         NotAnswering
         InvalidPlan: its actions know no `wait_seconds`, and none was given.
     """
-    from ..bench.target import Target
+    from ..rollouts.bench.target import Target
 
     base_url = base_url_by_name(runs, payload.name, for_sessions=True)
     known = (ask(base_url, "/schema", SCHEMA_SECONDS).get("action") or {}).get("properties") or {}
@@ -173,6 +176,6 @@ def _reporter(context: base.OperationContext) -> OnProgress:
 
 
 def _say(summary: Summary) -> None:
-    from ..bench.table import summary_line
+    from ..rollouts.bench.table import summary_line
 
     base.say(f"{summary_line(summary)} (load {os.getloadavg()[0]:.1f})")

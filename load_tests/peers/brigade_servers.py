@@ -16,7 +16,7 @@ from typing import Any
 from load_tests.peers.brigade_singers import PACKET_SECONDS, WARM_UP_PACKETS
 from load_tests.peers.scaling_servers import Arrangement, openenvd_of
 from load_tests.shared.report import percentile
-from openenvd.bench.target import Target, cpu_seconds
+from openenvd.rollouts.bench.target import Target, cpu_seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = "openenvd.env_host.bundled.brigade.environment:BrigadeEnvironment"

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from openenvd.bench.session import CLOSE_FRAME, Connection
 from openenvd.env_host.bundled.brigade.opus import FRAME_SAMPLES, SAMPLE_RATE, Encoder, pack
+from openenvd.rollouts.bench.session import CLOSE_FRAME, Connection
 from openenvd.system.websocket import unmasked_client_frame, upgrade_request
 
 PACKET_FRAMES = 10

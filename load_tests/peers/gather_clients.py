@@ -3,7 +3,7 @@
 
     python load_tests/peers/gather_clients.py     `GenericEnvClient` of OpenEnv's package
 
-Speaks with a crew as `openenvd.bench.generator` does (lines of JSON, see there), so that a batch is
+Speaks with a crew as `openenvd.rollouts.bench.generator` does (lines of JSON, see there), so that a batch is
 measured X
 """
 

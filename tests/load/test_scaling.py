@@ -17,11 +17,11 @@ from typing import Any
 import psutil
 import pytest
 
-from openenvd.bench.crew import Crew, shares_of
-from openenvd.bench.generator import Batch
-from openenvd.bench.plan import GeneratorLost, Plan
-from openenvd.bench.results import Report, Summary
-from openenvd.bench.target import Target, read_drops
+from openenvd.rollouts.bench.crew import Crew, shares_of
+from openenvd.rollouts.bench.generator import Batch
+from openenvd.rollouts.bench.plan import GeneratorLost, Plan
+from openenvd.rollouts.bench.results import Report, Summary
+from openenvd.rollouts.bench.target import Target, read_drops
 
 # The seed's own fields, in its order: burtenshaw/openenv-scaling, tests/test_scaling.py.
 RAW_FIELDS = """request_id mode timestamp wait_requested batch_size hardware connect_latency
@@ -98,7 +98,7 @@ def test_the_files_begin_with_the_seeds_fields(limit: Any, tmp_path: Path) -> No
 def test_a_missing_matplotlib_is_reported_and_the_other_files_are_written(
     limit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("openenvd.bench.figures.find_spec", lambda _: None)
+    monkeypatch.setattr("openenvd.rollouts.bench.figures.find_spec", lambda _: None)
     grid = ("--requests-grid", "2", "--wait-grid", "0", "--reps", "1")
     assert measure("--url", limit.target.url, *grid, "--output-dir", str(tmp_path)) == 0
     assert "matplotlib is not installed" in capsys.readouterr().out
@@ -149,7 +149,7 @@ def test_a_generator_that_exits_is_reported() -> None:
         def kill_one() -> None:
             listener.accept()[0].close()  # the batch has begun
             children = psutil.Process().children()
-            next(c for c in children if "openenvd.bench.generator" in c.cmdline()).kill()
+            next(c for c in children if "openenvd.rollouts.bench.generator" in c.cmdline()).kill()
 
         batch = Batch("127.0.0.1", listener.getsockname()[1], "", 4, {}, 60.0, 8)
         with ThreadPoolExecutor(1) as thread:

@@ -16,10 +16,10 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from openenvd.bench.plan import InvalidPlan
 from openenvd.environments.errors import NotAnswering
 from openenvd.operations import registry
 from openenvd.operations.benchmark import BenchmarkPayload
+from openenvd.rollouts.bench.plan import InvalidPlan
 
 PNG = b"\x89PNG\r\n\x1a\n"
 REQUEST_ID = secrets.token_hex(8)
@@ -47,7 +47,7 @@ def run(home: Path) -> Iterator[Run]:
 def generators() -> list[psutil.Process]:
     """Children of ours that make load."""
     children = psutil.Process().children(recursive=True)
-    return [child for child in children if "openenvd.bench.generator" in child.cmdline()]
+    return [child for child in children if "openenvd.rollouts.bench.generator" in child.cmdline()]
 
 
 def test_results_and_figures_are_written(run: Run, home: Path) -> None:

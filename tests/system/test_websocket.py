@@ -10,8 +10,8 @@ from websockets.frames import Frame, Opcode
 from websockets.speedups import apply_mask as apply_mask_in_c
 from websockets.streams import StreamReader
 
-from openenvd.bench.session import take_frame
 from openenvd.env_host.websocket.handshake import parse_upgrade
+from openenvd.rollouts.bench.session import take_frame
 from openenvd.system.websocket import (
     CLOSE,
     TEXT,

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from openenvd.bench.plan import Plan
-from openenvd.bench.results import Report, Summary
-from openenvd.bench.table import lines_of
+from openenvd.rollouts.bench.plan import Plan
+from openenvd.rollouts.bench.results import Report, Summary
+from openenvd.rollouts.bench.table import lines_of
 
 PLAN = Plan((16384,))
 
