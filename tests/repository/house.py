@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # Not in the wheel; all else is.
 OUTSIDE = {
-    *("tests", "load_tests", "smoke_tests", "examples", "docs", "deploy"),
+    *("tests", "load_tests", "smoke_tests", "examples", "docs"),
     *(".ci", ".github", ".types"),
 }
 TESTS = {"tests", "load_tests", "smoke_tests"}

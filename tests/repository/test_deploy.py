@@ -18,7 +18,7 @@ def objects(path: str) -> list[Any]:
 
 def chart() -> list[str]:
     """The templates of the chart's objects, of a release that is called as the project is."""
-    text = (ROOT / "deploy/chart/templates/openenvd.yaml").read_text()
+    text = (ROOT / "docs/deploy/chart/templates/openenvd.yaml").read_text()
     return text.replace("{{ $name }}", "openenvd").split("-}}\n")[-1].split("---\n")
 
 
@@ -29,7 +29,7 @@ def test_a_daemon_in_a_cluster_has_the_role_of_the_documentation() -> None:
 
 def test_the_image_is_of_this_version_in_the_chart() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    [about], [values] = objects("deploy/chart/Chart.yaml"), objects("deploy/chart/values.yaml")
+    [about], [values] = objects("docs/deploy/chart/Chart.yaml"), objects("docs/deploy/chart/values.yaml")
     assert values["image"] == f"openenvd:{version}"
     assert about["version"] == about["appVersion"] == version
 

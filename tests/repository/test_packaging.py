@@ -55,7 +55,7 @@ def test_the_source_distribution_has_what_the_pages_say_is_there(tmp_path: Path)
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
         found = {name.partition("/")[2] for name in packed.getnames()}
-    deployed = {str(p.relative_to(ROOT)) for p in (ROOT / "deploy").rglob("*") if p.is_file()}
+    deployed = {str(p.relative_to(ROOT)) for p in (ROOT / "docs/deploy").rglob("*") if p.is_file()}
     assert deployed
     assert {*deployed, "docs/openenvd-rbac.yaml"} <= found
 
