@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 
 _ERRORS = ("ApiRefused", "ClientError", "DaemonUnreachable", "RequestFailed", "SessionError")
 _PUBLIC = {  # their types: `__init__.pyi`
-    **dict.fromkeys(("AsyncClient", "Client"), ".sdk"),
+    **dict.fromkeys(("AsyncClient", "Client"), ".client"),
     **dict.fromkeys(_ERRORS, ".client.errors"),
 }
 

@@ -1,13 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Talks to the daemon, with the standard library alone.
+"""Python for users: what `openenv` does on the command line, as typed objects; and the daemon's calls.
 
-    from openenvd.client import connect, run
+    from openenvd import Client
 
-    client = connect()                                   # starts the daemon when none is running
-    request = run(client, "launch", {"source": "echo"})
-    print(request["result"]["environment"]["address"])
+    client = Client()                                       # starts the daemon when none is running
+    env = client.launch("echo", replicas=2).wait()          # an Environment, once it is ready
+    with env.connect() as session:
+        print(session.reset().observation)
+        print(session.step({"message": "hello"}).reward)
+    for progress in client.rollout(env, out="episodes", episodes=64):
+        print(progress.message)
+    env.down().wait()
 
 Where to look:
+
+    synchronous.py   `Client`: launches, rollouts, and what there is
+    handles.py       `Request` and `Environment`: one of each, by its id or name
+    asynchronous.py  `AsyncClient`, `AsyncRequest`, `AsyncEnvironment`: the same for asyncio
+    session.py       `Session` and `AsyncSession`, where OpenEnv's own client is not installed
+    pytest_plugin.py the fixtures `openenv_env` and `openenv_session`
+    options.py       the options of launches and rollouts as keyword arguments; generated
+    upstream.py      `OpenEnvdProvider`, for upstream's `EnvClient.from_env(…, provider=…)`
+
+and below them, with the standard library alone and JSON as documented in `docs/api.md`:
 
     http.py       one call over the Unix socket: JSON, text, server-sent events
     api.py        `DaemonClient`: the API's calls by name
@@ -15,12 +30,10 @@ Where to look:
     daemon.py     finds the daemon, starts one, stops it
     sources.py    what the source of a launch means, seen from a folder
     policies.py   what a policy behind a chat endpoint needs of the variables here
-    upstream.py   `OpenEnvdProvider`, for upstream's `EnvClient.from_env(…, provider=…)`
     health.py     a program for probes: whether a daemon answers; it starts none
     errors.py     what can go wrong
 
-JSON stays JSON here: `cli` and programs read it as documented in `docs/api.md`. Names are resolved
-on first use, so that each command pays for what it uses.
+Names are resolved on first use, so that each command pays for what it uses.
 """
 
 from __future__ import annotations
@@ -30,23 +43,39 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api import DaemonClient as DaemonClient
+    from .asynchronous import AsyncClient as AsyncClient
+    from .asynchronous import AsyncEnvironment as AsyncEnvironment
+    from .asynchronous import AsyncRequest as AsyncRequest
     from .daemon import connect as connect
+    from .errors import SessionError as SessionError
     from .following import follow as follow
     from .following import run as run
+    from .handles import Environment as Environment
+    from .handles import Progress as Progress
+    from .handles import Request as Request
+    from .session import AsyncSession as AsyncSession
+    from .session import Session as Session
+    from .session import StepResult as StepResult
+    from .synchronous import Client as Client
     from .upstream import OpenEnvdProvider as OpenEnvdProvider
 
 _PUBLIC = {
+    **dict.fromkeys(("AsyncClient", "AsyncEnvironment", "AsyncRequest"), "asynchronous"),
+    **dict.fromkeys(("AsyncSession", "Session", "SessionError", "StepResult"), "session"),
+    **dict.fromkeys(("Environment", "Progress", "Request"), "handles"),
+    **dict.fromkeys(("follow", "run"), "following"),
+    "Client": "synchronous",
     "DaemonClient": "api",
     "OpenEnvdProvider": "upstream",
     "connect": "daemon",
-    "follow": "following",
-    "run": "following",
 }
-
-__all__ = ["DaemonClient", "OpenEnvdProvider", "connect", "follow", "run"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f".{_PUBLIC[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

@@ -28,7 +28,7 @@ from uuid import uuid4
 from verl.tools.base_tool import BaseTool
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from openenvd.sdk import AsyncSession
+from openenvd.client import AsyncSession
 
 SCHEMA = {
     "type": "function",

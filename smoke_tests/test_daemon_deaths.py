@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openenvd.sdk import Session
+from openenvd.client import Session
 
 from .conftest import OPENENV, REPOSITORY, Machine, eventually, free_port
 from .test_main_job import say_hello

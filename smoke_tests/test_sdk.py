@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from openenvd import AsyncClient, Client
+from openenvd.client import Session, SessionError, StepResult
 from openenvd.client.errors import ApiRefused, DaemonUnreachable, RequestFailed
-from openenvd.sdk import Session, SessionError, StepResult
 
 from .conftest import Machine, eventually
 

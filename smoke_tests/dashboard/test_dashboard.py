@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from openenvd.client.errors import SessionError
-from openenvd.sdk.session import Session
+from openenvd.client.session import Session
 
 from ..chromium import find_chromium
 from ..conftest import REPOSITORY, Machine, eventually

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`sdk/options.py`, generated from where options are declared.
+"""`client/options.py`, generated from where options are declared.
 
 python tests/repository/sdk_options.py      write the module
 """
@@ -14,7 +14,7 @@ from openenvd.environments.spec import LaunchOptions
 from openenvd.operations.options import DrainOptions, RequestOptions, RolloutOptions
 from openenvd.system.options import options_of
 
-MODULE = Path(__file__).resolve().parents[2] / "sdk" / "options.py"
+MODULE = Path(__file__).resolve().parents[2] / "client" / "options.py"
 
 HEAD = '''\
 # SPDX-License-Identifier: Apache-2.0

@@ -29,7 +29,10 @@ def test_a_daemon_in_a_cluster_has_the_role_of_the_documentation() -> None:
 
 def test_the_image_is_of_this_version_in_the_chart() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    [about], [values] = objects("docs/deploy/chart/Chart.yaml"), objects("docs/deploy/chart/values.yaml")
+    [about], [values] = (
+        objects("docs/deploy/chart/Chart.yaml"),
+        objects("docs/deploy/chart/values.yaml"),
+    )
     assert values["image"] == f"openenvd:{version}"
     assert about["version"] == about["appVersion"] == version
 

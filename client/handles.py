@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
-from ..client import following
-from ..client.api import DaemonClient
-from ..client.errors import RequestFailed
-from ..client.http import Json
+from . import following
+from .api import DaemonClient
+from .errors import RequestFailed
+from .http import Json
 from .options import DrainOptions, RequestOptions
 from .session import ANSWER_SECONDS, Session
 
 if TYPE_CHECKING:
-    from .client import Client
+    from .synchronous import Client
 
 Result = TypeVar("Result")
 

@@ -55,10 +55,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def openenv_env(pytestconfig: pytest.Config) -> Iterator[Environment]:
-    """The environment, ready; `openenvd.sdk.Environment`."""
-    from ..client.errors import ApiRefused
-    from .client import Client
+    """The environment, ready; `openenvd.client.Environment`."""
+    from .errors import ApiRefused
     from .handles import Environment
+    from .synchronous import Client
 
     client, name = Client(), f"pytest-{secrets.token_hex(4)}"
     launch = client.launch(_source(pytestconfig), name=name, update=False)
@@ -92,8 +92,8 @@ def pytest_runtest_makereport(
 
 
 def _end_of_log(name: str) -> str:
-    from ..client.errors import ClientError
-    from .client import Client
+    from .errors import ClientError
+    from .synchronous import Client
 
     try:
         return "".join(Client(start=False).environment(name).logs(tail=LOG_LINES))

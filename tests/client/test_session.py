@@ -18,8 +18,8 @@ from websockets.http11 import Request, Response
 from websockets.sync.server import ServerConnection, serve
 
 from openenvd.client.errors import SessionError
+from openenvd.client.session import AsyncSession, Session
 from openenvd.rollouts.session.session import session_url
-from openenvd.sdk.session import AsyncSession, Session
 from openenvd.system.websocket import INTERNAL_ERROR_CLOSE, close_payload
 
 
@@ -265,7 +265,7 @@ def test_a_refused_handshake_says_what_the_server_said() -> None:
 
 IN_A_GENERATOR = """
 import sys
-from openenvd.sdk.session import Session
+from openenvd.client.session import Session
 
 def steps():
     with Session(sys.argv[1]) as session:

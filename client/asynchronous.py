@@ -15,13 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from ..client.api import DaemonClient, RequestFilters
-from ..client.following import Reconnect
-from ..client.http import Json
-from .client import Client, Folder
+from .api import DaemonClient, RequestFilters
+from .following import Reconnect
 from .handles import Environment, Progress, Request, pauses
+from .http import Json
 from .options import DrainOptions, LaunchOptions, RequestOptions, RolloutOptions
 from .session import ANSWER_SECONDS, AsyncSession
+from .synchronous import Client, Folder
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")

@@ -25,11 +25,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from ..client.errors import SessionError
 from ..env_host.errors import WSErrorCode
 from ..rollouts.session import session as sessions
 from ..rollouts.session.loop_thread import LoopThread, loop_thread
 from ..rollouts.session.session import CONNECT_SECONDS, SessionEnd, SessionFailed, error_text
+from .errors import SessionError
 
 Json = dict[str, Any]
 

@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
-from ..client import daemon as daemons
-from ..client.api import DaemonClient, RequestFilters
-from ..client.errors import DaemonUnreachable
-from ..client.http import Json
-from ..client.policies import variables_of
-from ..client.sources import read_source, working_folder
 from ..server.settings import Paths
+from . import daemon as daemons
+from .api import DaemonClient, RequestFilters
+from .errors import DaemonUnreachable
 from .handles import Environment, Request, environment_of, json_of
+from .http import Json
 from .options import LaunchOptions, RequestOptions, RolloutOptions
+from .policies import variables_of
+from .sources import read_source, working_folder
 
 Result = TypeVar("Result")
 Folder = str | os.PathLike[str]
@@ -42,7 +42,7 @@ class Client:
         if home is not None and "://" in os.fspath(home):
             raise ValueError(
                 f"home is a folder, not an address: {os.fspath(home)!r};"
-                " openenvd.sdk.Session(ADDRESS) opens a session of any environment"
+                " openenvd.client.Session(ADDRESS) opens a session of any environment"
             )
         environ = None if home is None else {"OPENENV_HOME": os.fspath(home)}
         self._paths = Paths.from_environment(environ)
