@@ -23,8 +23,8 @@ import click
 from ..client import following
 from ..client.api import DaemonClient
 from ..client.errors import ApiRefused
-from ..operations.options import RequestOptions
 from ..requests_db.states import RequestState
+from ..server.operations.options import RequestOptions
 from ..system.terminal_text import coloured, plain
 from . import exit_codes, phrases
 from .drawing import is_coloured, new_console

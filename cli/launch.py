@@ -11,8 +11,8 @@ import click
 from ..client.sources import folder_note, read_source, working_folder
 from ..environments.names import suggest_name, why_not
 from ..environments.spec import LaunchOptions
-from ..operations.options import DrainOptions, RequestOptions
 from ..requests_db.states import RequestState
+from ..server.operations.options import DrainOptions, RequestOptions
 from . import completion, following, passthrough
 from .following import follow, leave, submit, submit_options
 from .option_groups import grouped, set_option

@@ -17,8 +17,8 @@ import click
 from ..client.api import DaemonClient
 from ..client.sources import read_source, working_folder
 from ..environments.spec import LaunchOptions
-from ..operations.options import EnvironmentTestOptions
 from ..requests_db.states import RequestState
+from ..server.operations.options import EnvironmentTestOptions
 from ..system.terminal_text import plain
 from . import completion, exit_codes
 from .bench import read_action

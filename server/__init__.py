@@ -3,6 +3,7 @@
 
 Where to look, in the order in which a request meets them:
 
+    operations/     what the workers run: launch, scale, down, rollout, test, bench, …
     settings.py     every setting, declared once; where files are (the CLI imports this alone)
     __main__.py     `python -m openenvd.server`: what `openenv up` starts
     daemon.py       the life cycle: lock, sockets, parts, serve, stop

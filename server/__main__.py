@@ -106,7 +106,7 @@ def _fork_zygote(paths: Paths) -> PreforkedZygote | None:
     if not FORK_IS_SAFE:
         return None
     from ..executor.spawning.zygote import prefork_zygote
-    from ..operations.registry import PRELOAD
+    from .operations.registry import PRELOAD
 
     with contextlib.suppress(OSError):  # reported by `daemon.run`
         paths.home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -130,10 +130,10 @@ def _check_floor(settings: Settings) -> None:
     Raises:
         DaemonError: a daemon and two workers do not fit.
     """
-    from ..operations.registry import expected_bytes
     from ..processes.resources.limits import read_limits
     from ..processes.resources.pids_limit import process_room
     from .dispatch.planning import check_process_room, plan_for
+    from .operations.registry import expected_bytes
 
     check_process_room(process_room())
     plan_for(read_limits(), settings, expected_bytes())

@@ -24,7 +24,6 @@ from ..executor.executor import BurstableExecutor
 from ..executor.policy.plan import Plan
 from ..executor.spawning.zygote import PreforkedZygote
 from ..executor.supervisor.process_trees import sweep_orphans
-from ..operations import registry
 from ..processes.resources.limits import Limits
 from ..requests_db.async_store import AsyncStore
 from ..requests_db.connections.write_connection import WriteConnection
@@ -46,6 +45,7 @@ from .dispatch.running import DispatchContext
 from .dispatch.submission import Submitter
 from .errors import DaemonError
 from .events.bus import EventBus
+from .operations import registry
 from .reconcile.reconciler import Reconciler
 from .settings import Paths, Settings
 

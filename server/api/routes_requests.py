@@ -10,11 +10,11 @@ from fastapi import APIRouter, Body, Depends, Header, Query
 from fastapi.responses import StreamingResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from ...operations import registry
 from ...requests_db.records import Json, Request
 from ...requests_db.sql import queries
 from ...requests_db.states import RequestState
 from ..dispatch.submission import CHANGING, Submission
+from ..operations import registry
 from .dependencies import Dependencies, Injected
 from .request_notes import reason_when_new, reasons, retries
 from .schemas import Retry, Submit, submit_union

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...env_host.protocol import LEAST_SESSION_MEMORY_MB
-from ...operations import registry
-from ...operations.base import MAX_SECONDS, Operation
 from ..errors import Invalid, near_matches
+from ..operations import registry
+from ..operations.base import MAX_SECONDS, Operation
 
 _SEE = "GET /openapi.json shows every operation"
 

@@ -20,8 +20,6 @@ from ...environments.errors import EnvironmentsError
 from ...environments.names import validate_name
 from ...environments.sources.resolve import check_source
 from ...environments.spec import sleep_seconds_of
-from ...operations import registry
-from ...operations.base import Operation
 from ...requests_db import results
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Generation, Json, NewRequest, Request
@@ -41,6 +39,8 @@ from ..errors import (
     near_matches,
 )
 from ..events.bus import EventBus
+from ..operations import registry
+from ..operations.base import Operation
 from ..settings import Settings
 from .dispatcher import Dispatcher
 from .request_traces import RequestTraces

@@ -80,7 +80,6 @@ from dataclasses import replace
 from ...environments.errors import EngineFailed
 from ...environments.providers.ports import renew_reservations
 from ...environments.strays import look_again
-from ...operations.options import DrainOptions
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Generation, Json, Request
 from ...requests_db.sql import queries
@@ -88,6 +87,7 @@ from ...requests_db.states import EnvironmentState, GenerationState, RequestStat
 from ...requests_db.transactions import observing
 from ...requests_db.transactions.generations import CANCELLED
 from ..events.bus import EventBus
+from ..operations.options import DrainOptions
 from ..settings import Paths
 from .autoscaler import Autoscaler, scaling_of
 from .decisions import Step, UpdateStep, next_step, update_step

@@ -15,7 +15,7 @@ from openenvd.cli import exit_codes, launch, option_groups, rollout
 from openenvd.cli.main import cli
 from openenvd.cli.option_groups import SCREEN_LINES, GroupedCommand, SetOption
 from openenvd.environments.spec import LaunchOptions
-from openenvd.operations.options import DrainOptions, RequestOptions, RolloutOptions
+from openenvd.server.operations.options import DrainOptions, RequestOptions, RolloutOptions
 from openenvd.system.options import options_of
 
 from ..client.fake_daemon import FakeDaemon, new_request

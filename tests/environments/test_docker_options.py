@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from openenvd.environments.engines.base import EngineRefused, Labels, ReplicaPlan
 from openenvd.environments.engines.docker import _configuration
 from openenvd.environments.engines.docker_options import host_config
-from openenvd.operations.launch import LaunchPayload
+from openenvd.server.operations.launch import LaunchPayload
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from openenvd.environments.spec import LaunchOptions
-from openenvd.operations.options import DrainOptions, RequestOptions, RolloutOptions
+from openenvd.server.operations.options import DrainOptions, RequestOptions, RolloutOptions
 from openenvd.system.options import options_of
 
 MODULE = Path(__file__).resolve().parents[2] / "client" / "options.py"

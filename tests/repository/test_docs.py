@@ -20,9 +20,9 @@ import pytest
 
 from openenvd.cli import exit_codes, passthrough
 from openenvd.cli.main import COMMANDS, cli
-from openenvd.operations import registry
 from openenvd.requests_db.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
 from openenvd.server.errors import ApiError
+from openenvd.server.operations import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.operations import registry
+from openenvd.server.operations import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "guarantees.md").read_text()

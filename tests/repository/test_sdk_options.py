@@ -9,7 +9,7 @@ from pathlib import Path
 
 from openenvd.client import options
 from openenvd.environments.spec import LaunchOptions
-from openenvd.operations.options import RolloutOptions
+from openenvd.server.operations.options import RolloutOptions
 from openenvd.system.options import options_of
 
 SCRIPT = Path(__file__).with_name("sdk_options.py")

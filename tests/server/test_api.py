@@ -26,7 +26,7 @@ from openenvd.client.http import HttpClient, Json
 from openenvd.env_host.ipc.capacity import render_metrics as metrics_of_shards
 from openenvd.environments.errors import EnvironmentsError
 from openenvd.environments.sources.resolve import resolve
-from openenvd.operations import registry
+from openenvd.server.operations import registry
 from openenvd.server.settings import Paths
 
 from ..prometheus_rules import lint

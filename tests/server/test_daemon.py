@@ -157,7 +157,7 @@ NOT_IN_THE_DAEMON = {
 def test_the_daemon_imports_nothing_that_it_does_not_need() -> None:
     """Each of these costs it memory for as long as it runs: it idles in 55 MB."""
     script = (
-        "import sys; from openenvd.operations.registry import PRELOAD\n"
+        "import sys; from openenvd.server.operations.registry import PRELOAD\n"
         "from openenvd.system.forking import preload; preload(PRELOAD, collect=False)\n"
         "from openenvd.server.__main__ import _import_daemon; _import_daemon()\n"
         "print(*(name for name, module in sys.modules.items() if module is not None))"

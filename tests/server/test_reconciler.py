@@ -24,8 +24,6 @@ from openenvd.environments.errors import EngineFailed
 from openenvd.environments.gateway import process
 from openenvd.environments.gateway.process import config_folder
 from openenvd.environments.layout import Layout
-from openenvd.operations.base import OperationContext
-from openenvd.operations.down import Down
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.errors import DatabaseFull
@@ -50,6 +48,8 @@ from openenvd.requests_db.states import (
 from openenvd.requests_db.transactions import dispatching, generations, observing, submitting
 from openenvd.server.api.views import environment_view, replica_view
 from openenvd.server.events.bus import EventBus
+from openenvd.server.operations.base import OperationContext
+from openenvd.server.operations.down import Down
 from openenvd.server.reconcile import replica_watch, replicas
 from openenvd.server.reconcile.reconciler import Reconciler
 from openenvd.server.reconcile.replica_watch import WAITING, ReplicaWatch

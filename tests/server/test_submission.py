@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import Connection
 
-from openenvd.operations import registry
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.errors import DatabaseError
@@ -27,6 +26,7 @@ from openenvd.server.errors import (
     QueueFull,
 )
 from openenvd.server.events.bus import EventBus
+from openenvd.server.operations import registry
 from openenvd.server.settings import Settings
 
 

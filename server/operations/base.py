@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operation is: a payload model, a schedule, an expected memory, and `run`.
+
+The daemon's HTTP edge reads the class (payload, schedule, …); only a worker calls `run`, in its
+own process, with the payload as JSON and an `OperationContext` as its only way out.
+Anything `run` prints goes to the request's log.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
+
+from ...system.options import Option, options_of
+from ...system.units import MB
+
+MAX_SECONDS = 30 * 86_400.0  # of any time limit; much more does not fit the kernel's timers
+MAX_MB = 2**30  # a petabyte: what is more was not meant
+MAX_TEXT = 4096  # characters of a path or a name; a path of Linux has no more bytes
+MAX_ITEMS = 64  # of a list
+
+
+def _absolute(value: str) -> str:
+    if not Path(value).is_absolute():
+        raise ValueError(f"{value!r} is not an absolute path")
+    return value
+
+
+def _variables(value: dict[str, str]) -> dict[str, str]:
+    for name, text in value.items():
+        if not name or "=" in name or "\0" in name + text:
+            raise ValueError(f"{name!r} cannot be an environment variable")
+    return value
+
+
+AbsolutePath = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_absolute)]
+Variables = Annotated[dict[str, str], AfterValidator(_variables)]
+
+
+class Payload(BaseModel):
+    """Base of every operation's payload: unknown fields are refused by name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_unicode(cls, data: Any) -> Any:
+        """JSON can spell half of a surrogate pair, which nothing below can write down."""
+        try:
+            json.dumps(data, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as exc:
+            raise ValueError("it contains text that is not Unicode") from exc
+        return data
+
+
+def payload_of(*declarations: type) -> Any:
+    """Make the base class of a payload: a field for each option that the `declarations` declare."""
+    items = (item for declaration in declarations for item in options_of(declaration))
+    declared: dict[str, Any] = {item.name: _field(item) for item in items}
+    return create_model(f"{declarations[0].__name__}Payload", __base__=Payload, **declared)
+
+
+def _field(item: Option) -> tuple[Any, Any]:
+    bounds: dict[str, Any] = {"ge": item.least, "gt": item.above, "le": item.most or _most(item)}
+    annotation = item.annotation
+    if item.choices:
+        bounds["pattern"] = f"^({'|'.join(item.choices)})$"
+    elif item.kind is str:
+        bounds |= {"min_length": 1, "max_length": MAX_TEXT}
+    elif item.kind is list:
+        annotation = list[Annotated[str, Field(max_length=MAX_TEXT)]]
+        bounds["max_length"] = MAX_ITEMS
+    elif item.name == "env":
+        annotation = Variables
+    given = {name: value for name, value in bounds.items() if value is not None}
+    return annotation, Field(item.default, description=item.help, **given)
+
+
+def _most(item: Option) -> float | None:
+    """The upper bound that follows from the unit."""
+    if item.name.endswith("_seconds"):
+        return MAX_SECONDS
+    return MAX_MB if item.name.endswith("_mb") else None
+
+
+@dataclass(frozen=True, slots=True)
+class OperationContext:
+    """The context of a running operation.
+
+    `progress` reports a JSON object (a worker's pipe to the daemon; never blocks for long).
+    Cancellation arrives as `executor.TaskCancelled` raised in the worker's main thread.
+    """
+
+    request_id: str
+    home: Path  # OPENENV_HOME
+    progress: Callable[[dict[str, Any]], None]
+
+
+class Operation:
+    """One operation: these attributes and a static `run`. The defaults are a SHORT operation's.
+
+    Attributes:
+        name: What requests call it.
+        summary: One sentence for lists.
+        schedule: `LONG` or `SHORT`: which workers may run it.
+        idempotent: Whether it may be run again after a lost daemon.
+        max_attempts: How often it is run at most.
+        expected_bytes: What it is expected to use, until that has been measured.
+        leaves_bytes: What each replica that it starts needs beside the worker.
+        Payload: The model of its payload.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    schedule: ClassVar[str] = "SHORT"
+    idempotent: ClassVar[bool] = True
+    max_attempts: ClassVar[int] = 3
+    expected_bytes: ClassVar[int] = 30 * MB
+    leaves_bytes: ClassVar[int] = 0
+    Payload: ClassVar[type[Payload]] = Payload
+
+    @classmethod
+    def call(
+        cls,
+        payload: dict[str, Any],
+        request_id: str,
+        home: str,
+        progress: Callable[[dict[str, Any]], None],
+    ) -> Any:
+        """Run the operation as the executor calls it, with its payload as JSON."""
+        context = OperationContext(request_id, Path(home), progress)
+        return cls.run(cls.Payload.model_validate(payload), context)
+
+    @staticmethod
+    def run(payload: Any, context: OperationContext) -> Any:
+        """Do the work in a worker, and return the result as plain JSON."""
+        raise NotImplementedError
+
+
+def say(text: str) -> None:
+    """A line for people, in the request's log at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

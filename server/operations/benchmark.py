@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`benchmark`: how many sessions an environment holds at once, and how long they take.
+
+    find address and processes ─▶ see that it can wait ─▶ sweep the grid ─▶ files, figures, table
+
+The load comes from generators, processes of their own (`rollouts/bench/`); this one waits for them, and ends
+them when it is cancelled. What it prints, batch by batch, is the request's log.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from ...environments import run_files
+from ...environments.http_get import ask, base_url_by_name
+from ...environments.layout import Layout, make_private
+from ...rollouts.bench.plan import InvalidPlan, Plan
+from ...shim.client import ShimClient, ShimGone
+from ...system.access_tokens import without_token
+from ...system.extras import install_command
+from ...system.units import MB
+from . import base
+from .options import BenchmarkOptions
+from .progress import eta_seconds
+
+if TYPE_CHECKING:
+    from ...rollouts.bench.results import Summary
+    from ...rollouts.bench.sweep import OnProgress
+    from ...rollouts.bench.target import Target
+
+Json = dict[str, Any]
+
+SCHEMA_SECONDS = 30.0
+MAX_REQUESTS = 200_000
+MAX_WAIT_SECONDS = 3600.0
+
+
+class BenchmarkPayload(base.payload_of(BenchmarkOptions)):  # type: ignore[misc]
+    """What is to be measured, and how."""
+
+    name: str = Field(min_length=1, description="The environment's name.")
+    requests_grid: list[Annotated[int, Field(ge=1, le=MAX_REQUESTS)]] = Field(
+        [32, 128, 512], min_length=1, description="Sessions at once, batch by batch."
+    )
+    wait_grid: list[Annotated[float, Field(ge=0, le=MAX_WAIT_SECONDS)]] = Field(
+        [1.0], min_length=1, description="Seconds that a step waits."
+    )
+    action: Json | None = Field(
+        None, description="Action of each step; by default {'wait_seconds': …}."
+    )
+    output_dir: base.AbsolutePath | None = Field(
+        None,
+        description="Folder for results, an absolute path; by default below the daemon's home.",
+    )
+
+    def plan(self) -> Plan:
+        """The grid."""
+        return Plan(
+            requests_grid=tuple(self.requests_grid),
+            wait_grid=tuple(self.wait_grid),
+            repetitions=self.repetitions,
+            action=self.action,
+            timeout_seconds=self.session_timeout_seconds,
+            window=self.window or 0,
+        )
+
+
+class Benchmark(base.Operation):
+    """Measures one environment that runs."""
+
+    name = "benchmark"
+    summary = "Measure how many sessions an environment holds at once."
+    schedule = "LONG"
+    idempotent = False  # half an hour of load is not repeated by itself
+    max_attempts = 1
+    expected_bytes = 160 * MB  # generators, results and matplotlib
+    Payload = BenchmarkPayload
+
+    @staticmethod
+    def run(payload: BenchmarkPayload, context: base.OperationContext) -> Json:
+        """`{"name", "address", "folder", "files", "figures", "max_batch", "table"}`.
+
+        Raises:
+            NotAnswering, BenchError
+        """
+        from ...rollouts.bench import (  # in the worker that measures, not in every worker
+            figures,
+            table,
+        )
+        from ...rollouts.bench.sweep import Sweep
+
+        target = _target(payload, Layout(context.home).runs)
+        folder = _folder(payload, context)
+        base.say(f"{payload.name} is measured at {target.url}; results go to {folder}")
+        report = _reporter(context)
+        sweep = Sweep(payload.plan(), [target], folder, on_progress=report, on_summary=_say)
+        files = sweep.run()
+        drawn = figures.draw_all(sweep.report, folder)
+        lines = table.lines_of(sweep.report)
+        if not figures.can_draw():
+            lines.append(f"no figures: matplotlib is not installed ({install_command('bench')})")
+        for line in lines:
+            base.say(line)
+        summaries = sweep.report.summaries
+        return {
+            "name": payload.name,
+            "address": target.url,
+            "folder": str(folder),
+            "files": [str(path) for path in files],
+            "figures": [str(path) for path in drawn],
+            # By wait, the largest batch of which 95 % succeeded.
+            "max_batch": {
+                f"wait {wait:g} s": table.max_batch(summaries, target.name, wait)
+                for wait in sorted({s.wait_seconds for s in summaries})
+            },
+            "table": lines,
+        }
+
+
+def _target(payload: BenchmarkPayload, runs: Path) -> Target:
+    """Find where it is, and which processes of it count.
+
+    Raises:
+        NotAnswering
+        InvalidPlan: its actions know no `wait_seconds`, and none was given.
+    """
+    from ...rollouts.bench.target import Target
+
+    base_url = base_url_by_name(runs, payload.name, for_sessions=True)
+    known = (ask(base_url, "/schema", SCHEMA_SECONDS).get("action") or {}).get("properties") or {}
+    if payload.action is None and "wait_seconds" not in known:
+        fields = ", ".join(name for name in known if name != "metadata") or "none"
+        raise InvalidPlan(
+            f"{payload.name} cannot wait: its actions have no wait_seconds ({fields})",
+            "say what a step does with --action '{…}', or measure the bundled one: "
+            "openenv launch benchmark",
+        )
+    replicas = run_files.of_environment(runs, payload.name)
+    pids = tuple(pid for replica in replicas if (pid := _server_pid(replica)) is not None)
+    address, token = without_token(base_url)
+    return Target(payload.name, address, pids, token=token)
+
+
+def _folder(payload: BenchmarkPayload, context: base.OperationContext) -> Path:
+    if payload.output_dir is not None:
+        return Path(payload.output_dir)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    parent = make_private(context.home / "benchmarks")
+    return parent / f"{payload.name}-{stamp}-{context.request_id[:8]}"
+
+
+def _server_pid(replica: run_files.RunFile) -> int | None:
+    try:
+        with ShimClient.connect(replica.socket_path) as link:
+            pid: int | None = link.status.get("pid")
+            return pid or None
+    except (ShimGone, TimeoutError):
+        return None
+
+
+def _reporter(context: base.OperationContext) -> OnProgress:
+    """Return what reports how far a sweep is."""
+    started_at = time.monotonic()
+
+    def report(message: str, done: int, total: int) -> None:
+        progress: Json = {"phase": "measuring", "message": message, "done": done, "total": total}
+        left = eta_seconds(done, total, time.monotonic() - started_at)
+        context.progress(progress if left is None else progress | {"eta_seconds": left})
+
+    return report
+
+
+def _say(summary: Summary) -> None:
+    from ...rollouts.bench.table import summary_line
+
+    base.say(f"{summary_line(summary)} (load {os.getloadavg()[0]:.1f})")

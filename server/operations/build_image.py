@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`build_image`: the container image of a project, for engines to start replicas from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from ...environments.sources.program import program_of
+from ...environments.sources.resolve import describe, resolve
+from ...environments.spec import EnvironmentSpec
+from ...system.units import MB
+from . import base
+from .options import ImageOptions
+from .progress import Phases
+
+
+class BuildImagePayload(base.payload_of(ImageOptions)):  # type: ignore[misc]  # a class made at run time
+    """Of what an image is to be built, and how."""
+
+    source: str = Field(
+        min_length=1,
+        max_length=base.MAX_TEXT,
+        description="A bundled name, a folder with openenv.yaml, or module:Class.",
+    )
+    cwd: base.AbsolutePath | None = Field(
+        None, description="The folder that a relative source refers to; an absolute path."
+    )
+
+
+class BuildImage(base.Operation):
+    """Builds one image."""
+
+    name = "build_image"
+    summary = "Build the container image of an environment."
+    schedule = "LONG"
+    expected_bytes = 40 * MB
+    Payload = BuildImagePayload
+
+    @staticmethod
+    def run(payload: BuildImagePayload, context: base.OperationContext) -> dict[str, Any]:
+        """`{"image": "openenvd/my-env:4f1d…"}`.
+
+        Raises:
+            EnvironmentsError
+        """
+        from ...environments.images import build  # what the daemon need not have
+
+        phases = Phases(context, f"image {payload.source}")
+        phases.enter("building", "building the image")
+        source = resolve(payload.source, Path(payload.cwd) if payload.cwd else Path.cwd())
+        base.say(describe(source))
+        if payload.dockerfile is not None:
+            image = build.build_dockerfile(source, payload.dockerfile, base.say, tag=payload.tag)
+            phases.finish()
+            return {"image": image}
+        spec = EnvironmentSpec(name="image", source=payload.source)
+        image = build.ensure_image(
+            source,
+            program_of(spec, source, None),
+            base.say,
+            base=payload.base,
+            more=payload.with_packages,
+            tag=payload.tag,
+        )
+        phases.finish()
+        return {"image": image}

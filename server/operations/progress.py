@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request reports of its progress: the phase it is in, and how long that will take yet.
+
+    {"phase", "message", "done"?, "total"?, "eta_seconds"?, "expected_seconds"?, "at_most_seconds"?}
+
+An estimate stands on something, or there is none: `eta_seconds` on what has been done of a count,
+at the speed until now; `at_most_seconds` on a limit; `expected_seconds` on how long the phase took
+for the same source before, the median of the last times. These are kept in `home/durations.json`;
+a request that fails adds nothing to them, and of two that write at once one is remembered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from ...environments.providers.base import StartedReplica
+from ...shim.files import write_json
+from .base import OperationContext, say
+
+Json = dict[str, Any]
+
+FILE = "durations.json"
+MOST_SOURCES = 200
+MOST_TIMES = 5
+LEAST_SECONDS = 0.5  # of a phase whose duration is worth telling
+
+# uv tells when a phase has ended: what follows it, then.
+_UV = re.compile(r"\s*uv: (Resolved|Prepared) (\d+) packages?\b")
+_FOLLOWING = {"Resolved": "downloading", "Prepared": "installing"}
+
+
+_DURATIONS = TypeAdapter(dict[str, dict[str, list[float]]])
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 replica`, `2 replicas`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def eta_seconds(done: float, total: float, seconds: float) -> float | None:
+    """Return how long the rest takes at the speed until now; None when there is none yet."""
+    return seconds / done * (total - done) if 0 < done <= total else None
+
+
+class ReplicasAwaited:
+    """The report of replicas that are being started: each that is ready, and why others are not.
+
+    Why they wait is said once for each reason, with what ends it; the time left again and again.
+
+    Args:
+        context: Where that is reported.
+        total: How many are started.
+        offers_fewer: Whether there could be fewer of them, with `--replicas`.
+    """
+
+    def __init__(
+        self, context: OperationContext, total: int, *, offers_fewer: bool = False
+    ) -> None:
+        self._context = context
+        self._total = total
+        self._offers_fewer = offers_fewer
+        self._started_at = time.monotonic()
+        self._ready = 0
+        self._reason = ""
+
+    def on_ready(self, replica: StartedReplica) -> None:
+        """Count a replica that is ready."""
+        self._ready += 1
+        seconds = time.monotonic() - self._started_at
+        say(f"replica {replica.ordinal} (pid {replica.pid}) is ready ({seconds:.1f} s)")
+        self.report(f"{self._ready} of {plural(self._total, 'replica')} ready")
+
+    def on_lasting(self, reason: str, seconds: float) -> None:
+        """Take why the others are not ready after a while, and how long they have."""
+        if reason != self._reason:
+            self._reason = reason
+            left = f"{seconds // 60:.0f} min" if seconds >= 120 else f"{max(0.0, seconds):.0f} s"
+            ends = f"openenv cancel {self._context.request_id[:8]} ends it"
+            text = f"{reason}; gives up in {left}, {ends}"
+            if self._offers_fewer and self._ready:
+                text += f"; with --replicas {self._ready} it would be ready by now"
+            say(text)
+        self.report(reason, at_most_seconds=round(seconds, 1))
+
+    def report(self, message: str, **more: float) -> None:
+        """Report how many are ready."""
+        counts = {"done": self._ready, "total": self._total}
+        self._context.progress({"phase": "waiting", "message": message, **counts, **more})
+
+
+class SessionsLeft:
+    """How many sessions are left of replicas that are being ended.
+
+    Args:
+        context: Where that is reported: at once, and when it has changed.
+        sessions: Of each replica, by its id.
+        seconds: For which they may go on.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self,
+        context: OperationContext,
+        sessions: dict[str, int],
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._context = context
+        self._left = dict(sessions)
+        self._total = sum(sessions.values())
+        self._clock = clock
+        self._deadline = clock() + seconds
+        self._report()
+
+    def note(self, replica_id: str, sessions: int) -> None:
+        """Take a replica's sessions as of now."""
+        before = self._left.get(replica_id, 0)
+        if sessions < before:  # more are not those that are waited for
+            self._left[replica_id] = sessions
+            self._report()
+
+    def _report(self) -> None:
+        left = sum(self._left.values())
+        message = f"draining: {left} of {self._total} sessions left"
+        if not self._total:
+            message = f"ending {plural(len(self._left), 'replica')}"
+        at_most = round(max(0.0, self._deadline - self._clock()), 1)
+        progress: Json = {"phase": "draining", "message": message, "at_most_seconds": at_most}
+        if self._total:
+            progress |= {"done": self._total - left, "total": self._total}
+        self._context.progress(progress)
+
+
+class Phases:
+    """The phases of one request.
+
+    Args:
+        context: Where they are reported.
+        source: What they are about: the same one takes as long again.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self,
+        context: OperationContext,
+        source: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._context = context
+        self._file = context.home / FILE
+        self._key = hashlib.sha256(source.encode()).hexdigest()[:16]
+        self._clock = clock
+        self._before = _read(self._file).get(self._key, {})
+        self._taken: dict[str, float] = {}
+        self._phase: str | None = None
+        self._since = 0.0
+
+    def enter(self, phase: str, message: str) -> None:
+        """Report that a phase begins, and with it the end of the one before."""
+        self._end()
+        self._phase, self._since = phase, self._clock()
+        progress: Json = {"phase": phase, "message": message}
+        if times := self._before.get(phase):
+            progress["expected_seconds"] = round(statistics.median(times), 1)
+        self._context.progress(progress)
+
+    def relay(self, line: str) -> None:
+        """Write a line to the log; of uv's, enter the phase that it announces."""
+        say(line)
+        if found := _UV.match(line):
+            phase = _FOLLOWING[found[1]]
+            self.enter(phase, f"{phase} {plural(int(found[2]), 'package')}")
+
+    def finish(self) -> None:
+        """Remember how long the phases took: the request has succeeded."""
+        self._end()
+        known = _read(self._file)
+        mine = known.pop(self._key, {})
+        for phase, seconds in self._taken.items():
+            if seconds >= LEAST_SECONDS:
+                mine[phase] = [*mine.get(phase, ()), round(seconds, 2)][-MOST_TIMES:]
+        if mine:
+            known[self._key] = mine  # last: the oldest go first
+            with contextlib.suppress(OSError):  # without room on the disk, nothing is remembered
+                write_json(str(self._file), dict(list(known.items())[-MOST_SOURCES:]))
+
+    def _end(self) -> None:
+        if self._phase is not None:
+            seconds = self._clock() - self._since
+            self._taken[self._phase] = self._taken.get(self._phase, 0.0) + seconds
+        self._phase = None
+
+
+def _read(file: Path) -> dict[str, dict[str, list[float]]]:
+    try:
+        return _DURATIONS.validate_json(file.read_bytes())
+    except (OSError, ValueError):  # pydantic's errors are such
+        return {}

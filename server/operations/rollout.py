@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rollout`: many episodes of a policy, into a folder.
+
+    main thread: waits, is cancelled          thread "rollout": the event loop
+    ───────────────────────────────           ────────────────────────────────
+    run ──config─────────────────────────────▶ rollouts.run.roll_out
+    TaskCancelled ──call_soon_threadsafe─────▶ task.cancel(): sessions closed, finished kept
+    context.progress, the log ◀───report, each second
+
+Run again, after a crash or by hand, it plays the episodes that the folder does not have yet.
+The room that does the work is imported when it is needed: the daemon reads the payload alone.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from ...environments.following import FollowedEnvironment
+from ...environments.layout import Layout
+from ...system.access_tokens import without_token
+from ...system.units import MB
+from ...tracing.sending import start, stop
+from . import base
+from .options import RolloutOptions
+from .progress import eta_seconds
+
+if TYPE_CHECKING:
+    from ...rollouts.run import Report, RunConfig
+
+LOG_SECONDS = 10.0  # between two lines about how far it is
+LOOK_AGAIN_SECONDS = 0.1  # whether an environment that is being started is ready
+
+
+class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # a class made at run time
+    """What is to be rolled out, and how."""
+
+    name: str = Field(
+        min_length=1, max_length=base.MAX_TEXT, description="An environment's name, or a URL."
+    )
+    more_names: list[str] = Field(
+        default_factory=list, description="Further environments, which take turns with it."
+    )
+    out: base.AbsolutePath = Field(min_length=1, description="The folder to write to; absolute.")
+    cwd: base.AbsolutePath | None = Field(
+        None, description="The folder that the policy's module is looked for in; an absolute path."
+    )
+
+    # Each looks at what is declared, and so was found right or not, before it.
+
+    @field_validator("group")
+    @classmethod
+    def _whole_groups(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and "episodes" in info.data:
+            named_stages().check_group(value, info.data["episodes"])
+        return value
+
+    @field_validator("advantages")
+    @classmethod
+    def _known_advantages(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and "group" in info.data:
+            named_stages().check_advantages(value, info.data["group"])
+        return value
+
+    @field_validator("filters")
+    @classmethod
+    def _known_filters(cls, value: list[str], info: ValidationInfo) -> list[str]:
+        if value and "group" in info.data:
+            named_stages().check_filters(value, info.data["group"])
+        return value
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        if len(set(self.names)) < len(self.names):
+            raise ValueError("an environment is named twice")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """All environments."""
+        return [self.name, *self.more_names]
+
+    def run_config(
+        self, addresses: Mapping[str, str], followed: Mapping[str, FollowedEnvironment]
+    ) -> RunConfig:
+        """The run that this payload asks for; `followed` are the daemon's, by their addresses."""
+        from ...rollouts.run import RunConfig
+        from ...rollouts.stages.named_stages import Stages
+
+        named = {} if self.advantages is None else {"advantages": self.advantages}
+        same = {item.name for item in fields(RunConfig)} & set(type(self).model_fields)
+        return RunConfig(
+            **{name: getattr(self, name) for name in same - {"seed"}},
+            environments=addresses,
+            followed=followed,
+            folder=Path(self.out),
+            # Groups' episodes begin alike by their seeds.
+            seed=0 if self.group is not None and self.seed is None else self.seed,
+            stages=Stages(self.group, filters=tuple(self.filters), **named),
+            buffer_bytes=self.buffer_mb * MB,
+        )
+
+
+class Rollout(base.Operation):
+    """Rolls out one policy."""
+
+    name = "rollout"
+    summary = "Run many episodes of a policy, and write them to a folder."
+    schedule = "LONG"
+    idempotent = True  # it plays what the folder does not have yet
+    max_attempts = 5
+    expected_bytes = 100 * MB
+    Payload = RolloutPayload
+
+    @staticmethod
+    def run(payload: RolloutPayload, context: base.OperationContext) -> dict[str, Any]:
+        """`{"out", "episodes", "earlier", "steps", "mean_reward", "failures", "lag", …}`.
+
+        Raises:
+            EnvironmentsError, RolloutError
+        """
+        from ...rollouts.loop_thread import reusing_freed_memory, run_on_thread
+        from ...rollouts.policies.named_policy import importable
+        from ...rollouts.run import roll_out
+
+        reporter = _ProgressReporter(context)
+        runs = Layout(context.home).runs
+        named = {
+            name: FollowedEnvironment(runs, name) for name in payload.names if "://" not in name
+        }
+        for name, environment in named.items():
+            _wait_for(name, environment)
+        config = payload.run_config(
+            {
+                without_token(name)[0]: named[name].base_url if name in named else name
+                for name in payload.names
+            },
+            {environment.base_url: environment for environment in named.values()},
+        )
+        addresses = (without_token(url)[0] for url in config.environments.values())
+        base.say(f"{_episodes(config.episodes)} at {', '.join(addresses)}")
+        folder = Path(payload.cwd) if payload.cwd else None
+        with (
+            importable(folder),
+            _variables(payload.env),
+            _tracing() as tracer,
+            reusing_freed_memory(),
+        ):
+            result = run_on_thread(roll_out(config, reporter.report, base.say, tracer=tracer))
+            reporter.finish(result)  # before what is left of the traces is sent
+        return result
+
+
+def _wait_for(name: str, environment: FollowedEnvironment) -> None:
+    """Wait for an environment that is being started, or restarted.
+
+    Raises:
+        NotAnswering: It was taken down, or given up.
+    """
+    if environment.is_starting():
+        base.say(f"waiting for {name}, which is being started")
+    while environment.is_starting():
+        time.sleep(LOOK_AGAIN_SECONDS)
+
+
+def named_stages() -> ModuleType:
+    """What stages are called; imported when a request names one."""
+    from ...rollouts.stages import named_stages as found
+
+    return found
+
+
+class _ProgressReporter:
+    """Reports progress to the daemon each time, and to the log now and then."""
+
+    def __init__(self, context: base.OperationContext) -> None:
+        self._context = context
+        self._say_at = time.monotonic() + LOG_SECONDS
+
+    def report(self, report: Report) -> None:
+        """Report how far the rollout is; from any thread."""
+        message = report.message()
+        there = report.earlier + report.stats.episodes
+        progress = {
+            "phase": "rolling out",
+            "message": message,
+            "done": there,
+            "total": report.wanted,
+            "eta_seconds": eta_seconds(
+                report.stats.episodes, report.wanted - report.earlier, report.stats.seconds
+            ),
+            "rollout": report.to_json(),
+        }
+        self._context.progress(progress)
+        if time.monotonic() >= self._say_at:
+            self._say_at = time.monotonic() + LOG_SECONDS
+            base.say(message)
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Write the result to the log."""
+        kept = result["there"]
+        steps = "1 step" if result["steps"] == 1 else f"{result['steps']:,} steps"
+        base.say(
+            f"{_episodes(kept)} {'is' if kept == 1 else 'are'} in {result['out']}; "
+            f"{steps} in {result['seconds']:.1f} s"
+        )
+
+
+def _episodes(count: int) -> str:
+    return "1 episode" if count == 1 else f"{count} episodes"
+
+
+@contextmanager
+def _tracing() -> Iterator[Any]:
+    """An OpenTelemetry tracer; None where its standard variables ask for none."""
+    provider, told = start()
+    try:
+        if provider is None and told is not None:
+            base.say(f"traces are {told}")
+        yield None if provider is None else provider.get_tracer("openenvd")
+    finally:
+        if provider is not None:
+            stop(provider)
+
+
+@contextmanager
+def _variables(env: Mapping[str, str]) -> Iterator[None]:
+    """The variables are set; afterwards as they were."""
+    before = {name: os.environ.get(name) for name in env}
+    os.environ.update(env)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`blocking`: steps that keep the event loop from everything else.
+
+    this session    ├──────────── step ────────────┤
+    /health         ├──┤ answered meanwhile: good    ├──┤ only after the step: it held the loop
+
+What is compared is the duration of one with that of the other, not a duration with a fixed one: a
+machine that is busy makes both longer. One that starves may make both too long, so what is found is
+looked for once more, and reported when it is found again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from ....environments.errors import NotAnswering
+from ....environments.http_get import ask
+from .report import CheckResult, Finding
+from .session import Frame
+from .subject import ASK_SECONDS, Subject
+
+CALLS = 20
+HEAD_START_SECONDS = 0.01  # of the step
+LONG_SECONDS = 0.05  # shorter calls hold others up for less than a client notices
+BLOCKED_SHARE = 0.8  # of what was left of the call, when the question was asked
+LEAST_BLOCKED = 2  # one may have been the machine's
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call, and the question that was asked while it ran."""
+
+    what: str
+    seconds: float
+    question_seconds: float
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the question was answered only when the call had ended."""
+        left = self.seconds - HEAD_START_SECONDS
+        return self.seconds >= LONG_SECONDS and self.question_seconds >= BLOCKED_SHARE * left
+
+
+async def check(subject: Subject, result: CheckResult) -> None:
+    """Call, and ask for /health meanwhile."""
+    calls = await _play(subject)
+    found = judge(calls)
+    if found is not None:
+        calls = await _play(subject)
+        found = judge(calls)
+    capacity = await asyncio.to_thread(subject.capacity)
+    lag = max((s["lag"]["max_seconds"] for s in (capacity or {}).get("shards", ())), default=None)
+    longest = max(call.seconds for call in calls)
+    result.figures = {
+        "calls": len(calls),
+        "longest_step_seconds": max(c.seconds for c in calls if c.what == "step"),
+        "longest_reset_seconds": max(c.seconds for c in calls if c.what == "reset"),
+        "longest_answer_meanwhile_seconds": max(c.question_seconds for c in calls),
+        "worst_loop_lag_seconds": lag,
+    }
+    result.summary = f"{len(calls)} calls, the longest {longest * 1000:.0f} ms; "
+    result.summary += "others are answered meanwhile"
+    if found is not None:
+        result.summary = "calls keep the event loop from all other sessions"
+        result.findings.append(found)
+
+
+async def _play(subject: Subject) -> list[Call]:
+    """Call in one session, and ask a question during each call."""
+    calls: list[Call] = []
+    player = subject.actions.player(subject.plan.seed)
+    async with subject.session() as session:
+        for number in range(CALLS):
+            is_reset = number % 10 == 0
+            ask_it = session.reset() if is_reset else session.step(player())
+            call, answer = await _timed("reset" if is_reset else "step", ask_it, subject)
+            calls.append(call)
+            if answer.data.get("done"):
+                await session.reset()
+            subject.tell(f"{number + 1} of {CALLS} calls", number + 1, CALLS)
+    return calls
+
+
+def judge(calls: list[Call]) -> Finding | None:
+    """Decide whether calls block the loop."""
+    blocked = [call for call in calls if call.is_blocked]
+    if len(blocked) < min(LEAST_BLOCKED, len(calls)):
+        return None
+    worst = max(blocked, key=lambda call: call.seconds)
+    return Finding(
+        f"{len(blocked)} of {len(calls)} calls blocked the event loop, a {worst.what} for "
+        f"{worst.seconds * 1000:.0f} ms",
+        "while one session is in such a call, no other session of the process is answered: "
+        "64 sessions take 64 times as long as one",
+        "await what takes long (asyncio.sleep, an asynchronous client, asyncio.to_thread), or "
+        "write reset and step as plain functions, which run on threads; C code must release the "
+        "GIL, or the environment be launched with --isolate",
+    )
+
+
+async def _timed(
+    what: str, call: Coroutine[Any, Any, Frame], subject: Subject
+) -> tuple[Call, Frame]:
+    task = asyncio.create_task(call)
+    await asyncio.sleep(HEAD_START_SECONDS)
+    question_seconds = 0.0
+    if not task.done():
+        question_seconds = await asyncio.to_thread(_question, subject)
+    answer = await task
+    return Call(what, answer.seconds, question_seconds), answer
+
+
+def _question(subject: Subject) -> float:
+    started = time.monotonic()
+    with contextlib.suppress(NotAnswering):  # `protocol` tells of it
+        ask(subject.base_url, "/health", ASK_SECONDS)
+    return time.monotonic() - started

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`memory`: what a session holds, after a reset and a step. `leaks`: what stays of many sessions.
+
+    a tenth more, to warm up ─▶ ten batches ─▶ looked at after each, when no session is left
+                                     │ memory has grown?
+                                     └──▶ as many again: a cache that was filling has filled by
+                                          now, and Python has collected its garbage. Memory is
+                                          looked at when the server has given back what it had freed
+                                          and kept for the next sessions (`env_host.sessions.watch`)
+
+What grows from the first batch to the last is a leak; what goes up and down is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ....env_host.sessions.watch import LOOK_SECONDS
+from ....system.units import MB
+from .report import CheckResult, Finding
+from .session import SessionFailed
+from .subject import Holdings, Subject
+
+MOST_AT_ONCE = 32  # sessions that are held
+LARGE_BYTES = 256 * MB  # of one session: a machine holds some dozens of them, not thousands
+
+BATCHES = 10
+LATE_LOOKS = 5  # at memory, while as many sessions are played once more
+GIVE_BACK_SECONDS = LOOK_SECONDS + 1
+LEAST_BYTES = 2_000_000  # of growth over all sessions: less is the allocator's
+RISING_SHARE = 0.6  # of the steps between batches
+PER_SESSIONS = 20  # one thing that stays of so many sessions is a leak
+_COUNTED = {
+    "descriptors": (
+        "file descriptors stay open",
+        "the server ends with `Too many open files` when its limit is reached (ulimit -n)",
+        "close files, sockets and pipes in the environment's close(), or open them with `with`",
+    ),
+    "threads": (
+        "threads stay",
+        "each holds memory and a place in the scheduler, until no thread can be started",
+        "stop and join them in the environment's close(), or have one pool for all sessions",
+    ),
+    "tasks": (
+        "asyncio tasks stay",
+        "each holds its session's environment in memory, and the loop has ever more to do",
+        "cancel and await them in the environment's close()",
+    ),
+    "processes": (
+        "processes stay",
+        "each holds memory, and the process table or the cgroup's pids.max fills up",
+        "terminate and wait() for them in the environment's close()",
+    ),
+}
+
+
+async def check_memory(subject: Subject, result: CheckResult) -> None:
+    """Hold sessions, and compare with none."""
+    count = min(MOST_AT_ONCE, subject.max_sessions)
+    before = await subject.settled()
+    async with AsyncExitStack() as stack:
+        for opened in range(count):
+            session = await stack.enter_async_context(subject.session())
+            player = subject.actions.player(opened)
+            await session.reset(seed=opened)
+            await session.step(player())
+            subject.tell(f"{opened + 1} of {count} sessions are held", opened + 1, count)
+        held = await asyncio.to_thread(subject.holdings)
+    each = max(0, held.memory_bytes - before.memory_bytes) // count
+    result.figures = {
+        "sessions": count,
+        "bytes_per_session": each,
+        "bytes_without_sessions": before.memory_bytes,
+        "threads_per_session": round((held.threads - before.threads) / count, 2),
+        "descriptors_per_session": round((held.descriptors - before.descriptors) / count, 2),
+    }
+    result.summary = (
+        f"{size(each)} a session, {size(before.memory_bytes)} without any "
+        f"({'one session' if count == 1 else f'{count} sessions'} held)"
+    )
+    if each > LARGE_BYTES:
+        result.findings.append(
+            Finding(
+                f"each session holds {size(each)}",
+                "a machine has memory for few sessions, and a burst of them ends it",
+                "load what sessions only read (a model, a data set) once, when the module is "
+                "imported: all sessions share that memory",
+                is_failure=False,
+            )
+        )
+
+
+async def check(subject: Subject, result: CheckResult) -> None:
+    """Play sessions in batches, and look at the server's processes between them."""
+    batch = max(1, subject.plan.sessions // BATCHES)
+    run = _Sessions(subject, total=batch * (BATCHES + 1))
+    await run.play(batch)
+    samples = [await subject.settled()]
+    for _ in range(BATCHES):
+        await run.play(batch)
+        samples.append(await subject.settled())
+    memory = [held.memory_bytes for held in samples]
+    per_session = growth(memory, batch)
+    if per_session is not None:
+        run.total += batch * BATCHES
+        memory = await _once_more(subject, run, batch * BATCHES // LATE_LOOKS)
+        per_session = growth(memory, batch * BATCHES // LATE_LOOKS)
+        result.figures["memory_bytes_given_back"] = memory
+    result.findings += findings(samples, batch, per_session)
+    result.figures |= {
+        "sessions": run.played,
+        "sessions_between_samples": batch,
+        "bytes_per_session": None if per_session is None else round(per_session),
+    }
+    result.figures |= {
+        each.name: [getattr(held, each.name) for held in samples] for each in fields(Holdings)
+    }
+    seen = size(max(LEAST_BYTES, largest_fall(memory)) / (batch * BATCHES))
+    result.summary = (
+        f"nothing stays of {run.played:,} sessions; of memory, less than {seen} a session would "
+        "not be seen"
+    )
+    if result.findings:
+        result.summary = f"something stays of {run.played:,} sessions"
+
+
+async def _once_more(subject: Subject, run: _Sessions, batch: int) -> list[int]:
+    """Return the memory between batches, each time when freed memory has been given back."""
+    memory = []
+    for number in range(LATE_LOOKS + 1):
+        if number:
+            await run.play(batch)
+        await asyncio.sleep(GIVE_BACK_SECONDS)
+        memory.append((await subject.settled()).memory_bytes)
+    return memory
+
+
+def growth(values: Sequence[float], sessions_between: int) -> float | None:
+    """Return by how much a value grows with each session; None if it does not.
+
+    The median of all slopes (Theil and Sen), which single outliers do not change; of the second
+    half, too: what has stopped growing was a cache. Most single steps must go up. And the least of
+    the second half must be above the least of the first one, by half of what that slope makes: a
+    codec's memory, in which the allocator leaves holes, grows for a thousand sessions and falls
+    back, with no byte lost.
+    """
+    whole, late = _slope(values), _slope(values[len(values) // 2 :])
+    slope = min(whole, late)
+    rising = sum(b > a for a, b in itertools.pairwise(values)) / max(1, len(values) - 1)
+    is_much = slope * (len(values) - 1) >= LEAST_BYTES
+    half = len(values) // 2
+    stays = min(values[half:]) - min(values[:half]) >= slope * half / 2
+    is_leak = is_much and rising >= RISING_SHARE and stays
+    return slope / sessions_between if is_leak else None
+
+
+def largest_fall(values: Sequence[float]) -> float:
+    """Return by how much a value has fallen at most: less growth than that is not seen."""
+    highest = itertools.accumulate(values, max)
+    return max(before - value for before, value in zip(highest, values, strict=True))
+
+
+def left_over(counts: Sequence[int], sessions_between: int) -> float:
+    """Return how many of a thing stay of each session: 0 if it goes down again."""
+    half = len(counts) // 2
+    if min(counts[half:]) <= max(counts[:half]):
+        return 0.0
+    each = _slope(counts) / sessions_between
+    return each if each * PER_SESSIONS >= 1 else 0.0
+
+
+def findings(
+    samples: Sequence[Holdings], batch: int, bytes_per_session: float | None
+) -> list[Finding]:
+    """Decide what is a leak."""
+    found = []
+    if bytes_per_session is not None:
+        found.append(
+            Finding(
+                f"memory grows by {size(bytes_per_session)} with each session, and did not stop",
+                f"{size(bytes_per_session * 10_000)} after 10,000 sessions: the server is killed "
+                "for memory in the end, with all sessions that it has",
+                "look for what outlives its session: lists and dictionaries of the module or the "
+                "class, caches without a bound (functools.cache on methods), callbacks that are "
+                "never removed; tracemalloc in close() says where it was allocated",
+            )
+        )
+    for name, (what, means, remedy) in _COUNTED.items():
+        counts = [getattr(held, name) for held in samples]
+        if None in counts:
+            continue
+        if each := left_over(counts, batch):
+            told = f"{what}: {each:.2g} of each session ({counts[0]} before, {counts[-1]} now)"
+            found.append(Finding(told, means, remedy))
+    return found
+
+
+def size(count: float) -> str:
+    """Write a number of bytes for people."""
+    if abs(count) < 1000:
+        return f"{count:.0f} B"
+    if abs(count) < 1000_000:
+        return f"{count / 1000:.1f} kB"
+    return f"{count / MB:.1f} MB"
+
+
+def _slope(values: Sequence[float]) -> float:
+    """The median of the slopes between all pairs, for each step."""
+    pairs = itertools.combinations(enumerate(values), 2)
+    return statistics.median([(b - a) / (j - i) for (i, a), (j, b) in pairs] or [0.0])
+
+
+@dataclass(slots=True)
+class _Sessions:
+    """Plays sessions, several at once."""
+
+    subject: Subject
+    total: int
+    played: int = 0
+
+    async def play(self, count: int) -> None:
+        """Play so many sessions.
+
+        Raises:
+            SessionFailed: One of them has failed.
+        """
+        numbers = iter(range(self.played, self.played + count))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(count, self.subject.together)):
+                    group.create_task(self._one_after_another(numbers))
+        except* SessionFailed as failed:
+            first = failed.exceptions[0]
+            raise SessionFailed(f"after {self.played:,} sessions: {first}") from first
+
+    async def _one_after_another(self, numbers: Any) -> None:
+        plan = self.subject.plan
+        for number in numbers:
+            player = self.subject.actions.player(number)
+            async with self.subject.session() as session:
+                frame = await session.reset(seed=number)
+                for _ in range(plan.steps):
+                    if frame.data.get("done"):
+                        break
+                    frame = await session.step(player())
+            self.played += 1
+            told = f"{self.played:,} of {self.total:,} sessions"
+            self.subject.tell(told, self.played, self.total)

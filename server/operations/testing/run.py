@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agenda of a test: one check after another, against one running replica.
+
+a check raises SessionFailed     a finding of it, with how the server's process exited, if it did
+a process exited, unnoticed      a finding of the check that ran
+a process was killed for memory  that alone: what the check has measured is of no use
+the next check                   runs anyway: the shim has started the server again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+
+from ....processes.exits.exit_reason import ExitReason
+from ....system.units import MB
+from . import blocking, determinism, leaks, protocol
+from .report import CheckResult, Finding, Outcome
+from .session import SessionFailed
+from .subject import Subject
+
+Json = dict[str, Any]
+Check = Callable[[Subject, CheckResult], Awaitable[None]]
+
+# In this order: what a session costs is seen by a server that has had few of them.
+CHECKS: dict[str, Check] = {
+    "protocol": protocol.check,
+    "memory": leaks.check_memory,
+    "blocking": blocking.check,
+    "determinism": determinism.check,
+    "processes": determinism.check_processes,
+    "leaks": leaks.check,
+}
+MEASURING = ("memory", "blocking", "leaks")
+COME_BACK_SECONDS = 15.0  # of a server that has exited
+LOOK_SECONDS = 0.2
+
+
+async def run(
+    subject: Subject, skipped: Collection[str], on_result: Callable[[CheckResult], None]
+) -> Json:
+    """Run the checks; returns the report."""
+    results = []
+    for name, check in CHECKS.items():
+        result = CheckResult(name, was_skipped=name in skipped)
+        if result.was_skipped:
+            result.summary = "skipped, as asked for"
+        else:
+            await _run_one(check, subject, result)
+        results.append(result)
+        on_result(result)
+    return {
+        "name": subject.name,
+        "passed": all(result.outcome is not Outcome.FAILED for result in results),
+        "actions": subject.actions.origin,
+        "checks": [result.to_json() for result in results],
+    }
+
+
+async def _run_one(check: Check, subject: Subject, result: CheckResult) -> None:
+    started, exits = time.monotonic(), subject.exits()
+    lost: Finding | None = None
+    try:
+        await check(subject, result)
+    except SessionFailed as exc:
+        result.summary = "it could not be finished"
+        lost = Finding(
+            str(exc),
+            "training code's sessions end in the same way",
+            "openenv logs NAME shows what it printed (--keep leaves it running for that); a "
+            "call that takes longer has --step-timeout",
+        )
+    await asyncio.sleep(LOOK_SECONDS)  # the shim hears of an exit a moment after the clients
+    if exits != (now := subject.exits()):
+        servers, shards = (after - before for before, after in zip(exits, now, strict=True))
+        last, shares_limit = subject.last_exit(of_shard=not servers)
+        if note_exits(result, servers + shards, last, shares_limit=shares_limit):
+            lost = None
+        await _wait_until_back(subject)
+    if lost is not None:
+        result.findings.append(lost)
+    result.seconds = time.monotonic() - started
+
+
+def note_exits(
+    result: CheckResult, count: int, last: ExitReason | None, *, shares_limit: bool
+) -> bool:
+    """Add the finding that so many processes of the server exited during a check.
+
+    When the last was killed for memory, this stands for what a check has measured: the figures are
+    of a server that has just started. What was found of the protocol stays.
+
+    Returns:
+        Whether it was killed for memory, which is why the check could not be finished.
+    """
+    who = "a process" if count == 1 else f"{count} processes"
+    how = f"it {last.sentence(shares_limit=shares_limit)}" if last else "it is not known how"
+    found, means = f"{who} of the server exited: {how}", "all sessions of the process ended with it"
+    if last is None or not last.is_oom:
+        remedy = "its log has the last lines that it printed"
+        result.findings.append(Finding(found, means, remedy))
+        return False
+    had = last.limit_bytes or last.peak_bytes
+    more = "" if had is None else f" {math.ceil(2 * had / MB)}M"
+    remedy = f"more memory: openenv test with --memory{more}, and openenv launch in the same way"
+    if result.check == "leaks":
+        remedy = (
+            f"it may leak: see with fewer --sessions whether its memory grows; if not, {remedy}"
+        )
+    result.summary = "it could not be finished: the server was killed for memory"
+    kept = [] if result.check in MEASURING else result.findings
+    result.findings = [Finding(found, means, remedy), *kept]
+    result.figures = {}
+    return True
+
+
+async def _wait_until_back(subject: Subject) -> None:
+    for _ in range(round(COME_BACK_SECONDS / LOOK_SECONDS)):
+        if subject.status().get("state") == "ready":
+            return
+        await asyncio.sleep(LOOK_SECONDS)

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is tested: one replica on this machine, as its clients and its processes show it.
+
+The actions that are played are given ones, the schema's examples, or random ones that it allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from ....environments.errors import NotAnswering
+from ....environments.http_get import ask
+from ....processes.exits.exit_reason import ExitReason
+from ....rollouts.policies.random_policy import sample
+from ....shim.client import ShimClient, ShimGone
+from ..options import EnvironmentTestOptions
+from .session import TrialSession
+
+Json = dict[str, Any]
+Player = Callable[[], Json]  # draws one action after another
+
+ASK_SECONDS = 30.0
+SETTLE_SECONDS = 10.0  # until what has ended has let go of everything
+LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """What the server's processes hold at one moment; None: the server does not tell."""
+
+    memory_bytes: int
+    descriptors: int
+    threads: int
+    processes: int  # also those that have ended, and that nobody has waited for
+    tasks: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """Where the actions of a test come from.
+
+    Attributes:
+        schema: The JSON schema of an action, as `GET /schema` says it.
+        known: Actions to choose from; empty: they are drawn from the schema.
+        origin: The words for it in the report.
+    """
+
+    schema: Json
+    known: Sequence[Json]
+    origin: str
+
+    def player(self, seed: object) -> Player:
+        """Return what draws actions, the same ones for the same seed."""
+        rng = random.Random(str(seed))  # noqa: S311  # an action is no secret
+        return lambda: rng.choice(self.known) if self.known else sample(self.schema, rng)
+
+
+@dataclass(slots=True)
+class Subject:
+    """The environment under test."""
+
+    name: str
+    base_url: str
+    socket_path: str  # of its shim
+    schemas: Json  # of action, observation and state
+    actions: Actions
+    plan: EnvironmentTestOptions
+    tell: Callable[[str, int, int], None]  # what is done now; how much of how much
+    max_sessions: int = 1
+    shares_state: bool = False  # among all sessions
+
+    def session(self) -> TrialSession:
+        """Return a session to enter."""
+        return TrialSession(self.base_url, self.plan.step_timeout_seconds)
+
+    @property
+    def together(self) -> int:
+        """How many sessions are played at once."""
+        return max(1, min(self.plan.concurrency, self.max_sessions))
+
+    def status(self) -> Json:
+        """Return what the shim says of the server; nothing while it cannot be asked. Blocks."""
+        try:
+            with ShimClient.connect(self.socket_path) as link:
+                return link.status
+        except (ShimGone, TimeoutError):
+            return {}
+
+    def exits(self) -> tuple[int, int]:
+        """Count the processes of the server that have exited: servers, and shards below them."""
+        status = self.status()
+        return status.get("restarts") or 0, status.get("shard_exits") or 0
+
+    def last_exit(self, *, of_shard: bool) -> tuple[ExitReason | None, bool]:
+        """Return how a server, or a shard, last exited; None while that is not known.
+
+        And whether its memory limit is that of all processes of the replica.
+        """
+        status = self.status()
+        below = [one for one in status.get("exits") or () if not one.get("server")]
+        shard: Json = max(below, key=lambda one: one.get("at") or 0.0, default={})
+        last = shard.get("reason") if of_shard else status.get("last_exit")
+        had_own_limit = of_shard and shard.get("isolated") and shard.get("out_of_memory")
+        return ExitReason.from_json(last) if last else None, not had_own_limit
+
+    def capacity(self) -> Json | None:
+        """Ask the server for its sessions and tasks; None of a server that is not ours. Blocks."""
+        try:
+            answer: Json = ask(self.base_url, "/capacity", ASK_SECONDS)
+        except NotAnswering:
+            return None
+        return answer if "shards" in answer else None
+
+    def holdings(self) -> Holdings:
+        """Return what the server's processes hold now. Blocks."""
+        memory = descriptors = threads = 0
+        found: list[psutil.Process] = []
+        if pid := self.status().get("pid"):
+            with contextlib.suppress(psutil.Error):
+                root = psutil.Process(pid)
+                found = [root, *root.children(recursive=True)]
+        for process in found:
+            with contextlib.suppress(psutil.Error):
+                memory += process.memory_full_info().uss
+                descriptors += process.num_fds()
+                threads += process.num_threads()
+        tasks = (self.capacity() or {}).get("loop_tasks")
+        return Holdings(memory, descriptors, threads, len(found), tasks)
+
+    async def settled(self) -> Holdings:
+        """Return what is held once no session is left and nothing changes any more."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        before: Sequence[Any] = ()
+        while True:
+            now = await asyncio.to_thread(self.holdings)
+            capacity = await asyncio.to_thread(self.capacity)
+            counts = (now.descriptors, now.threads, now.processes, now.tasks)
+            is_empty = capacity is None or capacity["sessions"] == 0
+            if (is_empty and counts == before) or time.monotonic() > deadline:
+                return now
+            before = counts
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def actions_of(schema: Json, given: Sequence[Json]) -> Actions:
+    """Choose: what the user has given, or else the examples in the schema, or else random ones.
+
+    An example is one of the model (`model_config = {"json_schema_extra": {"examples": [{…}]}}`).
+    """
+    if given:
+        return Actions(schema, given, "the given actions")
+    if examples := [each for each in schema.get("examples") or [] if isinstance(each, dict)]:
+        return Actions(schema, examples, "the examples of the action's schema")
+    return Actions(schema, (), "random actions by the action's schema")

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`benchmark`, as a worker calls it: against environments that were really launched."""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import secrets
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pydantic import ValidationError
+
+from openenvd.environments.errors import NotAnswering
+from openenvd.rollouts.bench.plan import InvalidPlan
+from openenvd.server.operations import registry
+from openenvd.server.operations.benchmark import BenchmarkPayload
+
+PNG = b"\x89PNG\r\n\x1a\n"
+REQUEST_ID = secrets.token_hex(8)
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(home: Path) -> Iterator[Run]:
+    """`run("launch", source="echo")`, as a worker does it; what it launched is taken down."""
+    launched: list[str] = []
+
+    def call(operation: str, *, progress: Any = lambda _: None, **payload: Any) -> Any:
+        function = pkgutil.resolve_name(registry.dotted_name(registry.by_name(operation)))
+        result = json.loads(json.dumps(function(payload, REQUEST_ID, str(home), progress)))
+        if operation == "launch":
+            launched.append(result["environment"]["name"])
+        return result
+
+    yield call
+    for name in launched:
+        call("down", name=name)
+
+
+def generators() -> list[psutil.Process]:
+    """Children of ours that make load."""
+    children = psutil.Process().children(recursive=True)
+    return [child for child in children if "openenvd.rollouts.bench.generator" in child.cmdline()]
+
+
+def test_results_and_figures_are_written(run: Run, home: Path) -> None:
+    run("launch", source="benchmark")
+    told: list[dict[str, Any]] = []
+    result = run(
+        "benchmark",
+        progress=told.append,
+        name="benchmark",
+        requests_grid=[4, 8],
+        wait_grid=[0.01],
+        repetitions=2,
+    )
+    folder = Path(result["folder"])
+    assert folder.is_relative_to(home)
+    assert len((folder / "raw.jsonl").read_text().splitlines()) == 2 * (4 + 8)
+    assert len((folder / "summary.csv").read_text().splitlines()) == 1 + 2 * 2
+    assert len(result["figures"]) == 2
+    assert all(Path(path).read_bytes().startswith(PNG) for path in result["figures"])
+    assert result["max_batch"] == {"wait 0.01 s": 8}
+    assert told[-1]["done"] == told[-1]["total"] == 4
+    assert generators() == []
+
+
+def test_the_report_has_the_servers_cpu_time_and_the_shards_split(run: Run) -> None:
+    run("launch", source="benchmark")
+    result = run("benchmark", name="benchmark", requests_grid=[80], wait_grid=[0], repetitions=1)
+    report = json.loads((Path(result["folder"]) / "summary.json").read_text())
+    [summary] = report["summaries"]
+    assert summary["successful"] == 80
+    assert summary["unique_sessions"] == 80
+    served = [part.split(":") for part in summary["shard_split"].split()]
+    assert sum(int(count) for _, count in served) == 80
+    assert summary["server_cpu_seconds"] > 0
+    assert summary["generator_cpu_seconds"] > 0
+
+
+def test_an_environment_that_cannot_wait_needs_an_action(run: Run, tmp_path: Path) -> None:
+    run("launch", source="echo")
+    with pytest.raises(InvalidPlan, match=r"cannot wait.*message") as caught:
+        run("benchmark", name="echo")
+    assert "--action" in str(caught.value.hint)
+    asked = {"requests_grid": [2], "wait_grid": [0], "repetitions": 1}
+    result = run(
+        "benchmark", name="echo", action={"message": "hi"}, output_dir=str(tmp_path), **asked
+    )
+    assert result["folder"] == str(tmp_path)
+    assert (tmp_path / "summary.csv").exists()
+
+
+def test_sessions_that_fail_are_results(run: Run) -> None:
+    run("launch", source="echo")
+    action = {"no_such_field": 1}
+    asked = {"requests_grid": [3], "wait_grid": [0], "repetitions": 1}
+    result = run("benchmark", name="echo", action=action, **asked)
+    report = json.loads((Path(result["folder"]) / "summary.json").read_text())
+    assert report["summaries"][0]["errors"] == "VALIDATION_ERROR:3"
+    assert result["max_batch"] == {"wait 0 s": 0}
+
+
+def test_an_environment_that_does_not_run_cannot_be_measured(run: Run) -> None:
+    with pytest.raises(NotAnswering, match="no replica"):
+        run("benchmark", name="nobody")
+
+
+def test_a_cancelled_measurement_leaves_no_generators(run: Run) -> None:
+    run("launch", source="benchmark")
+
+    class Cancelled(Exception):
+        pass
+
+    def cancel(_number: int, _frame: Any) -> None:
+        raise Cancelled
+
+    def at_the_first_batch(told: dict[str, Any]) -> None:
+        if told["total"]:
+            assert generators() != []
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, cancel)
+    try:
+        with pytest.raises(Cancelled):
+            run(
+                "benchmark",
+                progress=at_the_first_batch,
+                name="benchmark",
+                requests_grid=[4],
+                wait_grid=[600],
+            )
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert generators() == []
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"requests_grid": []},
+        {"requests_grid": [0]},
+        {"requests_grid": [10**9]},
+        {"wait_grid": []},
+        {"wait_grid": [-1]},
+        {"wait_grid": [float("nan")]},
+        {"wait_grid": [float("inf")]},
+        {"repetitions": 0},
+        {"session_timeout_seconds": 0},
+        {"window": 0},
+        {"output_dir": "relative"},
+    ],
+)
+def test_a_measurement_that_makes_no_sense_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(fields))):
+        BenchmarkPayload.model_validate({"name": "benchmark", **fields})

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations as a worker calls them: from a JSON payload to a JSON result, or a clear failure."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pydantic import ValidationError
+
+from openenvd.environments import run_files
+from openenvd.environments.errors import EnvironmentsError, NotAnswering
+from openenvd.environments.layout import Layout
+from openenvd.server.operations.check import problems
+from openenvd.shim.client import ShimClient
+
+from ...operations.conftest import LAUNCH_ID, Run
+
+FAILS_TO_IMPORT = "import a_module_that_nobody_has\n"
+EXITS = 'import os\nprint("no licence", flush=True)\nos._exit(7)\n'
+NEVER_READY = 'import threading\nprint("loading", flush=True)\nthreading.Event().wait()\n'
+
+
+def write_class(folder: Path, code: str) -> str:
+    (folder / "sample_env.py").write_text(code)
+    return "sample_env:Sample"
+
+
+def test_a_launched_environment_answers_until_it_is_taken_down(run: Run, layout: Layout) -> None:
+    launched = run("launch", source="echo", replicas=2)["environment"]
+    assert (launched["name"], launched["state"]) == ("echo", "READY")
+    assert len(launched["replicas"]) == 2
+    probed = run("probe", name="echo")
+    assert probed["address"] == launched["address"]
+    assert probed["health"] == {"status": "healthy"}
+    assert probed["session_seconds"] is None
+    assert run("probe", name="echo", session=True)["session_seconds"] > 0
+    described = run("describe", name="echo")
+    assert described["metadata"]["name"] == "echo"
+    assert "message" in described["schema"]["action"]["properties"]
+    downed = run("down", name="echo")
+    assert downed["stopped"] == [replica["id"] for replica in launched["replicas"]]
+    assert run_files.all_of(layout.runs) == []
+    assert run("down", name="echo")["stopped"] == []
+    with pytest.raises(EnvironmentsError, match="no replica on this machine"):
+        run("probe", name="echo")
+
+
+def test_a_session_that_fails_names_the_log_that_says_why(run: Run, tmp_path: Path) -> None:
+    code = "from openenvd.env_host.bundled.echo.environment import EchoEnvironment as Echo\n"
+    code += "class Sample(Echo):\n"
+    code += "    def reset(self, **_):\n        raise OSError('no licence')\n"
+    run("launch", source=write_class(tmp_path, code), cwd=str(tmp_path), name="trial")
+    with pytest.raises(NotAnswering, match="no licence") as caught:
+        run("probe", name="trial", session=True)
+    assert caught.value.hint == "openenv logs trial shows what it printed"
+    run("down", name="trial")
+
+
+def test_a_launch_writes_its_log_and_reports_each_replica(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told: list[dict[str, Any]] = []
+    launched = run("launch", source="echo", name="trial", progress=told.append)["environment"]
+    replicas = [entry["replica"]["id"] for entry in told if "replica" in entry]
+    phases = [entry["phase"] for entry in told if "phase" in entry]
+    assert replicas == [f"trial-0-{LAUNCH_ID}"]
+    assert phases == ["resolved", "starting", "waiting", "ready"]
+    assert f"trial is ready at {launched['address']}" in capfd.readouterr().out
+    run("down", name="trial")
+
+
+def test_a_repeated_launch_replaces_the_replicas_of_its_first_attempt(
+    run: Run, layout: Layout
+) -> None:
+    first = run("launch", source="echo")["environment"]["replicas"][0]
+    second = run("launch", source="echo")["environment"]["replicas"][0]
+    assert second["pid"] != first["pid"]
+    assert not psutil.pid_exists(first["pid"])
+    assert len(run_files.all_of(layout.runs)) == 1
+    run("down", name="echo")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (FAILS_TO_IMPORT, "operation_error", ["a_module_that_nobody_has", "sample_env.py"]),
+        (EXITS, "operation_error", ["exited with code 7", "no licence"]),
+        (NEVER_READY, "timed_out", ["not ready after 2 s"]),
+    ],
+    ids=["import fails", "exits", "never ready"],
+)
+def test_a_failed_launch_gives_the_reason_and_leaves_nothing_behind(
+    run: Run, layout: Layout, tmp_path: Path, code: str, kind: str, words: list[str]
+) -> None:
+    source = write_class(tmp_path, code)
+    with pytest.raises(EnvironmentsError) as caught:
+        run("launch", source=source, cwd=str(tmp_path), ready_timeout_seconds=2)
+    assert caught.value.kind == kind, str(caught.value)
+    assert caught.value.hint
+    for word in words:
+        assert word in str(caught.value)
+    assert run_files.all_of(layout.runs) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"source": "ehco"}, ["ehco", "did you mean echo?"]),
+        ({"source": "."}, ["has no openenv.yaml"]),
+        ({"source": "echo", "name": "../escape"}, ["../escape", "--name"]),
+        ({"source": "echo", "replicas": 2, "max_sessions": 1}, ["cannot share 1 sessions"]),
+        ({"source": "echo", "serve_as_is": True}, ["no app"]),
+        (
+            {"source": "echo", "provider": "kubernetes"},
+            [
+                "kubernetes runs images that its nodes pull, and echo is none",
+                "openenv image build echo --tag REGISTRY/echo:1",
+                "docker://REGISTRY/echo:1 in its place",
+            ],
+        ),
+        (
+            {"source": "docker://an/image:1", "provider": "kubernetes", "with_packages": ["numpy"]},
+            ["nothing can be installed into the image an/image:1"],
+        ),
+    ],
+)
+def test_a_launch_that_can_never_work_is_invalid(
+    run: Run, layout: Layout, tmp_path: Path, fields: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(EnvironmentsError) as caught:
+        run("launch", cwd=str(tmp_path), **fields)
+    assert caught.value.kind == "invalid"
+    for word in words:
+        assert word in f"{caught.value} {caught.value.hint}"
+    assert run_files.all_of(layout.runs) == []
+
+
+def test_a_port_in_use_names_the_process_that_holds_it(run: Run) -> None:
+    launched = run("launch", source="echo")["environment"]
+    port = int(launched["address"].rpartition(":")[2])
+    with pytest.raises(EnvironmentsError, match=rf"port {port} is in use by .* \(pid \d+\)"):
+        run("launch", source="echo", name="other", port=port)
+    run("down", name="echo")
+
+
+def test_a_launch_cancelled_while_it_waits_leaves_nothing(
+    run: Run, layout: Layout, tmp_path: Path
+) -> None:
+    class Cancelled(BaseException):
+        pass
+
+    def progress(told: dict[str, Any]) -> None:
+        if told.get("phase") == "starting":
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        run("launch", source="echo", progress=progress)
+    assert run_files.all_of(layout.runs) == []
+
+
+def test_replicas_of_a_killed_launch_are_found_and_stopped(
+    run: Run, home: Path, layout: Layout
+) -> None:
+    code = """
+import os, signal, sys
+from openenvd.server.operations.launch import Launch
+
+def progress(told):
+    if told.get("phase") == "starting":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+Launch.call({"source": "echo"}, sys.argv[1], sys.argv[2], progress)
+"""
+    done = subprocess.run([sys.executable, "-c", code, LAUNCH_ID, str(home)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    [run_file] = run_files.all_of(layout.runs)
+    with ShimClient.connect(run_file.socket_path) as link:
+        status = link.wait(lambda s: s["state"] == "ready", 60.0)
+    assert psutil.pid_exists(status["pid"])
+    assert run("down", name="echo")["stopped"] == [run_file.replica_id]
+    assert not psutil.pid_exists(status["pid"])
+
+
+def test_the_users_variables_reach_the_environment(run: Run, tmp_path: Path) -> None:
+    code = 'import os\nprint("GREETING is", os.environ["GREETING"], flush=True)\nos._exit(1)\n'
+    source = write_class(tmp_path, code)
+    with pytest.raises(EnvironmentsError, match="GREETING is hello"):
+        run("launch", source=source, cwd=str(tmp_path), env={"GREETING": "hello"})
+
+
+def test_check_reports_what_the_machine_offers(run: Run) -> None:
+    found = run("check")
+    assert found["gateway"]["problem"] is None
+    assert found["environments"] == ["benchmark", "brigade", "echo"]
+    assert found["limits"]["memory_bytes"] > 0
+    assert found["uv"]["version"].startswith("uv ")
+    looks = ["open files", "memory cgroups", "kernel log", "ports", "swap", "disk"]
+    assert list(found["machine"]) == looks
+    assert all(one["problem"] or one["notes"] for one in found["machine"].values())
+
+
+def test_check_of_one_provider_looks_at_nothing_else(run: Run) -> None:
+    assert list(run("check", provider="local")["providers"]) == ["local"]
+    assert list(run("check", provider="slurm")["providers"]) == ["slurm"]
+    with pytest.raises(EnvironmentsError, match="there is no provider 'none'"):
+        run("check", provider="none")
+
+
+def test_check_reports_missing_parts_with_hints() -> None:
+    found = {
+        "uv": {"path": None, "why_not": "uv is not there"},
+        "exposed": {"trial": "0.0.0.0"},
+        "failing": {"finqa": "OSError: no data"},
+    }
+    told = list(problems(found))
+    assert [problem["message"] for problem in told] == [
+        "uv is not there",
+        "trial listens on 0.0.0.0, which other machines may reach",
+        "finqa is ready, but its sessions fail: OSError: no data",
+    ]
+    assert all(problem["hint"] for problem in told)
+
+
+def test_the_worker_is_left_without_children_or_descriptors(run: Run) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    children = psutil.Process().children()
+    run("launch", source="echo", replicas=2)
+    run("down", name="echo")
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert psutil.Process().children() == children
+
+
+def test_a_stray_is_named_by_its_engines_id_which_leads_to_no_other_folder(run: Run) -> None:
+    with pytest.raises(EnvironmentsError, match="no engine 'kubernetes'"):
+        run("down_strays", strays=[{"provider": "kubernetes", "id": "rl/openenvd-echo-0-7f/a1-b2"}])
+    for wrong in ("../run/echo", "rl/../echo", "/rl", "rl//echo", "rl/"):
+        with pytest.raises(ValidationError, match="pattern"):
+            run("down_strays", strays=[{"provider": "kubernetes", "id": wrong}])

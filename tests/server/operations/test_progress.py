@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Phases with how long they took before, and what a count's rest takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.environments.providers.base import StartedReplica
+from openenvd.server.operations.base import OperationContext
+from openenvd.server.operations.progress import (
+    FILE,
+    MOST_SOURCES,
+    MOST_TIMES,
+    Phases,
+    ReplicasAwaited,
+    eta_seconds,
+)
+
+
+class Clock:
+    """A clock that tests move on."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def launch(home: Path, seconds: dict[str, float], source: str = "local 1 ./my_env") -> list[Any]:
+    """Go through phases that take so long; what was reported."""
+    told: list[dict[str, Any]] = []
+    clock = Clock()
+    phases = Phases(OperationContext("id", home, told.append), source, clock)
+    for phase, taken in seconds.items():
+        phases.enter(phase, f"{phase} it")
+        clock.now += taken
+    phases.finish()
+    return told
+
+
+def test_a_first_run_has_no_estimate_and_the_next_one_has_the_median(tmp_path: Path) -> None:
+    assert launch(tmp_path, {"resolving": 2.0, "starting": 4.0}) == [
+        {"phase": "resolving", "message": "resolving it"},
+        {"phase": "starting", "message": "starting it"},
+    ]
+    launch(tmp_path, {"resolving": 3.0})
+    launch(tmp_path, {"resolving": 60.0})
+    [told] = launch(tmp_path, {"resolving": 1.0})
+    assert told["expected_seconds"] == 3.0
+    assert "expected_seconds" not in launch(tmp_path, {"resolving": 1.0}, "another")[0]
+
+
+def test_little_is_remembered_and_nothing_of_what_takes_no_time(tmp_path: Path) -> None:
+    for number in range(MOST_SOURCES + 5):
+        launch(tmp_path, {"starting": 1.0, "ready": 0.0}, str(number))
+    for _ in range(MOST_TIMES + 2):
+        launch(tmp_path, {"starting": 2.0}, "last")
+    known = json.loads((tmp_path / FILE).read_text())
+    assert len(known) == MOST_SOURCES
+    assert [*known.values()][-1] == {"starting": [2.0] * MOST_TIMES}
+    assert all("ready" not in phases for phases in known.values())
+    assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', '{"a": {"b": ["x"]}}', "\x00"])
+def test_a_file_that_is_none_of_ours_is_begun_anew(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    launch(tmp_path, {"starting": 1.0})
+    assert "expected_seconds" in launch(tmp_path, {"starting": 1.0})[0]
+
+
+def test_what_uv_says_is_a_phase(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[dict[str, Any]] = []
+    phases = Phases(OperationContext("id", tmp_path, told.append), "source", Clock())
+    for line in ("  uv: Resolved 43 packages in 2s", "  uv: a note", "  uv: Prepared 1 package"):
+        phases.relay(line)
+    assert [each["message"] for each in told] == ["downloading 43 packages", "installing 1 package"]
+    assert capsys.readouterr().out.count("\n") == 3
+
+
+def test_the_rest_takes_as_long_as_what_was_done() -> None:
+    assert eta_seconds(10, 40, 5.0) == 15.0
+    assert eta_seconds(40, 40, 5.0) == 0.0
+    assert eta_seconds(0, 40, 5.0) is None
+    assert eta_seconds(5, 0, 5.0) is None
+
+
+def test_a_wait_that_lasts_is_said_once_with_what_ends_it_and_what_would_be_ready(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reported: list[dict[str, Any]] = []
+    context = OperationContext("0123456789ab", tmp_path, reported.append)
+    awaited = ReplicasAwaited(context, 2, offers_fewer=True)
+    awaited.on_ready(StartedReplica("trial-0", 0, pid=7))
+    for reason, seconds in (("no node", 540.0), ("no node", 530.0), ("no image", 90.0)):
+        awaited.on_lasting(reason, seconds)
+    ready, *said = capsys.readouterr().out.splitlines()
+    assert ready.startswith("replica 0 (pid 7) is ready (")
+    ends, fewer = "openenv cancel 01234567 ends it", "with --replicas 1 it would be ready by now"
+    assert said == [
+        f"no node; gives up in 9 min, {ends}; {fewer}",
+        f"no image; gives up in 90 s, {ends}; {fewer}",
+    ]
+    counts = {"phase": "waiting", "done": 1, "total": 2}
+    assert reported == [
+        {**counts, "message": "1 of 2 replicas ready"},
+        {**counts, "message": "no node", "at_most_seconds": 540.0},
+        {**counts, "message": "no node", "at_most_seconds": 530.0},
+        {**counts, "message": "no image", "at_most_seconds": 90.0},
+    ]

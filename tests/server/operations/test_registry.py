@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations there are, and what the daemon and a worker need to know of each."""
+
+from __future__ import annotations
+
+import pkgutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from openenvd.environments.gateway.process import HOST_VARIABLE
+from openenvd.server.operations import registry
+from openenvd.server.operations.base import Operation
+from openenvd.server.operations.launch import LaunchPayload
+
+all_operations = pytest.mark.parametrize("operation", registry.OPERATIONS, ids=lambda o: o.name)
+
+
+def test_what_starts_replicas_builds_or_plays_is_long_and_everything_else_is_short() -> None:
+    schedules = {operation.name: operation.schedule for operation in registry.OPERATIONS}
+    for name in ("launch", "scale", "restart", "build_image", "benchmark", "test", "rollout"):
+        assert schedules.pop(name) == "LONG"
+    assert set(schedules) == {"down", "down_strays", "check", "describe", "probe", "prune"}
+    assert set(schedules.values()) == {"SHORT"}
+
+
+@all_operations
+def test_a_worker_finds_each_operation_by_its_dotted_name(operation: type[Operation]) -> None:
+    assert registry.by_name(operation.name) is operation
+    assert callable(pkgutil.resolve_name(registry.dotted_name(operation)))
+
+
+@all_operations
+def test_every_field_of_its_payload_is_documented(operation: type[Operation]) -> None:
+    for name, field in operation.Payload.model_fields.items():
+        assert field.description, name
+
+
+@all_operations
+def test_an_unknown_field_is_refused_by_name(operation: type[Operation]) -> None:
+    with pytest.raises(ValidationError, match="nonsense"):
+        operation.Payload.model_validate({"nonsense": 1})
+
+
+def test_the_plan_gets_an_expectation_for_each_schedule() -> None:
+    assert set(registry.expected_bytes()) == {"LONG", "SHORT"}
+    assert min(registry.expected_bytes().values()) > 0
+
+
+def test_the_zygotes_preloads_import_nothing_heavy() -> None:
+    heavy = "fastapi uvicorn sqlalchemy httpx rich yaml asyncio"
+    code = f"""
+import importlib, sys
+for name in {list(registry.PRELOAD)!r}:
+    importlib.import_module(name)
+print(*(set({heavy!r}.split()) & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, ["source"]),
+        ({"source": ""}, ["source"]),
+        ({"source": "echo", "replicas": 0}, ["replicas"]),
+        ({"source": "echo", "max_sessions": 0}, ["max_sessions"]),
+        ({"source": "echo", "port": 70000}, ["port"]),
+        ({"source": "echo", "provider": "nowhere"}, ["there is no provider 'nowhere'", "local"]),
+        ({"source": "echo", "env": {"A=B": "x"}}, ["A=B"]),
+        ({"source": "echo", "env": {"A": "x\0"}}, ["environment variable"]),
+        ({"source": "echo", "cwd": "relative"}, ["not an absolute path"]),
+        ({"source": "echo", "ready_timeout_seconds": 0}, ["ready_timeout_seconds"]),
+        ({"source": "echo", "shards": 0}, ["shards"]),
+        ({"source": "echo", "admission_timeout_seconds": -1}, ["admission_timeout_seconds"]),
+        ({"source": "echo", "session_memory_mb": 64, "isolate": False}, ["isolate is false"]),
+        ({"source": "echo", "shards": 2, "serve_as_is": True}, ["no shards"]),
+        ({"source": "echo", "session_memory_mb": 64, "serve_as_is": True}, ["one process"]),
+        ({"source": "echo", "cpus": 2, "sandbox": True}, ["cpus, sandbox: for engines alone"]),
+        ({"source": "docker://echo", "engine_options": ["x"]}, ["not written NAME=VALUE"]),
+        ({"source": "echo", "token": "short"}, ["token", "16 to 256"]),
+        ({"source": "echo", "token": "with/a/slash/and/more"}, ["token"]),
+        ({"source": "echo", "allow_origin": ["lab.example"]}, ["is not an origin"]),
+        ({"source": "echo", "allow_origin": ["*"]}, ["is not an origin"]),
+        ({"source": "echo", "with_packages": ["--index-url=x"]}, ["is not a package"]),
+        ({"source": "echo", "with_packages": ["a\nb"]}, ["is not a package"]),
+        ({"source": "echo", "gateway": True, "port": 21500}, ["--gateway-port"]),
+        (
+            {"source": "docker://echo", "idle_timeout_seconds": 9},
+            ["idle_timeout_seconds", "on docker does not sleep"],
+        ),
+        (
+            {"source": "echo", "gateway": True, "min_replicas": 0, "max_replicas": 2},
+            ["min_replicas", "behind the gateway does not sleep"],
+        ),
+        (
+            {"source": "echo", "provider": "slurm", "min_replicas": 0, "max_replicas": 2},
+            ["min_replicas", "on slurm does not sleep"],
+        ),
+        ({"source": "echo", "gateway": True, "host": "0.0.0.0"}, ["--gateway-host"]),
+    ],
+)
+def test_a_launch_that_makes_no_sense_is_refused(fields: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        LaunchPayload.model_validate(fields)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_an_environment_behind_the_gateway_is_reached_at_the_gateways_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(HOST_VARIABLE, "0.0.0.0")  # the daemon's setting
+    payload = LaunchPayload.model_validate({"source": "echo", "gateway": True})
+    assert payload.spec().with_access().token is not None
+    assert LaunchPayload.model_validate(payload.model_dump()) == payload  # in the worker
+
+
+@pytest.mark.parametrize(
+    ("provider", "options", "needed"),
+    [
+        ("local", {"replicas": 1}, False),
+        ("local", {"replicas": 8}, False),
+        ("docker", {"replicas": 1}, False),
+        ("docker", {"replicas": 2}, True),
+        ("docker", {"max_replicas": 1}, False),
+        ("docker", {"max_replicas": 2}, True),
+        ("kubernetes", {"replicas": 1}, True),
+    ],
+)
+def test_several_replicas_of_an_engine_or_those_that_move_need_the_gateway(
+    provider: str, options: dict[str, int], needed: bool
+) -> None:
+    payload = LaunchPayload.model_validate({"source": "echo", "provider": provider, **options})
+    assert payload.gateway is needed
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [("echo", "echo"), ("/x/my_env", "my_env"), ("pkg.mod:Sample", "sample")]
+)
+def test_the_default_name_is_made_from_the_source(source: str, name: str) -> None:
+    payload = LaunchPayload.model_validate({"source": source})
+    assert payload.model_dump()["name"] == name
