@@ -31,7 +31,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from ..system.access_tokens import without_token
 from ..system.hidden_values import hide_secrets, secret_values
-from ..tracing import HEADER, traceparent
+from ..system.traceparent import HEADER, traceparent
 from .answers import Answer
 from .buffers import EpisodeRoom
 from .episode_runner import Attempt, RunContext

@@ -12,6 +12,7 @@ Where to look, in the order in which a request meets them:
     api/            the FastAPI application: security, routes, streams, JSON shapes, metrics
     dispatch/       from an accepted payload to a durable request (submission.py); the one thread
                     that knows both the queue and the executor (dispatcher.py)
+    tracing.py      spans of requests, sent where OpenTelemetry's variables ask for them
     events/         the event bus; log files, followed without polling
     reconcile/      environments, from what is observed to what is wanted
     housekeeping/   what is removed when nothing uses it any more; the folder of sockets

@@ -26,7 +26,7 @@ from setproctitle import getproctitle
 from ..executor.spawning.source import FORK_IS_SAFE
 from ..system.forking import close_all_but
 from ..system.proc import prefer_own_session, set_oom_score_adj
-from ..tracing import VARIABLE
+from ..system.traceparent import VARIABLE
 from .daemon_log import set_up_log
 from .errors import DaemonError
 from .settings import SETTINGS, Paths, Settings, flags_of_killed, given_settings

@@ -35,7 +35,6 @@ from ..requests_db.states import Schedule
 from ..requests_db.transactions.recovery import recover
 from ..requests_db.transactions.retention import MAX_ESTIMATES
 from ..system.loop_lag import EventLoopLagMonitor
-from ..tracing.sending import start, stop
 from .api.dependencies import Dependencies
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.memory_estimates import Declared, MemoryEstimates
@@ -48,6 +47,7 @@ from .events.bus import EventBus
 from .operations import registry
 from .reconcile.reconciler import Reconciler
 from .settings import Paths, Settings
+from .tracing import start, stop
 
 log = logging.getLogger(__name__)
 

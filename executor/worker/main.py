@@ -54,8 +54,8 @@ from ...processes.resources.memory import private_bytes
 from ...system import disk_space
 from ...system.proc import set_oom_score_adj
 from ...system.signal_pipe import take_over
+from ...system.traceparent import VARIABLE
 from ...system.units import MB
-from ...tracing import VARIABLE
 from .. import frames
 from ..errors import FrameError, TaskCancelled
 from .parent_death import arm_parent_death_signal

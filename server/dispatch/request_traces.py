@@ -7,7 +7,7 @@
     recovery  ──lost───────▶ all these, of what a lost daemon left running
 
 All spans are the daemon's, so nothing is lost with a worker. How contexts cross processes:
-`openenvd.tracing`.
+`server/tracing.py`.
 
 The dispatcher's thread alone calls this, but for `traced`, which touches no state, and `lost`,
 which is called before the dispatcher exists.
@@ -36,7 +36,7 @@ from ...requests_db.records import Json, NewRequest, Request, RequestError
 from ...requests_db.states import ErrorKind, RequestState
 from ...system.access_tokens import without_token
 from ...system.hidden_values import hide_credentials, hide_values, secret_values
-from ...tracing import HEADER
+from ...system.traceparent import HEADER
 
 _DAEMON_LOST = RequestError(ErrorKind.WORKER_LOST, "the daemon was lost while this request ran")
 _W3C = TraceContextTextMapPropagator()

@@ -28,7 +28,7 @@ from ...environments.following import FollowedEnvironment
 from ...environments.layout import Layout
 from ...system.access_tokens import without_token
 from ...system.units import MB
-from ...tracing.sending import start, stop
+from ..tracing import start, stop
 from . import base
 from .options import RolloutOptions
 from .progress import eta_seconds

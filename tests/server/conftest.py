@@ -16,7 +16,7 @@ from openenvd.requests_db.migrate import open_database
 from openenvd.server.events.bus import EventBus
 from openenvd.server.settings import Paths
 
-from ..tracing.conftest import kept as kept
+from .tracing.conftest import kept as kept
 
 WAIT_SECONDS = 30.0
 

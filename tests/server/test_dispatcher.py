@@ -31,7 +31,7 @@ from openenvd.server.dispatch.request_traces import RequestTraces
 from openenvd.server.dispatch.running import DispatchContext, Timing
 from openenvd.server.settings import Paths, Settings
 
-from ..tracing.kept_spans import KeptSpans, attributes_of, ids_of
+from .tracing.kept_spans import KeptSpans, attributes_of, ids_of
 
 MB = 2**20
 PATIENCE_SECONDS = 10.0

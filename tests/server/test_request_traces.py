@@ -13,7 +13,7 @@ from openenvd.requests_db.records import NewRequest, Request, RequestError
 from openenvd.requests_db.states import ErrorKind, RequestState, Schedule
 from openenvd.server.dispatch.request_traces import RequestTraces, WaitReason
 
-from ..tracing.kept_spans import KeptSpans, attributes_of, ids_of
+from .tracing.kept_spans import KeptSpans, attributes_of, ids_of
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 REQUEST = Request(

@@ -18,7 +18,7 @@ from openenvd.server.dispatch.request_traces import RequestTraces
 from openenvd.server.errors import NotFound
 from openenvd.system.loop_lag import EventLoopLagMonitor
 
-from ..tracing.kept_spans import KeptSpans, attributes_of, ids_of
+from .tracing.kept_spans import KeptSpans, attributes_of, ids_of
 
 TOKEN = "a-token"
 AUTHORIZED = {"Authorization": f"Bearer {TOKEN}"}

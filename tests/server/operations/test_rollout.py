@@ -36,7 +36,7 @@ from openenvd.shim.client import read_status_file
 
 from ...rollouts.conftest import Serve, address_of
 from ...rollouts.conftest import serve as serve
-from ...tracing.kept_spans import KeptSpans
+from ..tracing.kept_spans import KeptSpans
 
 VARIABLE = "POLICY_SAYS_FOR_TEST"
 POLICY = f"""

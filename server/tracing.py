@@ -1,5 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OpenTelemetry's SDK, started where its standard variables ask for traces; it reads them itself.
+"""OpenTelemetry traces: where a request spends its time, and an episode of a rollout.
+
+Spans are made through OpenTelemetry's API. Its SDK, of the extra `otel`, is imported in a process
+whose environment has one of the standard variables that ask for traces (`start`).
+
+    client                     daemon                                        worker
+    ──────                     ──────                                        ──────
+    traceparent ──HTTP head──▶ POST /v1/requests        (span, kind server: FastAPI's own)
+    (its own span,               │ requests.traceparent (a column: survives the daemon)
+     or TRACEPARENT)             ├─ queue OPERATION      creation to claim, and why it waited
+                                 └─ process OPERATION    claim to end ──a frame──▶ TRACEPARENT
+                                     ├─ dispatch         claim until a worker has it   │
+                                     └─ run OPERATION                                  │
+                                         └─ phases                 rollout ──link──▶ episode
+                                                                                       ├─ reset
+                                                                                       ├─ policy
+                                                                                       └─ step …
+
+The daemon makes all spans of a request from what the executor reports anyway, so a worker's death
+loses none (`server/dispatch/request_traces.py`). An episode is a trace of its own, since no viewer
+shows one of a million steps (`rollouts/traced_episodes.py`). `tracestate` is not carried along.
+A killed process loses the spans that had not been sent. `docs/tracing.md` lists every attribute.
 
     a span that ends ─▶ the SDK's bounded queue ─▶ its thread ─▶ OTLP/HTTP ─▶ collector
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
     "server/dispatch/request_traces.py",
     "rollouts/traced_episodes.py",
-    "tracing/sending.py",
+    "server/tracing.py",
 )
 NAMESPACES = "error|http|messaging|network|openenvd|process|server|service|url|user_agent"
 SET = re.compile(rf'"((?:{NAMESPACES})(?:\.[a-z_]+)+)"')

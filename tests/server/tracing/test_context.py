@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from openenvd.tracing import VARIABLE, traceparent
+from openenvd.system.traceparent import VARIABLE, traceparent
 
 from .kept_spans import KeptSpans, ids_of
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
+from openenvd.server.tracing import STOP_SECONDS, start, stop
 from openenvd.system.extras import install_command
-from openenvd.tracing.sending import STOP_SECONDS, start, stop
 
 SPANS = 2000
 COLLECTOR_SECONDS = 1
