@@ -12,13 +12,13 @@ from ..env_host.protocol import (
     HOST_CONFIG_VARIABLE,
     HOST_OPTIONS_VARIABLE,
 )
-from ..shim.client import read_status_file
 from ..system.access_tokens import with_token
 from ..system.process_identity import ProcessIdentity
 from . import run_files
 from .errors import NotAnswering
 from .http_get import check_sessions
 from .run_files import RunFile
+from .shim.client import read_status_file
 
 
 class FollowedEnvironment:

@@ -12,12 +12,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..env_host.protocol import NO_SESSIONS, Serving
-from ..shim.client import read_status_file
 from ..system.access_tokens import bearer_header, with_token, without_token
 from ..system.units import MB
 from . import run_files
 from .errors import NotAnswering
 from .run_files import RunFile
+from .shim.client import read_status_file
 
 MAX_ANSWER_BYTES = 16 * MB  # of a schema, say; more is no sensible answer
 

@@ -34,15 +34,6 @@ from pathlib import Path
 from typing import Any
 
 from ..env_host.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
-from ..shim.client import (
-    ShimClient,
-    ShimGone,
-    clean_up_after_shim,
-    read_run_file,
-    read_status_file,
-    start_shim,
-)
-from ..shim.files import LOCK_FILE_NAME, RUN_FILE_NAME, STATUS_FILE_NAME
 from ..system.descriptors import close_all
 from ..system.file_locks import is_locked
 from ..system.listening_sockets import open_listening_sockets
@@ -50,6 +41,15 @@ from .agent_client import ask_agent
 from .engine_address import EngineAddress
 from .errors import EngineFailed
 from .layout import GATEWAY, Layout
+from .shim.client import (
+    ShimClient,
+    ShimGone,
+    clean_up_after_shim,
+    read_run_file,
+    read_status_file,
+    start_shim,
+)
+from .shim.files import LOCK_FILE_NAME, RUN_FILE_NAME, STATUS_FILE_NAME
 from .spec import GRACE_SECONDS
 
 Json = dict[str, Any]

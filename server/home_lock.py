@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..shim.files import remove_if_empty
+from ..environments.shim.files import remove_if_empty
 from ..system import disk_space
 from .errors import DaemonError
 from .settings import Paths

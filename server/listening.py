@@ -13,7 +13,7 @@ from uvicorn.config import Config
 
 from .. import __version__
 from ..env_host.serving.event_driven import EventDrivenServer
-from ..shim.files import write_json
+from ..environments.shim.files import write_json
 from ..system import installation
 from ..system.connection_limit import connections_within
 from ..system.http_limits import HttpTiming

@@ -19,9 +19,9 @@ import os
 import threading
 from pathlib import Path
 
-from ...shim.files import open_log, write_json
 from ...system.backoff import backoff_seconds
 from ...system.log_files import keep_newest_half
+from ..shim.files import open_log, write_json
 from .base import Engine, EngineGone, EngineRefused, Instance
 
 log = logging.getLogger(__name__)

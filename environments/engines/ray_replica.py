@@ -39,17 +39,17 @@ from typing import Any
 
 import ray
 
-from ...shim import __file__ as _shim_file
-from ...shim.client import ShimClient, ShimGone, clean_up_after_shim, read_status_file
-from ...shim.files import (
+from ...system.listening_sockets import descriptors_text
+from ...system.prctl import die_with_parent
+from ..shim import __file__ as _shim_file
+from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_status_file
+from ..shim.files import (
     CONTROL_FD_VARIABLE,
     LISTEN_FD_VARIABLE,
     RUN_FILE_NAME,
     open_control_socket,
     write_json,
 )
-from ...system.listening_sockets import descriptors_text
-from ...system.prctl import die_with_parent
 from . import ray_kv
 from .node_program import http_address, listen, server_options
 

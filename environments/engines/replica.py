@@ -40,11 +40,6 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ...shim.client import read_status_file
-from ...shim.connections import read_operation
-from ...shim.files import STATUS_FILE_NAME, write_json
-from ...shim.server_exit import exit_without_start
-from ...shim.shutdown_policy import LEFT_GRACE_SECONDS
 from ...system.access_tokens import with_token
 from ...system.backoff import backoff_seconds
 from ...system.json_lines import Json, encode_line
@@ -53,6 +48,11 @@ from ...system.process_identity import boot_seconds
 from .. import run_files
 from ..errors import NotAnswering
 from ..run_files import RunFile, address_of
+from ..shim.client import read_status_file
+from ..shim.connections import read_operation
+from ..shim.files import STATUS_FILE_NAME, write_json
+from ..shim.server_exit import exit_without_start
+from ..shim.shutdown_policy import LEFT_GRACE_SECONDS
 from . import server_answers
 from .base import (
     EngineGone,

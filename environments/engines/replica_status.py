@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of one replica of an engine: its status file, and the line that clients are sent.
 
-The same fields as a shim's (`shim/connections.py`), so that whoever follows a replica need not
+The same fields as a shim's (`environments/shim/connections.py`), so that whoever follows a replica need not
 know what runs it, and four of its own:
 
     "agent": {pid, started_at}   instead of "shim": nobody ends the agent for one replica's sake
@@ -20,7 +20,7 @@ from typing import Any
 
 from ...processes.exits.diagnose import explain_child
 from ...processes.exits.exit_reason import ExitKind
-from ...shim.server_exit import ExitHistory
+from ..shim.server_exit import ExitHistory
 
 Json = dict[str, Any]
 LONGEST_SECONDS = 3650 * 86_400.0  # until a deadline; those of another boot are further away

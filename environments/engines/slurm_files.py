@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ...shim.files import write_json
+from ..shim.files import write_json
 from .node_program import http_address
 
 BEAT_SECONDS = 5.0  # between two reports of a job

@@ -33,13 +33,13 @@ from pathlib import Path
 from typing import Any
 
 from ...env_host.protocol import LISTEN_FD_VARIABLE, NOTIFY_FD_VARIABLE
-from ...shim.files import read_run_file
-from ...shim.server_exit import ExitEvidence
-from ...shim.server_process import NotifyPipe
 from ...system.cgroups import own_group
 from ...system.listening_sockets import descriptors_text
 from ...system.signal_pipe import SignalPipe
 from ...system.units import MB
+from ..shim.files import read_run_file
+from ..shim.server_exit import ExitEvidence
+from ..shim.server_process import NotifyPipe
 from .node_program import listen, server_options
 from .slurm_files import BEAT_SECONDS, JobReport, is_replaced
 

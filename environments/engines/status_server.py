@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica's control socket: the protocol of a shim (`shim/connections.py`), on the agent's loop.
+"""A replica's control socket: the protocol of a shim (`environments/shim/connections.py`), on the agent's loop.
 
 Each client is sent the status when it connects and whenever it has changed. A status is whole in
 itself: a client that reads slowly is sent the newest one only.
@@ -12,8 +12,8 @@ import contextlib
 import os
 from collections.abc import Callable
 
-from ...shim.connections import MAX_LINE_BYTES, error_line
-from ...shim.files import open_control_socket
+from ..shim.connections import MAX_LINE_BYTES, error_line
+from ..shim.files import open_control_socket
 
 LAST_STATUS_SECONDS = 1.0  # for clients to read the last status
 

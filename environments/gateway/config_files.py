@@ -14,8 +14,8 @@ import resource
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...shim.files import write_json
 from ..layout import make_private
+from ..shim.files import write_json
 from . import configuration
 from .configuration import Backend, GatewayOptions, Json
 

@@ -28,13 +28,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...processes.exits.exit_reason import ExitReason
 from ...processes.resources.limits import read_limits
-from ...shim.client import (
-    ShimClient,
-    ShimGone,
-    clean_up_after_shim,
-    read_run_file,
-    start_shim,
-)
 from ...system.extras import install_command
 from ...system.log_files import last_lines
 from ...system.units import MB
@@ -51,6 +44,13 @@ from ..providers.ports import (
     reserved_for,
 )
 from ..run_files import RunFile
+from ..shim.client import (
+    ShimClient,
+    ShimGone,
+    clean_up_after_shim,
+    read_run_file,
+    start_shim,
+)
 from .admin import endpoint_statuses
 from .config_files import write_start_files
 from .configuration import GatewayOptions

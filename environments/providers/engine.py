@@ -26,14 +26,14 @@ from ...env_host.protocol import (
     TRIAL_VARIABLE,
     ServeOptions,
 )
-from ...shim.client import ShimClient, ShimGone
-from ...shim.files import RUN_FILE_NAME, write_json
 from ...system.options import options_of
 from .. import run_files
 from ..engines.base import Labels, ReplicaPlan
 from ..engines.registry import address_here, traits_of
 from ..errors import EngineFailed, InvalidSpec
 from ..layout import Layout, make_private
+from ..shim.client import ShimClient, ShimGone
+from ..shim.files import RUN_FILE_NAME, write_json
 from ..sizing import share_sessions
 from ..sources.program import Program
 from ..spec import EnvironmentSpec

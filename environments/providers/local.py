@@ -29,10 +29,10 @@ from ...env_host.protocol import HOST_CONFIG_VARIABLE, door_path
 from ...processes.resources.limits import available_memory_bytes, read_limits
 from ...processes.resources.pids_limit import HINT as ROOM_HINT
 from ...processes.resources.pids_limit import ProcessRoom, no_room_text, process_room
-from ...shim.client import start_shim
 from .. import gpus, run_files
 from ..errors import NoProcesses, NotRunning
 from ..layout import Layout, make_private
+from ..shim.client import start_shim
 from ..sizing import share_sessions
 from ..sources.program import HOST_PRELOAD, Program
 from ..spec import EnvironmentSpec

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`StartedReplicas`: the replicas of one launch, followed through their sockets until ready.
 
-The same for all providers: shims and agents speak one protocol (`shim/connections.py`).
+The same for all providers: shims and agents speak one protocol (`environments/shim/connections.py`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ...processes.exits.exit_reason import ExitReason
 from ...processes.resources.memory import replica_bytes
 from ...processes.resources.pids_limit import HINT as ROOM_HINT
 from ...processes.resources.pids_limit import no_room_text, tells_no_room
-from ...shim.client import ShimClient, ShimGone
 from ...system.log_files import last_lines
 from .. import run_files
 from ..errors import EnvironmentsError, NoProcesses, NotReady, ReplicaFailed, with_last_lines
+from ..shim.client import ShimClient, ShimGone
 from .base import OnLasting, OnReplica, OnWaiting, StartedReplica
 
 Json = dict[str, Any]

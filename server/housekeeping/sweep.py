@@ -37,12 +37,12 @@ from ...environments import run_files
 from ...environments.layout import Layout, socket_folders_outside
 from ...environments.providers.new_replicas import RUN_DIR_VARIABLE
 from ...environments.providers.ports import renew_reservations
+from ...environments.shim.client import clean_up_after_shim, end_group
+from ...environments.shim.files import LOCK_FILE_NAME, RUN_FILE_NAME
 from ...environments.venv.cleanup import prune_old
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
 from ...requests_db.sql import queries
-from ...shim.client import clean_up_after_shim, end_group
-from ...shim.files import LOCK_FILE_NAME, RUN_FILE_NAME
 from ...system.cgroups import Cgroup, existing_groups
 from ...system.file_locks import is_locked
 from ...system.process_identity import ProcessIdentity

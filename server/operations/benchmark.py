@@ -19,8 +19,8 @@ from pydantic import Field
 from ...environments import run_files
 from ...environments.http_get import ask, base_url_by_name
 from ...environments.layout import Layout, make_private
+from ...environments.shim.client import ShimClient, ShimGone
 from ...rollouts.bench.plan import InvalidPlan, Plan
-from ...shim.client import ShimClient, ShimGone
 from ...system.access_tokens import without_token
 from ...system.extras import install_command
 from ...system.units import MB

@@ -21,9 +21,9 @@ from ...environments.gateway import process as gateway_process
 from ...environments.layout import Layout
 from ...environments.providers import check_provider
 from ...environments.run_files import LOCAL, RunFile
+from ...environments.shim.client import read_status_file
 from ...environments.sources.resolve import bundled
 from ...environments.venv.uv import find_uv, package_source
-from ...shim.client import read_status_file
 from ...system.request_origin import is_loopback
 from . import base, machine
 

@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from ...environments.providers.base import StartedReplica
-from ...shim.files import write_json
+from ...environments.shim.files import write_json
 from .base import OperationContext, say
 
 Json = dict[str, Any]

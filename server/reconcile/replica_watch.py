@@ -23,10 +23,10 @@ from ...environments import run_files
 from ...environments.providers.ports import port_in_use
 from ...environments.restart_policy import GiveUp, RestartAfter, restart_decision
 from ...environments.run_files import RunFile
+from ...environments.shim.client import read_status_file
 from ...processes.exits.exit_reason import ExitKind, ExitReason
 from ...requests_db.records import Json, Replica, RequestError
 from ...requests_db.states import ReplicaState
-from ...shim.client import read_status_file
 from ...system.json_lines import decode_line, encode_line
 from ...system.process_identity import ProcessIdentity
 from ...system.units import MB

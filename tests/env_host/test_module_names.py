@@ -71,7 +71,9 @@ def test_the_project_imports_its_own_file_where_upstream_s_server_lets_it(
         assert host.stop() == 0
 
 
-@pytest.mark.parametrize("more", [[], ["openenvd.shim.fork_server"]], ids=["host", "fork server"])
+@pytest.mark.parametrize(
+    "more", [[], ["openenvd.environments.shim.fork_server"]], ids=["host", "fork server"]
+)
 def test_upstream_s_server_has_imported_all_that_the_host_has_but_for_some(more: list[str]) -> None:
     ours = modules_after(f"import {', '.join([*more, *HOST_PRELOAD])}")
     extra = (ours - modules_after(SERVER_OF_UPSTREAM)) & sys.stdlib_module_names

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from openenvd.environments.layout import Layout
-from openenvd.shim.fork_server_client import stop_fork_servers
+from openenvd.environments.shim.fork_server_client import stop_fork_servers
 
 GRACE_SECONDS = 10.0
 

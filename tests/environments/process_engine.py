@@ -46,7 +46,7 @@ from openenvd.environments.engines.base import (
     ReplicaPlan,
 )
 from openenvd.environments.errors import NotAnswering
-from openenvd.shim.fork_server_client import spawn_detached
+from openenvd.environments.shim.fork_server_client import spawn_detached
 
 DIRECTORY_VARIABLE = "PROCESS_ENGINE"
 POLL_SECONDS = 0.02

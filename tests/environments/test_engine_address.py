@@ -22,10 +22,10 @@ from openenvd.environments.engines.registry import address_here
 from openenvd.environments.errors import EngineFailed
 from openenvd.environments.layout import Layout
 from openenvd.environments.providers import provider_named
+from openenvd.environments.shim.client import ShimClient
 from openenvd.environments.sources.program import Program
 from openenvd.environments.spec import EnvironmentSpec
 from openenvd.environments.strays import engines_used
-from openenvd.shim.client import ShimClient
 
 SECONDS = 30.0
 USUAL = {

@@ -54,12 +54,12 @@ from openenvd.environments.providers import provider_named, started_replicas
 from openenvd.environments.providers.base import StartedReplica
 from openenvd.environments.providers.engine import EngineReplicas
 from openenvd.environments.run_files import RunFile
+from openenvd.environments.shim.client import ShimClient, clean_up_after_shim, read_status_file
+from openenvd.environments.shim.files import open_control_socket
 from openenvd.environments.sources.program import Program
 from openenvd.environments.spec import EnvironmentSpec
 from openenvd.environments.strays import look_again, stop_stray, strays_seen
 from openenvd.processes.exits.exit_reason import ExitReason
-from openenvd.shim.client import ShimClient, clean_up_after_shim, read_status_file
-from openenvd.shim.files import open_control_socket
 
 from .process_engine import DIRECTORY_VARIABLE, ProcessEngine
 

@@ -41,8 +41,8 @@ from openenvd.environments.gateway.process import Gateway
 from openenvd.environments.layout import Layout
 from openenvd.environments.providers import ports
 from openenvd.environments.run_files import all_of
+from openenvd.environments.shim.client import ShimClient
 from openenvd.processes.tree import wait_until_dead
-from openenvd.shim.client import ShimClient
 from openenvd.system.extras import install_command
 from openenvd.system.process_identity import ProcessIdentity
 from openenvd.system.websocket import (

@@ -38,13 +38,13 @@ from openenvd.environments.providers.local import (
     check_process_room,
 )
 from openenvd.environments.providers.started_replicas import StartedReplicas, readable
+from openenvd.environments.shim.client import ShimClient, read_status_file
 from openenvd.environments.sizing import share_sessions
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve
 from openenvd.environments.spec import EnvironmentSpec
 from openenvd.processes.resources.limits import read_limits
 from openenvd.processes.resources.pids_limit import ProcessRoom
-from openenvd.shim.client import ShimClient, read_status_file
 
 TIMEOUT_SECONDS = 60.0
 CROWD = 48

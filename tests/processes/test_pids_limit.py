@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from openenvd.environments.shim.server_exit import why_no_server
 from openenvd.processes.resources.pids_limit import (
     NO_ROOM,
     ProcessRoom,
@@ -24,7 +25,6 @@ from openenvd.processes.resources.pids_limit import (
     tells_no_room,
     why_not_started,
 )
-from openenvd.shim.server_exit import why_no_server
 
 MOUNTS = "39 31 0:36 / /sys/fs/cgroup/pids rw,relatime - cgroup cgroup rw,pids\n"
 REFUSED = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))

@@ -24,6 +24,8 @@ from openenvd.environments.errors import EngineFailed
 from openenvd.environments.gateway import process
 from openenvd.environments.gateway.process import config_folder
 from openenvd.environments.layout import Layout
+from openenvd.environments.shim.client import read_status_file
+from openenvd.environments.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.errors import DatabaseFull
@@ -55,12 +57,10 @@ from openenvd.server.reconcile.reconciler import Reconciler
 from openenvd.server.reconcile.replica_watch import WAITING, ReplicaWatch
 from openenvd.server.reconcile.status_writer import Timing
 from openenvd.server.settings import Paths
-from openenvd.shim.client import read_status_file
-from openenvd.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
 from openenvd.system.json_lines import decode_line
 from openenvd.system.process_identity import ProcessIdentity
 
-from ..shim.conftest import Replica as ShimmedServer
+from ..environments.shim.conftest import Replica as ShimmedServer
 from .conftest import WAIT_SECONDS, until
 
 S = EnvironmentState

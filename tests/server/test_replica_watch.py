@@ -17,11 +17,11 @@ import pytest
 from openenvd.environments import run_files
 from openenvd.environments.restart_policy import GiveUp, RestartAfter
 from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
+from openenvd.environments.shim.files import RUN_FILE_NAME
 from openenvd.requests_db.records import Replica, RequestError
 from openenvd.requests_db.states import ReplicaState
 from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
 from openenvd.server.reconcile.status_writer import Timing
-from openenvd.shim.files import RUN_FILE_NAME
 from openenvd.system.json_lines import encode_line
 from openenvd.system.process_identity import ProcessIdentity
 

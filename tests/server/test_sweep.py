@@ -17,13 +17,13 @@ import pytest
 
 from openenvd.environments.layout import Layout
 from openenvd.environments.providers.new_replicas import RUN_DIR_VARIABLE
+from openenvd.environments.shim.files import open_control_socket
 from openenvd.executor.supervisor.memory import sweep_cgroups
 from openenvd.server.housekeeping.sweep import Sweeper, sweep_regularly
 from openenvd.server.settings import Paths
-from openenvd.shim.files import open_control_socket
 from openenvd.system.cgroups import CgroupManager
 
-from ..shim.conftest import Replica
+from ..environments.shim.conftest import Replica
 
 WAIT_SECONDS = 30.0
 
@@ -201,7 +201,9 @@ def test_a_socket_whose_launch_begins_again_is_left_alone(paths: Paths) -> None:
 
 def bind_and_die(sockets: list[Path]) -> None:
     """Bind control sockets in a process that is killed afterwards."""
-    program = "import os, signal, sys; from openenvd.shim.files import open_control_socket; "
+    program = (
+        "import os, signal, sys; from openenvd.environments.shim.files import open_control_socket; "
+    )
     program += "made = [open_control_socket(path) for path in sys.argv[1:]]; "
     program += "os.kill(os.getpid(), signal.SIGKILL)"
     command = [sys.executable, "-c", program, *map(str, sockets)]

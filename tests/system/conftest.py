@@ -3,5 +3,5 @@
 
 from __future__ import annotations
 
-from ..shim.conftest import cgroups as cgroups
-from ..shim.conftest import no_process_survives as no_process_survives
+from ..environments.shim.conftest import cgroups as cgroups
+from ..environments.shim.conftest import no_process_survives as no_process_survives

@@ -18,9 +18,9 @@ import psutil
 
 from ....environments.errors import NotAnswering
 from ....environments.http_get import ask
+from ....environments.shim.client import ShimClient, ShimGone
 from ....processes.exits.exit_reason import ExitReason
 from ....rollouts.policies.random_policy import sample
-from ....shim.client import ShimClient, ShimGone
 from ..options import EnvironmentTestOptions
 from .session import TrialSession
 

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from openenvd.environments import run_files
 from openenvd.environments.errors import EnvironmentsError, NotAnswering
 from openenvd.environments.layout import Layout
+from openenvd.environments.shim.client import ShimClient
 from openenvd.server.operations.check import problems
-from openenvd.shim.client import ShimClient
 
 from ...operations.conftest import LAUNCH_ID, Run
 

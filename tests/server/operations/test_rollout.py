@@ -23,6 +23,7 @@ from openenvd.environments.errors import NotAnswering
 from openenvd.environments.http_get import ask
 from openenvd.environments.providers.local import LocalProvider
 from openenvd.environments.run_files import RunFile
+from openenvd.environments.shim.client import read_status_file
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve
 from openenvd.environments.spec import EnvironmentSpec
@@ -32,7 +33,6 @@ from openenvd.rollouts.errors import OutputUnwritable, PolicyNotFound, RolloutEr
 from openenvd.rollouts.loop_thread import run_on_thread
 from openenvd.server.operations.base import OperationContext
 from openenvd.server.operations.rollout import Rollout, RolloutPayload
-from openenvd.shim.client import read_status_file
 
 from ...rollouts.conftest import Serve, address_of
 from ...rollouts.conftest import serve as serve

@@ -26,9 +26,9 @@ from openenvd.environments.errors import (
 )
 from openenvd.environments.layout import Layout
 from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
+from openenvd.environments.shim.client import ShimClient, read_status_file
+from openenvd.environments.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
 from openenvd.server.operations import registry
-from openenvd.shim.client import ShimClient, read_status_file
-from openenvd.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
 
 from ...operations.conftest import CHANGE_ID, LAUNCH_ID, Run
 

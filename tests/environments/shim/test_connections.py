@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from openenvd.shim.connections import DEFAULT_GRACE_SECONDS, error_line, read_operation
+from openenvd.environments.shim.connections import DEFAULT_GRACE_SECONDS, error_line, read_operation
 from openenvd.system.json_lines import decode_line, encode_line
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from openenvd.environments.run_files import RUN_FILE_VERSION
-from openenvd.shim.client import ShimClient, ShimGone, clean_up_after_shim, start_shim
-from openenvd.shim.fork_server_client import stop_fork_servers
+from openenvd.environments.shim.client import ShimClient, ShimGone, clean_up_after_shim, start_shim
+from openenvd.environments.shim.fork_server_client import stop_fork_servers
 from openenvd.system.cgroups import CgroupManager
 from openenvd.system.prctl import adopt_orphans
 from openenvd.system.proc import children_of

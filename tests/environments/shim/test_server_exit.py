@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from openenvd.shim.server_exit import DYING_SECONDS, KEPT_EXITS, ExitEvidence, ExitHistory
+from openenvd.environments.shim.server_exit import (
+    DYING_SECONDS,
+    KEPT_EXITS,
+    ExitEvidence,
+    ExitHistory,
+)
 from openenvd.system.cgroup_tree import V2
 from openenvd.system.cgroups import Cgroup
 

@@ -19,10 +19,14 @@ from typing import Any
 import psutil
 import pytest
 
+from openenvd.environments.shim import fork_server_client
+from openenvd.environments.shim.fork_server import is_idle
+from openenvd.environments.shim.fork_server_client import (
+    may_fork,
+    start_environment,
+    stop_fork_servers,
+)
 from openenvd.processes.tree import wait_until_dead
-from openenvd.shim import fork_server_client
-from openenvd.shim.fork_server import is_idle
-from openenvd.shim.fork_server_client import may_fork, start_environment, stop_fork_servers
 from openenvd.system.descriptors import close_all
 from openenvd.system.listening_sockets import open_listening_sockets
 from openenvd.system.process_identity import ProcessIdentity
@@ -218,7 +222,9 @@ def test_a_fork_server_that_cannot_start_makes_way_for_a_program(make: Make, fol
     way = forked(folder)
     fork_server = way["fork_server"] | {"log_path": str(folder / "server_program.py" / "no_folder")}
     one = make(fork_server=fork_server).ready()
-    assert "shim/__main__.py" in " ".join(psutil.Process(one.link.status["shim"]["pid"]).cmdline())
+    assert "environments/shim/__main__.py" in " ".join(
+        psutil.Process(one.link.status["shim"]["pid"]).cmdline()
+    )
 
 
 def test_a_module_that_leaves_a_thread_makes_way_for_a_program(make: Make, folder: Path) -> None:
@@ -228,7 +234,9 @@ def test_a_module_that_leaves_a_thread_makes_way_for_a_program(make: Make, folde
     )
     fork_server = forked(folder)["fork_server"] | {"preload": ["threaded"]}
     one = make(fork_server=fork_server).ready()
-    assert "shim/__main__.py" in " ".join(psutil.Process(one.link.status["shim"]["pid"]).cmdline())
+    assert "environments/shim/__main__.py" in " ".join(
+        psutil.Process(one.link.status["shim"]["pid"]).cmdline()
+    )
 
 
 def test_a_module_that_cannot_be_imported_is_logged_and_skipped(make: Make, folder: Path) -> None:

@@ -21,11 +21,8 @@ import psutil
 import pytest
 
 from openenvd.env_host import protocol
-from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind, ExitReason
-from openenvd.processes.exits.oom_evidence import kernel_log_kills, victims_cgroup
-from openenvd.processes.tree import wait_until_dead
-from openenvd.shim import files
-from openenvd.shim.client import (
+from openenvd.environments.shim import files
+from openenvd.environments.shim.client import (
     ShimClient,
     ShimGone,
     clean_up_after_shim,
@@ -33,8 +30,11 @@ from openenvd.shim.client import (
     read_status_file,
     start_shim,
 )
-from openenvd.shim.files import is_missing
-from openenvd.shim.server_exit import EXIT_CANNOT_START
+from openenvd.environments.shim.files import is_missing
+from openenvd.environments.shim.server_exit import EXIT_CANNOT_START
+from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind, ExitReason
+from openenvd.processes.exits.oom_evidence import kernel_log_kills, victims_cgroup
+from openenvd.processes.tree import wait_until_dead
 from openenvd.system.cgroups import Cgroup, CgroupManager
 from openenvd.system.listening_sockets import listening
 from openenvd.system.process_identity import ProcessIdentity
@@ -86,7 +86,7 @@ def test_shim_is_in_its_own_session_and_written_into_the_run_file(replica: Make)
 
 WRITE_RUN_FILE = """
 import sys
-from openenvd.shim.client import start_shim
+from openenvd.environments.shim.client import start_shim
 
 folder = sys.argv[1]
 start_shim(folder, {"socket_path": folder + "/x", "log_path": folder + "/replica.json/log"})

@@ -50,13 +50,13 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ..processes.exits import diagnose  # noqa: F401  every shim needs it when its server exits
-from ..system import forking
-from ..system.descriptors import Message, close_all, receive_message, send_message
-from ..system.json_lines import Json
-from ..system.listening_sockets import descriptors_text
-from ..system.proc import set_oom_score_adj
-from ..system.signal_pipe import TERMINAL_SIGNALS, SignalPipe
+from ...processes.exits import diagnose  # noqa: F401  every shim needs it when its server exits
+from ...system import forking
+from ...system.descriptors import Message, close_all, receive_message, send_message
+from ...system.json_lines import Json
+from ...system.listening_sockets import descriptors_text
+from ...system.proc import set_oom_score_adj
+from ...system.signal_pipe import TERMINAL_SIGNALS, SignalPipe
 from . import loop
 from .files import CONTROL_FD_VARIABLE, LISTEN_FD_VARIABLE, file_identity, locked_folder
 from .loop import enter_shims_group, leave_shims_group
@@ -191,7 +191,7 @@ def _become_shim(
 
 
 def main() -> NoReturn:
-    """Run `python -P -m openenvd.shim.fork_server CONFIG`.
+    """Run `python -P -m openenvd.environments.shim.fork_server CONFIG`.
 
     CONFIG is JSON: `listen` (a descriptor), `lock` (the socket's folder), `preload` (modules),
     `idle_seconds`.

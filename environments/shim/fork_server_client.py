@@ -19,8 +19,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ..system.descriptors import Message, receive_message, send_message
-from ..system.json_lines import Json
+from ...system.descriptors import Message, receive_message, send_message
+from ...system.json_lines import Json
 from .files import file_identity, locked_folder, open_log
 from .fork_server import LISTEN_BACKLOG
 
@@ -155,7 +155,13 @@ def _spawn(listen_fd: int, fork_server: Json, environ: Mapping[str, str]) -> Non
         "preload": fork_server["preload"],
         "idle_seconds": IDLE_SECONDS,
     }
-    argv = [sys.executable, "-P", "-m", "openenvd.shim.fork_server", json.dumps(config)]
+    argv = [
+        sys.executable,
+        "-P",
+        "-m",
+        "openenvd.environments.shim.fork_server",
+        json.dumps(config),
+    ]
     # Otherwise a new title is written over the environment that `ps e` shows.
     spawn_detached(
         argv, {**environ, "SPT_NOENV": "1"}, pass_fds=[listen_fd], log_path=fork_server["log_path"]

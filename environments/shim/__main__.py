@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lightweight entry point of a shim: `python -I -S shim/__main__.py <run_dir>`.
+"""The lightweight entry point of a shim: `python -I -S environments/shim/__main__.py <run_dir>`.
 
 Run by path, so that neither `site` nor site-packages nor `runpy` is needed (3 MB and 20 ms):
 the package is made importable from where this file lies, and nothing else of it is loaded.
@@ -19,6 +19,6 @@ if __name__ == "__main__":
 
         macos.install()
 
-    from openenvd.shim.loop import main
+    from openenvd.environments.shim.loop import main
 
     main()

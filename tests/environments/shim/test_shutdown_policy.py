@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.shim.shutdown_policy import (
+from openenvd.environments.shim.shutdown_policy import (
     GIVE_UP_SECONDS,
     REMOVED_SECONDS,
     RunDirectoryWatch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from openenvd.shim.server_state import ServerStatus
+from openenvd.environments.shim.server_state import ServerStatus
 
 NOW = 1.7e9
 EXIT = {"kind": "exited", "pid": 7, "exit_code": 1}
