@@ -15,9 +15,11 @@ import sys
 __version__ = "0.1.0"
 
 _ERRORS = ("ApiRefused", "ClientError", "DaemonUnreachable", "RequestFailed", "SessionError")
+_INTERFACES = ("Action", "Environment", "EnvironmentMetadata", "Observation", "State")
 _PUBLIC = {  # their types: `__init__.pyi`
     **dict.fromkeys(("AsyncClient", "Client"), ".client"),
     **dict.fromkeys(_ERRORS, ".client.errors"),
+    **dict.fromkeys(_INTERFACES, ".env_host.environment.interfaces"),  # of your own environments
 }
 
 if sys.platform != "linux":  # elsewhere there is no /proc to identify processes by

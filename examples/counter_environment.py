@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from openenvd.envs import Action, Environment, Observation, State
+from openenvd import Action, Environment, Observation, State
 
 
 class CounterAction(Action):

@@ -58,7 +58,7 @@ STUCK = "import time\ntime.sleep(3600)\n"
 HUNGRY = """
 import time
 from pathlib import Path
-from openenvd.envs import Action, Environment, Observation, State
+from openenvd import Action, Environment, Observation, State
 
 class Hungry(Environment[Action, Observation, State]):
     SUPPORTS_CONCURRENT_SESSIONS = True

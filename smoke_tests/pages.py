@@ -56,7 +56,7 @@ _OWN = {
     "test_my_env.py": "def test_reset(openenv_session):\n    openenv_session.reset()\n",
     "my_policies.py": 'def act(observation):\n    return {"message": "hello"}\n',
     "my_module.py": """\
-from openenvd.envs import Action, Environment, Observation, State
+from openenvd import Action, Environment, Observation, State
 
 print("my_module is imported", flush=True)
 

@@ -29,7 +29,7 @@ from .conftest import Machine
 REFUSED = {401, 403, 415}
 WITNESS = """
 from pathlib import Path
-from openenvd.envs import Action, Environment, Observation, State
+from openenvd import Action, Environment, Observation, State
 
 def note(what):
     with open(Path(__file__).with_name("seen.log"), "a") as log:

@@ -39,7 +39,7 @@ from . import recipe as recipes
 from .recipe import Recipe
 
 OWN_FOLDER = Path(__file__).resolve().parents[2]
-OWN_PACKAGES = ("env_host", "system", "envs")  # what runs in other projects' Pythons
+OWN_PACKAGES = ("env_host", "system")  # what runs in other projects' Pythons
 _CERTIFICATES_VARIABLE = "SSL_CERT_FILE"
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INSECURE_HOST", "UV_HTTP_TIMEOUT")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from typing import Any, Literal
 
-from openenvd.envs import Action, Environment, Observation, State
+from openenvd import Action, Environment, Observation, State
 
 SIDE = 12
 CELL = 6  # pixels
