@@ -25,7 +25,7 @@ _PUBLIC = {  # their types: `__init__.pyi`
 if sys.platform != "linux":  # elsewhere there is no /proc to identify processes by
     import importlib
 
-    importlib.import_module(".processes.macos", __name__).install()
+    importlib.import_module(".system.process.macos", __name__).install()
 
 
 def __getattr__(name: str) -> object:

@@ -24,7 +24,7 @@ from ..client.api import DaemonClient
 from ..client.errors import ApiRefused, ClientError, RequestFailed
 from ..client.sources import read_source, working_folder
 from ..environments.spec import LaunchOptions
-from ..system.terminal_text import plain
+from ..system.text.terminal_text import plain
 from . import completion, exit_codes, phrases
 from .failures import error_lines
 from .following import run, submit

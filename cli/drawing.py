@@ -22,7 +22,7 @@ from ..requests_db.states import (
     ReplicaState,
     RequestState,
 )
-from ..system.terminal_text import coloured, plain
+from ..system.text.terminal_text import coloured, plain
 from . import phrases
 
 if TYPE_CHECKING:

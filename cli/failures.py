@@ -16,8 +16,8 @@ from typing import Any
 
 from ..client.errors import ApiRefused, ClientError
 from ..requests_db.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
-from ..system.terminal_text import plain
-from ..system.units import MB
+from ..system.text.terminal_text import plain
+from ..system.text.units import MB
 from . import phrases
 from .output import bad, faint
 

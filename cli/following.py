@@ -25,7 +25,7 @@ from ..client.api import DaemonClient
 from ..client.errors import ApiRefused
 from ..requests_db.states import RequestState
 from ..server.operations.options import RequestOptions
-from ..system.terminal_text import coloured, plain
+from ..system.text.terminal_text import coloured, plain
 from . import exit_codes, phrases
 from .drawing import is_coloured, new_console
 from .failures import request_failure

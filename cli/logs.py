@@ -11,7 +11,7 @@ import click
 
 from ..client.errors import ApiRefused
 from ..requests_db.states import RequestState
-from ..system.terminal_text import TextStream
+from ..system.text.terminal_text import TextStream
 from . import completion, exit_codes, phrases
 from .failures import environment_failure, request_failure
 from .options import connect, find_target, json_option

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import click
 
 from ..client.errors import ApiRefused
-from ..system.options import Option, options_of
+from ..system.text.options import Option, options_of
 from .options import Command, help_of, type_of, word_of
 from .output import Output
 

@@ -19,7 +19,7 @@ from .output import Output
 
 if TYPE_CHECKING:
     from ..client.api import DaemonClient
-    from ..system.options import Option
+    from ..system.text.options import Option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Json = dict[str, Any]
@@ -116,7 +116,7 @@ def declared_options(
     declaration: type, only: Collection[str] | None = None, *, without: Collection[str] = ()
 ) -> Callable[[Command], Command]:
     """Give a command a Click option for each option that a dataclass declares, or some."""
-    from ..system.options import options_of
+    from ..system.text.options import options_of
 
     def decorate(command: Command) -> Command:
         for item in reversed(options_of(declaration)):
@@ -136,7 +136,7 @@ def given_options(
     declaration: type, values: Mapping[str, Any], only: Collection[str] | None = None
 ) -> dict[str, Any]:
     """Return the declared options, or some, that were given on the command line."""
-    from ..system.options import options_of
+    from ..system.text.options import options_of
 
     given: dict[str, Any] = {}
     for item in options_of(declaration):

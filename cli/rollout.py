@@ -15,7 +15,7 @@ from ..client.policies import variables_of
 from ..client.sources import MANIFEST, bundled_names, read_source, working_folder
 from ..requests_db.states import EnvironmentState, RequestState
 from ..server.operations.options import RequestOptions, RolloutOptions
-from ..system.terminal_text import plain
+from ..system.text.terminal_text import plain
 from . import completion, exit_codes, following
 from .following import Detached, follow, follow_request, leave, submit, submit_options
 from .launch import launch_by_default

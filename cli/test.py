@@ -19,7 +19,7 @@ from ..client.sources import read_source, working_folder
 from ..environments.spec import LaunchOptions
 from ..requests_db.states import RequestState
 from ..server.operations.options import EnvironmentTestOptions
-from ..system.terminal_text import plain
+from ..system.text.terminal_text import plain
 from . import completion, exit_codes
 from .bench import read_action
 from .check import ended_by_signals, take_down

@@ -23,7 +23,7 @@ from ..server.settings import (
     flags_of_killed,
     given_settings,
 )
-from ..system.terminal_text import plain
+from ..system.text.terminal_text import plain
 from . import exit_codes, phrases
 from .drawing import Table
 from .options import Command, Duration, connect, json_option

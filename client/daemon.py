@@ -36,9 +36,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..server.settings import SETTINGS, Paths
-from ..system import disk_space, installation
-from ..system.file_locks import is_locked
-from ..system.process_identity import IS_LINUX, ProcessIdentity
+from ..system.files import disk_space, installation
+from ..system.files.file_locks import is_locked
+from ..system.process.process_identity import IS_LINUX, ProcessIdentity
 from .errors import (
     ApiRefused,
     ConnectionLost,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 
-from ..system.traceparent import HEADER, traceparent
+from ..system.net.traceparent import HEADER, traceparent
 from .errors import ApiRefused, ConnectionLost
 
 Json = dict[str, Any]

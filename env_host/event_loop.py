@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..system.signal_pipe import take_over
+from ..system.process.signal_pipe import take_over
 from .protocol import HOST_LIBRARIES
 
 _FOLDER = Path(sys.prefix, HOST_LIBRARIES)

@@ -28,9 +28,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
-from ..system.listening_sockets import listening, open_listening_sockets, sockets_of
-from ..system.proc import raise_fd_limit
-from ..system.signal_pipe import take_over
+from ..system.net.listening_sockets import listening, open_listening_sockets, sockets_of
+from ..system.process.proc import raise_fd_limit
+from ..system.process.signal_pipe import take_over
 from .environment import deferred_imports
 from .errors import ConfigError, ShardFailed, StartError
 from .ipc.notify import Notifier
@@ -240,7 +240,7 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
 
 def _serve_as_program(config: HostConfig, definition: Definition, child: dict[str, Any]) -> None:
     """Be a child that was started rather than forked: `spawn.what_forbids_forking`."""
-    from ..system.prctl import die_with_parent
+    from ..system.process.prctl import die_with_parent
     from .ipc.child_config import ChildConfig
     from .ipc.scoreboard import Scoreboard
     from .shared_state.process import STATE_CONFIG, serve_as_program
@@ -264,7 +264,7 @@ def _serve_as_child(
     head: bytes,
 ) -> Never:
     """Serve as one of the supervisor's children, and exit."""
-    from ..system.descriptors import Message, send_message
+    from ..system.process.descriptors import Message, send_message
     from .event_loop import run_loop
     from .startup import pin_gpu
 

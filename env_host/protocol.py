@@ -39,8 +39,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from ..system.options import option
-from ..system.units import MB
+from ..system.text.options import option
+from ..system.text.units import MB
 
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"  # the writing end of the notify pipe
 LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # the listening sockets, separated by commas

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ..system.backoff import backoff_seconds
+from ..system.process.backoff import backoff_seconds
 
 EARLY_SECONDS = 5.0  # a process that exits sooner counts as an early exit
 MAX_BACKOFF_SECONDS = 5.0

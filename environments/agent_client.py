@@ -33,7 +33,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..system.json_lines import Json, decode_line, encode_line
+from ..system.text.json_lines import Json, decode_line, encode_line
 from .engine_address import ADDRESS_FILE_NAME, EngineAddress
 from .errors import EngineFailed
 from .layout import Layout, make_private

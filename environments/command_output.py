@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from ..processes.tree import stop_tree
-from ..system.process_identity import ProcessIdentity
+from ..system.process.process_identity import ProcessIdentity
+from ..system.process.tree import stop_tree
 
 STOP_GRACE_SECONDS = 2.0
 

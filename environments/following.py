@@ -12,8 +12,8 @@ from ..env_host.protocol import (
     HOST_CONFIG_VARIABLE,
     HOST_OPTIONS_VARIABLE,
 )
-from ..system.access_tokens import with_token
-from ..system.process_identity import ProcessIdentity
+from ..system.net.access_tokens import with_token
+from ..system.process.process_identity import ProcessIdentity
 from . import run_files
 from .errors import NotAnswering
 from .http_get import check_sessions

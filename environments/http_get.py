@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..env_host.protocol import NO_SESSIONS, Serving
-from ..system.access_tokens import bearer_header, with_token, without_token
-from ..system.units import MB
+from ..system.net.access_tokens import bearer_header, with_token, without_token
+from ..system.text.units import MB
 from . import run_files
 from .errors import NotAnswering
 from .run_files import RunFile

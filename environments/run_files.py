@@ -34,9 +34,9 @@ from pathlib import Path
 from typing import Any
 
 from ..env_host.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
-from ..system.descriptors import close_all
-from ..system.file_locks import is_locked
-from ..system.listening_sockets import open_listening_sockets
+from ..system.files.file_locks import is_locked
+from ..system.net.listening_sockets import open_listening_sockets
+from ..system.process.descriptors import close_all
 from .agent_client import ask_agent
 from .engine_address import EngineAddress
 from .errors import EngineFailed

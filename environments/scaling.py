@@ -25,7 +25,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ..system.descriptors import Message, send_message
+from ..system.process.descriptors import Message, send_message
 from . import run_files
 from .errors import NotReady
 from .providers.new_replicas import with_options

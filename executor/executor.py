@@ -68,7 +68,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..processes.resources.memory import anonymous_bytes
+from ..system.memory.usage import anonymous_bytes
 from .errors import NoRoom, NotRunning
 from .messages import LONG, EventSink, ExecutorStatus, Started, Task
 from .policy.admission import FreeMemory

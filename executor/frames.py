@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from ..system.units import MB
+from ..system.text.units import MB
 from .errors import FrameError
 
 _LENGTH = struct.Struct("<I")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..processes.exits.exit_reason import ExitReason
+from ..system.process.exit_reason import ExitReason
 
 LONG = "LONG"
 SHORT = "SHORT"

@@ -65,7 +65,7 @@ from openenvd.environments.agent_client import ask_agent
 from openenvd.environments.engines.registry import ENGINES, address_here
 from openenvd.environments.errors import EngineFailed
 from openenvd.environments.layout import Layout
-from openenvd.system.proc import children_of, rollup_bytes
+from openenvd.system.process.proc import children_of, rollup_bytes
 
 LAUNCHES_AT_ONCE = 4
 STATUS_REPETITIONS = 5

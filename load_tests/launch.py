@@ -27,7 +27,7 @@ from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments, p
 from openenvd.rollouts.bench.crew import HEAD_START_SECONDS, Crew
 from openenvd.rollouts.bench.generator import Batch
 from openenvd.rollouts.bench.target import Target
-from openenvd.system.units import MB
+from openenvd.system.text.units import MB
 
 SHARDS = 4
 SESSIONS = 16  # enough to meet every shard

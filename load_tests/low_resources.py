@@ -46,7 +46,7 @@ from load_tests.peers.skypilot_peer import (
 )
 from load_tests.shared.api_client import ApiClient
 from load_tests.shared.report import OPENENV, Report, parse_arguments
-from openenvd.system.units import MB
+from openenvd.system.text.units import MB
 
 HOLDERS = 8
 HELD_MB = 150

@@ -40,7 +40,7 @@ import psutil
 from load_tests.peers.rollout_ways import GROUP, Task, Told
 from load_tests.rollout_crashes import CRASHES, Home
 from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments
-from openenvd.system.units import MB
+from openenvd.system.text.units import MB
 
 WORKER_HEAP = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}  # client/daemon.py
 PARTS = ("sizes", "slow", "crashes")

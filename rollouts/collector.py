@@ -27,8 +27,8 @@ from collections.abc import (
 from dataclasses import replace
 from typing import Any
 
-from ..system.loop_lag import EventLoopLagMonitor
-from ..system.units import MB
+from ..system.process.loop_lag import EventLoopLagMonitor
+from ..system.text.units import MB
 from .batches import BatchSink
 from .buffers import ConcurrencyLimit, EpisodeRoom
 from .episode_runner import Attempt, Rules, RunContext

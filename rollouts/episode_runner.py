@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from ..system.access_tokens import without_token
+from ..system.net.access_tokens import without_token
 from .answers import Answer
 from .buffers import EpisodeRoom
 from .episodes import Episode, EpisodeStatus, Failure, FailureReason, Step, StepSink, episode_id

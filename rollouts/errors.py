@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from ..system import disk_space
+from ..system.files import disk_space
 from .episodes import FailureReason
 
 _KEPT = "finished episodes are kept"

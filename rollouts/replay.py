@@ -31,8 +31,8 @@ from typing import Any
 
 import orjson
 
-from ..system.proc import set_oom_score_adj
-from ..system.units import MB
+from ..system.process.proc import set_oom_score_adj
+from ..system.text.units import MB
 from .episodes import Array, EpisodeStatus
 from .errors import RolloutError
 from .folder.readers import EpisodeRow, Rollouts, open_rollouts

@@ -22,9 +22,9 @@ from typing import Any
 
 import orjson
 
-from ..system.hidden_values import hide_credentials
-from ..system.loop_lag import LagSnapshot
-from ..system.units import MB
+from ..system.process.loop_lag import LagSnapshot
+from ..system.text.hidden_values import hide_credentials
+from ..system.text.units import MB
 from .collector import RolloutCollector
 from .episodes import EpisodeStatus, StepSink, episode_id
 from .errors import OtherRollout, OutputUnwritable, of_os_error

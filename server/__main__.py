@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from setproctitle import getproctitle
 
 from ..executor.spawning.source import FORK_IS_SAFE
-from ..system.forking import close_all_but
-from ..system.proc import prefer_own_session, set_oom_score_adj
-from ..system.traceparent import VARIABLE
+from ..system.net.traceparent import VARIABLE
+from ..system.process.forking import close_all_but
+from ..system.process.proc import prefer_own_session, set_oom_score_adj
 from .daemon_log import set_up_log
 from .errors import DaemonError
 from .settings import SETTINGS, Paths, Settings, flags_of_killed, given_settings
@@ -130,8 +130,8 @@ def _check_floor(settings: Settings) -> None:
     Raises:
         DaemonError: a daemon and two workers do not fit.
     """
-    from ..processes.resources.limits import read_limits
-    from ..processes.resources.pids_limit import process_room
+    from ..system.memory.limits import read_limits
+    from ..system.memory.pids_limit import process_room
     from .dispatch.planning import check_process_room, plan_for
     from .operations.registry import expected_bytes
 

@@ -24,7 +24,6 @@ from ..executor.executor import BurstableExecutor
 from ..executor.policy.plan import Plan
 from ..executor.spawning.zygote import PreforkedZygote
 from ..executor.supervisor.process_trees import sweep_orphans
-from ..processes.resources.limits import Limits
 from ..requests_db.async_store import AsyncStore
 from ..requests_db.connections.write_connection import WriteConnection
 from ..requests_db.errors import DatabaseError
@@ -34,7 +33,8 @@ from ..requests_db.sql.rows import QueueClock
 from ..requests_db.states import Schedule
 from ..requests_db.transactions.recovery import recover
 from ..requests_db.transactions.retention import MAX_ESTIMATES
-from ..system.loop_lag import EventLoopLagMonitor
+from ..system.memory.limits import Limits
+from ..system.process.loop_lag import EventLoopLagMonitor
 from .api.dependencies import Dependencies
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.memory_estimates import Declared, MemoryEstimates

@@ -40,8 +40,8 @@ from .. import __version__
 from ..environments.shim.fork_server_client import stop_fork_servers
 from ..executor.spawning.zygote import PreforkedZygote
 from ..executor.supervisor.memory import sweep_cgroups
-from ..processes.resources.limits import read_limits
-from ..processes.resources.pids_limit import is_no_room, no_room_text
+from ..system.memory.limits import read_limits
+from ..system.memory.pids_limit import is_no_room, no_room_text
 from .api.app import create_app
 from .api.browser_sessions import BrowserSessions
 from .api.dependencies import Dependencies

@@ -16,7 +16,7 @@ import logging
 import sys
 from logging.handlers import RotatingFileHandler
 
-from ..system.units import MB
+from ..system.text.units import MB
 from .settings import Paths, Settings
 
 MAX_DAEMON_LOG_BYTES = 8 * MB

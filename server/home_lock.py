@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..environments.shim.files import remove_if_empty
-from ..system import disk_space
+from ..system.files import disk_space
 from .errors import DaemonError
 from .settings import Paths
 

@@ -14,11 +14,11 @@ from uvicorn.config import Config
 from .. import __version__
 from ..env_host.serving.event_driven import EventDrivenServer
 from ..environments.shim.files import write_json
-from ..system import installation
-from ..system.connection_limit import connections_within
-from ..system.http_limits import HttpTiming
-from ..system.proc import raise_fd_limit
-from ..system.process_identity import ProcessIdentity
+from ..system.files import installation
+from ..system.net.connection_limit import connections_within
+from ..system.net.http_limits import HttpTiming
+from ..system.process.proc import raise_fd_limit
+from ..system.process.process_identity import ProcessIdentity
 from .api.security import ensure_token
 from .errors import DaemonError
 from .home_lock import state_unwritable

@@ -35,8 +35,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..system.extras import install_command
-from ..system.hidden_values import hide_credentials
+from ..system.files.extras import install_command
+from ..system.text.hidden_values import hide_credentials
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -23,7 +23,7 @@ from openenvd.environments.engines.base import (
 )
 from openenvd.environments.engines.docker import DockerEngine
 from openenvd.environments.spec import DEFAULT_BASE
-from openenvd.system.units import MB
+from openenvd.system.text.units import MB
 
 from . import docker_engine as engines
 from .conftest import eventually, free_port

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from openenvd.system.cgroups import CgroupManager
+from openenvd.system.memory.cgroups import CgroupManager
 
 from .conftest import Machine, eventually
 from .test_main_job import say_hello

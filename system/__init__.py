@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operating-system facilities that every room may import, on the standard library alone.
+"""What the operating system gives, on the standard library alone. Every room may import it.
 
-Every room may import it, the env host too, which runs inside other projects' Pythons. A shim
-imports most of it as well, so it is light: no dataclasses, pathlib or subprocess where a shim
-comes by.
+The env host imports it inside other projects' Pythons, and a shim most of it, so it is light: no
+dataclasses, pathlib or subprocess where a shim comes by. `process/macos.py` alone imports psutil,
+on first use, where there is no /proc.
 
-    processes      process_identity.py, proc.py, installation.py (what one runs from)
-    forks          forking.py, prctl.py, signal_pipe.py
-    memory groups  cgroup_tree.py (where we stand, what is left), cgroups.py, units.py
-    wires          descriptors.py (JSON with descriptors), json_lines.py, websocket.py (frames)
-    HTTP           http_limits.py (of a connection), connection_limit.py (of their number)
-    files          file_locks.py
-    logs           log_files.py, terminal_text.py (foreign text), hidden_values.py (secrets)
-    time           backoff.py, loop_lag.py
-    metrics        prometheus.py
+    files/     file_locks.py, disk_space.py, log_files.py, installation.py, extras.py
+    net/       http_limits.py (of a connection), connection_limit.py (of their number),
+               listening_sockets.py, request_origin.py, access_tokens.py, websocket.py (frames),
+               traceparent.py
+    process/   process_identity.py, proc.py, tree.py (members; terminate, grace, kill, wait),
+               forking.py, prctl.py, signal_pipe.py, descriptors.py (JSON with descriptors),
+               diagnose.py (from `Evidence` to an `ExitReason`), oom_evidence.py, exit_reason.py,
+               macos.py, loop_lag.py, backoff.py
+    memory/    cgroup_tree.py (where we stand, what is left), cgroups.py, limits.py (what may be
+               used), usage.py (what is held), pids_limit.py
+    text/      units.py, options.py, json_lines.py, prometheus.py, terminal_text.py (foreign text),
+               hidden_values.py (secrets)
 """

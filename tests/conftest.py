@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.system.cgroup_tree import locate
+from openenvd.system.memory.cgroup_tree import locate
 
 SMALL_DISK_BYTES = 2 * 2**20
 

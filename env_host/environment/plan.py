@@ -22,9 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Never
 
-from ...system.cgroup_tree import free_memory_bytes
-from ...system.prctl import die_with_parent
-from ...system.units import MB
+from ...system.memory.cgroup_tree import free_memory_bytes
+from ...system.process.prctl import die_with_parent
+from ...system.text.units import MB
 from ..errors import NotConcurrent
 from ..protocol import DEFAULT_SESSIONS, HostConfig
 from ..startup import fitting_sessions, sessions_of_process

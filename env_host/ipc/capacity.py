@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from ...system.prometheus import metric_family
+from ...system.text.prometheus import metric_family
 from .scoreboard import ALIVE_SECONDS, MICROSECONDS, Counters, Field, Scoreboard
 
 BUSY_SECONDS = 0.1  # median lag of a loop that is called busy

@@ -24,14 +24,14 @@ import tempfile
 from collections import deque
 from collections.abc import Callable
 
-from ...system.descriptors import (
+from ...system.process.descriptors import (
     MAX_PACKET_BYTES,
     Message,
     close_all,
     receive_message,
     send_message,
 )
-from ...system.json_lines import Json
+from ...system.text.json_lines import Json
 
 MOST_CARRIED_BYTES = MAX_PACKET_BYTES - 8192  # with a connection, in the message itself
 

@@ -7,7 +7,7 @@ import logging
 import os
 from typing import Any
 
-from ...system.json_lines import encode_line
+from ...system.text.json_lines import encode_line
 from ..protocol import Serving
 
 log = logging.getLogger("openenvd.env_host")

@@ -24,7 +24,7 @@ import os
 import socket
 from pathlib import Path
 
-from ...system.descriptors import Message, close_all, send_message
+from ...system.process.descriptors import Message, close_all, send_message
 from ..protocol import door_path
 from .fd_messages import connection_message
 

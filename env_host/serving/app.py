@@ -17,9 +17,9 @@ import os
 import signal
 from typing import Any
 
-from ...system.access_tokens import is_token
-from ...system.http_limits import send_answer
-from ...system.prometheus import CONTENT_TYPE
+from ...system.net.access_tokens import is_token
+from ...system.net.http_limits import send_answer
+from ...system.text.prometheus import CONTENT_TYPE
 from ..environment.definition import Definition
 from ..environment.own_middleware import SESSION_PATHS, Receive, Send, answered_by
 from ..ipc.capacity import capacity_of, render_metrics

@@ -4,7 +4,7 @@
 uvicorn looks ten times a second whether it should exit, and makes the `date` header anew each
 second. Here an event ends the main loop, and the header is made for the responses that need it.
 
-Its connections are limited: `system/http_limits.py`, `system/connection_limit.py`.
+Its connections are limited: `system/net/http_limits.py`, `system/net/connection_limit.py`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from uvicorn.server import Server, ServerState
 
-from ...system.connection_limit import MAX_CONNECTIONS, ConnectionLimit, Listener
-from ...system.http_limits import BodyLimit, Headers, HttpTiming, limited
+from ...system.net.connection_limit import MAX_CONNECTIONS, ConnectionLimit, Listener
+from ...system.net.http_limits import BodyLimit, Headers, HttpTiming, limited
 
 if TYPE_CHECKING:
     from uvicorn.config import Config

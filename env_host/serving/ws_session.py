@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ...system import forking
-from ...system.units import MB
-from ...system.websocket import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
+from ...system.net.websocket import INTERNAL_ERROR_CLOSE, NORMAL_CLOSE
+from ...system.process import forking
+from ...system.text.units import MB
 from ..environment.instances import keep_accepted
 from ..errors import NotReset, SessionEnded, SessionError, UnknownSession, WSErrorCode
 from ..sessions.session import Session

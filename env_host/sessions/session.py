@@ -16,7 +16,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...system import forking
+from ...system.process import forking
 from ..environment.instances import Calls
 from ..errors import FactoryFailed, SessionEnded, UnknownSession
 from .threads import CallSharing, SessionThread, SharingRunner, plain_error, settle_future

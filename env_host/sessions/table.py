@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ...system.websocket import INTERNAL_ERROR_CLOSE
+from ...system.net.websocket import INTERNAL_ERROR_CLOSE
 from ..environment.instances import Calls, Factory
 from ..errors import CallTimedOut, CapacityReached, SessionEnded, UnknownSession
 from .session import Session, Threads

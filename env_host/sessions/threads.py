@@ -43,8 +43,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
-from ...system import forking
-from ...system.units import MB
+from ...system.process import forking
+from ...system.text.units import MB
 
 STACK_BYTES = MB  # of virtual memory; below the size of a huge page
 STALL_SECONDS = 0.05

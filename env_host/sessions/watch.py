@@ -14,7 +14,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from ...system.websocket import GOING_AWAY_CLOSE
+from ...system.net.websocket import GOING_AWAY_CLOSE
 from ..errors import SessionEnded
 
 if TYPE_CHECKING:

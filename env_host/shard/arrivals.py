@@ -25,9 +25,9 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qs, unquote_to_bytes
 
-from ...system.access_tokens import split_target
-from ...system.connection_limit import closing_answer
-from ...system.http_limits import MAX_HEAD_BYTES
+from ...system.net.access_tokens import split_target
+from ...system.net.connection_limit import closing_answer
+from ...system.net.http_limits import MAX_HEAD_BYTES
 from ..ipc.fd_messages import MOST_CARRIED_BYTES, duplicate
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, now_microseconds
 

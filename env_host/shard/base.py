@@ -27,13 +27,13 @@ from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...system.cgroups import own_group
-from ...system.connection_limit import closing_answer
-from ...system.descriptors import Message
-from ...system.loop_lag import EventLoopLagMonitor, LagSnapshot
-from ...system.signal_pipe import STOP_SIGNALS, handler_before, take_over
-from ...system.units import MB
-from ...system.websocket import GOING_AWAY_CLOSE
+from ...system.memory.cgroups import own_group
+from ...system.net.connection_limit import closing_answer
+from ...system.net.websocket import GOING_AWAY_CLOSE
+from ...system.process.descriptors import Message
+from ...system.process.loop_lag import EventLoopLagMonitor, LagSnapshot
+from ...system.process.signal_pipe import STOP_SIGNALS, handler_before, take_over
+from ...system.text.units import MB
 from ..errors import SessionEnded
 from ..ipc.capacity import note_awake
 from ..ipc.child_config import HOME, ChildConfig

@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from ...system.descriptors import MAX_FDS, Message
+from ...system.process.descriptors import MAX_FDS, Message
 from ..ipc.fd_messages import MessageChannel, duplicate
 from ..sessions.session import Attached, Session
 from .arrivals import Owner, new_session_id

@@ -24,10 +24,10 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...system.connection_limit import turn_away
-from ...system.descriptors import Message
-from ...system.prctl import adopt_orphans
-from ...system.proc import kill_descendants
+from ...system.net.connection_limit import turn_away
+from ...system.process.descriptors import Message
+from ...system.process.prctl import adopt_orphans
+from ...system.process.proc import kill_descendants
 from ..errors import CapacityReached
 from ..ipc.child_config import HOME, ChildConfig
 from ..ipc.fd_messages import MOST_CARRIED_BYTES, MessageChannel, carried_bytes, connection_message

@@ -15,7 +15,7 @@ HostError
 
 from __future__ import annotations
 
-from ...system.websocket import INTERNAL_ERROR_CLOSE
+from ...system.net.websocket import INTERNAL_ERROR_CLOSE
 from ..errors import HostError, SessionEnded
 
 

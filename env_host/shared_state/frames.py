@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 
 from pydantic_core import from_json, to_json
 
-from ...system.units import MB
+from ...system.text.units import MB
 from .errors import BodyTooLarge, WireError
 
 # Kind, whether there is a body, epoch, session, bytes of the value and of the body, request id.

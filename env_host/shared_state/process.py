@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple, Never
 
-from ...system import forking
-from ...system.json_lines import decode_line, encode_line
-from ...system.proc import reap
-from ...system.signal_pipe import take_over
+from ...system.process import forking
+from ...system.process.proc import reap
+from ...system.process.signal_pipe import take_over
+from ...system.text.json_lines import decode_line, encode_line
 from ..environment.definition import is_bundled
 from ..errors import StartError
 from ..event_loop import run_loop

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...system.cgroups import Cgroup
-from ...system.descriptors import Message
-from ...system.proc import reap
+from ...system.memory.cgroups import Cgroup
+from ...system.process.descriptors import Message
+from ...system.process.proc import reap
 from .server_memory import KillCount
 
 if TYPE_CHECKING:

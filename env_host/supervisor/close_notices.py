@@ -18,9 +18,9 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from ...system.connection_limit import full_answer
-from ...system.descriptors import Message
-from ...system.websocket import CLOSE, INTERNAL_ERROR_CLOSE, close_payload, frame_head
+from ...system.net.connection_limit import full_answer
+from ...system.net.websocket import CLOSE, INTERNAL_ERROR_CLOSE, close_payload, frame_head
+from ...system.process.descriptors import Message
 from ..errors import WSErrorCode
 from ..websocket.handshake import try_another
 from .children import Child, Children

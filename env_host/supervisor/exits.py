@@ -4,7 +4,7 @@
     wait status, memory cgroup ──▶ `exit_of` ──▶ `ChildExit` ──▶ `facts`    to the shim
                                                            └──▶ `failure`  before any child served
 
-Field names of the facts are those of `processes.exits.diagnose.Evidence`, which this room cannot
+Field names of the facts are those of `system.process.diagnose.Evidence`, which this room cannot
 import. What a child's clients are sent: `close_notices.py`; when it is restarted:
 `restart_backoff.py`.
 """
@@ -17,8 +17,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...system.proc import exit_sentence
-from ...system.units import MB
+from ...system.process.proc import exit_sentence
+from ...system.text.units import MB
 from ..errors import ShardFailed
 from .children import Child
 from .server_memory import KillCount, memory_clause, was_for_memory

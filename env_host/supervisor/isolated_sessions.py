@@ -19,7 +19,7 @@ import logging
 import os
 from collections import deque
 
-from ...system.descriptors import Message, close_all, send_message
+from ...system.process.descriptors import Message, close_all, send_message
 from ..ipc.scoreboard import Counters, Field, Scoreboard
 from .children import Child, Children
 from .close_notices import refuse

@@ -41,7 +41,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from ...system.descriptors import MAX_FDS, close_all, receive_message, send_message
+from ...system.process.descriptors import MAX_FDS, close_all, receive_message, send_message
 from ..ipc.fd_messages import carried_bytes, connection_message
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
 from ..startup import SPARE_FDS

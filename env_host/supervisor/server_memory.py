@@ -22,9 +22,9 @@ from collections.abc import Iterable
 from signal import SIGKILL
 from typing import Any
 
-from ...system.cgroup_tree import read_keyed
-from ...system.cgroups import Cgroup
-from ...system.proc import is_dying, shared_limit_sentence
+from ...system.memory.cgroup_tree import read_keyed
+from ...system.memory.cgroups import Cgroup
+from ...system.process.proc import is_dying, shared_limit_sentence
 
 POLL_INTERVAL_SECONDS = 1.0  # at least, between two looks at the count
 SETTLE_SECONDS = 0.3  # from a count until the signal has certainly been sent

@@ -23,9 +23,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from ...system.cgroups import Cgroup, GroupsBelow
-from ...system.proc import descendants_of, read_stat, rollup_bytes
-from ...system.units import MB
+from ...system.memory.cgroups import Cgroup, GroupsBelow
+from ...system.process.proc import descendants_of, read_stat, rollup_bytes
+from ...system.text.units import MB
 from .children import Child
 
 CHECK_SECONDS = 0.25  # between two checks of uncapped sessions

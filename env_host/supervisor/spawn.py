@@ -23,11 +23,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
-from ...system import forking
-from ...system.cgroups import Cgroup
-from ...system.descriptors import Message, packet_pair
-from ...system.prctl import set_thread_name
-from ...system.proc import children_of, oom_score_adj, set_oom_score_adj
+from ...system.memory.cgroups import Cgroup
+from ...system.process import forking
+from ...system.process.descriptors import Message, packet_pair
+from ...system.process.prctl import set_thread_name
+from ...system.process.proc import children_of, oom_score_adj, set_oom_score_adj
 from ..ipc.child_config import ChildConfig
 from ..ipc.scoreboard import Counters, Field, Scoreboard
 from ..protocol import CHILD_CONFIG_VARIABLE, HOST_CONFIG_VARIABLE, HostConfig

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ...system.units import MB
+from ...system.text.units import MB
 from ..ipc.capacity import abandoned_steps, blocked_seconds, shard_of, summary_of
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from .session_memory import private_bytes

@@ -55,12 +55,12 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from ...system import forking
-from ...system.cgroups import own_group
-from ...system.descriptors import Message, receive_message
-from ...system.listening_sockets import listening
-from ...system.proc import exit_sentence, kill
-from ...system.signal_pipe import DRAIN_SIGNALS, SignalPipe
+from ...system.memory.cgroups import own_group
+from ...system.net.listening_sockets import listening
+from ...system.process import forking
+from ...system.process.descriptors import Message, receive_message
+from ...system.process.proc import exit_sentence, kill
+from ...system.process.signal_pipe import DRAIN_SIGNALS, SignalPipe
 from ..environment.plan import ServingPlan
 from ..errors import ShardFailed
 from ..ipc.fd_messages import carried_bytes

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import codecs
 
-from ...system.websocket import (
+from ...system.net.websocket import (
     BAD_TEXT_CLOSE,
     BINARY,
     CLOSE,
@@ -38,7 +38,7 @@ from ...system.websocket import (
 try:
     from websockets.speedups import apply_mask
 except ImportError:  # no wheel for this Python
-    from ...system.websocket import apply_mask
+    from ...system.net.websocket import apply_mask
 
 _WHOLE_TEXT = FIN | TEXT
 _RESERVED = 0x70

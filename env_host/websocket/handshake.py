@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import parse_qs, unquote
 
-from ...system.access_tokens import split_target
-from ...system.connection_limit import FULL, closing_answer
+from ...system.net.access_tokens import split_target
+from ...system.net.connection_limit import FULL, closing_answer
 from ..protocol import ATTEMPT_HEADER, ATTEMPTS_HEADER, RETRY_HEADER
 
 END_OF_HEAD = b"\r\n\r\n"

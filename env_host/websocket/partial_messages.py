@@ -24,8 +24,8 @@ import asyncio
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from ...system.units import MB
-from ...system.websocket import TRY_AGAIN_LATER_CLOSE
+from ...system.net.websocket import TRY_AGAIN_LATER_CLOSE
+from ...system.text.units import MB
 from ..protocol import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ...system.websocket import (
+from ...system.net.websocket import (
     BAD_TEXT_CLOSE,
     CLOSE,
     GOING_AWAY_CLOSE,

@@ -41,9 +41,9 @@ from typing import Any, NoReturn
 from filelock import FileLock
 from setproctitle import setproctitle
 
-from ...system.json_lines import Json, decode_line, encode_line
-from ...system.proc import set_oom_score_adj
-from ...system.process_identity import ProcessIdentity
+from ...system.process.proc import set_oom_score_adj
+from ...system.process.process_identity import ProcessIdentity
+from ...system.text.json_lines import Json, decode_line, encode_line
 from .. import run_files
 from ..agent_client import STRAYS_FILE_NAME, start_lock
 from ..engine_address import ADDRESS_FILE_NAME, EngineAddress

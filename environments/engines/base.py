@@ -35,7 +35,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from ...env_host.protocol import CONTAINER_PORT
-from ...processes.exits.exit_reason import Detector
+from ...system.process.exit_reason import Detector
 
 ENVIRONMENT_LABEL = "openenvd.environment"
 REPLICA_LABEL = "openenvd.replica"

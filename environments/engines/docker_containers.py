@@ -23,7 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ...system.proc import signal_name
+from ...system.process.proc import signal_name
 from .base import ExitFacts
 
 Json = dict[str, Any]

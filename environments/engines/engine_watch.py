@@ -20,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from ...system.backoff import backoff_seconds
+from ...system.process.backoff import backoff_seconds
 from .base import Engine, EngineError, EngineGone, Instance
 
 log = logging.getLogger(__name__)

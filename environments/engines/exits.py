@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ...processes.exits.exit_reason import Detector, ExitKind, ExitReason
+from ...system.process.exit_reason import Detector, ExitKind, ExitReason
 from .base import ExitFacts
 
 _SIGNALED = 128  # added to a signal's number, by the convention of shells

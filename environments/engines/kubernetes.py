@@ -46,7 +46,7 @@ from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import Any, ClassVar
 
-from ...system.backoff import backoff_seconds
+from ...system.process.backoff import backoff_seconds
 from .base import (
     HOME_LABEL,
     Check,

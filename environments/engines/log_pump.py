@@ -19,8 +19,8 @@ import os
 import threading
 from pathlib import Path
 
-from ...system.backoff import backoff_seconds
-from ...system.log_files import keep_newest_half
+from ...system.files.log_files import keep_newest_half
+from ...system.process.backoff import backoff_seconds
 from ..shim.files import open_log, write_json
 from .base import Engine, EngineGone, EngineRefused, Instance
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ...env_host.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
-from ...system.listening_sockets import open_listening_sockets
-from ...system.request_origin import is_loopback
+from ...system.net.listening_sockets import open_listening_sockets
+from ...system.net.request_origin import is_loopback
 
 Json = dict[str, Any]
 

@@ -37,8 +37,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ...processes.exits.exit_reason import Detector, ExitKind
-from ...system.backoff import backoff_seconds
+from ...system.process.backoff import backoff_seconds
+from ...system.process.exit_reason import Detector, ExitKind
 from .base import (
     Check,
     EngineRefused,

@@ -39,8 +39,8 @@ from typing import Any
 
 import ray
 
-from ...system.listening_sockets import descriptors_text
-from ...system.prctl import die_with_parent
+from ...system.net.listening_sockets import descriptors_text
+from ...system.process.prctl import die_with_parent
 from ..shim import __file__ as _shim_file
 from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_status_file
 from ..shim.files import (

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ...system.extras import install_command
+from ...system.files.extras import install_command
 from ..engine_address import EngineAddress
 from . import kubernetes_options, ray_options, slurm_options, swarm_options
 from .base import Engine, EngineRefused

@@ -40,11 +40,11 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ...system.access_tokens import with_token
-from ...system.backoff import backoff_seconds
-from ...system.json_lines import Json, encode_line
-from ...system.log_files import last_lines
-from ...system.process_identity import boot_seconds
+from ...system.files.log_files import last_lines
+from ...system.net.access_tokens import with_token
+from ...system.process.backoff import backoff_seconds
+from ...system.process.process_identity import boot_seconds
+from ...system.text.json_lines import Json, encode_line
 from .. import run_files
 from ..errors import NotAnswering
 from ..run_files import RunFile, address_of

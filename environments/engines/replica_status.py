@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ...processes.exits.diagnose import explain_child
-from ...processes.exits.exit_reason import ExitKind
+from ...system.process.diagnose import explain_child
+from ...system.process.exit_reason import ExitKind
 from ..shim.server_exit import ExitHistory
 
 Json = dict[str, Any]

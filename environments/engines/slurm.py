@@ -48,8 +48,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from ...system.process_identity import boot_seconds
-from ...system.request_origin import is_loopback
+from ...system.net.request_origin import is_loopback
+from ...system.process.process_identity import boot_seconds
 from . import slurm_commands as commands
 from .base import (
     Check,

@@ -13,7 +13,7 @@ import re
 import signal as signals
 from pathlib import Path
 
-from ...processes.exits.exit_reason import Detector
+from ...system.process.exit_reason import Detector
 from .base import ExitFacts
 from .slurm_commands import read_duration
 from .slurm_files import OUTPUT_FILE_NAME, JobReport

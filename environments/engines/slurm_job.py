@@ -33,10 +33,10 @@ from pathlib import Path
 from typing import Any
 
 from ...env_host.protocol import LISTEN_FD_VARIABLE, NOTIFY_FD_VARIABLE
-from ...system.cgroups import own_group
-from ...system.listening_sockets import descriptors_text
-from ...system.signal_pipe import SignalPipe
-from ...system.units import MB
+from ...system.memory.cgroups import own_group
+from ...system.net.listening_sockets import descriptors_text
+from ...system.process.signal_pipe import SignalPipe
+from ...system.text.units import MB
 from ..shim.files import read_run_file
 from ..shim.server_exit import ExitEvidence
 from ..shim.server_process import NotifyPipe

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ...system.units import MB
+from ...system.text.units import MB
 from .base import EngineRefused, ReplicaPlan
 from .host_options import check_no_sandbox
 from .slurm_files import OUTPUT_FILE_NAME

@@ -33,8 +33,8 @@ from typing import Any, ClassVar
 import docker
 from docker.errors import APIError
 
-from ...system.access_tokens import new_token, with_token
-from ...system.request_origin import is_loopback
+from ...system.net.access_tokens import new_token, with_token
+from ...system.net.request_origin import is_loopback
 from .base import (
     ENV_HOST_LABEL,
     HOME_LABEL,

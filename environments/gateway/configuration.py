@@ -56,7 +56,7 @@ from ...env_host.protocol import (
     REPLICA_HEADER,
     RETRY_HEADER,
 )
-from ...system.access_tokens import PARAMETER
+from ...system.net.access_tokens import PARAMETER
 from .lua import SOURCE as LUA
 
 Json = dict[str, Any]

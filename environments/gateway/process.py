@@ -26,11 +26,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...processes.exits.exit_reason import ExitReason
-from ...processes.resources.limits import read_limits
-from ...system.extras import install_command
-from ...system.log_files import last_lines
-from ...system.units import MB
+from ...system.files.extras import install_command
+from ...system.files.log_files import last_lines
+from ...system.memory.limits import read_limits
+from ...system.process.exit_reason import ExitReason
+from ...system.text.units import MB
 from .. import run_files
 from ..errors import GatewayFailed, NotReady, PortInUse, with_last_lines
 from ..layout import GATEWAY, Layout, make_private

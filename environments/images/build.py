@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from ... import __version__
-from ...system.terminal_text import plain
+from ...system.text.terminal_text import plain
 from ..command_output import run_command
 from ..engines.base import BUILT_LABEL
 from ..engines.docker_address import INSTALL, hint_on

@@ -26,7 +26,7 @@ from ...env_host.protocol import (
     TRIAL_VARIABLE,
     ServeOptions,
 )
-from ...system.options import options_of
+from ...system.text.options import options_of
 from .. import run_files
 from ..engines.base import Labels, ReplicaPlan
 from ..engines.registry import address_here, traits_of

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from ...env_host.protocol import HOST_CONFIG_VARIABLE, door_path
-from ...processes.resources.limits import available_memory_bytes, read_limits
-from ...processes.resources.pids_limit import HINT as ROOM_HINT
-from ...processes.resources.pids_limit import ProcessRoom, no_room_text, process_room
+from ...system.memory.limits import available_memory_bytes, read_limits
+from ...system.memory.pids_limit import HINT as ROOM_HINT
+from ...system.memory.pids_limit import ProcessRoom, no_room_text, process_room
 from .. import gpus, run_files
 from ..errors import NoProcesses, NotRunning
 from ..layout import Layout, make_private

@@ -25,7 +25,7 @@ from ...env_host.protocol import (
     LOOPBACK,
     REPLICA_HEADER,
 )
-from ...system.units import MB
+from ...system.text.units import MB
 from .. import run_files
 from ..layout import Layout, make_private
 from ..run_files import RunFile

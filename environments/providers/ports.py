@@ -25,7 +25,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...system.listening_sockets import open_listening_sockets
+from ...system.net.listening_sockets import open_listening_sockets
 from .. import run_files
 from ..errors import PortInUse
 from ..layout import GATEWAY, check_private, make_private_in_shared

@@ -11,11 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ...processes.exits.exit_reason import ExitReason
-from ...processes.resources.memory import replica_bytes
-from ...processes.resources.pids_limit import HINT as ROOM_HINT
-from ...processes.resources.pids_limit import no_room_text, tells_no_room
-from ...system.log_files import last_lines
+from ...system.files.log_files import last_lines
+from ...system.memory.pids_limit import HINT as ROOM_HINT
+from ...system.memory.pids_limit import no_room_text, tells_no_room
+from ...system.memory.usage import replica_bytes
+from ...system.process.exit_reason import ExitReason
 from .. import run_files
 from ..errors import EnvironmentsError, NoProcesses, NotReady, ReplicaFailed, with_last_lines
 from ..shim.client import ShimClient, ShimGone

@@ -15,7 +15,7 @@ sys.modules["openenvd"] = package
 
 if __name__ == "__main__":
     if sys.platform != "linux":
-        from openenvd.processes import macos
+        from openenvd.system.process import macos
 
         macos.install()
 

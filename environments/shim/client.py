@@ -23,13 +23,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...processes.tree import stop_tree, wait_until_dead
-from ...system.cgroups import Cgroup
-from ...system.descriptors import MAX_FDS, descriptors_of, space_for
-from ...system.json_lines import Json, LineBuffer, decode_line, encode_line
-from ...system.listening_sockets import descriptors_text
-from ...system.process_identity import ProcessIdentity
-from ...system.units import MB
+from ...system.memory.cgroups import Cgroup
+from ...system.net.listening_sockets import descriptors_text
+from ...system.process.descriptors import MAX_FDS, descriptors_of, space_for
+from ...system.process.process_identity import ProcessIdentity
+from ...system.process.tree import stop_tree, wait_until_dead
+from ...system.text.json_lines import Json, LineBuffer, decode_line, encode_line
+from ...system.text.units import MB
 from .files import (
     CONTROL_FD_VARIABLE,
     LISTEN_FD_VARIABLE,

@@ -40,8 +40,8 @@ import selectors
 import socket
 from collections.abc import Callable
 
-from ...system.descriptors import rights
-from ...system.json_lines import LineBuffer, decode_line, encode_line
+from ...system.process.descriptors import rights
+from ...system.text.json_lines import LineBuffer, decode_line, encode_line
 
 DEFAULT_GRACE_SECONDS = 5.0
 DEFAULT_DRAIN_SECONDS = 300.0

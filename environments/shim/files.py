@@ -19,7 +19,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from ...system.listening_sockets import sockets_of
+from ...system.net.listening_sockets import sockets_of
 
 RUN_FILE_NAME = "replica.json"
 STATUS_FILE_NAME = "status.json"

@@ -50,13 +50,15 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ...processes.exits import diagnose  # noqa: F401  every shim needs it when its server exits
-from ...system import forking
-from ...system.descriptors import Message, close_all, receive_message, send_message
-from ...system.json_lines import Json
-from ...system.listening_sockets import descriptors_text
-from ...system.proc import set_oom_score_adj
-from ...system.signal_pipe import TERMINAL_SIGNALS, SignalPipe
+from ...system.net.listening_sockets import descriptors_text
+from ...system.process import (
+    diagnose,  # noqa: F401  every shim needs it when its server exits
+    forking,
+)
+from ...system.process.descriptors import Message, close_all, receive_message, send_message
+from ...system.process.proc import set_oom_score_adj
+from ...system.process.signal_pipe import TERMINAL_SIGNALS, SignalPipe
+from ...system.text.json_lines import Json
 from . import loop
 from .files import CONTROL_FD_VARIABLE, LISTEN_FD_VARIABLE, file_identity, locked_folder
 from .loop import enter_shims_group, leave_shims_group

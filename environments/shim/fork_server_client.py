@@ -19,8 +19,8 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ...system.descriptors import Message, receive_message, send_message
-from ...system.json_lines import Json
+from ...system.process.descriptors import Message, receive_message, send_message
+from ...system.text.json_lines import Json
 from .files import file_identity, locked_folder, open_log
 from .fork_server import LISTEN_BACKLOG
 

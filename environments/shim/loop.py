@@ -54,12 +54,12 @@ import signal
 import sys
 import time
 
-from ...system.cgroups import Cgroup, CgroupManager
-from ...system.json_lines import Json, encode_line
-from ...system.prctl import adopt_orphans
-from ...system.proc import set_oom_score_adj
-from ...system.process_identity import ProcessIdentity
-from ...system.signal_pipe import TERMINAL_SIGNALS, SignalPipe
+from ...system.memory.cgroups import Cgroup, CgroupManager
+from ...system.process.prctl import adopt_orphans
+from ...system.process.proc import set_oom_score_adj
+from ...system.process.process_identity import ProcessIdentity
+from ...system.process.signal_pipe import TERMINAL_SIGNALS, SignalPipe
+from ...system.text.json_lines import Json, encode_line
 from .connections import DEFAULT_GRACE_SECONDS, Connection, Connections, error_line, read_operation
 from .files import (
     CONTROL_FD_VARIABLE,

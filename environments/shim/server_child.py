@@ -15,9 +15,9 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Never
 
-from ...system.cgroups import Cgroup
-from ...system.prctl import die_with_parent
-from ...system.proc import set_oom_score_adj
+from ...system.memory.cgroups import Cgroup
+from ...system.process.prctl import die_with_parent
+from ...system.process.proc import set_oom_score_adj
 
 
 class ForkInto(NamedTuple):
@@ -93,7 +93,7 @@ def _call(
     fork_into: ForkInto, argv: Sequence[str], environ: Mapping[str, str], keep_fds: Iterable[int]
 ) -> Never:
     """Do what `exec` would have done; closes the pipe on which a failed start is reported."""
-    from ...system import forking
+    from ...system.process import forking
 
     forking.reset_signals()
     forking.set_environment(environ, argv)

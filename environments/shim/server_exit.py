@@ -3,7 +3,7 @@
 
 The kernel's counters are read before the server starts and at every look, so that what had
 happened before an exit is not held to be its cause. What they mean is decided in
-`processes/exits/diagnose.py`, which is imported when there is an exit: a shim imports this module,
+`system/process/diagnose.py`, which is imported when there is an exit: a shim imports this module,
 and is light. When our modules are gone (upgraded meanwhile) the bare facts are reported.
 
 The exit of a shard is the server's to see, which is its parent, outlives it, and counts, too
@@ -18,10 +18,10 @@ import sys
 import time
 from signal import SIGKILL
 
-from ...processes.exits.oom_evidence import OomCounters, read_oom_counters
-from ...system.cgroups import Cgroup
-from ...system.json_lines import Json
-from ...system.proc import split_wait_status
+from ...system.memory.cgroups import Cgroup
+from ...system.process.oom_evidence import OomCounters, read_oom_counters
+from ...system.process.proc import split_wait_status
+from ...system.text.json_lines import Json
 
 EXIT_CANNOT_START = 127  # as a shell says it
 KEPT_EXITS = 8  # of those that a status shows
@@ -82,7 +82,7 @@ class ExitEvidence:
         try:
             from dataclasses import replace
 
-            from ...processes.exits.diagnose import diagnose_exit, gather_evidence
+            from ...system.process.diagnose import diagnose_exit, gather_evidence
 
             evidence = gather_evidence(
                 self._counters[0], self._cgroup, pid, status, since_monotonic=self._since
@@ -104,7 +104,7 @@ class ExitEvidence:
         """Return what the server, which counts too, reported of an exit, with `reason`."""
         report = facts
         try:
-            from ...processes.exits.diagnose import explain_child
+            from ...system.process.diagnose import explain_child
 
             line = self._kernel_line(facts)
             name = {} if self._cgroup is None else {"cgroup": self._cgroup.name}
@@ -126,7 +126,7 @@ class ExitEvidence:
         is_any = bool(facts.get("programs")) or (own is not None and own[0] != own[1])
         if not is_any and (of_machine is None or of_machine[0] == of_machine[1]):
             return None
-        from ...processes.exits.diagnose import kernel_line
+        from ...system.process.diagnose import kernel_line
 
         pid, known = facts["pid"], self._explained_pids - {facts["pid"]}
         self._explained_pids.add(pid)
@@ -214,7 +214,7 @@ def why_no_server(exc: OSError) -> str:
     """Return why a server could not be started: which file, which address, or which limit."""
     if exc.errno == errno.EAGAIN:
         with contextlib.suppress(Exception):  # our modules may be gone, or no descriptor left
-            from ...processes.resources.pids_limit import no_room_text
+            from ...system.memory.pids_limit import no_room_text
 
             return no_room_text()
     where = f": {exc.filename}" if exc.filename else ""

@@ -22,11 +22,11 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 
-from ...system.cgroups import Cgroup, CgroupManager
-from ...system.json_lines import Json, LineBuffer, decode_line
-from ...system.listening_sockets import descriptors_text, listening, open_listening_sockets
-from ...system.proc import children_of
-from ...system.process_identity import ProcessIdentity
+from ...system.memory.cgroups import Cgroup, CgroupManager
+from ...system.net.listening_sockets import descriptors_text, listening, open_listening_sockets
+from ...system.process.proc import children_of
+from ...system.process.process_identity import ProcessIdentity
+from ...system.text.json_lines import Json, LineBuffer, decode_line
 from .files import (
     GATE_FD_VARIABLE,
     LISTEN_FD_VARIABLE,

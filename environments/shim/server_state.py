@@ -27,9 +27,9 @@ import selectors
 import time
 from collections.abc import Callable
 
-from ...system.cgroups import CgroupManager
-from ...system.json_lines import Json
-from ...system.log_files import BUSY_LOOK_SECONDS, BoundedLog, last_lines
+from ...system.files.log_files import BUSY_LOOK_SECONDS, BoundedLog, last_lines
+from ...system.memory.cgroups import CgroupManager
+from ...system.text.json_lines import Json
 from .server_exit import ExitEvidence, ExitHistory, exit_without_start, why_no_server
 from .server_process import NotifyPipe, ServerProcess
 from .shutdown_policy import LEFT_GRACE_SECONDS, ShutdownPolicy, ShutdownStep

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from ...system.units import MB
+from ...system.text.units import MB
 
 NAMES = ("Dockerfile", "server/Dockerfile", "docker/Dockerfile")
 MAX_BYTES = 16 * MB

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ...system.units import MB
+from ...system.text.units import MB
 from ..errors import ManifestError
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ...system.process_identity import boot_seconds
+from ...system.process.process_identity import boot_seconds
 from .. import run_files
 from ..layout import Layout
 from .project_venv import COMPLETE, USED, note_use, noted_of

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...env_host.protocol import HOST_LIBRARIES
-from ...system.hidden_values import hide_credentials
+from ...system.text.hidden_values import hide_credentials
 from ..layout import Layout
 from ..sources.needs import normalized
 from .project_venv import KEY_VERSION, make_once, site_packages

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from ...env_host.protocol import HOST_LIBRARIES
-from ...system.process_identity import boot_seconds
+from ...system.process.process_identity import boot_seconds
 from ..errors import PreparationFailed
 from ..layout import Layout, make_private
 from ..sources.dockerfile import read_text

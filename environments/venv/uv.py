@@ -11,8 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ...system import disk_space
-from ...system.hidden_values import hide_credentials
+from ...system.files import disk_space
+from ...system.text.hidden_values import hide_credentials
 from ..command_output import run_command
 from ..errors import PreparationFailed, with_last_lines
 from .package_index import uv_variables

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ...system.units import MB
+from ...system.text.units import MB
 from ..messages import SHORT
 
 PATIENCE_SECONDS = 10.0

@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...system.units import MB
+from ...system.text.units import MB
 from ..errors import PlanError
 from ..messages import LONG, SHORT
 
 if TYPE_CHECKING:
-    from ...processes.resources.limits import Limits
+    from ...system.memory.limits import Limits
 
 
 # The reserve is a tenth of a machine, which the system and its user need as well, and half of that

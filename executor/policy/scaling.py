@@ -6,8 +6,8 @@ Whether memory suffices for a task is decided in `admission.py`.
 
 from __future__ import annotations
 
-from ...system.backoff import backoff_seconds
-from ...system.units import MB
+from ...system.process.backoff import backoff_seconds
+from ...system.text.units import MB
 from ..messages import SHORT
 
 # How many workers of a schedule stay when there is nothing to do, once it has had something to do.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...system.units import MB
+from ...system.text.units import MB
 
 # Below this share of the reserve, what is left is what the kernel itself begins to need.
 _DANGER_SHARE = 0.25

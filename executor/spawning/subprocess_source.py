@@ -14,8 +14,8 @@ import subprocess
 import sys
 from collections import deque
 
-from ...processes.resources.pids_limit import why_not_started
-from ...system.proc import lower_fd_limit
+from ...system.memory.pids_limit import why_not_started
+from ...system.process.proc import lower_fd_limit
 from .source import Exited, Forked, Refused, SourceEvent, worker_environment
 
 _EXIT_SECONDS = 1.0  # from the end of a process's files to its exit

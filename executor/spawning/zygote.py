@@ -46,11 +46,11 @@ from typing import Any, NoReturn
 
 import setproctitle
 
-from ...system.descriptors import Message, close_all, receive_message, send_message
-from ...system.forking import close_all_but, preload, reset_handlers, thread_count
-from ...system.prctl import adopt_orphans
-from ...system.proc import children_of
-from ...system.signal_pipe import SignalPipe
+from ...system.process.descriptors import Message, close_all, receive_message, send_message
+from ...system.process.forking import close_all_but, preload, reset_handlers, thread_count
+from ...system.process.prctl import adopt_orphans
+from ...system.process.proc import children_of
+from ...system.process.signal_pipe import SignalPipe
 from ..worker.main import run_worker
 from .source import worker_environment
 
@@ -98,7 +98,7 @@ class Zygote:
         try:
             self._fork(name)
         except OSError as exc:
-            from ...processes.resources.pids_limit import why_not_started
+            from ...system.memory.pids_limit import why_not_started
 
             self.send({"refused": name, "error": why_not_started(exc)})
         return True

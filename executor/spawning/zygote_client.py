@@ -18,9 +18,9 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...system.descriptors import Message, receive_message, send_message
-from ...system.json_lines import Json
-from ...system.proc import lower_fd_limit
+from ...system.process.descriptors import Message, receive_message, send_message
+from ...system.process.proc import lower_fd_limit
+from ...system.text.json_lines import Json
 from .source import Exited, Forked, Ready, Refused, SourceEvent, Unsafe, worker_environment
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ No lock: the notices are a deque, whose ends may be used by two threads at once;
 supervisor thread's. `on_event` is called without the pools' lock, and may call the executor.
 
 `failure_event` and `exit_event` are pure, but for reading the tail of the log. What a worker's exit
-means is decided in `processes/exits/diagnose.py`, from the evidence of `memory.py`.
+means is decided in `system/process/diagnose.py`, from the evidence of `memory.py`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from collections import deque
 from dataclasses import replace
 from typing import Any
 
-from ...processes.exits.diagnose import Evidence, diagnose_exit
-from ...processes.exits.exit_reason import ExitKind, ExitReason
-from ...system.log_files import last_lines
+from ...system.files.log_files import last_lines
+from ...system.process.diagnose import Evidence, diagnose_exit
+from ...system.process.exit_reason import ExitKind, ExitReason
 from ..messages import (
     Cancelled,
     Died,

@@ -26,13 +26,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...processes.exits.diagnose import Evidence, of_cgroup, telling_line
-from ...processes.exits.oom_evidence import kernel_log_kills
-from ...processes.resources.limits import available_memory_bytes
-from ...processes.resources.memory import tree_bytes
-from ...system.cgroup_tree import read_keyed
-from ...system.cgroups import Cgroup, CgroupManager, existing_groups
-from ...system.proc import read_stat
+from ...system.memory.cgroup_tree import read_keyed
+from ...system.memory.cgroups import Cgroup, CgroupManager, existing_groups
+from ...system.memory.limits import available_memory_bytes
+from ...system.memory.usage import tree_bytes
+from ...system.process.diagnose import Evidence, of_cgroup, telling_line
+from ...system.process.oom_evidence import kernel_log_kills
+from ...system.process.proc import read_stat
 from ..policy.plan import Plan
 from ..policy.timing import Timing
 from ..policy.watchdog import Usage, find_violation

@@ -29,7 +29,7 @@ from ..policy.plan import Plan
 from ..policy.scaling import KEPT_WORKERS, workers_wanted
 
 if TYPE_CHECKING:
-    from ...system.cgroups import Cgroup
+    from ...system.memory.cgroups import Cgroup
     from ..policy.watchdog import LimitViolation
     from ..spawning.source import Exited
 

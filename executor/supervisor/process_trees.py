@@ -13,8 +13,8 @@ import contextlib
 import signal
 from collections.abc import Iterable
 
-from ...processes.tree import stop_tree, tree_of
-from ...system.process_identity import ProcessIdentity
+from ...system.process.process_identity import ProcessIdentity
+from ...system.process.tree import stop_tree, tree_of
 from ..spawning.source import signal_group
 from .pool import PooledWorker
 

@@ -21,8 +21,8 @@ import selectors
 import time
 from dataclasses import dataclass
 
-from ...processes.resources.memory import anonymous_bytes
-from ...system.process_identity import ProcessIdentity
+from ...system.memory.usage import anonymous_bytes
+from ...system.process.process_identity import ProcessIdentity
 from ..policy.scaling import FAILED_STARTS_BEFORE_BARE, MOST_FAILED_STARTS, back_off_seconds
 from ..policy.timing import Timing
 from ..spawning.source import (

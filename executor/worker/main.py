@@ -49,13 +49,13 @@ from typing import Any, NoReturn
 
 import setproctitle
 
-from ...processes.resources import pids_limit
-from ...processes.resources.memory import private_bytes
-from ...system import disk_space
-from ...system.proc import set_oom_score_adj
-from ...system.signal_pipe import take_over
-from ...system.traceparent import VARIABLE
-from ...system.units import MB
+from ...system.files import disk_space
+from ...system.memory import pids_limit
+from ...system.memory.usage import private_bytes
+from ...system.net.traceparent import VARIABLE
+from ...system.process.proc import set_oom_score_adj
+from ...system.process.signal_pipe import take_over
+from ...system.text.units import MB
 from .. import frames
 from ..errors import FrameError, TaskCancelled
 from .parent_death import arm_parent_death_signal

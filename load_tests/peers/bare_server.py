@@ -22,7 +22,7 @@ import orjson
 import uvloop
 from picows import WSCloseCode, WSFrame, WSListener, WSMsgType, WSTransport, ws_create_server
 
-from openenvd.system.proc import raise_fd_limit
+from openenvd.system.process.proc import raise_fd_limit
 
 BACKLOG = 4096
 HEAD_SECONDS = 30.0  # clients that are busy connecting send their heads late

@@ -22,7 +22,7 @@ import uvloop
 
 from openenvd.env_host.bundled.brigade.opus import FRAME_SAMPLES, SAMPLE_RATE, Encoder, pack
 from openenvd.rollouts.bench.session import CLOSE_FRAME, Connection
-from openenvd.system.websocket import unmasked_client_frame, upgrade_request
+from openenvd.system.net.websocket import unmasked_client_frame, upgrade_request
 
 PACKET_FRAMES = 10
 PACKET_SAMPLES = PACKET_FRAMES * FRAME_SAMPLES

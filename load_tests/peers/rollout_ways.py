@@ -43,7 +43,7 @@ from openenvd.rollouts.folder.readers import EpisodeRow, Rollouts, open_rollouts
 from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.rollouts.loop_thread import reusing_freed_memory
 from openenvd.rollouts.stages.grouping import GroupSink
-from openenvd.system.loop_lag import EventLoopLagMonitor
+from openenvd.system.process.loop_lag import EventLoopLagMonitor
 
 GROUP = 8
 NAIVE_THREADS = 512

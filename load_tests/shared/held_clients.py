@@ -25,7 +25,7 @@ from typing import Any
 import uvloop
 
 from load_tests.shared.light_session import LightSession, open_session
-from openenvd.system.proc import raise_fd_limit
+from openenvd.system.process.proc import raise_fd_limit
 
 Json = dict[str, Any]
 

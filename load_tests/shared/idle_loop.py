@@ -9,7 +9,7 @@ import sys
 
 import uvloop
 
-from openenvd.system.loop_lag import EventLoopLagMonitor
+from openenvd.system.process.loop_lag import EventLoopLagMonitor
 
 WINDOW_SECONDS = 3600.0
 

@@ -10,7 +10,7 @@ import time
 from openenvd.env_host.protocol import REPLICA_HEADER
 from openenvd.rollouts.bench.generator import new_socket
 from openenvd.rollouts.bench.session import CLOSE_FRAME, RESET, Connection
-from openenvd.system.websocket import unmasked_client_frame, upgrade_request
+from openenvd.system.net.websocket import unmasked_client_frame, upgrade_request
 
 STEP = unmasked_client_frame(b'{"type":"step","data":{"wait_seconds":0.0}}')
 

@@ -20,7 +20,6 @@ from load_tests.shared.operations import worker_path
 from openenvd.executor.executor import BurstableExecutor
 from openenvd.executor.messages import LONG, SHORT
 from openenvd.executor.policy.plan import plan_workers
-from openenvd.processes.resources.limits import read_limits
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import NewRequest
@@ -31,7 +30,8 @@ from openenvd.server.dispatch.memory_estimates import LEAST_BYTES, Declared, Mem
 from openenvd.server.dispatch.planning import DAEMON_BYTES  # and be as large as it is
 from openenvd.server.dispatch.running import DispatchContext
 from openenvd.server.settings import Paths, Settings
-from openenvd.system.units import MB
+from openenvd.system.memory.limits import read_limits
+from openenvd.system.text.units import MB
 
 OVERHEAD_MB = 4  # of a worker's own pages
 HOLD_SECONDS = 3.0

@@ -25,7 +25,7 @@ from typing import Any
 
 import uvloop
 
-from openenvd.system.websocket import (
+from openenvd.system.net.websocket import (
     CLOSE,
     FIN,
     NORMAL_CLOSE,

@@ -34,7 +34,7 @@ from websockets.server import ServerProtocol
 from openenvd.env_host.shard.arrivals import owner_of, read_head
 from openenvd.env_host.websocket.frames import FrameError, FrameParser, code_of_close
 from openenvd.env_host.websocket.handshake import acceptance, parse_upgrade
-from openenvd.system.websocket import (
+from openenvd.system.net.websocket import (
     BINARY,
     CLOSE,
     CONTINUATION,

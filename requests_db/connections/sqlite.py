@@ -27,7 +27,7 @@ from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy import create_engine as _create_engine
 from sqlalchemy.pool import NullPool
 
-from ...system import disk_space
+from ...system.files import disk_space
 from ..errors import DatabaseBusy, DatabaseCorrupt, DatabaseError, DatabaseFull, DatabaseUnwritable
 
 BUSY_TIMEOUT_SECONDS = 10.0

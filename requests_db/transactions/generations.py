@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from ...system.hidden_values import redact
+from ...system.text.hidden_values import redact
 from ..records import Environment, Generation, Json
 from ..sql import statements
 from ..sql.rows import GENERATIONS, REQUESTS

@@ -33,10 +33,10 @@ from typing import Any
 import orjson
 import uvloop
 
-from ...system.access_tokens import bearer_header
-from ...system.proc import raise_fd_limit
-from ...system.units import MB
-from ...system.websocket import unmasked_client_frame, upgrade_request
+from ...system.net.access_tokens import bearer_header
+from ...system.net.websocket import unmasked_client_frame, upgrade_request
+from ...system.process.proc import raise_fd_limit
+from ...system.text.units import MB
 from .plan import HANDSHAKE_SECONDS
 from .session import Session
 

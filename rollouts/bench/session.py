@@ -23,7 +23,7 @@ from typing import Any, cast
 
 import orjson
 
-from ...system.websocket import (
+from ...system.net.websocket import (
     CLOSE,
     FIN,
     NO_CODE_CLOSE,

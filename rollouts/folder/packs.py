@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from ...system.disk_space import is_full
+from ...system.files.disk_space import is_full
 from ..errors import OutputDamaged
 from .disk import Disk
 from .index import (

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import orjson
 
-from ...system.extras import install_command
+from ...system.files.extras import install_command
 from ..answers import Answer
 from ..episodes import FailureReason
 from ..errors import EpisodeFailed, PolicyNotFound

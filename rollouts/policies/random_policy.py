@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import orjson
 
-from ...system.access_tokens import bearer_header, without_token
+from ...system.net.access_tokens import bearer_header, without_token
 from ..answers import Answer
 from ..errors import NoEnvironment
 from ..session_pool import environment_url

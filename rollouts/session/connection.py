@@ -20,7 +20,16 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 
 from ...env_host.protocol import MAX_MESSAGE_BYTES
-from ...system.websocket import BINARY, CLOSE, FIN, MAX_CONTROL_BYTES, PING, PONG, TEXT, parse_head
+from ...system.net.websocket import (
+    BINARY,
+    CLOSE,
+    FIN,
+    MAX_CONTROL_BYTES,
+    PING,
+    PONG,
+    TEXT,
+    parse_head,
+)
 
 Message = bytes | bytearray
 

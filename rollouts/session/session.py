@@ -33,7 +33,7 @@ from ...env_host.protocol import (
     MAX_MESSAGE_BYTES,
     NO_SESSIONS,
 )
-from ...system.access_tokens import without_token
+from ...system.net.access_tokens import without_token
 from .connection import Connection, Message
 
 Server = tuple[str | None, str | None]  # an environment's name and launch, as its handshakes say

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...system.units import MB
+from ...system.text.units import MB
 from ..episodes import Array, Step
 from ..errors import StageError
 from ..folder.rows import StepRow

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...requests_db.errors import DatabaseError
-from ...system.loop_lag import EventLoopLagMonitor
+from ...system.process.loop_lag import EventLoopLagMonitor
 from ..errors import ApiError, StorageFailed
 from . import (
     routes_daemon,

@@ -12,7 +12,7 @@ from fastapi import Depends, Request
 
 from ...executor.executor import BurstableExecutor
 from ...requests_db.async_store import AsyncStore
-from ...system.loop_lag import EventLoopLagMonitor
+from ...system.process.loop_lag import EventLoopLagMonitor
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.request_traces import RequestTraces
 from ..dispatch.submission import Submitter

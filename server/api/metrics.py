@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from ...executor.messages import ExecutorStatus
 from ...requests_db.records import Json
-from ...system.loop_lag import LagSnapshot
-from ...system.prometheus import metric_family
+from ...system.process.loop_lag import LagSnapshot
+from ...system.text.prometheus import metric_family
 from ..dispatch.dispatcher import Dispatcher
 
 # Name, key in what a replica says of itself, help; a name that ends so is a counter.

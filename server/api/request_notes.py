@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from ...requests_db.records import Event, Json, Request
 from ...requests_db.sql import queries
 from ...requests_db.states import RequestState, Schedule
-from ...system.hidden_values import hide_credentials
+from ...system.text.hidden_values import hide_credentials
 from .dependencies import Dependencies
 
 MOST_COUNTED = 10_000

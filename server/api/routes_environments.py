@@ -17,7 +17,7 @@ from ...environments import run_files
 from ...requests_db.records import Environment, Json, Replica
 from ...requests_db.sql import queries
 from ...requests_db.states import EnvironmentState, ReplicaState
-from ...system.access_tokens import with_token
+from ...system.net.access_tokens import with_token
 from ..errors import ApiError, NotFound
 from .dependencies import Dependencies, Injected
 from .routes_requests import TAIL, TEXT

@@ -21,9 +21,9 @@ from pathlib import Path
 import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...system.access_tokens import bearer, is_token
-from ...system.request_origin import is_allowed_host, is_allowed_origin
-from ...system.units import MB
+from ...system.net.access_tokens import bearer, is_token
+from ...system.net.request_origin import is_allowed_host, is_allowed_origin
+from ...system.text.units import MB
 from ..errors import ApiError, Forbidden, TooLarge, Unauthorized
 from .browser_sessions import KEY_HEADER, BrowserSessions
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from dataclasses import asdict
 
 from ...env_host.protocol import LOOPBACK
-from ...processes.exits.exit_reason import ExitKind, ExitReason
 from ...requests_db.records import (
     Environment,
     Event,
@@ -22,10 +21,11 @@ from ...requests_db.records import (
     RequestError,
 )
 from ...requests_db.states import FAILING, EnvironmentState, ReplicaState, RequestState
-from ...system.hidden_values import hide_credentials, hide_values, redact, secret_values
-from ...system.loop_lag import LagSnapshot
-from ...system.request_origin import is_loopback
-from ...system.units import MB
+from ...system.net.request_origin import is_loopback
+from ...system.process.exit_reason import ExitKind, ExitReason
+from ...system.process.loop_lag import LagSnapshot
+from ...system.text.hidden_values import hide_credentials, hide_values, redact, secret_values
+from ...system.text.units import MB
 from ..dispatch.outcomes import is_over_session_limit, more_memory_after
 from ..dispatch.running import label_of
 from ..reconcile.replica_watch import WAITING

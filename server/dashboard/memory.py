@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...executor.messages import ExecutorStatus
-from ...processes.resources.limits import available_memory_bytes
-from ...processes.resources.memory import proportional_bytes, replica_bytes
+from ...system.memory.limits import available_memory_bytes
+from ...system.memory.usage import proportional_bytes, replica_bytes
 from ..api.dependencies import Dependencies
 
 SAMPLE_SECONDS = 30.0

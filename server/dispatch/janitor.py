@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from ...requests_db.sql import queries
 from ...requests_db.transactions import retention
-from ...system.log_files import keep_newest_half
-from ...system.units import MB
+from ...system.files.log_files import keep_newest_half
+from ...system.text.units import MB
 from ..settings import Paths
 from .running import DispatchContext
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...requests_db.records import MemoryEstimate, PeakSample, Request
-from ...system.units import MB
+from ...system.text.units import MB
 
 MOST_SAMPLES = 20
 LEAST_BYTES = 8 * MB

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
-from ...processes.exits.exit_reason import ExitKind, ExitReason
-from ...processes.resources.pids_limit import HINT, tells_no_room
 from ...requests_db.records import Environment, Json, Outcome, Request, RequestError, Retry
 from ...requests_db.states import ErrorKind, RequestState
-from ...system.units import MB
+from ...system.memory.pids_limit import HINT, tells_no_room
+from ...system.process.exit_reason import ExitKind, ExitReason
+from ...system.text.units import MB
 
 FinalEvent = Succeeded | Raised | Died | Cancelled
 

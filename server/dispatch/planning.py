@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 from ...executor.errors import PlanError
 from ...executor.policy.plan import Plan, plan_workers
-from ...processes.resources.limits import Limits
-from ...processes.resources.pids_limit import ProcessRoom
-from ...system.units import MB
+from ...system.memory.limits import Limits
+from ...system.memory.pids_limit import ProcessRoom
+from ...system.text.units import MB
 from ..errors import DaemonError
 from ..settings import Settings
 

@@ -29,7 +29,6 @@ from ...executor.messages import (
     Succeeded,
     TaskError,
 )
-from ...processes.exits.exit_reason import ExitReason
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import (
     MemoryEstimate,
@@ -41,7 +40,8 @@ from ...requests_db.records import (
 )
 from ...requests_db.states import ErrorKind, RequestState, Schedule
 from ...requests_db.transactions import dispatching
-from ...system.hidden_values import hide_credentials, hide_values, secret_values
+from ...system.process.exit_reason import ExitReason
+from ...system.text.hidden_values import hide_credentials, hide_values, secret_values
 from .memory_estimates import left_bytes
 from .outcomes import FailureContext, FinalEvent, outcome_of, reason_of, retry_of, what_happened
 from .running import DispatchContext, label_of, log_fields

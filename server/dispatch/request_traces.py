@@ -31,12 +31,12 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ... import __version__
-from ...processes.exits.exit_reason import ExitReason
 from ...requests_db.records import Json, NewRequest, Request, RequestError
 from ...requests_db.states import ErrorKind, RequestState
-from ...system.access_tokens import without_token
-from ...system.hidden_values import hide_credentials, hide_values, secret_values
-from ...system.traceparent import HEADER
+from ...system.net.access_tokens import without_token
+from ...system.net.traceparent import HEADER
+from ...system.process.exit_reason import ExitReason
+from ...system.text.hidden_values import hide_credentials, hide_values, secret_values
 
 _DAEMON_LOST = RequestError(ErrorKind.WORKER_LOST, "the daemon was lost while this request ran")
 _W3C = TraceContextTextMapPropagator()

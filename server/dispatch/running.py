@@ -11,7 +11,7 @@ from ...requests_db.connections.write_connection import WriteConnection
 from ...requests_db.records import Event, NewRequest, Request
 from ...requests_db.sql.rows import QueueClock
 from ...requests_db.states import Schedule
-from ...system.access_tokens import without_token
+from ...system.net.access_tokens import without_token
 from ..settings import Paths, Settings
 from .memory_estimates import MemoryEstimates
 from .request_traces import RequestTraces

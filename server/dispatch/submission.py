@@ -27,7 +27,7 @@ from ...requests_db.sql import queries
 from ...requests_db.sql.rows import QueueClock
 from ...requests_db.states import EnvironmentState, Schedule
 from ...requests_db.transactions import submitting
-from ...system.hidden_values import hide_credentials
+from ...system.text.hidden_values import hide_credentials
 from ..errors import (
     AmbiguousId,
     CannotChange,

@@ -43,10 +43,10 @@ from ...environments.venv.cleanup import prune_old
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
 from ...requests_db.sql import queries
-from ...system.cgroups import Cgroup, existing_groups
-from ...system.file_locks import is_locked
-from ...system.process_identity import ProcessIdentity
-from ...system.units import MB
+from ...system.files.file_locks import is_locked
+from ...system.memory.cgroups import Cgroup, existing_groups
+from ...system.process.process_identity import ProcessIdentity
+from ...system.text.units import MB
 from ..settings import Paths, Settings
 from .runtime_dir import collect_abandoned, has_no_listener
 

@@ -17,8 +17,8 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model, model_validator
 
-from ...system.options import Option, options_of
-from ...system.units import MB
+from ...system.text.options import Option, options_of
+from ...system.text.units import MB
 
 MAX_SECONDS = 30 * 86_400.0  # of any time limit; much more does not fit the kernel's timers
 MAX_MB = 2**30  # a petabyte: what is more was not meant

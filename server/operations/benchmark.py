@@ -21,9 +21,9 @@ from ...environments.http_get import ask, base_url_by_name
 from ...environments.layout import Layout, make_private
 from ...environments.shim.client import ShimClient, ShimGone
 from ...rollouts.bench.plan import InvalidPlan, Plan
-from ...system.access_tokens import without_token
-from ...system.extras import install_command
-from ...system.units import MB
+from ...system.files.extras import install_command
+from ...system.net.access_tokens import without_token
+from ...system.text.units import MB
 from . import base
 from .options import BenchmarkOptions
 from .progress import eta_seconds

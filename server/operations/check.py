@@ -24,7 +24,7 @@ from ...environments.run_files import LOCAL, RunFile
 from ...environments.shim.client import read_status_file
 from ...environments.sources.resolve import bundled
 from ...environments.venv.uv import find_uv, package_source
-from ...system.request_origin import is_loopback
+from ...system.net.request_origin import is_loopback
 from . import base, machine
 
 Json = dict[str, Any]
@@ -55,7 +55,7 @@ class Check(base.Operation):
             UnknownProvider
         """
         from ...environments.engines.check import check_engines  # what the daemon need not have
-        from ...processes.resources.limits import read_limits
+        from ...system.memory.limits import read_limits
 
         local = {LOCAL: asdict(EngineCheck())}
         if payload.provider is not None:

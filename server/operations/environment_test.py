@@ -16,7 +16,7 @@ from ...environments import run_files
 from ...environments.errors import NotAnswering
 from ...environments.http_get import ask, base_url_by_name
 from ...environments.layout import Layout
-from ...system.units import MB
+from ...system.text.units import MB
 from . import base
 from .options import CHECK_NAMES, EnvironmentTestOptions
 from .progress import eta_seconds

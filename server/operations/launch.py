@@ -53,8 +53,8 @@ from ...environments.spec import (
 )
 from ...environments.venv.overlay import overlay_python
 from ...environments.venv.project_venv import project_python
-from ...system.request_origin import is_loopback
-from ...system.units import MB
+from ...system.net.request_origin import is_loopback
+from ...system.text.units import MB
 from . import base
 from .options import DrainOptions
 from .progress import Phases, ReplicasAwaited, plural

@@ -31,8 +31,8 @@ from ...environments import run_files
 from ...environments.engines.base import Check
 from ...environments.layout import Layout
 from ...environments.providers.ports import FIRST_PORT, LAST_PORT
-from ...system.cgroups import CgroupManager
-from ...system.units import MB
+from ...system.memory.cgroups import CgroupManager
+from ...system.text.units import MB
 
 Json = dict[str, Any]
 

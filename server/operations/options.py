@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...environments.spec import DEFAULT_BASE, GRACE_SECONDS
-from ...system.options import option
+from ...system.text.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

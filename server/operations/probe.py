@@ -12,7 +12,7 @@ from pydantic import Field
 from ...environments.errors import NotAnswering
 from ...environments.http_get import ask, base_url_by_name
 from ...environments.layout import Layout
-from ...system.access_tokens import without_token
+from ...system.net.access_tokens import without_token
 from . import base
 
 

@@ -38,8 +38,8 @@ OPERATIONS: tuple[type[Operation], ...] = (
 PRELOAD: tuple[str, ...] = (
     __name__,
     "openenvd.environments.providers.local",
-    "openenvd.system.cgroups",
-    "openenvd.processes.resources.limits",
+    "openenvd.system.memory.cgroups",
+    "openenvd.system.memory.limits",
 )
 
 _BY_NAME = {operation.name: operation for operation in OPERATIONS}

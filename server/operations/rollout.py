@@ -26,8 +26,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from ...environments.following import FollowedEnvironment
 from ...environments.layout import Layout
-from ...system.access_tokens import without_token
-from ...system.units import MB
+from ...system.net.access_tokens import without_token
+from ...system.text.units import MB
 from ..tracing import start, stop
 from . import base
 from .options import RolloutOptions

@@ -30,7 +30,7 @@ from ...environments.providers.base import StartedReplica
 from ...environments.run_files import IN_PLACE_OF, RunFile
 from ...environments.sizing import share_sessions
 from ...environments.spec import MOST_REPLICAS, sleep_seconds_of
-from ...system.units import MB
+from ...system.text.units import MB
 from . import base
 from .options import DrainOptions
 from .progress import ReplicasAwaited, SessionsLeft, plural

@@ -38,7 +38,7 @@ from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Environment, Event, Json, Replica, RequestError
 from ...requests_db.sql import queries
 from ...requests_db.states import ReplicaState
-from ...system.request_origin import is_loopback
+from ...system.net.request_origin import is_loopback
 from ..events.bus import EventBus
 from .decisions import DECISIVE
 from .held_requests import HeldRequests

@@ -27,8 +27,8 @@ from http import HTTPStatus
 from pathlib import Path
 
 from ...env_host.protocol import ENVIRONMENT_HEADER, RETRY_HEADER
-from ...system.connection_limit import closing_answer
-from ...system.http_limits import MAX_HEAD_BYTES
+from ...system.net.connection_limit import closing_answer
+from ...system.net.http_limits import MAX_HEAD_BYTES
 
 MOST_HELD = 2048
 HEAD_SECONDS = 10.0

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from ...requests_db.errors import DatabaseError
 from ...requests_db.states import ReplicaState
-from ...system.process_identity import boot_seconds
+from ...system.process.process_identity import boot_seconds
 from ..errors import ApiError
 from .replica_watch import ReplicaWatch
 from .work_queue import BackgroundTasks

@@ -16,7 +16,7 @@ from openenvd.cli.main import cli
 from openenvd.cli.option_groups import SCREEN_LINES, GroupedCommand, SetOption
 from openenvd.environments.spec import LaunchOptions
 from openenvd.server.operations.options import DrainOptions, RequestOptions, RolloutOptions
-from openenvd.system.options import options_of
+from openenvd.system.text.options import options_of
 
 from ..client.fake_daemon import FakeDaemon, new_request
 from .conftest import PROGRAM, Command

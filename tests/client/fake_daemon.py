@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 from openenvd import __version__
 from openenvd.server.settings import Paths
-from openenvd.system import installation
+from openenvd.system.files import installation
 
 Json = dict[str, Any]
 Answer = Json | tuple[int, Json] | Callable[["Call"], None]

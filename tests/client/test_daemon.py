@@ -23,7 +23,7 @@ from openenvd.client.errors import (
     OtherVersion,
 )
 from openenvd.server.settings import Paths
-from openenvd.system import installation
+from openenvd.system.files import installation
 
 from .fake_daemon import Call, FakeDaemon
 

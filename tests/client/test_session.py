@@ -20,7 +20,7 @@ from websockets.sync.server import ServerConnection, serve
 from openenvd.client.errors import SessionError
 from openenvd.client.session import AsyncSession, Session
 from openenvd.rollouts.session.session import session_url
-from openenvd.system.websocket import INTERNAL_ERROR_CLOSE, close_payload
+from openenvd.system.net.websocket import INTERNAL_ERROR_CLOSE, close_payload
 
 
 @contextmanager

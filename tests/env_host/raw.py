@@ -12,7 +12,7 @@ from typing import Any
 
 from websockets.frames import Frame, Opcode
 
-from openenvd.system.websocket import apply_mask
+from openenvd.system.net.websocket import apply_mask
 
 from .hosts import WAIT_SECONDS, Host
 

@@ -217,7 +217,7 @@ if "FAIL_SHARDS" in os.environ:
     os.register_at_fork(after_in_child=lambda: os._exit(9))
 
 if "NO_CGROUPS" in os.environ:
-    from openenvd.system import cgroups
+    from openenvd.system.memory import cgroups
 
     cgroups.locate = lambda *_: None
 

@@ -18,8 +18,8 @@ from openenvd.env_host.supervisor.shard_policies import (
     Replacement,
     replacement_of,
 )
-from openenvd.processes.exits.diagnose import explain_child
-from openenvd.processes.exits.exit_reason import ExitKind
+from openenvd.system.process.diagnose import explain_child
+from openenvd.system.process.exit_reason import ExitKind
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Client, Host

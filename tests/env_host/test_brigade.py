@@ -42,7 +42,7 @@ from openenvd.env_host.shared_state.connection import StateLink
 from openenvd.env_host.shared_state.errors import WorldCallFailed
 from openenvd.env_host.shared_state.process import StateProcess
 from openenvd.env_host.shared_state.proxy import ProxyFactory
-from openenvd.system.extras import install_command
+from openenvd.system.files.extras import install_command
 
 LOOKAHEAD_SAMPLES = 312  # by which libopus delays what it encodes
 FRAMES = 10

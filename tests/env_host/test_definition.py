@@ -21,7 +21,7 @@ from openenvd.env_host.environment.interfaces import Action, Environment, Observ
 from openenvd.env_host.environment.plan import supports_concurrency, try_factory
 from openenvd.env_host.protocol import HostConfig
 from openenvd.env_host.serving import messages
-from openenvd.system.proc import children_of
+from openenvd.system.process.proc import children_of
 
 
 class Derived(EchoEnvironment):

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from openenvd.system.loop_lag import (
+from openenvd.system.process.loop_lag import (
     LINGER_SAMPLES,
     EventLoopLagMonitor,
     LagSnapshot,
@@ -149,7 +149,7 @@ class Told(logging.Handler):
 def told() -> Iterator[Told]:
     """What the monitor logs."""
     handler = Told()
-    logger = logging.getLogger("openenvd.system.loop_lag")
+    logger = logging.getLogger("openenvd.system.process.loop_lag")
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)
@@ -277,7 +277,7 @@ def test_a_paused_monitor_wakes_nothing(child: Callable[[str], str]) -> None:
     count = child(
         """
 import asyncio, glob
-from openenvd.system.loop_lag import EventLoopLagMonitor
+from openenvd.system.process.loop_lag import EventLoopLagMonitor
 
 def wake_ups():
     lines = (line for path in glob.glob("/proc/self/task/*/status") for line in open(path))

@@ -18,8 +18,8 @@ from websockets.frames import Opcode
 from websockets.sync.client import connect
 
 from openenvd.env_host.protocol import HostConfig
-from openenvd.system.connection_limit import connections_within
-from openenvd.system.units import MB
+from openenvd.system.net.connection_limit import connections_within
+from openenvd.system.text.units import MB
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host

@@ -24,7 +24,7 @@ from openenvd.env_host.supervisor.lobby import (
     WINDOW_MESSAGES,
     Lobby,
 )
-from openenvd.system.descriptors import (
+from openenvd.system.process.descriptors import (
     Message,
     close_all,
     packet_pair,

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from websockets.sync.client import connect
 
-from openenvd.system.descriptors import MAX_PACKET_BYTES
+from openenvd.system.process.descriptors import MAX_PACKET_BYTES
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Client, Host

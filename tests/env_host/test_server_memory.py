@@ -21,9 +21,9 @@ from openenvd.env_host.supervisor.server_memory import (
     memory_clause,
     was_for_memory,
 )
-from openenvd.system.cgroup_tree import V1, V2
-from openenvd.system.cgroups import Cgroup
-from openenvd.system.proc import is_dying
+from openenvd.system.memory.cgroup_tree import V1, V2
+from openenvd.system.memory.cgroups import Cgroup
+from openenvd.system.process.proc import is_dying
 
 SIGKILLED = 9
 OTHER_EXITS = [0, 1 << 8, signal.SIGTERM, signal.SIGSEGV]  # wait statuses

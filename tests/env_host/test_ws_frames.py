@@ -16,7 +16,7 @@ from openenvd.env_host.websocket.frames import (
     whole_text,
 )
 from openenvd.env_host.websocket.handshake import acceptance, parse_upgrade
-from openenvd.system.websocket import BINARY, CLOSE, PING, PONG, TEXT
+from openenvd.system.net.websocket import BINARY, CLOSE, PING, PONG, TEXT
 
 LIMIT = 1 << 20
 SIZES = (0, 1, 125, 126, 65535, 65536, 300_000)

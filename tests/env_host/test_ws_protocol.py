@@ -21,7 +21,7 @@ from openenvd.env_host.sessions.session import Attached, Session
 from openenvd.env_host.sessions.table import SessionTable
 from openenvd.env_host.sessions.watch import SessionWatch
 from openenvd.env_host.websocket.protocol import WebSocketProtocol
-from openenvd.system.websocket import PING, PONG, frame_head
+from openenvd.system.net.websocket import PING, PONG, frame_head
 
 from .conftest import ECHO, StartHost
 from .hosts import WAIT_SECONDS, Host

@@ -59,7 +59,7 @@ from openenvd.environments.shim.files import open_control_socket
 from openenvd.environments.sources.program import Program
 from openenvd.environments.spec import EnvironmentSpec
 from openenvd.environments.strays import look_again, stop_stray, strays_seen
-from openenvd.processes.exits.exit_reason import ExitReason
+from openenvd.system.process.exit_reason import ExitReason
 
 from .process_engine import DIRECTORY_VARIABLE, ProcessEngine
 

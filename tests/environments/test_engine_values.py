@@ -13,7 +13,7 @@ from openenvd.environments.engines.exits import exit_reason
 from openenvd.environments.engines.registry import MORE_VARIABLE, load
 from openenvd.environments.engines.replica_status import ReplicaStatus
 from openenvd.environments.engines.server_answers import where_it_answers
-from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
+from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 
 LABELS = Labels("home", "echo", "echo-0-1", "1")
 

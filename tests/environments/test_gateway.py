@@ -42,10 +42,8 @@ from openenvd.environments.layout import Layout
 from openenvd.environments.providers import ports
 from openenvd.environments.run_files import all_of
 from openenvd.environments.shim.client import ShimClient
-from openenvd.processes.tree import wait_until_dead
-from openenvd.system.extras import install_command
-from openenvd.system.process_identity import ProcessIdentity
-from openenvd.system.websocket import (
+from openenvd.system.files.extras import install_command
+from openenvd.system.net.websocket import (
     BINARY,
     CLOSE,
     TEXT,
@@ -54,6 +52,8 @@ from openenvd.system.websocket import (
     unmasked_client_frame,
     upgrade_request,
 )
+from openenvd.system.process.process_identity import ProcessIdentity
+from openenvd.system.process.tree import wait_until_dead
 
 from ..env_host.hosts import Host
 

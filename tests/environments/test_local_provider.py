@@ -43,8 +43,8 @@ from openenvd.environments.sizing import share_sessions
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve
 from openenvd.environments.spec import EnvironmentSpec
-from openenvd.processes.resources.limits import read_limits
-from openenvd.processes.resources.pids_limit import ProcessRoom
+from openenvd.system.memory.limits import read_limits
+from openenvd.system.memory.pids_limit import ProcessRoom
 
 TIMEOUT_SECONDS = 60.0
 CROWD = 48

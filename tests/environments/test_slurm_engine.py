@@ -14,7 +14,7 @@ from openenvd.environments.engines.base import InstanceState, Labels, ReplicaPla
 from openenvd.environments.engines.slurm import SlurmEngine
 from openenvd.environments.engines.slurm_commands import Row
 from openenvd.environments.engines.slurm_files import JobReport, leave_job, left_jobs, write_job
-from openenvd.system.process_identity import boot_seconds
+from openenvd.system.process.process_identity import boot_seconds
 
 LABELS = Labels("home", "echo", "echo-0-abc", "abc")
 NODE = "n1 idle (null) 127.0.0.1\n"

@@ -28,7 +28,7 @@ from openenvd.environments.engines.slurm_options import (
     sbatch_arguments,
     warned_seconds,
 )
-from openenvd.system.units import MB
+from openenvd.system.text.units import MB
 
 LABELS = Labels("home", "echo", "echo-0-abc", "abc")
 

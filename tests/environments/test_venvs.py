@@ -23,7 +23,7 @@ from openenvd.environments.venv.cleanup import (
     venvs_of,
 )
 from openenvd.environments.venv.project_venv import COMPLETE, USED, note_use
-from openenvd.system.process_identity import boot_seconds
+from openenvd.system.process.process_identity import boot_seconds
 
 DAY = 86_400.0
 PAYLOAD_BYTES = 64 * 1024

@@ -25,8 +25,8 @@ from openenvd.executor.policy.watchdog import LimitViolation
 from openenvd.executor.spawning.source import Exited
 from openenvd.executor.supervisor.events import EventBuffer, exit_event, failure_event
 from openenvd.executor.supervisor.pool import PooledWorker, Run, StopReason
-from openenvd.processes.exits.diagnose import Evidence
-from openenvd.processes.exits.exit_reason import Detector, ExitKind
+from openenvd.system.process.diagnose import Evidence
+from openenvd.system.process.exit_reason import Detector, ExitKind
 
 MB = 2**20
 

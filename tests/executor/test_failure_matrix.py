@@ -29,10 +29,10 @@ from openenvd.executor.policy.timing import Timing
 from openenvd.executor.spawning.subprocess_source import SubprocessSource
 from openenvd.executor.supervisor.process_trees import sweep_orphans
 from openenvd.executor.worker.main import WORKER_OOM_SCORE_ADJ
-from openenvd.processes.exits.exit_reason import Detector, ExitKind
-from openenvd.processes.resources.pids_limit import HINT, NO_ROOM
-from openenvd.system.cgroups import CgroupManager
-from openenvd.system.process_identity import ProcessIdentity
+from openenvd.system.memory.cgroups import CgroupManager
+from openenvd.system.memory.pids_limit import HINT, NO_ROOM
+from openenvd.system.process.exit_reason import Detector, ExitKind
+from openenvd.system.process.process_identity import ProcessIdentity
 
 from .executor_bench import Bench, make_plan, wait_gone
 

@@ -17,8 +17,8 @@ from openenvd.executor.policy.timing import Timing
 from openenvd.executor.policy.watchdog import Usage, find_violation
 from openenvd.executor.supervisor import memory
 from openenvd.executor.supervisor.memory import WorkerMemory
-from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind
-from openenvd.system.cgroups import CgroupManager
+from openenvd.system.memory.cgroups import CgroupManager
+from openenvd.system.process.exit_reason import Certainty, Detector, ExitKind
 
 from .executor_bench import Bench, make_plan
 

@@ -9,7 +9,7 @@ import pytest
 
 from openenvd.env_host.protocol import HostConfig
 from openenvd.env_host.websocket import frames
-from openenvd.system.websocket import apply_mask
+from openenvd.system.net.websocket import apply_mask
 
 from ..env_host.hosts import Host
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from openenvd.environments.spec import LaunchOptions
 from openenvd.server.operations.options import DrainOptions, RequestOptions, RolloutOptions
-from openenvd.system.options import options_of
+from openenvd.system.text.options import options_of
 
 MODULE = Path(__file__).resolve().parents[2] / "client" / "options.py"
 

@@ -30,7 +30,7 @@ USED = {  # what: who uses it
     "uvicorn.server:Server.startup": "env_host/serving",
     "uvicorn.server:Server.shutdown": "env_host/serving",
     "websockets.speedups:apply_mask": "env_host/websocket",
-    "threading:_shutdown": "system/forking.py",
+    "threading:_shutdown": "system/process/forking.py",
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from openenvd.client import options
 from openenvd.environments.spec import LaunchOptions
 from openenvd.server.operations.options import RolloutOptions
-from openenvd.system.options import options_of
+from openenvd.system.text.options import options_of
 
 SCRIPT = Path(__file__).with_name("sdk_options.py")
 

@@ -29,7 +29,7 @@ from openenvd.requests_db.transactions import (
     retention,
     submitting,
 )
-from openenvd.system.hidden_values import REDACTED
+from openenvd.system.text.hidden_values import REDACTED
 
 E, G = EnvironmentState, GenerationState
 ERROR = RequestError(ErrorKind.WORKER_LOST, "it is gone")

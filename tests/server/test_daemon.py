@@ -21,10 +21,10 @@ import psutil
 import pytest
 
 from openenvd.client import daemon, following
-from openenvd.processes.resources.pids_limit import ProcessRoom
 from openenvd.server.dispatch.planning import PROCESSES_OF_DAEMON, check_process_room
 from openenvd.server.listening import bind, identity_of
 from openenvd.server.settings import FIRST_PORT, PORTS, Paths, Settings
+from openenvd.system.memory.pids_limit import ProcessRoom
 
 from .conftest import WAIT_SECONDS
 
@@ -158,7 +158,7 @@ def test_the_daemon_imports_nothing_that_it_does_not_need() -> None:
     """Each of these costs it memory for as long as it runs: it idles in 55 MB."""
     script = (
         "import sys; from openenvd.server.operations.registry import PRELOAD\n"
-        "from openenvd.system.forking import preload; preload(PRELOAD, collect=False)\n"
+        "from openenvd.system.process.forking import preload; preload(PRELOAD, collect=False)\n"
         "from openenvd.server.__main__ import _import_daemon; _import_daemon()\n"
         "print(*(name for name, module in sys.modules.items() if module is not None))"
     )
@@ -224,7 +224,7 @@ def test_processes_taken_by_others_during_the_start_are_reported_without_a_trace
     is what is said."""
     script = (
         "import sys\n"
-        "from openenvd.processes.resources import pids_limit\n"
+        "from openenvd.system.memory import pids_limit\n"
         "pids_limit.process_room = lambda: None\n"
         "from openenvd.server.__main__ import main\n"
         "sys.exit(main(['--port=0']))"

@@ -11,7 +11,6 @@ import click
 import pytest
 
 from openenvd.cli.main import cli
-from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db.records import (
     RETRYING,
     Environment,
@@ -33,7 +32,8 @@ from openenvd.server.dashboard.sources.deaths import (
     death_of_request,
     death_of_shard,
 )
-from openenvd.system.units import MB
+from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
+from openenvd.system.text.units import MB
 
 KILLED = ExitReason(
     ExitKind.OOM_KILLED,

@@ -16,7 +16,6 @@ from openenvd.executor.errors import NoRoom
 from openenvd.executor.executor import BurstableExecutor
 from openenvd.executor.messages import Died, Raised, Started, Succeeded, Task, TaskError
 from openenvd.executor.policy.admission import FreeMemory
-from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.errors import DatabaseFull
 from openenvd.requests_db.migrate import open_database
@@ -30,6 +29,7 @@ from openenvd.server.dispatch.memory_estimates import Declared, MemoryEstimates
 from openenvd.server.dispatch.request_traces import RequestTraces
 from openenvd.server.dispatch.running import DispatchContext, Timing
 from openenvd.server.settings import Paths, Settings
+from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 
 from .tracing.kept_spans import KeptSpans, attributes_of, ids_of
 

@@ -19,8 +19,12 @@ import pytest
 
 from openenvd.client import daemon, following
 from openenvd.server.settings import Paths
-from openenvd.system.connection_limit import MAX_CONNECTIONS, MIN_CONNECTIONS, connections_within
-from openenvd.system.units import MB
+from openenvd.system.net.connection_limit import (
+    MAX_CONNECTIONS,
+    MIN_CONNECTIONS,
+    connections_within,
+)
+from openenvd.system.text.units import MB
 
 from .conftest import WAIT_SECONDS
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from openenvd.executor.messages import Died, Raised, TaskError
-from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.states import RequestState, Schedule
 from openenvd.server.dispatch.outcomes import (
@@ -20,6 +19,7 @@ from openenvd.server.dispatch.outcomes import (
     retry_of,
     story,
 )
+from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 
 MB = 2**20
 REASON = ExitReason(

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from openenvd.executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
-from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
-from openenvd.processes.resources.pids_limit import HINT, NO_ROOM
 from openenvd.requests_db.states import ErrorKind, RequestState
 from openenvd.server.dispatch.outcomes import outcome_of
+from openenvd.system.memory.pids_limit import HINT, NO_ROOM
+from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 
 from .test_oom_policy import failure_context
 

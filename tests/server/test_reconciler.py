@@ -57,8 +57,8 @@ from openenvd.server.reconcile.reconciler import Reconciler
 from openenvd.server.reconcile.replica_watch import WAITING, ReplicaWatch
 from openenvd.server.reconcile.status_writer import Timing
 from openenvd.server.settings import Paths
-from openenvd.system.json_lines import decode_line
-from openenvd.system.process_identity import ProcessIdentity
+from openenvd.system.process.process_identity import ProcessIdentity
+from openenvd.system.text.json_lines import decode_line
 
 from ..environments.shim.conftest import Replica as ShimmedServer
 from .conftest import WAIT_SECONDS, until

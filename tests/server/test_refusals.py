@@ -14,7 +14,7 @@ from openenvd.server.api.browser_sessions import BrowserSessions
 from openenvd.server.api.dependencies import Dependencies
 from openenvd.server.api.security import MAX_BODY_BYTES, Guard
 from openenvd.server.api.streams import Position
-from openenvd.system.loop_lag import EventLoopLagMonitor
+from openenvd.system.process.loop_lag import EventLoopLagMonitor
 
 TOKEN = "a-token"
 LAUNCH = '{"operation": "launch", "payload": {"source": "echo"%s}%s}'

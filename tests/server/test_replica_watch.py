@@ -22,8 +22,8 @@ from openenvd.requests_db.records import Replica, RequestError
 from openenvd.requests_db.states import ReplicaState
 from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
 from openenvd.server.reconcile.status_writer import Timing
-from openenvd.system.json_lines import encode_line
-from openenvd.system.process_identity import ProcessIdentity
+from openenvd.system.process.process_identity import ProcessIdentity
+from openenvd.system.text.json_lines import encode_line
 
 TIMEOUT_SECONDS = 20.0
 LAUNCH = "1"

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db.records import NewRequest, Request, RequestError
 from openenvd.requests_db.states import ErrorKind, RequestState, Schedule
 from openenvd.server.dispatch.request_traces import RequestTraces, WaitReason
+from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 
 from .tracing.kept_spans import KeptSpans, attributes_of, ids_of
 

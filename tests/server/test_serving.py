@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from openenvd.processes.exits.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.requests_db.records import Environment, Replica
 from openenvd.requests_db.states import EnvironmentState, ReplicaState
 from openenvd.server.api.views import (
@@ -17,7 +16,8 @@ from openenvd.server.api.views import (
     serving_view,
     sessions_fail,
 )
-from openenvd.system.units import MB
+from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
+from openenvd.system.text.units import MB
 
 
 def live(**info: Any) -> dict[str, Any]:

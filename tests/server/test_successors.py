@@ -18,7 +18,7 @@ from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
 from openenvd.server.reconcile.status_writer import Timing
 from openenvd.server.reconcile.successors import TOGETHER_SECONDS, Successors
 from openenvd.server.reconcile.work_queue import BackgroundTasks
-from openenvd.system.process_identity import boot_seconds
+from openenvd.system.process.process_identity import boot_seconds
 
 WAIT_SECONDS = 20.0
 

@@ -21,7 +21,7 @@ from openenvd.environments.shim.files import open_control_socket
 from openenvd.executor.supervisor.memory import sweep_cgroups
 from openenvd.server.housekeeping.sweep import Sweeper, sweep_regularly
 from openenvd.server.settings import Paths
-from openenvd.system.cgroups import CgroupManager
+from openenvd.system.memory.cgroups import CgroupManager
 
 from ..environments.shim.conftest import Replica
 

@@ -16,7 +16,7 @@ from openenvd.server.api.dependencies import Dependencies
 from openenvd.server.api.security import Guard
 from openenvd.server.dispatch.request_traces import RequestTraces
 from openenvd.server.errors import NotFound
-from openenvd.system.loop_lag import EventLoopLagMonitor
+from openenvd.system.process.loop_lag import EventLoopLagMonitor
 
 from .tracing.kept_spans import KeptSpans, attributes_of, ids_of
 

@@ -10,7 +10,7 @@ import pytest
 from openenvd.requests_db.records import Replica, RequestError
 from openenvd.requests_db.states import ErrorKind, ReplicaState
 from openenvd.server.api.views import error_view, gpus_of, replica_view, sessions_fail
-from openenvd.system.hidden_values import REDACTED, redact
+from openenvd.system.text.hidden_values import REDACTED, redact
 
 
 @pytest.mark.parametrize(

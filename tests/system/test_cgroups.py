@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.system.cgroup_tree import V1, V2
-from openenvd.system.cgroups import Cgroup, CgroupManager
+from openenvd.system.memory.cgroup_tree import V1, V2
+from openenvd.system.memory.cgroups import Cgroup, CgroupManager
 
 MB = 1 << 20
 EAT = "import sys; sys.stdin.readline(); block = bytearray(b'x') * (int(sys.argv[1]) << 20)"
@@ -84,7 +84,7 @@ def test_group_made_from_inside_a_group_stands_beside_it(cgroups: CgroupManager)
     inner = cgroups.create("worker", 200 * MB)
     program = (
         "import sys; sys.stdin.readline()\n"
-        "from openenvd.system.cgroups import CgroupManager\n"
+        "from openenvd.system.memory.cgroups import CgroupManager\n"
         "print(CgroupManager(sys.argv[1]).directory)"
     )
     argv = [sys.executable, "-c", program, cgroups.name]

@@ -17,7 +17,7 @@ from openenvd.executor.worker.main import describe_error
 from openenvd.server.errors import DaemonError
 from openenvd.server.home_lock import hold_lock
 from openenvd.server.settings import Paths
-from openenvd.system import disk_space
+from openenvd.system.files import disk_space
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from openenvd.system import extras
+from openenvd.system.files import extras
 
 _VCS = {"vcs": "git", "commit_id": "abc"}
 

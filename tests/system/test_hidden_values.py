@@ -5,7 +5,12 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.system.hidden_values import hide_credentials, hide_secrets, hide_values, is_secret
+from openenvd.system.text.hidden_values import (
+    hide_credentials,
+    hide_secrets,
+    hide_values,
+    is_secret,
+)
 
 
 @pytest.mark.parametrize(

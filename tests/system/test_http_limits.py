@@ -17,8 +17,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import Server
 from websockets.asyncio.client import connect
 
-from openenvd.system.connection_limit import Listener
-from openenvd.system.http_limits import (
+from openenvd.system.net.connection_limit import Listener
+from openenvd.system.net.http_limits import (
     MAX_HEAD_BYTES,
     MAX_PIPELINED,
     SHORT_BODY_BYTES,

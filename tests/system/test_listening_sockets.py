@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.system import listening_sockets
-from openenvd.system.listening_sockets import (
+from openenvd.system.net import listening_sockets
+from openenvd.system.net.listening_sockets import (
     MOST_LISTENERS,
     QUEUE_LENGTH,
     descriptors_text,

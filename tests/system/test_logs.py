@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.system.log_files import (
+from openenvd.system.files.log_files import (
     BUSY_LOOK_SECONDS,
     LOOK_SECONDS,
     keep_newest_half,

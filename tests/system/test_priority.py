@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.system.proc import OWN_SESSION, prefer_own_session
+from openenvd.system.process.proc import OWN_SESSION, prefer_own_session
 
 SET_AND_SHOW = """
-from openenvd.system.proc import OWN_SESSION, prefer_own_session
+from openenvd.system.process.proc import OWN_SESSION, prefer_own_session
 print(prefer_own_session(7), open(OWN_SESSION).read())
 """
 

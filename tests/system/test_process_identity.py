@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from openenvd.system.proc import parse_stat, read_stat
-from openenvd.system.process_identity import ProcessIdentity
+from openenvd.system.process.proc import parse_stat, read_stat
+from openenvd.system.process.process_identity import ProcessIdentity
 
 SLEEP = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.system.prometheus import metric_family
+from openenvd.system.text.prometheus import metric_family
 
 from ..prometheus_rules import lint
 

@@ -12,7 +12,7 @@ from websockets.streams import StreamReader
 
 from openenvd.env_host.websocket.handshake import parse_upgrade
 from openenvd.rollouts.bench.session import take_frame
-from openenvd.system.websocket import (
+from openenvd.system.net.websocket import (
     CLOSE,
     TEXT,
     apply_mask,

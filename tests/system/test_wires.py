@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from openenvd.system.backoff import backoff_seconds
-from openenvd.system.descriptors import Message, close_all, receive_message, send_message
-from openenvd.system.json_lines import LineBuffer
-from openenvd.system.proc import exit_sentence, split_wait_status
-from openenvd.system.signal_pipe import SignalPipe
+from openenvd.system.process.backoff import backoff_seconds
+from openenvd.system.process.descriptors import Message, close_all, receive_message, send_message
+from openenvd.system.process.proc import exit_sentence, split_wait_status
+from openenvd.system.process.signal_pipe import SignalPipe
+from openenvd.system.text.json_lines import LineBuffer
 
 
 @pytest.fixture

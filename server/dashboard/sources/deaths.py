@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 
-from ....processes.exits.exit_reason import ExitKind, ExitReason
 from ....requests_db.records import Environment, Event, Json, Replica, Request
 from ....requests_db.states import ReplicaState
-from ....system.hidden_values import hide_credentials
+from ....system.process.exit_reason import ExitKind, ExitReason
+from ....system.text.hidden_values import hide_credentials
 from ...api.views import error_view
 from ...dispatch.outcomes import MoreMemory, is_over_session_limit, more_memory_after
 from ...dispatch.running import label_of

@@ -22,7 +22,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ....env_host.sessions.watch import LOOK_SECONDS
-from ....system.units import MB
+from ....system.text.units import MB
 from .report import CheckResult, Finding
 from .session import SessionFailed
 from .subject import Holdings, Subject

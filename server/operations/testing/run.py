@@ -15,8 +15,8 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
-from ....processes.exits.exit_reason import ExitReason
-from ....system.units import MB
+from ....system.process.exit_reason import ExitReason
+from ....system.text.units import MB
 from . import blocking, determinism, leaks, protocol
 from .report import CheckResult, Finding, Outcome
 from .session import SessionFailed

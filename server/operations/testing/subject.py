@@ -19,8 +19,8 @@ import psutil
 from ....environments.errors import NotAnswering
 from ....environments.http_get import ask
 from ....environments.shim.client import ShimClient, ShimGone
-from ....processes.exits.exit_reason import ExitReason
 from ....rollouts.policies.random_policy import sample
+from ....system.process.exit_reason import ExitReason
 from ..options import EnvironmentTestOptions
 from .session import TrialSession
 

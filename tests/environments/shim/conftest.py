@@ -21,9 +21,9 @@ import pytest
 from openenvd.environments.run_files import RUN_FILE_VERSION
 from openenvd.environments.shim.client import ShimClient, ShimGone, clean_up_after_shim, start_shim
 from openenvd.environments.shim.fork_server_client import stop_fork_servers
-from openenvd.system.cgroups import CgroupManager
-from openenvd.system.prctl import adopt_orphans
-from openenvd.system.proc import children_of
+from openenvd.system.memory.cgroups import CgroupManager
+from openenvd.system.process.prctl import adopt_orphans
+from openenvd.system.process.proc import children_of
 
 WAIT_SECONDS = 30.0
 ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="shims are forked on Linux alone")

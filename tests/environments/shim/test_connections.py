@@ -8,7 +8,7 @@ import json
 import pytest
 
 from openenvd.environments.shim.connections import DEFAULT_GRACE_SECONDS, error_line, read_operation
-from openenvd.system.json_lines import decode_line, encode_line
+from openenvd.system.text.json_lines import decode_line, encode_line
 
 
 def test_wire_is_one_json_object_a_line() -> None:

@@ -26,10 +26,10 @@ from openenvd.environments.shim.fork_server_client import (
     start_environment,
     stop_fork_servers,
 )
-from openenvd.processes.tree import wait_until_dead
-from openenvd.system.descriptors import close_all
-from openenvd.system.listening_sockets import open_listening_sockets
-from openenvd.system.process_identity import ProcessIdentity
+from openenvd.system.net.listening_sockets import open_listening_sockets
+from openenvd.system.process.descriptors import close_all
+from openenvd.system.process.process_identity import ProcessIdentity
+from openenvd.system.process.tree import wait_until_dead
 
 from .conftest import ON_LINUX, WAIT_SECONDS, Replica, forked
 

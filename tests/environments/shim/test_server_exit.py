@@ -16,8 +16,8 @@ from openenvd.environments.shim.server_exit import (
     ExitEvidence,
     ExitHistory,
 )
-from openenvd.system.cgroup_tree import V2
-from openenvd.system.cgroups import Cgroup
+from openenvd.system.memory.cgroup_tree import V2
+from openenvd.system.memory.cgroups import Cgroup
 
 SIGKILLED = 9  # the wait status
 PID = 4_194_304  # above what the kernel gives, so that its log has none

@@ -32,12 +32,12 @@ from openenvd.environments.shim.client import (
 )
 from openenvd.environments.shim.files import is_missing
 from openenvd.environments.shim.server_exit import EXIT_CANNOT_START
-from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind, ExitReason
-from openenvd.processes.exits.oom_evidence import kernel_log_kills, victims_cgroup
-from openenvd.processes.tree import wait_until_dead
-from openenvd.system.cgroups import Cgroup, CgroupManager
-from openenvd.system.listening_sockets import listening
-from openenvd.system.process_identity import ProcessIdentity
+from openenvd.system.memory.cgroups import Cgroup, CgroupManager
+from openenvd.system.net.listening_sockets import listening
+from openenvd.system.process.exit_reason import Certainty, Detector, ExitKind, ExitReason
+from openenvd.system.process.oom_evidence import kernel_log_kills, victims_cgroup
+from openenvd.system.process.process_identity import ProcessIdentity
+from openenvd.system.process.tree import wait_until_dead
 
 from .conftest import WAIT_SECONDS, Replica
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from openenvd.processes.exits.exit_reason import ExitKind, ExitReason
 from openenvd.server.operations.options import CHECK_NAMES
 from openenvd.server.operations.testing.blocking import Call, judge
 from openenvd.server.operations.testing.determinism import differences
@@ -16,6 +15,7 @@ from openenvd.server.operations.testing.protocol import differences as schema_di
 from openenvd.server.operations.testing.report import CheckResult, Finding
 from openenvd.server.operations.testing.run import CHECKS, note_exits
 from openenvd.server.operations.testing.subject import actions_of
+from openenvd.system.process.exit_reason import ExitKind, ExitReason
 
 MB = 1_000_000
 

@@ -15,7 +15,7 @@ from openenvd.environments.errors import NotAnswering
 from openenvd.environments.http_get import ask, base_url_by_name
 from openenvd.environments.layout import Layout
 from openenvd.environments.spec import EnvironmentSpec
-from openenvd.system.access_tokens import without_token
+from openenvd.system.net.access_tokens import without_token
 
 from ...operations.test_benchmark import Run
 from ...operations.test_benchmark import run as run

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from openenvd.system.traceparent import VARIABLE, traceparent
+from openenvd.system.net.traceparent import VARIABLE, traceparent
 
 from .kept_spans import KeptSpans, ids_of
 

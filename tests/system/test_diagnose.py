@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from openenvd.processes.exits.diagnose import (
+from openenvd.system.process.diagnose import (
     Evidence,
     diagnose_exit,
     of_cgroup,
     telling_line,
 )
-from openenvd.processes.exits.exit_reason import Certainty, Detector, ExitKind, ExitReason
-from openenvd.processes.exits.oom_evidence import kernel_log_kills, killed_process
+from openenvd.system.process.exit_reason import Certainty, Detector, ExitKind, ExitReason
+from openenvd.system.process.oom_evidence import kernel_log_kills, killed_process
 
 PID = 41233
 KILLED = int(signal.SIGKILL)

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from openenvd.processes.resources.limits import available_memory_bytes, read_limits
-from openenvd.system.cgroup_tree import free_memory_bytes
+from openenvd.system.memory.cgroup_tree import free_memory_bytes
+from openenvd.system.memory.limits import available_memory_bytes, read_limits
 
 MB = 1 << 20
 GB = 1 << 30

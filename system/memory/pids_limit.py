@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from ...system.cgroup_tree import level_number, locate
+from .cgroup_tree import level_number, locate
 from .limits import level_source, own_process_limit
 
 NO_ROOM = "there is no room for another process"

@@ -10,8 +10,8 @@ import contextlib
 import os
 import re
 
-from ...system.cgroup_tree import read_keyed
-from ...system.cgroups import Cgroup
+from ..memory.cgroup_tree import read_keyed
+from ..memory.cgroups import Cgroup
 
 _KMSG = "/dev/kmsg"
 _KMSG_RECORD_BYTES = 8192

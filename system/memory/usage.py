@@ -6,9 +6,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from ...system import proc
-from ...system.cgroups import Cgroup
-from .. import macos
+from ..process import macos, proc
+from .cgroups import Cgroup
 
 _IS_LINUX = sys.platform == "linux"
 

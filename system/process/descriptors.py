@@ -18,8 +18,8 @@ import socket
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .json_lines import Json, decode_line, encode_line
-from .units import MB
+from ..text.json_lines import Json, decode_line, encode_line
+from ..text.units import MB
 
 MAX_FDS = 200  # in one message; the kernel's limit is 253
 MAX_PACKET_BYTES = 128 * 1024

@@ -11,8 +11,8 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator
 
-from ..system.proc import ProcessStat
-from ..system.process_identity import ProcessIdentity, use_process_table
+from .proc import ProcessStat
+from .process_identity import ProcessIdentity, use_process_table
 
 
 class PsutilTable:

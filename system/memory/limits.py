@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...system.cgroup_tree import (
+from ..process import macos
+from .cgroup_tree import (
     LIMIT_FILES_V1,
     LIMIT_FILES_V2,
     UNLIMITED_BYTES,
@@ -29,7 +30,6 @@ from ...system.cgroup_tree import (
     machine_memory_bytes,
     read_text,
 )
-from .. import macos
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from ..text.units import MB
 from .connection_limit import ConnectionLimit, closing_answer
-from .units import MB
 
 MAX_HEAD_BYTES = 32 * 1024
 MAX_BODY_BYTES = 100 * MB  # of a request, unless a setting says otherwise

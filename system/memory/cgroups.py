@@ -22,9 +22,9 @@ import os
 import signal
 from typing import Any
 
+from ..process.proc import read_stat
+from ..process.process_identity import ProcessIdentity
 from .cgroup_tree import TOP, UNLIMITED_BYTES, V1, V2, Location, locate, read_keyed, read_text
-from .proc import read_stat
-from .process_identity import ProcessIdentity
 
 _LEAF = "home"  # where a delegated v2 group's own processes move to
 _SERVER_LEAF = "host"  # where a server moves that makes groups below its own

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from openenvd.processes.resources.memory import proportional_bytes, replica_bytes
-from openenvd.system.cgroups import CgroupManager
+from openenvd.system.memory.cgroups import CgroupManager
+from openenvd.system.memory.usage import proportional_bytes, replica_bytes
 
 from ..environments.shim.conftest import Replica, forked
 

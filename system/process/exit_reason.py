@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from ...system.proc import shared_limit_sentence, signal_name
-from ...system.units import MB
+from ..text.units import MB
+from .proc import shared_limit_sentence, signal_name
 
 
 class ExitKind(StrEnum):

@@ -18,10 +18,10 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 
-from ..system.cgroups import Cgroup
-from ..system.proc import ProcessStat, read_stat
-from ..system.process_identity import IS_LINUX, ProcessIdentity
+from ..memory.cgroups import Cgroup
 from . import macos
+from .proc import ProcessStat, read_stat
+from .process_identity import IS_LINUX, ProcessIdentity
 
 KILL_WAIT_SECONDS = 5.0  # after SIGKILL; longer only for a process stuck in the kernel
 _KILL_ROUNDS = 20  # a tree that forks while it is killed is looked at again

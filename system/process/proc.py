@@ -14,7 +14,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from .units import MB
+from ..text.units import MB
 
 _SECONDS_PER_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 OWN_SESSION = "/proc/self/autogroup"

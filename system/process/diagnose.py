@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ...system.cgroups import Cgroup
+from ..memory.cgroups import Cgroup
 from .exit_reason import Certainty, Detector, ExitKind, ExitReason
 from .oom_evidence import (
     OomCounters,

@@ -6,7 +6,7 @@ not the wall clock's: it survives clock steps, such as the one when a laptop fir
 server. To it is added 2**30 times a 16-bit tag of the boot id, so that a value written before a
 reboot never matches after it. Two such numbers are compared for equality and mean nothing else.
 Elsewhere than on Linux, processes are looked up in the table that `use_process_table` was given
-(`processes/macos.py`).
+(`system/process/macos.py`).
 
 Light on purpose (standard library alone at import): a shim imports it.
 """

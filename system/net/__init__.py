@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sockets and HTTP: limits of connections and heads, origins, tokens, WebSocket frames."""
