@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from ..server.settings import Paths
+from ..schema.settings import Paths
 from . import completion, exit_codes, phrases
 from .options import connect, json_option
 from .output import Output, bad, faint, good

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..client.sources import working_folder
-from ..server.operations.options import BenchmarkOptions
+from ..schema.operation_options import BenchmarkOptions
 from . import completion
 from .following import async_option, carry_out
 from .options import connect, declared_options, given_options, json_option, seconds

@@ -23,7 +23,8 @@ import click
 from ..client.api import DaemonClient
 from ..client.errors import ApiRefused, ClientError, RequestFailed
 from ..client.sources import read_source, working_folder
-from ..environments.spec import LaunchOptions
+from ..schema.spec import LaunchOptions
+from ..system.text.json_lines import Json
 from ..system.text.terminal_text import plain
 from . import completion, exit_codes, phrases
 from .failures import error_lines
@@ -31,8 +32,6 @@ from .following import run, submit
 from .option_groups import set_option
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, bad, faint, good
-
-Json = dict[str, Any]
 
 LOOK_SECONDS = 0.2  # between two looks at a launch
 SESSION_SECONDS = 30.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     Completing = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
-Json = dict[str, Any]
 Names = list[tuple[str, str]]  # each with what a shell shows beside it
 
 REQUESTS = 50
@@ -96,7 +95,7 @@ def _ask(questions: tuple[Callable[[DaemonClient], Names], ...]) -> Names:
     """Return what the daemon answers; it is asked no more once it has not answered."""
     from ..client import daemon
     from ..client.errors import ClientError
-    from ..server.settings import Paths
+    from ..schema.settings import Paths
 
     found: Names = []
     with contextlib.suppress(ClientError):

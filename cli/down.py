@@ -9,7 +9,7 @@ import click
 
 from ..client.api import DaemonClient
 from ..client.errors import ApiRefused
-from ..requests_db.states import RequestState
+from ..schema.states import RequestState
 from . import completion, exit_codes, phrases
 from .failures import error_lines, request_failure
 from .following import follow_request, run, wait_quietly

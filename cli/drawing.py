@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
-from ..requests_db.states import (
+from ..schema.states import (
     FAILING,
     EnvironmentState,
     GenerationState,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..client.errors import ApiRefused, ClientError, DaemonUnreachable, RequestFailed
-from ..requests_db.states import ErrorKind, RequestState
+from ..schema.states import ErrorKind, RequestState
 
 OK = 0  # done, or durably queued with --async
 FAILED = 1  # the request failed or was cancelled, or the daemon refused it

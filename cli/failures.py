@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..client.errors import ApiRefused, ClientError
-from ..requests_db.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
+from ..schema.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
 from ..system.text.terminal_text import plain
 from ..system.text.units import MB
 from . import phrases

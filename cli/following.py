@@ -23,8 +23,9 @@ import click
 from ..client import following
 from ..client.api import DaemonClient
 from ..client.errors import ApiRefused
-from ..requests_db.states import RequestState
-from ..server.operations.options import RequestOptions
+from ..schema.operation_options import RequestOptions
+from ..schema.states import RequestState
+from ..system.text.json_lines import Json
 from ..system.text.terminal_text import coloured, plain
 from . import exit_codes, phrases
 from .drawing import is_coloured, new_console
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.status import Status
 
-Json = dict[str, Any]
 # Of a final request: what `--json` prints beside id and error, and the lines for people.
 Conclusion = Callable[[Json], tuple[Json, list[str]]]
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..client.sources import read_source, working_folder
-from ..server.operations.options import ImageOptions, RequestOptions
+from ..schema.operation_options import ImageOptions, RequestOptions
 from . import completion
 from .following import RARE, carry_out, submit_options
 from .option_groups import set_option

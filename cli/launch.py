@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..client.sources import folder_note, read_source, working_folder
-from ..environments.names import suggest_name, why_not
-from ..environments.spec import LaunchOptions
-from ..requests_db.states import RequestState
-from ..server.operations.options import DrainOptions, RequestOptions
+from ..schema.names import suggest_name, why_not
+from ..schema.operation_options import DrainOptions, RequestOptions
+from ..schema.spec import LaunchOptions
+from ..schema.states import RequestState
 from . import completion, following, passthrough
 from .following import follow, leave, submit, submit_options
 from .option_groups import grouped, set_option

@@ -10,7 +10,7 @@ from functools import partial
 import click
 
 from ..client.errors import ApiRefused
-from ..requests_db.states import RequestState
+from ..schema.states import RequestState
 from ..system.text.terminal_text import TextStream
 from . import completion, exit_codes, phrases
 from .failures import environment_failure, request_failure

@@ -13,7 +13,8 @@ import click
 
 from ..client import daemon
 from ..client.errors import ApiRefused
-from ..server.settings import Paths
+from ..schema.settings import Paths
+from ..system.text.json_lines import Json
 from . import completion
 from .output import Output
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ..system.text.options import Option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-Json = dict[str, Any]
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 _DURATION = re.compile(r"(-?\d+(?:\.\d*)?|-?\.\d+)\s*([smh]?)", re.IGNORECASE)

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from ..environments.spec import LaunchOptions
-from ..requests_db.states import FINAL_STATES, RequestState
+from ..schema.spec import LaunchOptions
+from ..schema.states import FINAL_STATES, RequestState
 from . import completion, exit_codes, phrases
 from .drawing import requests_table
 from .failures import request_failure

@@ -13,8 +13,8 @@ import click
 from ..client.errors import ApiRefused
 from ..client.policies import variables_of
 from ..client.sources import MANIFEST, bundled_names, read_source, working_folder
-from ..requests_db.states import EnvironmentState, RequestState
-from ..server.operations.options import RequestOptions, RolloutOptions
+from ..schema.operation_options import RequestOptions, RolloutOptions
+from ..schema.states import EnvironmentState, RequestState
 from ..system.text.terminal_text import plain
 from . import completion, exit_codes, following
 from .following import Detached, follow, follow_request, leave, submit, submit_options

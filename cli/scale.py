@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..server.operations.options import DrainOptions
+from ..schema.operation_options import DrainOptions
 from . import completion, phrases
 from .following import async_option, carry_out
 from .options import connect, declared_options, given_options, json_option

@@ -11,7 +11,7 @@ import click
 
 from ..client.api import DaemonClient
 from ..client.errors import ApiRefused
-from ..requests_db.states import EnvironmentState, RequestState
+from ..schema.states import EnvironmentState, RequestState
 from . import completion, exit_codes, phrases
 from .drawing import Drawn, environments_table, generations_table, requests_table
 from .failures import environment_failure, request_failure

@@ -16,9 +16,10 @@ import click
 
 from ..client.api import DaemonClient
 from ..client.sources import read_source, working_folder
-from ..environments.spec import LaunchOptions
-from ..requests_db.states import RequestState
-from ..server.operations.options import EnvironmentTestOptions
+from ..schema.operation_options import EnvironmentTestOptions
+from ..schema.spec import LaunchOptions
+from ..schema.states import RequestState
+from ..system.text.json_lines import Json
 from ..system.text.terminal_text import plain
 from . import completion, exit_codes
 from .bench import read_action
@@ -27,8 +28,6 @@ from .following import follow_request, submit
 from .option_groups import set_option
 from .options import connect, declared_options, given_options, json_option
 from .output import Output, bad, faint, good
-
-Json = dict[str, Any]
 
 OF_LAUNCH = ("env", "with_packages", "memory_mb", "gpus", "isolate")
 RARE = ("serve_as_is", "ready_timeout_seconds")  # as `openenv launch` has them

@@ -14,8 +14,7 @@ import click
 
 from ..client import daemon
 from ..client.errors import ClientError, DaemonNotStarted
-from ..requests_db.states import EnvironmentState
-from ..server.settings import (
+from ..schema.settings import (
     SETTINGS,
     Paths,
     Setting,
@@ -23,6 +22,7 @@ from ..server.settings import (
     flags_of_killed,
     given_settings,
 )
+from ..schema.states import EnvironmentState
 from ..system.text.terminal_text import plain
 from . import exit_codes, phrases
 from .drawing import Table

@@ -13,19 +13,17 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 
 from ..client.api import DaemonClient
 from ..client.errors import ClientError, ConnectionLost
+from ..system.text.json_lines import Json
 from .drawing import for_rich, new_console
 from .options import reconnect
 from .output import Output, bad
 from .status import picture, read_status
-
-Json = dict[str, Any]
 
 REDRAW_SECONDS = 1.0  # for the ages
 MIN_PAUSE_SECONDS = 0.1  # between two drawings, however much happens

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict, Unpack
 from urllib.parse import quote
 
+from ..system.text.json_lines import Json
 from .errors import ApiRefused, ConnectionLost
-from .http import HttpClient, Json, ServerEvent
+from .http import HttpClient, ServerEvent
 
 _DOWN = "STOPPED"  # as in `requests_db.states`, which this package may not import
 _LOG_HEADER = "openenvd-log"  # the id of the replica whose log an answer is

@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, Generic, Self, TypeVar, Unpack
 
+from ..system.text.json_lines import Json
 from .api import DaemonClient, RequestFilters
 from .following import Reconnect
 from .handles import Environment, Progress, Request, pauses
-from .http import Json
 from .options import DrainOptions, LaunchOptions, RequestOptions, RolloutOptions
 from .session import ANSWER_SECONDS, AsyncSession
 from .synchronous import Client, Folder

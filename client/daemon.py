@@ -35,10 +35,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..server.settings import SETTINGS, Paths
+from ..schema.settings import SETTINGS, Paths
 from ..system.files import disk_space, installation
 from ..system.files.file_locks import is_locked
 from ..system.process.process_identity import IS_LINUX, ProcessIdentity
+from ..system.text.json_lines import Json
 from .errors import (
     ApiRefused,
     ConnectionLost,
@@ -51,7 +52,6 @@ from .errors import (
 if TYPE_CHECKING:
     from .api import DaemonClient  # HTTP takes 15 ms to import: while the daemon starts
 
-Json = dict[str, Any]
 
 START_SECONDS = 60.0  # a first start makes the database, on a slow disk
 STOP_SECONDS = 30.0  # running requests get their grace

@@ -12,9 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from ..system.text.json_lines import Json
 from .api import DaemonClient
 from .errors import ConnectionLost, RequestFailed
-from .http import Json, ServerEvent
+from .http import ServerEvent
 
 # As in `requests_db.states`, which this package may not import; a test compares them.
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
+from ..system.text.json_lines import Json
 from . import following
 from .api import DaemonClient
 from .errors import RequestFailed
-from .http import Json
 from .options import DrainOptions, RequestOptions
 from .session import ANSWER_SECONDS, Session
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from ..server.settings import Paths
+from ..schema.settings import Paths
 from . import daemon
 from .errors import ClientError
 

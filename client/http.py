@@ -16,9 +16,9 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 
 from ..system.net.traceparent import HEADER, traceparent
+from ..system.text.json_lines import Json
 from .errors import ApiRefused, ConnectionLost
 
-Json = dict[str, Any]
 Query = Mapping[str, str | int | float | bool | Sequence[str] | None]
 
 # Much longer than any answer takes, much shorter than a user's patience with a wedged daemon.

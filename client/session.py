@@ -29,9 +29,8 @@ from ..env_host.errors import WSErrorCode
 from ..rollouts.session import session as sessions
 from ..rollouts.session.loop_thread import LoopThread, loop_thread
 from ..rollouts.session.session import CONNECT_SECONDS, SessionEnd, SessionFailed, error_text
+from ..system.text.json_lines import Json
 from .errors import SessionError
-
-Json = dict[str, Any]
 
 ANSWER_SECONDS = 60.0  # as OpenEnv's client waits
 PING_SECONDS = 20.0  # a session may be idle for long behind a proxy

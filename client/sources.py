@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
-from ..environments.names import suggest_name
+from ..schema.names import suggest_name
 from .errors import ApiRefused
 
 MANIFEST = "openenv.yaml"

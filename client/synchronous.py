@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
-from ..server.settings import Paths
+from ..schema.settings import Paths
+from ..system.text.json_lines import Json
 from . import daemon as daemons
 from .api import DaemonClient, RequestFilters
 from .errors import DaemonUnreachable
 from .handles import Environment, Request, environment_of, json_of
-from .http import Json
 from .options import LaunchOptions, RequestOptions, RolloutOptions
 from .policies import variables_of
 from .sources import read_source, working_folder

@@ -22,11 +22,11 @@ import sys
 from contextlib import suppress
 from typing import Any, Self
 
-from ..server.settings import Paths
+from ..schema.settings import Paths
+from ..system.text.json_lines import Json
 from . import daemon, following
 from .api import DaemonClient
 from .errors import ApiRefused, ClientError, RequestFailed
-from .http import Json
 from .sources import read_source, working_folder
 
 READY_SECONDS = 600.0  # a first launch installs the project's dependencies

@@ -20,7 +20,7 @@ from openenvd import __version__
 from openenvd.cli import exit_codes
 from openenvd.cli.main import COMMANDS, cli
 from openenvd.cli.option_groups import SetOption
-from openenvd.server.settings import SETTINGS
+from openenvd.schema.settings import SETTINGS
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig

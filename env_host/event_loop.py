@@ -22,8 +22,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ..schema.protocol import HOST_LIBRARIES
 from ..system.process.signal_pipe import take_over
-from .protocol import HOST_LIBRARIES
 
 _FOLDER = Path(sys.prefix, HOST_LIBRARIES)
 

@@ -28,13 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
-from ..system.net.listening_sockets import listening, open_listening_sockets, sockets_of
-from ..system.process.proc import raise_fd_limit
-from ..system.process.signal_pipe import take_over
-from .environment import deferred_imports
-from .errors import ConfigError, ShardFailed, StartError
-from .ipc.notify import Notifier
-from .protocol import (
+from ..schema.protocol import (
     CHILD_CONFIG_VARIABLE,
     DEFAULT_SESSIONS,
     EXIT_FAILED_TO_START,
@@ -51,6 +45,12 @@ from .protocol import (
     HostConfig,
     Serving,
 )
+from ..system.net.listening_sockets import listening, open_listening_sockets, sockets_of
+from ..system.process.proc import raise_fd_limit
+from ..system.process.signal_pipe import take_over
+from .environment import deferred_imports
+from .errors import ConfigError, ShardFailed, StartError
+from .ipc.notify import Notifier
 from .startup import no_collections, write_bytecode_below
 
 if TYPE_CHECKING:

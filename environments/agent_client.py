@@ -33,10 +33,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..schema.errors import EngineFailed
+from ..schema.layout import Layout, make_private
 from ..system.text.json_lines import Json, decode_line, encode_line
 from .engine_address import ADDRESS_FILE_NAME, EngineAddress
-from .errors import EngineFailed
-from .layout import Layout, make_private
 from .shim.files import CONTROL_FD_VARIABLE, open_control_socket, write_json
 from .shim.fork_server_client import spawn_detached
 

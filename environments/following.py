@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ..env_host.protocol import (
+from ..schema.errors import NotAnswering
+from ..schema.protocol import (
     ENVIRONMENT_HEADER,
     GENERATION_HEADER,
     HOST_CONFIG_VARIABLE,
@@ -15,7 +16,6 @@ from ..env_host.protocol import (
 from ..system.net.access_tokens import with_token
 from ..system.process.process_identity import ProcessIdentity
 from . import run_files
-from .errors import NotAnswering
 from .http_get import check_sessions
 from .run_files import RunFile
 from .shim.client import read_status_file

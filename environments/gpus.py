@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from .errors import InvalidSpec
+from ..schema.errors import InvalidSpec
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 ASK_SECONDS = 10.0

@@ -11,11 +11,11 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..env_host.protocol import NO_SESSIONS, Serving
+from ..schema.errors import NotAnswering
+from ..schema.protocol import NO_SESSIONS, Serving
 from ..system.net.access_tokens import bearer_header, with_token, without_token
 from ..system.text.units import MB
 from . import run_files
-from .errors import NotAnswering
 from .run_files import RunFile
 from .shim.client import read_status_file
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from .errors import UnknownSource
+from ..schema.errors import UnknownSource
 
 SCHEME = "docker://"
 REPOSITORY = "openenvd"  # of what is built here: openenvd/my-env:4f1d…

@@ -31,16 +31,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from ..env_host.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
+from ..schema.errors import EngineFailed
+from ..schema.layout import GATEWAY, Layout
+from ..schema.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
+from ..schema.spec import GRACE_SECONDS
 from ..system.files.file_locks import is_locked
 from ..system.net.listening_sockets import open_listening_sockets
 from ..system.process.descriptors import close_all
+from ..system.text.json_lines import Json
 from .agent_client import ask_agent
 from .engine_address import EngineAddress
-from .errors import EngineFailed
-from .layout import GATEWAY, Layout
 from .shim.client import (
     ShimClient,
     ShimGone,
@@ -50,9 +51,7 @@ from .shim.client import (
     start_shim,
 )
 from .shim.files import LOCK_FILE_NAME, RUN_FILE_NAME, STATUS_FILE_NAME
-from .spec import GRACE_SECONDS
 
-Json = dict[str, Any]
 OnSessions = Callable[[str, int], None]  # a replica's id, and its sessions
 OnStatus = Callable[[str, Json], bool]  # a replica's id, and its status: whether that was awaited
 LOCAL = "local"  # the provider of replicas below a shim

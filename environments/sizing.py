@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .errors import InvalidSpec
+from ..schema.errors import InvalidSpec
 
 
 def share_sessions(

@@ -14,15 +14,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+from ..schema.errors import EngineFailed
+from ..schema.layout import Layout
+from ..system.text.json_lines import Json
 from . import run_files
 from .agent_client import STRAYS_FILE_NAME, ask_agent
 from .engine_address import ADDRESS_FILE_NAME, EngineAddress
-from .errors import EngineFailed
-from .layout import Layout
-
-Json = dict[str, Any]
 
 
 def engines_used(layout: Layout) -> list[EngineAddress]:

@@ -43,7 +43,7 @@ from load_tests.shared.report import (
     percentile,
 )
 from openenvd.client import daemon as daemons
-from openenvd.server.settings import Paths
+from openenvd.schema.settings import Paths
 from smoke_tests.chromium import find_chromium
 
 CLIENTS = 16

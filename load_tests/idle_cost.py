@@ -63,8 +63,8 @@ from load_tests.shared.report import (
 )
 from openenvd.environments.agent_client import ask_agent
 from openenvd.environments.engines.registry import ENGINES, address_here
-from openenvd.environments.errors import EngineFailed
-from openenvd.environments.layout import Layout
+from openenvd.schema.errors import EngineFailed
+from openenvd.schema.layout import Layout
 from openenvd.system.process.proc import children_of, rollup_bytes
 
 LAUNCHES_AT_ONCE = 4

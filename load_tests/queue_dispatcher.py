@@ -42,11 +42,11 @@ from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import Event, NewRequest, Request
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import Schedule
 from openenvd.requests_db.transactions import submitting
+from openenvd.schema.settings import Paths, Settings
+from openenvd.schema.states import Schedule
 from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.running import DispatchContext
-from openenvd.server.settings import Paths, Settings
 
 OURS = {"ours": False, "ours, --durability power": True}  # whether commits are synced
 WORKERS = max(1, len(os.sched_getaffinity(0)))

@@ -48,13 +48,3 @@ class DatabaseTooNew(DatabaseError):
     """A newer version has migrated the database; this one cannot read it safely."""
 
     default_hint = "upgrade openenvd, or point OPENENV_HOME at another folder"
-
-
-class InvalidTransition(Exception):
-    """A state was asked for that does not follow from the present one."""
-
-    def __init__(self, subject: str, before: str, after: str) -> None:
-        super().__init__(f"{subject} cannot go from {before} to {after}")
-        self.subject = subject
-        self.before = before
-        self.after = after

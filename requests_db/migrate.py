@@ -17,11 +17,11 @@ from pathlib import Path
 
 from sqlalchemy import Connection, insert, inspect, text
 
+from ..schema.states import RequestState
 from .connections import sqlite
 from .connections.write_connection import WriteConnection
 from .errors import DatabaseCorrupt, DatabaseTooNew
 from .sql.tables import metadata, tally
-from .states import RequestState
 
 # In their order; a test compares them with the files in `migrations/versions`.
 REVISIONS = ("0001",)

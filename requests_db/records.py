@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .states import (
+from ..schema.states import (
     EnvironmentState,
     ErrorKind,
     GenerationState,
@@ -18,8 +18,7 @@ from .states import (
     RequestState,
     Schedule,
 )
-
-Json = dict[str, Any]
+from ..system.text.json_lines import Json
 
 
 @dataclass(frozen=True, slots=True)

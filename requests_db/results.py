@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..schema.states import RequestState
 from .records import Environment, Event, Generation, Request
-from .states import RequestState
 
 Events = tuple[Event, ...]
 

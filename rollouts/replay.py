@@ -32,6 +32,7 @@ from typing import Any
 import orjson
 
 from ..system.process.proc import set_oom_score_adj
+from ..system.text.json_lines import Json
 from ..system.text.units import MB
 from .episodes import Array, EpisodeStatus
 from .errors import RolloutError
@@ -53,8 +54,6 @@ SHOWN = (
     *("steps", "attempts", "started_at", "finished_at"),
     *("failure_reason", "failure_message", "failure_step"),
 )
-
-Json = dict[str, Any]
 
 
 def main() -> int:

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING, Any
 from setproctitle import getproctitle
 
 from ..executor.spawning.source import FORK_IS_SAFE
+from ..schema.settings import SETTINGS, Paths, Settings, flags_of_killed, given_settings
 from ..system.net.traceparent import VARIABLE
 from ..system.process.forking import close_all_but
 from ..system.process.proc import prefer_own_session, set_oom_score_adj
 from .daemon_log import set_up_log
 from .errors import DaemonError
-from .settings import SETTINGS, Paths, Settings, flags_of_killed, given_settings
 
 if TYPE_CHECKING:
     from ..executor.spawning.zygote import PreforkedZygote

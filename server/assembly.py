@@ -30,9 +30,10 @@ from ..requests_db.errors import DatabaseError
 from ..requests_db.migrate import open_database
 from ..requests_db.sql import queries
 from ..requests_db.sql.rows import QueueClock
-from ..requests_db.states import Schedule
 from ..requests_db.transactions.recovery import recover
 from ..requests_db.transactions.retention import MAX_ESTIMATES
+from ..schema.settings import Paths, Settings
+from ..schema.states import Schedule
 from ..system.memory.limits import Limits
 from ..system.process.loop_lag import EventLoopLagMonitor
 from .api.dependencies import Dependencies
@@ -46,7 +47,6 @@ from .errors import DaemonError
 from .events.bus import EventBus
 from .operations import registry
 from .reconcile.reconciler import Reconciler
-from .settings import Paths, Settings
 from .tracing import start, stop
 
 log = logging.getLogger(__name__)

@@ -40,6 +40,7 @@ from .. import __version__
 from ..environments.shim.fork_server_client import stop_fork_servers
 from ..executor.spawning.zygote import PreforkedZygote
 from ..executor.supervisor.memory import sweep_cgroups
+from ..schema.settings import Given, Paths, Settings
 from ..system.memory.limits import read_limits
 from ..system.memory.pids_limit import is_no_room, no_room_text
 from .api.app import create_app
@@ -53,7 +54,6 @@ from .errors import DaemonError
 from .home_lock import HomeLock, hold_lock
 from .housekeeping.sweep import collect_daily, sweep_regularly
 from .listening import HttpServer, bind, identity_of, write_identity
-from .settings import Given, Paths, Settings
 
 log = logging.getLogger(__name__)
 

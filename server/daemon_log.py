@@ -16,8 +16,8 @@ import logging
 import sys
 from logging.handlers import RotatingFileHandler
 
+from ..schema.settings import Paths, Settings
 from ..system.text.units import MB
-from .settings import Paths, Settings
 
 MAX_DAEMON_LOG_BYTES = 8 * MB
 

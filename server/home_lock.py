@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..environments.shim.files import remove_if_empty
+from ..schema.settings import Paths
 from ..system.files import disk_space
 from .errors import DaemonError
-from .settings import Paths
 
 # What is there before the first database.
 OURS = frozenset(

@@ -14,6 +14,7 @@ from uvicorn.config import Config
 from .. import __version__
 from ..env_host.serving.event_driven import EventDrivenServer
 from ..environments.shim.files import write_json
+from ..schema.settings import FIRST_PORT, PORTS, Given, Paths, Settings
 from ..system.files import installation
 from ..system.net.connection_limit import connections_within
 from ..system.net.http_limits import HttpTiming
@@ -23,7 +24,6 @@ from .api.security import ensure_token
 from .errors import DaemonError
 from .home_lock import state_unwritable
 from .housekeeping.runtime_dir import held
-from .settings import FIRST_PORT, PORTS, Given, Paths, Settings
 
 LISTEN_BACKLOG = 2048
 SHUTDOWN_SECONDS = 2  # for open streams, before their connections are cut

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from uv import find_uv_bin
 
-from openenvd.environments.spec import DEFAULT_BASE
+from openenvd.schema.spec import DEFAULT_BASE
 
 from . import links
 from .links import NETWORKS, ip, make_bridge, namespace_on

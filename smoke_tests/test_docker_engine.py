@@ -22,7 +22,7 @@ from openenvd.environments.engines.base import (
     ReplicaPlan,
 )
 from openenvd.environments.engines.docker import DockerEngine
-from openenvd.environments.spec import DEFAULT_BASE
+from openenvd.schema.spec import DEFAULT_BASE
 from openenvd.system.text.units import MB
 
 from . import docker_engine as engines

@@ -25,7 +25,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.sync.client import ClientConnection, connect
 
 from openenvd.environments.gateway.process import locked
-from openenvd.environments.layout import Layout
+from openenvd.schema.layout import Layout
 
 from .conftest import GRACE_SECONDS, Machine, eventually
 from .pages import name_of, pages_that_need, run_blocks

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from openenvd.env_host.protocol import HOST_OPTIONS_VARIABLE
 from openenvd.environments.engines.base import EngineRefused, Instance, InstanceState, ReplicaPlan
 from openenvd.environments.engines.docker import DockerEngine
 from openenvd.environments.engines.swarm import SwarmEngine
-from openenvd.environments.errors import NotAnswering
+from openenvd.schema.errors import NotAnswering
+from openenvd.schema.protocol import HOST_OPTIONS_VARIABLE
 
 from .conftest import eventually
 from .docker_engine import DockerEngine as RealEngine

@@ -50,11 +50,11 @@ from urllib.request import urlopen
 
 import psutil
 
-from openenvd.environments.errors import EnvironmentsError
-from openenvd.environments.layout import Layout
 from openenvd.environments.sources.resolve import Project, resolve
 from openenvd.environments.venv.overlay import overlay_key
 from openenvd.environments.venv.project_venv import venv_key
+from openenvd.schema.errors import EnvironmentsError
+from openenvd.schema.layout import Layout
 
 from .conftest import UPSTREAM_REQUIREMENT, Machine, install, python_with
 from .upstream_calls import CONVERSATIONS, GENERATED, Conversation

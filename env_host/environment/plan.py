@@ -22,11 +22,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Never
 
+from ...schema.protocol import DEFAULT_SESSIONS, HostConfig
 from ...system.memory.cgroup_tree import free_memory_bytes
 from ...system.process.prctl import die_with_parent
 from ...system.text.units import MB
 from ..errors import NotConcurrent
-from ..protocol import DEFAULT_SESSIONS, HostConfig
 from ..startup import fitting_sessions, sessions_of_process
 from .definition import Definition
 from .instances import failure_of

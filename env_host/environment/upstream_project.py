@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from ...schema.protocol import HostConfig
 from ..errors import LoadError
-from ..protocol import HostConfig
 from . import deferred_imports
 from .definition import AnyAction, Definition
 from .interfaces import Observation, State

@@ -23,14 +23,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
+from ...system.text.json_lines import Json
 from ...system.text.prometheus import metric_family
 from .scoreboard import ALIVE_SECONDS, MICROSECONDS, Counters, Field, Scoreboard
 
 BUSY_SECONDS = 0.1  # median lag of a loop that is called busy
 
-Json = dict[str, Any]
 
 _GAUGES = (
     ("sessions", "Sessions open now."),

@@ -7,8 +7,8 @@ import logging
 import os
 from typing import Any
 
+from ...schema.protocol import Serving
 from ...system.text.json_lines import encode_line
-from ..protocol import Serving
 
 log = logging.getLogger("openenvd.env_host")
 

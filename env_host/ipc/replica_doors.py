@@ -24,8 +24,8 @@ import os
 import socket
 from pathlib import Path
 
+from ...schema.protocol import door_path
 from ...system.process.descriptors import Message, close_all, send_message
-from ..protocol import door_path
 from .fd_messages import connection_message
 
 RETRY_SECONDS = 0.005  # until a message that did not fit is sent again

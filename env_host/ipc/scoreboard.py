@@ -23,7 +23,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import Any
+
+from ...system.text.json_lines import Json
 
 MICROSECONDS = 1_000_000
 ALIVE_SECONDS = 1.0  # a shard whose loop has not run for so long gets no connections
@@ -65,7 +66,6 @@ class Field(IntEnum):
 
 _OF_THE_ROW = (Field.GENERATION, Field.DRAINING)
 _FIELDS = 32  # room for more without a new layout
-Json = dict[str, Any]
 
 _ROW_BYTES = _FIELDS * _FIELD_BYTES
 _PLACE_BYTES = 8192  # for the supervisor's own, twice

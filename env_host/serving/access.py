@@ -24,14 +24,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from ...schema.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER, REPLICA_HEADER, RETRY_HEADER
 from ...system.net.access_tokens import bearer, is_token, split_target, without_parameter
 from ...system.net.http_limits import Headers, send_answer
 from ...system.net.request_origin import is_allowed_host, is_allowed_origin
 from ..environment.own_middleware import Receive, Scope, Send
-from ..protocol import ENVIRONMENT_HEADER, GENERATION_HEADER, REPLICA_HEADER, RETRY_HEADER
 
 if TYPE_CHECKING:
-    from ..protocol import HostConfig
+    from ...schema.protocol import HostConfig
     from ..websocket.handshake import Upgrade
 
 

@@ -17,6 +17,7 @@ import os
 import signal
 from typing import Any
 
+from ...schema.protocol import DRAIN_HEADER, DRAIN_ROUTE
 from ...system.net.access_tokens import is_token
 from ...system.net.http_limits import send_answer
 from ...system.text.prometheus import CONTENT_TYPE
@@ -24,7 +25,6 @@ from ..environment.definition import Definition
 from ..environment.own_middleware import SESSION_PATHS, Receive, Send, answered_by
 from ..ipc.capacity import capacity_of, render_metrics
 from ..ipc.scoreboard import Scoreboard, now_microseconds
-from ..protocol import DRAIN_HEADER, DRAIN_ROUTE
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
 from ..websocket.partial_messages import PartialMessages

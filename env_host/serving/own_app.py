@@ -49,11 +49,11 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from ...schema.protocol import NO_SESSIONS
 from ...system.net.access_tokens import split_target, without_parameter
 from ...system.net.http_limits import MAX_HEAD_BYTES, Headers, send_answer
 from ..environment.own_middleware import Receive, Send, answered_by
 from ..ipc.fd_messages import duplicate
-from ..protocol import NO_SESSIONS
 from ..websocket.handshake import END_OF_HEAD, Upgrade
 
 NOT_FOUND = HTTPStatus.NOT_FOUND.value

@@ -25,10 +25,10 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from ...schema.protocol import MAX_MESSAGE_BYTES
 from ...system.net.connection_limit import ConnectionLimit, connections_within, full_answer
 from ...system.net.http_limits import MAX_HEAD_BYTES, Headers, limited
 from ...system.process.signal_pipe import DRAIN_SIGNALS, STOP_SIGNALS, take_over
-from ..protocol import MAX_MESSAGE_BYTES
 from ..sessions.watch import SessionWatch
 from ..websocket.handshake import END_OF_HEAD, Upgrade, acceptance, parse_upgrade
 from .access import Access, AccessGuard

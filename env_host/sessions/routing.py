@@ -27,11 +27,10 @@ import json
 import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
 
+from ...system.text.json_lines import Json
 from ..errors import SessionError
 
-Json = dict[str, Any]
 Give = Callable[[int], None]  # gives another process a descriptor, and closes it here
 GetReady = Callable[[], Awaitable[Give]]  # to give a descriptor away
 

@@ -49,8 +49,8 @@ from .arrivals import END_OF_HEAD, Arrival, Arrivals, Head, Headers, Owner, owne
 from .connection_registry import ConnectionRegistry
 
 if TYPE_CHECKING:
+    from ...schema.protocol import HostConfig
     from ..environment.definition import Definition
-    from ..protocol import HostConfig
     from ..shared_state.errors import WorldLost
 
 HEARTBEAT_SECONDS = 0.1

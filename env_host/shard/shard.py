@@ -37,8 +37,8 @@ from .arrivals import Arrival, Headers, accepted_as_bytes, accepted_as_text
 from .base import MakeServer, ServingProcess
 
 if TYPE_CHECKING:
+    from ...schema.protocol import HostConfig
     from ..environment.definition import Definition
-    from ..protocol import HostConfig
 
 
 STARTING_SECONDS = 1.0  # for a shard that is wanted to start

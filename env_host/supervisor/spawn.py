@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
+from ...schema.protocol import CHILD_CONFIG_VARIABLE, HOST_CONFIG_VARIABLE, HostConfig
 from ...system.memory.cgroups import Cgroup
 from ...system.process import forking
 from ...system.process.descriptors import Message, packet_pair
@@ -30,7 +31,6 @@ from ...system.process.prctl import set_thread_name
 from ...system.process.proc import children_of, oom_score_adj, set_oom_score_adj
 from ..ipc.child_config import ChildConfig
 from ..ipc.scoreboard import Counters, Field, Scoreboard
-from ..protocol import CHILD_CONFIG_VARIABLE, HOST_CONFIG_VARIABLE, HostConfig
 from .children import Child
 from .server_memory import KillCount
 from .session_memory import CHECK_SECONDS, SessionGroups

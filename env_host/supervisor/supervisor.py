@@ -55,6 +55,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+from ...schema.protocol import HostConfig, Serving
 from ...system.memory.cgroups import own_group
 from ...system.net.listening_sockets import listening
 from ...system.process import forking
@@ -66,7 +67,6 @@ from ..errors import ShardFailed
 from ..ipc.fd_messages import carried_bytes
 from ..ipc.replica_doors import ReplicaDoors
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
-from ..protocol import HostConfig, Serving
 from ..restart_backoff import RestartSchedule
 from ..shared_state.process import StateProcess
 from ..startup import SPARE_FDS

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import parse_qs, unquote
 
+from ...schema.protocol import ATTEMPT_HEADER, ATTEMPTS_HEADER, RETRY_HEADER
 from ...system.net.access_tokens import split_target
 from ...system.net.connection_limit import FULL, closing_answer
-from ..protocol import ATTEMPT_HEADER, ATTEMPTS_HEADER, RETRY_HEADER
 
 END_OF_HEAD = b"\r\n\r\n"
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3

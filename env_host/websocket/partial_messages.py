@@ -24,9 +24,9 @@ import asyncio
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from ...schema.protocol import MAX_MESSAGE_BYTES
 from ...system.net.websocket import TRY_AGAIN_LATER_CLOSE
 from ...system.text.units import MB
-from ..protocol import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from .protocol import WebSocketProtocol

@@ -41,13 +41,13 @@ from typing import Any, NoReturn
 from filelock import FileLock
 from setproctitle import setproctitle
 
+from ...schema.layout import Layout, make_private
 from ...system.process.proc import set_oom_score_adj
 from ...system.process.process_identity import ProcessIdentity
 from ...system.text.json_lines import Json, decode_line, encode_line
 from .. import run_files
 from ..agent_client import STRAYS_FILE_NAME, start_lock
 from ..engine_address import ADDRESS_FILE_NAME, EngineAddress
-from ..layout import Layout, make_private
 from ..run_files import RunFile
 from ..shim.files import CONTROL_FD_VARIABLE, inherited_sockets, open_control_socket, write_json
 from ..shim.loop import enter_shims_group, leave_shims_group

@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
-from ...env_host.protocol import CONTAINER_PORT
+from ...schema.protocol import CONTAINER_PORT
 from ...system.process.exit_reason import Detector
 
 ENVIRONMENT_LABEL = "openenvd.environment"

@@ -13,13 +13,11 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
 
-from ..errors import EngineFailed
+from ...schema.errors import EngineFailed
+from ...system.text.json_lines import Json
 from . import registry
 from .base import Check, EngineError
-
-Json = dict[str, Any]
 
 CHECK_SECONDS = 30.0  # for all of them; an engine that hangs is one that does not work
 

@@ -30,9 +30,10 @@ import requests.exceptions
 import urllib3.exceptions
 from docker.errors import APIError, DockerException
 
-from ...env_host.protocol import CONTAINER_PORT, HOST_OPTIONS_VARIABLE
+from ...schema.errors import InvalidSpec
+from ...schema.protocol import CONTAINER_PORT, HOST_OPTIONS_VARIABLE
+from ...system.text.json_lines import Json
 from .. import gpus
-from ..errors import InvalidSpec
 from .base import (
     ENV_HOST_LABEL,
     HOME_LABEL,
@@ -54,7 +55,6 @@ from .timed_output import pieces_after, since_of
 if TYPE_CHECKING:
     from docker.types.daemon import CancellableStream
 
-Json = dict[str, Any]
 
 REQUEST_SECONDS = 60
 CONNECTIONS = 256  # kept: a stream of logs for each replica, and some for requests

@@ -11,10 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ...system.text.json_lines import Json
 from .base import EngineRefused
 from .host_options import read_options
-
-Json = dict[str, Any]
 
 SANDBOX: Json = {
     "ReadonlyRootfs": True,

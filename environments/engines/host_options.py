@@ -12,10 +12,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...env_host.protocol import HOST_OPTIONS_VARIABLE
+from ...schema.protocol import HOST_OPTIONS_VARIABLE
+from ...system.text.json_lines import Json
 from .base import EngineRefused, ReplicaPlan
-
-Json = dict[str, Any]
 
 
 def host_options(env: Mapping[str, str]) -> Json:

@@ -44,9 +44,10 @@ import signal as signals
 import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...system.process.backoff import backoff_seconds
+from ...system.text.json_lines import Json
 from .base import (
     HOME_LABEL,
     Check,
@@ -70,8 +71,6 @@ from .kubernetes_options import (
 )
 from .kubernetes_pods import id_of, instance_of, is_being_made, labels_of
 from .timed_output import lines_of, pieces_after, since_of
-
-Json = dict[str, Any]
 
 CORE = "/api/v1"
 WATCH_SECONDS = 10  # after which everything is looked at again: what is overdue makes no event

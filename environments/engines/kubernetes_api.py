@@ -27,10 +27,10 @@ from kubernetes.stream.ws_client import websocket_call
 from urllib3.response import BaseHTTPResponse
 from websocket import WebSocketBadStatusException, WebSocketException
 
+from ...system.text.json_lines import Json
 from .base import EngineGone, EngineRefused
 from .kubernetes_address import CONTEXT, KUBECONFIG, NAMESPACE
 
-Json = dict[str, Any]
 T = TypeVar("T")
 
 REQUEST_SECONDS = 30.0

@@ -12,13 +12,11 @@ import json
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from ...env_host.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
+from ...schema.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
 from ...system.net.listening_sockets import open_listening_sockets
 from ...system.net.request_origin import is_loopback
-
-Json = dict[str, Any]
+from ...system.text.json_lines import Json
 
 IMPORTS = "imports"  # in a replica's folder: the links that its imports go through
 

@@ -39,6 +39,7 @@ from typing import Any, ClassVar
 
 from ...system.process.backoff import backoff_seconds
 from ...system.process.exit_reason import Detector, ExitKind
+from ...system.text.json_lines import Json
 from .base import (
     Check,
     EngineRefused,
@@ -57,7 +58,6 @@ from .ray_options import bundle, check_options, options_of
 if importlib.util.find_spec("ray") is None:
     raise ImportError("No module named 'ray'")
 
-Json = dict[str, Any]
 
 PACKAGE = Path(__file__).resolve().parents[2]
 LOOK_SECONDS = 1.0  # between two looks at the cluster

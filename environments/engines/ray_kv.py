@@ -7,11 +7,10 @@ Imported where Ray's library is connected: in the driver, and in actors. Keys: `
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from ray.experimental import internal_kv
 
-Json = dict[str, Any]
+from ...system.text.json_lines import Json
 
 NAMESPACE = "openenvd"  # of actors and placement groups, and of these keys
 RECORD = "replica:{}"

@@ -41,6 +41,7 @@ import ray
 
 from ...system.net.listening_sockets import descriptors_text
 from ...system.process.prctl import die_with_parent
+from ...system.text.json_lines import Json
 from ..shim import __file__ as _shim_file
 from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_status_file
 from ..shim.files import (
@@ -52,8 +53,6 @@ from ..shim.files import (
 )
 from . import ray_kv
 from .node_program import http_address, listen, server_options
-
-Json = dict[str, Any]
 
 READ_BYTES = 256 * 1024
 RETRY_SECONDS = 1.0

@@ -40,13 +40,13 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ...schema.errors import NotAnswering
 from ...system.files.log_files import last_lines
 from ...system.net.access_tokens import with_token
 from ...system.process.backoff import backoff_seconds
 from ...system.process.process_identity import boot_seconds
 from ...system.text.json_lines import Json, encode_line
 from .. import run_files
-from ..errors import NotAnswering
 from ..run_files import RunFile, address_of
 from ..shim.client import read_status_file
 from ..shim.connections import read_operation

@@ -20,9 +20,9 @@ from typing import Any
 
 from ...system.process.diagnose import explain_child
 from ...system.process.exit_reason import ExitKind
+from ...system.text.json_lines import Json
 from ..shim.server_exit import ExitHistory
 
-Json = dict[str, Any]
 LONGEST_SECONDS = 3650 * 86_400.0  # until a deadline; those of another boot are further away
 
 

@@ -14,18 +14,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from ...env_host.ipc.capacity import abandoned_steps
-from ...env_host.protocol import DRAIN_HEADER, DRAIN_ROUTE, LOOPBACK, Serving
-from ..errors import NotAnswering
+from ...schema.errors import NotAnswering
+from ...schema.protocol import DRAIN_HEADER, DRAIN_ROUTE, LOOPBACK, Serving
+from ...system.text.json_lines import Json
 from ..http_get import ask
 from .base import EngineRefused
 
 TIMEOUT_SECONDS = 2.0
 DRAIN_SECONDS = 5.0
-
-Json = dict[str, Any]
 
 
 def why_not_healthy(base_url: str, seconds: float = TIMEOUT_SECONDS) -> str | None:

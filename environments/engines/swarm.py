@@ -28,13 +28,14 @@ import signal
 import time
 from collections.abc import Collection, Iterable, Iterator
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import docker
 from docker.errors import APIError
 
 from ...system.net.access_tokens import new_token, with_token
 from ...system.net.request_origin import is_loopback
+from ...system.text.json_lines import Json
 from .base import (
     ENV_HOST_LABEL,
     HOME_LABEL,
@@ -65,8 +66,6 @@ from .host_options import check_gpus, host_options, served_anywhere, with_host_o
 from .server_answers import ask_to_drain
 from .swarm_options import container_spec, service_name, split_options
 from .timed_output import pieces_after
-
-Json = dict[str, Any]
 
 INIT = "docker swarm init --advertise-addr 127.0.0.1"
 LOOK_AGAIN_SECONDS = 1.0  # at all services; at a task on another node

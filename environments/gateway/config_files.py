@@ -14,10 +14,11 @@ import resource
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..layout import make_private
+from ...schema.layout import make_private
+from ...system.text.json_lines import Json
 from ..shim.files import write_json
 from . import configuration
-from .configuration import Backend, GatewayOptions, Json
+from .configuration import Backend, GatewayOptions
 
 _SPARE_FDS = 128  # for files, listeners and health checks
 _MOST_FDS = 2**20  # where there is no limit

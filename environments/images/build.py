@@ -23,21 +23,21 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from ... import __version__
-from ...system.text.terminal_text import plain
-from ..command_output import run_command
-from ..engines.base import BUILT_LABEL
-from ..engines.docker_address import INSTALL, hint_on
-from ..errors import (
+from ...schema.errors import (
     EngineFailed,
     InvalidSpec,
     ManifestError,
     PreparationFailed,
     with_last_lines,
 )
+from ...schema.spec import DEFAULT_BASE
+from ...system.text.terminal_text import plain
+from ..command_output import run_command
+from ..engines.base import BUILT_LABEL
+from ..engines.docker_address import INSTALL, hint_on
 from ..image_names import check_reference, digest_in_repository, tag_of
 from ..sources.program import Program
 from ..sources.resolve import Project, ResolvedSource
-from ..spec import DEFAULT_BASE
 from .context import context_of
 
 # The network of this machine while it builds: a package index may be reachable from here alone.

@@ -13,15 +13,13 @@ containers, of other homes as well.
 from __future__ import annotations
 
 from subprocess import TimeoutExpired
-from typing import Any
 
+from ...schema.errors import EngineFailed
+from ...schema.layout import Layout
+from ...system.text.json_lines import Json
 from .. import run_files
-from ..errors import EngineFailed
 from ..image_names import REPOSITORY
-from ..layout import Layout
 from .build import DockerCli
-
-Json = dict[str, Any]
 
 
 def prune_images(layout: Layout) -> list[str]:

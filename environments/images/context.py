@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ... import __version__
-from ..errors import UnknownSource
+from ...schema.errors import UnknownSource
 from ..sources.needs import Way, metadata_of, read_toml
 from ..sources.program import Program
 from ..sources.resolve import (

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...env_host.protocol import (
+from ...schema.protocol import (
     CONTAINER_PORT,
     HOST_CONFIG_VARIABLE,
     HOST_LIBRARIES,

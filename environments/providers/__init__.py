@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...schema.errors import InvalidSpec, UnknownProvider
 from ..engines.base import EngineRefused
 from ..engines.registry import entries
-from ..errors import InvalidSpec, UnknownProvider
 from ..run_files import LOCAL
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...schema.spec import EnvironmentSpec
 from ..run_files import RunFile
 from ..sources.program import Program
-from ..spec import EnvironmentSpec
 
 if TYPE_CHECKING:
     from .started_replicas import StartedReplicas

@@ -20,28 +20,29 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from ...env_host.protocol import (
+from ...schema.errors import EngineFailed, InvalidSpec
+from ...schema.layout import Layout, make_private
+from ...schema.protocol import (
     HOST_CONFIG_VARIABLE,
     HOST_OPTIONS_VARIABLE,
     TRIAL_VARIABLE,
     ServeOptions,
 )
+from ...schema.spec import EnvironmentSpec
+from ...system.text.json_lines import Json
 from ...system.text.options import options_of
 from .. import run_files
 from ..engines.base import Labels, ReplicaPlan
 from ..engines.registry import address_here, traits_of
-from ..errors import EngineFailed, InvalidSpec
-from ..layout import Layout, make_private
 from ..shim.client import ShimClient, ShimGone
 from ..shim.files import RUN_FILE_NAME, write_json
 from ..sizing import share_sessions
 from ..sources.program import Program
-from ..spec import EnvironmentSpec
 from . import new_replicas
 from .base import OnReplica, StartedReplica
 from .new_replicas import MAX_SESSIONS_VARIABLE, Place, child_environment, host_of
 from .ports import PortOwner, open_listeners
-from .started_replicas import Json, StartedReplicas
+from .started_replicas import StartedReplicas
 
 _OUTSIDE = ("gpus",)  # an option of the instance: the server in it sees those that it got
 

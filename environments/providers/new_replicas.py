@@ -19,19 +19,18 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from ...env_host.protocol import (
+from ...schema.layout import Layout, make_private
+from ...schema.protocol import (
     ENVIRONMENT_HEADER,
     GENERATION_HEADER,
     LOOPBACK,
     REPLICA_HEADER,
 )
+from ...schema.spec import EnvironmentSpec
+from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from .. import run_files
-from ..layout import Layout, make_private
 from ..run_files import RunFile
-from ..spec import EnvironmentSpec
-
-Json = dict[str, Any]
 
 # Where things are, how to reach the network, which accelerators there are.
 INHERITED = frozenset(

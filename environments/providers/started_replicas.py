@@ -9,19 +9,23 @@ from __future__ import annotations
 import select
 import time
 from pathlib import Path
-from typing import Any
 
+from ...schema.errors import (
+    EnvironmentsError,
+    NoProcesses,
+    NotReady,
+    ReplicaFailed,
+    with_last_lines,
+)
 from ...system.files.log_files import last_lines
 from ...system.memory.pids_limit import HINT as ROOM_HINT
 from ...system.memory.pids_limit import no_room_text, tells_no_room
 from ...system.memory.usage import replica_bytes
 from ...system.process.exit_reason import ExitReason
+from ...system.text.json_lines import Json
 from .. import run_files
-from ..errors import EnvironmentsError, NoProcesses, NotReady, ReplicaFailed, with_last_lines
 from ..shim.client import ShimClient, ShimGone
 from .base import OnLasting, OnReplica, OnWaiting, StartedReplica
-
-Json = dict[str, Any]
 
 LAST_LINES = 20  # of a replica's log, in a failure
 IMPORTS = "imports"  # in a replica's folder: the links that its imports go through

@@ -9,7 +9,7 @@
     reap       all children that have exited
 
 `server_state.py` decides when each is called; the fork itself is in `server_child.py`. What the
-server reports through its pipe, one JSON object a line, is listed in `env_host/protocol.py`.
+server reports through its pipe, one JSON object a line, is listed in `schema/protocol.py`.
 Light: a shim imports it.
 """
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ...schema.errors import ManifestError
 from ...system.text.units import MB
-from ..errors import ManifestError
 
 if TYPE_CHECKING:
     import yaml

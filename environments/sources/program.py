@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ...env_host.protocol import HostConfig, ServeOptions
-from ..errors import InvalidSpec
-from ..spec import EnvironmentSpec
+from ...schema.errors import InvalidSpec
+from ...schema.protocol import HostConfig, ServeOptions
+from ...schema.spec import EnvironmentSpec
 from .needs import read_toml, table_in
 from .resolve import Bundled, ClassSource, Image, Project, ResolvedSource
 

@@ -20,7 +20,7 @@ from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
-from ..errors import UnknownSource
+from ...schema.errors import UnknownSource
 from ..image_names import image_of
 from .app_place import App, choose_app
 from .manifest import MANIFEST_NAME, Manifest, is_reference, read_manifest

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from ...system.process.process_identity import boot_seconds
 from .. import run_files
-from ..layout import Layout
+from ...schema.layout import Layout
 from .project_venv import COMPLETE, USED, note_use, noted_of
 
 LAUNCH_SECONDS = 60.0  # at least, from asking for a Python until the run file is written

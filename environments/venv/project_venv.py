@@ -34,10 +34,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ...env_host.protocol import HOST_LIBRARIES
+from ...schema.protocol import HOST_LIBRARIES
 from ...system.process.process_identity import boot_seconds
-from ..errors import PreparationFailed
-from ..layout import Layout, make_private
+from ...schema.errors import PreparationFailed
+from ...schema.layout import Layout, make_private
 from ..sources.dockerfile import read_text
 from ..sources.needs import Way, metadata_of, read_toml, table_in
 from ..sources.resolve import COPY_IGNORED, Project

@@ -14,7 +14,7 @@ from pathlib import Path
 from ...system.files import disk_space
 from ...system.text.hidden_values import hide_credentials
 from ..command_output import run_command
-from ..errors import PreparationFailed, with_last_lines
+from ...schema.errors import PreparationFailed, with_last_lines
 from .package_index import uv_variables
 
 LAST_LINES = 20  # of uv's output, in a failure

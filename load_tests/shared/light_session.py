@@ -7,9 +7,9 @@ import asyncio
 import json
 import time
 
-from openenvd.env_host.protocol import REPLICA_HEADER
 from openenvd.rollouts.bench.generator import new_socket
 from openenvd.rollouts.bench.session import CLOSE_FRAME, RESET, Connection
+from openenvd.schema.protocol import REPLICA_HEADER
 from openenvd.system.net.websocket import unmasked_client_frame, upgrade_request
 
 STEP = unmasked_client_frame(b'{"type":"step","data":{"wait_seconds":0.0}}')

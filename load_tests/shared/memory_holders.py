@@ -23,13 +23,13 @@ from openenvd.executor.policy.plan import plan_workers
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import NewRequest
-from openenvd.requests_db.states import Schedule
 from openenvd.requests_db.transactions import submitting
+from openenvd.schema.settings import Paths, Settings
+from openenvd.schema.states import Schedule
 from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.memory_estimates import LEAST_BYTES, Declared, MemoryEstimates
 from openenvd.server.dispatch.planning import DAEMON_BYTES  # and be as large as it is
 from openenvd.server.dispatch.running import DispatchContext
-from openenvd.server.settings import Paths, Settings
 from openenvd.system.memory.limits import read_limits
 from openenvd.system.text.units import MB
 

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.sql.base import Executable
 
+from ...schema.states import RequestState, Schedule
 from ..records import (
     RETRYING,
     Environment,
@@ -25,7 +26,6 @@ from ..records import (
     Replica,
     Request,
 )
-from ..states import RequestState, Schedule
 from . import prepared, statements
 from .prepared import Parameters
 from .rows import ENVIRONMENTS, ESTIMATES, EVENTS, GENERATIONS, REPLICAS, REQUESTS, Row

@@ -17,6 +17,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import orjson
 from sqlalchemy import Table
 
+from ...schema.states import (
+    EnvironmentState,
+    ErrorKind,
+    GenerationState,
+    ReplicaState,
+    RequestState,
+    Schedule,
+)
 from ..records import (
     Environment,
     Event,
@@ -27,14 +35,6 @@ from ..records import (
     Replica,
     Request,
     RequestError,
-)
-from ..states import (
-    EnvironmentState,
-    ErrorKind,
-    GenerationState,
-    ReplicaState,
-    RequestState,
-    Schedule,
 )
 from .tables import environments, events, expectations, generations, replicas, requests
 

@@ -30,8 +30,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.dml import ReturningUpdate
 
+from ...schema.states import FINAL_STATES, EnvironmentState, GenerationState, RequestState
 from ..records import RETRYING
-from ..states import FINAL_STATES, EnvironmentState, GenerationState, RequestState
 from .rows import (
     ENVIRONMENTS,
     ESTIMATES,

@@ -47,7 +47,7 @@ from sqlalchemy import (
     text,
 )
 
-from ..states import (
+from ...schema.states import (
     FINAL_STATES,
     EnvironmentState,
     GenerationState,

@@ -13,13 +13,13 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from ...schema.states import InvalidTransition, RequestState, Schedule
+from ...system.text.json_lines import Json
 from ..connections.sqlite import MAX_PARAMETERS
-from ..errors import InvalidTransition
-from ..records import RETRYING, Event, Json, MemoryEstimate, Outcome, Request, Retry
+from ..records import RETRYING, Event, MemoryEstimate, Outcome, Request, Retry
 from ..results import Claim
 from ..sql import prepared, statements
 from ..sql.rows import ESTIMATES, REQUESTS, error_to_json, to_json
-from ..states import RequestState, Schedule
 from .journal import REQUEST_PROGRESS, CurrentRequest, Journal
 
 StartedRow = tuple[str, str, int, float, float]  # id, worker, pid, pid_started_at, at

@@ -14,11 +14,12 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
+from ...schema.states import GENERATION_TRANSITIONS, EnvironmentState, GenerationState, RequestState
 from ...system.text.hidden_values import redact
-from ..records import Environment, Generation, Json
+from ...system.text.json_lines import Json
+from ..records import Environment, Generation
 from ..sql import statements
 from ..sql.rows import GENERATIONS, REQUESTS
-from ..states import GENERATION_TRANSITIONS, EnvironmentState, GenerationState, RequestState
 
 KEPT = 20  # of each environment: the newest
 _EVERY = 2**31  # beyond every number

@@ -18,10 +18,11 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from ..records import Event, Json, Request
+from ...schema.states import RequestState, check_transition
+from ...system.text.json_lines import Json
+from ..records import Event, Request
 from ..sql import prepared, statements
 from ..sql.rows import to_json
-from ..states import RequestState, check_transition
 
 REQUEST_STATE = "request.state"
 REQUEST_PROGRESS = "request.progress"

@@ -12,16 +12,17 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from ..records import Environment, Event, Generation, Json, Replica, RequestError
-from ..sql import statements
-from ..sql.rows import ENVIRONMENTS, REPLICAS
-from ..states import (
+from ...schema.states import (
     ENVIRONMENT_TRANSITIONS,
     UPDATABLE,
     EnvironmentState,
     GenerationState,
     ReplicaState,
 )
+from ...system.text.json_lines import Json
+from ..records import Environment, Event, Generation, Replica, RequestError
+from ..sql import statements
+from ..sql.rows import ENVIRONMENTS, REPLICAS
 from . import generations
 from .journal import ENVIRONMENT_STATE, GENERATION_STATE, REPLICA_STATE, write_event
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
+from ...schema.states import ErrorKind, RequestState
 from ..records import Outcome, Request, RequestError
 from ..results import Recovery
 from ..sql import prepared, statements
 from ..sql.rows import REQUESTS
-from ..states import ErrorKind, RequestState
 from .dispatching import finish_values
 from .journal import Journal
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
+from ...schema.states import RequestState
 from ..connections.write_connection import WriteConnection
 from ..sql import prepared, statements
-from ..states import RequestState
 from . import generations
 from .journal import Journal
 

@@ -13,7 +13,16 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from ..records import Environment, Event, Generation, Json, NewRequest, Request
+from ...schema.states import (
+    SERVING,
+    UPDATABLE,
+    EnvironmentState,
+    GenerationState,
+    RequestState,
+    Schedule,
+)
+from ...system.text.json_lines import Json
+from ..records import Environment, Event, Generation, NewRequest, Request
 from ..results import (
     BeingUpdated,
     Cancellation,
@@ -29,7 +38,6 @@ from ..results import (
 )
 from ..sql import prepared, statements
 from ..sql.rows import ENVIRONMENTS, GENERATIONS, REQUESTS, insert_values, new_request
-from ..states import SERVING, UPDATABLE, EnvironmentState, GenerationState, RequestState, Schedule
 from . import generations
 from .journal import ENVIRONMENT_STATE, Journal
 from .observing import find_environment, set_environment_state

@@ -20,10 +20,9 @@ from typing import Any, Self
 
 import orjson
 
+from ...system.text.json_lines import Json
 from .generator import Batch
 from .plan import GeneratorLost
-
-Json = dict[str, Any]
 
 START_SECONDS = 180.0  # for a generator to import what it needs; upstream's client: 8 s of CPU
 HEAD_START_SECONDS = 0.05  # from `go` to the first connection: everybody has read it by then

@@ -28,7 +28,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import orjson
 import uvloop
@@ -36,11 +35,10 @@ import uvloop
 from ...system.net.access_tokens import bearer_header
 from ...system.net.websocket import unmasked_client_frame, upgrade_request
 from ...system.process.proc import raise_fd_limit
+from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from .plan import HANDSHAKE_SECONDS
 from .session import Session
-
-Json = dict[str, Any]
 
 TICK_SECONDS = 0.25  # between two searches for handshakes that take too long
 _MAX_LINE_BYTES = MB

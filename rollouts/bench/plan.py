@@ -14,9 +14,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
-Json = dict[str, Any]
+from ...system.text.json_lines import Json
 
 HANDSHAKE_SECONDS = 10.0  # as upstream's client gives it (`connect_timeout_s`)
 _SPARE_FILES = 64  # of a generator, beside its sockets

@@ -22,11 +22,10 @@ from typing import Any
 
 import orjson
 
+from ...system.text.json_lines import Json
 from .crew import Harvest
 from .plan import Cell, Plan, usable_cores
 from .target import Target
-
-Json = dict[str, Any]
 
 RAW_NAME, SUMMARY_NAME, REPORT_NAME = "raw.jsonl", "summary.csv", "summary.json"
 MODE = "ws"  # the seed measures HTTP as well, whose routes keep no session between two calls

@@ -19,7 +19,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import orjson
 
@@ -35,8 +35,7 @@ from ...system.net.websocket import (
     parse_head,
     unmasked_client_frame,
 )
-
-Json = dict[str, Any]
+from ...system.text.json_lines import Json
 
 MAX_MESSAGE_CHARS = 300  # of an error
 RESET = unmasked_client_frame(b'{"type":"reset","data":{}}')

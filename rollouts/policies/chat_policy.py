@@ -20,6 +20,7 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 import orjson
 
 from ...system.files.extras import install_command
+from ...system.text.json_lines import Json
 from ..answers import Answer
 from ..episodes import FailureReason
 from ..errors import EpisodeFailed, PolicyNotFound
@@ -34,8 +35,6 @@ SHOWN_CHARACTERS = 200  # of what an endpoint says with an error
 PAUSE_SECONDS = 0.5  # before asking again; doubled each time
 _BUSY = frozenset({429, 500, 502, 503, 504})
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
-
-Json = dict[str, Any]
 
 
 class ChatPolicy:

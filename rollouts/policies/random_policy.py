@@ -17,6 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 import orjson
 
 from ...system.net.access_tokens import bearer_header, without_token
+from ...system.text.json_lines import Json
 from ..answers import Answer
 from ..errors import NoEnvironment
 from ..session_pool import environment_url
@@ -30,8 +31,6 @@ LONGEST_TEXT = 12
 NUMBERS = (-100, 100)  # where the schema sets no bounds
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _LEFT_TO_THE_SERVER = frozenset({"metadata"})  # every action of OpenEnv's has it; nobody reads it
-
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

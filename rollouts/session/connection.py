@@ -19,7 +19,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 
-from ...env_host.protocol import MAX_MESSAGE_BYTES
+from ...schema.protocol import MAX_MESSAGE_BYTES
 from ...system.net.websocket import (
     BINARY,
     CLOSE,

@@ -27,7 +27,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from websockets.frames import CloseCode
 from websockets.protocol import State
 
-from ...env_host.protocol import (
+from ...schema.protocol import (
     ENVIRONMENT_HEADER,
     GENERATION_HEADER,
     MAX_MESSAGE_BYTES,

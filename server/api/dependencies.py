@@ -12,13 +12,13 @@ from fastapi import Depends, Request
 
 from ...executor.executor import BurstableExecutor
 from ...requests_db.async_store import AsyncStore
+from ...schema.settings import Paths, Settings
 from ...system.process.loop_lag import EventLoopLagMonitor
 from ..dispatch.dispatcher import Dispatcher
 from ..dispatch.request_traces import RequestTraces
 from ..dispatch.submission import Submitter
 from ..events.bus import EventBus
 from ..reconcile.reconciler import Reconciler
-from ..settings import Paths, Settings
 from .replay import ReplayReader
 
 

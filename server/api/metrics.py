@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ...executor.messages import ExecutorStatus
-from ...requests_db.records import Json
 from ...system.process.loop_lag import LagSnapshot
+from ...system.text.json_lines import Json
 from ...system.text.prometheus import metric_family
 from ..dispatch.dispatcher import Dispatcher
 

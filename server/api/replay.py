@@ -8,7 +8,7 @@ import sys
 
 import orjson
 
-from ...requests_db.records import Json
+from ...system.text.json_lines import Json
 from ..errors import NotFound, Unreadable
 
 PROGRAM = "openenvd.rollouts.replay"

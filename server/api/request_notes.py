@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ...requests_db.records import Event, Json, Request
+from ...requests_db.records import Event, Request
 from ...requests_db.sql import queries
-from ...requests_db.states import RequestState, Schedule
+from ...schema.states import RequestState, Schedule
 from ...system.text.hidden_values import hide_credentials
+from ...system.text.json_lines import Json
 from .dependencies import Dependencies
 
 MOST_COUNTED = 10_000

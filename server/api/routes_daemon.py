@@ -13,9 +13,10 @@ from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
 
 from ...environments.strays import stray_of, strays_seen
-from ...requests_db.records import Json, Request
+from ...requests_db.records import Request
 from ...requests_db.sql import queries
-from ...requests_db.states import RequestState
+from ...schema.states import RequestState
+from ...system.text.json_lines import Json
 from .dependencies import Dependencies, Injected
 from .metrics import render_metrics
 from .request_notes import reasons, retries

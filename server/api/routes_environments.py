@@ -14,10 +14,11 @@ from fastapi import APIRouter
 from fastapi.responses import StreamingResponse
 
 from ...environments import run_files
-from ...requests_db.records import Environment, Json, Replica
+from ...requests_db.records import Environment, Replica
 from ...requests_db.sql import queries
-from ...requests_db.states import EnvironmentState, ReplicaState
+from ...schema.states import EnvironmentState, ReplicaState
 from ...system.net.access_tokens import with_token
+from ...system.text.json_lines import Json
 from ..errors import ApiError, NotFound
 from .dependencies import Dependencies, Injected
 from .routes_requests import TAIL, TEXT

@@ -10,9 +10,10 @@ from fastapi import APIRouter, Body, Depends, Header, Query
 from fastapi.responses import StreamingResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from ...requests_db.records import Json, Request
+from ...requests_db.records import Request
 from ...requests_db.sql import queries
-from ...requests_db.states import RequestState
+from ...schema.states import RequestState
+from ...system.text.json_lines import Json
 from ..dispatch.submission import CHANGING, Submission
 from ..operations import registry
 from .dependencies import Dependencies, Injected

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from ...requests_db.async_store import AsyncStore
-from ...requests_db.records import Event, Json, Request
+from ...requests_db.records import Event, Request
 from ...requests_db.sql import queries
+from ...system.text.json_lines import Json
 from ..errors import NotFound
 from .dependencies import Dependencies, Injected
 from .views import request_view

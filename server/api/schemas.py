@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from ...env_host.protocol import LEAST_SESSION_MEMORY_MB
+from ...schema.protocol import LEAST_SESSION_MEMORY_MB
 from ..errors import Invalid, near_matches
 from ..operations import registry
 from ..operations.base import MAX_SECONDS, Operation

@@ -10,21 +10,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from ...env_host.protocol import LOOPBACK
-from ...requests_db.records import (
-    Environment,
-    Event,
-    Generation,
-    Json,
-    Replica,
-    Request,
-    RequestError,
-)
-from ...requests_db.states import FAILING, EnvironmentState, ReplicaState, RequestState
+from ...requests_db.records import Environment, Event, Generation, Replica, Request, RequestError
+from ...schema.protocol import LOOPBACK
+from ...schema.states import FAILING, EnvironmentState, ReplicaState, RequestState
 from ...system.net.request_origin import is_loopback
 from ...system.process.exit_reason import ExitKind, ExitReason
 from ...system.process.loop_lag import LagSnapshot
 from ...system.text.hidden_values import hide_credentials, hide_values, redact, secret_values
+from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from ..dispatch.outcomes import is_over_session_limit, more_memory_after
 from ..dispatch.running import label_of

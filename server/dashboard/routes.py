@@ -19,7 +19,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, Field
 from starlette.middleware import Middleware
 
-from ...requests_db.records import Json
+from ...system.text.json_lines import Json
 from ..api.browser_sessions import LINK_SECONDS, BrowserSessions
 from ..api.dependencies import Dependencies, Injected
 from ..api.security import PAGE, PAGE_FILES, SIGN_IN

@@ -30,8 +30,8 @@ from ...requests_db.records import Request
 from ...requests_db.results import Claim
 from ...requests_db.sql import queries
 from ...requests_db.sql.rows import arrival_of
-from ...requests_db.states import ErrorKind, Schedule
 from ...requests_db.transactions import dispatching
+from ...schema.states import ErrorKind, Schedule
 from .memory_estimates import asked_bytes
 from .outcomes import payload_of
 from .recorder import Ended, Recorder

@@ -40,7 +40,7 @@ import time
 
 from ...executor.messages import ExecutorEvent
 from ...requests_db.errors import DatabaseError
-from ...requests_db.states import Schedule
+from ...schema.states import Schedule
 from .claimer import Claimer
 from .janitor import Janitor
 from .recorder import Recorder

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 from ...requests_db.sql import queries
 from ...requests_db.transactions import retention
+from ...schema.settings import Paths
 from ...system.files.log_files import keep_newest_half
 from ...system.text.units import MB
-from ..settings import Paths
 from .running import DispatchContext
 
 SECONDS_PER_DAY = 86_400

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
-from ...requests_db.records import Environment, Json, Outcome, Request, RequestError, Retry
-from ...requests_db.states import ErrorKind, RequestState
+from ...requests_db.records import Environment, Outcome, Request, RequestError, Retry
+from ...schema.states import ErrorKind, RequestState
 from ...system.memory.pids_limit import HINT, tells_no_room
 from ...system.process.exit_reason import ExitKind, ExitReason
+from ...system.text.json_lines import Json
 from ...system.text.units import MB
 
 FinalEvent = Succeeded | Raised | Died | Cancelled

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 
 from ...executor.errors import PlanError
 from ...executor.policy.plan import Plan, plan_workers
+from ...schema.settings import Settings
 from ...system.memory.limits import Limits
 from ...system.memory.pids_limit import ProcessRoom
 from ...system.text.units import MB
 from ..errors import DaemonError
-from ..settings import Settings
 
 DAEMON_BYTES = 64 * MB  # of their own, of the daemon, its zygote and one idle worker
 # Beyond the daemon itself: its zygote, a worker of each schedule, and its threads (dispatcher,

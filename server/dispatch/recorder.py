@@ -38,8 +38,8 @@ from ...requests_db.records import (
     RequestError,
     Retry,
 )
-from ...requests_db.states import ErrorKind, RequestState, Schedule
 from ...requests_db.transactions import dispatching
+from ...schema.states import ErrorKind, RequestState, Schedule
 from ...system.process.exit_reason import ExitReason
 from ...system.text.hidden_values import hide_credentials, hide_values, secret_values
 from .memory_estimates import left_bytes

@@ -31,12 +31,13 @@ from opentelemetry.trace import (
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from ... import __version__
-from ...requests_db.records import Json, NewRequest, Request, RequestError
-from ...requests_db.states import ErrorKind, RequestState
+from ...requests_db.records import NewRequest, Request, RequestError
+from ...schema.states import ErrorKind, RequestState
 from ...system.net.access_tokens import without_token
 from ...system.net.traceparent import HEADER
 from ...system.process.exit_reason import ExitReason
 from ...system.text.hidden_values import hide_credentials, hide_values, secret_values
+from ...system.text.json_lines import Json
 
 _DAEMON_LOST = RequestError(ErrorKind.WORKER_LOST, "the daemon was lost while this request ran")
 _W3C = TraceContextTextMapPropagator()

@@ -10,9 +10,9 @@ from ...executor.executor import BurstableExecutor
 from ...requests_db.connections.write_connection import WriteConnection
 from ...requests_db.records import Event, NewRequest, Request
 from ...requests_db.sql.rows import QueueClock
-from ...requests_db.states import Schedule
+from ...schema.settings import Paths, Settings
+from ...schema.states import Schedule
 from ...system.net.access_tokens import without_token
-from ..settings import Paths, Settings
 from .memory_estimates import MemoryEstimates
 from .request_traces import RequestTraces
 

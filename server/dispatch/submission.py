@@ -16,18 +16,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...environments.errors import EnvironmentsError
-from ...environments.names import validate_name
 from ...environments.sources.resolve import check_source
-from ...environments.spec import sleep_seconds_of
 from ...requests_db import results
 from ...requests_db.async_store import AsyncStore
-from ...requests_db.records import Environment, Generation, Json, NewRequest, Request
+from ...requests_db.records import Environment, Generation, NewRequest, Request
 from ...requests_db.sql import queries
 from ...requests_db.sql.rows import QueueClock
-from ...requests_db.states import EnvironmentState, Schedule
 from ...requests_db.transactions import submitting
+from ...schema.errors import EnvironmentsError
+from ...schema.names import validate_name
+from ...schema.settings import Settings
+from ...schema.spec import sleep_seconds_of
+from ...schema.states import EnvironmentState, Schedule
 from ...system.text.hidden_values import hide_credentials
+from ...system.text.json_lines import Json
 from ..errors import (
     AmbiguousId,
     CannotChange,
@@ -41,7 +43,6 @@ from ..errors import (
 from ..events.bus import EventBus
 from ..operations import registry
 from ..operations.base import Operation
-from ..settings import Settings
 from .dispatcher import Dispatcher
 from .request_traces import RequestTraces
 from .running import label_of

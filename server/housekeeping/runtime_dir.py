@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...environments.layout import make_private
+from ...schema.layout import make_private
 
 MOST_REMOVALS = 100  # of the folder between making and locking it, one after the other
 

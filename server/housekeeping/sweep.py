@@ -34,7 +34,6 @@ from functools import partial
 from pathlib import Path
 
 from ...environments import run_files
-from ...environments.layout import Layout, socket_folders_outside
 from ...environments.providers.new_replicas import RUN_DIR_VARIABLE
 from ...environments.providers.ports import renew_reservations
 from ...environments.shim.client import clean_up_after_shim, end_group
@@ -43,11 +42,12 @@ from ...environments.venv.cleanup import prune_old
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
 from ...requests_db.sql import queries
+from ...schema.layout import Layout, socket_folders_outside
+from ...schema.settings import Paths, Settings
 from ...system.files.file_locks import is_locked
 from ...system.memory.cgroups import Cgroup, existing_groups
 from ...system.process.process_identity import ProcessIdentity
 from ...system.text.units import MB
-from ..settings import Paths, Settings
 from .runtime_dir import collect_abandoned, has_no_listener
 
 SECOND_LOOK_SECONDS = 5.0

@@ -12,20 +12,21 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
 from ...environments import run_files
 from ...environments.http_get import ask, base_url_by_name
-from ...environments.layout import Layout, make_private
 from ...environments.shim.client import ShimClient, ShimGone
 from ...rollouts.bench.plan import InvalidPlan, Plan
+from ...schema.layout import Layout, make_private
+from ...schema.operation_options import BenchmarkOptions
 from ...system.files.extras import install_command
 from ...system.net.access_tokens import without_token
+from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from . import base
-from .options import BenchmarkOptions
 from .progress import eta_seconds
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from ...rollouts.bench.sweep import OnProgress
     from ...rollouts.bench.target import Target
 
-Json = dict[str, Any]
 
 SCHEMA_SECONDS = 30.0
 MAX_REQUESTS = 200_000

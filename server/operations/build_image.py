@@ -10,10 +10,10 @@ from pydantic import Field
 
 from ...environments.sources.program import program_of
 from ...environments.sources.resolve import describe, resolve
-from ...environments.spec import EnvironmentSpec
+from ...schema.operation_options import ImageOptions
+from ...schema.spec import EnvironmentSpec
 from ...system.text.units import MB
 from . import base
-from .options import ImageOptions
 from .progress import Phases
 
 

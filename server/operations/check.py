@@ -10,24 +10,22 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
 from ...environments import run_files
 from ...environments.engines.base import Check as EngineCheck
-from ...environments.errors import EnvironmentsError, PreparationFailed
 from ...environments.gateway import process as gateway_process
-from ...environments.layout import Layout
 from ...environments.providers import check_provider
 from ...environments.run_files import LOCAL, RunFile
 from ...environments.shim.client import read_status_file
 from ...environments.sources.resolve import bundled
 from ...environments.venv.uv import find_uv, package_source
+from ...schema.errors import EnvironmentsError, PreparationFailed
+from ...schema.layout import Layout
 from ...system.net.request_origin import is_loopback
+from ...system.text.json_lines import Json
 from . import base, machine
-
-Json = dict[str, Any]
 
 UV_SECONDS = 10.0
 

@@ -13,11 +13,11 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from ...environments import run_files
-from ...environments.errors import EngineFailed
-from ...environments.layout import Layout
 from ...environments.strays import stop_stray
+from ...schema.errors import EngineFailed
+from ...schema.layout import Layout
+from ...schema.operation_options import StopOptions
 from . import base
-from .options import StopOptions
 from .progress import SessionsLeft
 
 _NAME = "[A-Za-z0-9][A-Za-z0-9_.:-]*"

@@ -8,24 +8,24 @@ shard and no other clients: `openenv test` launches one for itself.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
 from ...environments import run_files
-from ...environments.errors import NotAnswering
 from ...environments.http_get import ask, base_url_by_name
-from ...environments.layout import Layout
+from ...schema.errors import NotAnswering
+from ...schema.layout import Layout
+from ...schema.operation_options import CHECK_NAMES, EnvironmentTestOptions
+from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from . import base
-from .options import CHECK_NAMES, EnvironmentTestOptions
 from .progress import eta_seconds
 
 if TYPE_CHECKING:
     from .testing.report import CheckResult
     from .testing.subject import Subject
 
-Json = dict[str, Any]
 
 SCHEMA_SECONDS = 30.0
 TELL_SECONDS = 0.5  # between two reports of progress

@@ -25,15 +25,11 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ...env_host.protocol import LOOPBACK
 from ...environments import run_files
 from ...environments.engines.registry import traits_of
-from ...environments.errors import InvalidSpec, ReplicaFailed, UnknownProvider
 from ...environments.gateway import process as gateway_process
 from ...environments.gateway.process import Gateway
 from ...environments.image_names import SCHEME
-from ...environments.layout import Layout
-from ...environments.names import name_of_source, validate_name
 from ...environments.providers import check_options, check_provider, provider_named
 from ...environments.providers.base import StartedReplica
 from ...environments.providers.started_replicas import StartedReplicas
@@ -46,17 +42,21 @@ from ...environments.sources.resolve import (
     describe,
     resolve,
 )
-from ...environments.spec import (
+from ...environments.venv.overlay import overlay_python
+from ...environments.venv.project_venv import project_python
+from ...schema.errors import InvalidSpec, ReplicaFailed, UnknownProvider
+from ...schema.layout import Layout
+from ...schema.names import name_of_source, validate_name
+from ...schema.operation_options import DrainOptions
+from ...schema.protocol import LOOPBACK
+from ...schema.spec import (
     EnvironmentSpec,
     LaunchOptions,
     needs_gateway,
 )
-from ...environments.venv.overlay import overlay_python
-from ...environments.venv.project_venv import project_python
 from ...system.net.request_origin import is_loopback
 from ...system.text.units import MB
 from . import base
-from .options import DrainOptions
 from .progress import Phases, ReplicasAwaited, plural
 
 LEFTOVER_GRACE_SECONDS = 2.0

@@ -21,20 +21,18 @@ import socket
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from ...env_host.protocol import DEFAULT_SESSIONS, LOOPBACK
 from ...env_host.startup import sessions_of_process
 from ...environments import run_files
 from ...environments.engines.base import Check
-from ...environments.layout import Layout
 from ...environments.providers.ports import FIRST_PORT, LAST_PORT
+from ...schema.layout import Layout
+from ...schema.protocol import DEFAULT_SESSIONS, LOOPBACK
 from ...system.memory.cgroups import CgroupManager
+from ...system.text.json_lines import Json
 from ...system.text.units import MB
-
-Json = dict[str, Any]
 
 KMSG = "/dev/kmsg"
 LITTLE_DISK_BYTES = 2**30  # an upstream project's dependencies are about half of it

@@ -9,9 +9,9 @@ from typing import Any
 
 from pydantic import Field
 
-from ...environments.errors import NotAnswering
 from ...environments.http_get import ask, base_url_by_name
-from ...environments.layout import Layout
+from ...schema.errors import NotAnswering
+from ...schema.layout import Layout
 from ...system.net.access_tokens import without_token
 from . import base
 

@@ -18,15 +18,13 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
 from ...environments.providers.base import StartedReplica
 from ...environments.shim.files import write_json
+from ...system.text.json_lines import Json
 from .base import OperationContext, say
-
-Json = dict[str, Any]
 
 FILE = "durations.json"
 MOST_SOURCES = 200

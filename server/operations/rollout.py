@@ -25,12 +25,12 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from ...environments.following import FollowedEnvironment
-from ...environments.layout import Layout
+from ...schema.layout import Layout
+from ...schema.operation_options import RolloutOptions
 from ...system.net.access_tokens import without_token
 from ...system.text.units import MB
 from ..tracing import start, stop
 from . import base
-from .options import RolloutOptions
 from .progress import eta_seconds
 
 if TYPE_CHECKING:

@@ -22,17 +22,17 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from ...environments import run_files, scaling
-from ...environments.errors import InvalidSpec, NotReady, NotRunning
 from ...environments.gateway import process as gateway_process
-from ...environments.layout import Layout
 from ...environments.providers import provider_named
 from ...environments.providers.base import StartedReplica
 from ...environments.run_files import IN_PLACE_OF, RunFile
 from ...environments.sizing import share_sessions
-from ...environments.spec import MOST_REPLICAS, sleep_seconds_of
+from ...schema.errors import InvalidSpec, NotReady, NotRunning
+from ...schema.layout import Layout
+from ...schema.operation_options import DrainOptions
+from ...schema.spec import MOST_REPLICAS, sleep_seconds_of
 from ...system.text.units import MB
 from . import base
-from .options import DrainOptions
 from .progress import ReplicasAwaited, SessionsLeft, plural
 
 READY_SECONDS = 600.0

@@ -26,7 +26,7 @@ from typing import Any
 from ...environments.sizing import Lull, Occupancy, Scaling, decide
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Environment
-from ...requests_db.states import ReplicaState
+from ...schema.states import ReplicaState
 from ..errors import ApiError
 from .replica_watch import ReplicaWatch
 from .work_queue import BackgroundTasks

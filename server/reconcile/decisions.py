@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from ...requests_db.states import (
+from ...schema.states import (
     UPDATABLE,
     EnvironmentState,
     GenerationState,

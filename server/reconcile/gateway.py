@@ -22,23 +22,24 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from ...env_host.protocol import LOOPBACK
-from ...environments.errors import NotReady
 from ...environments.gateway import admin, process
 from ...environments.gateway.admin import EndpointStatus
 from ...environments.gateway.config_files import write_backends
 from ...environments.gateway.configuration import Backend, Endpoint
 from ...environments.gateway.process import Gateway
 from ...environments.gateway.weights import Load, is_calm, weights
-from ...environments.layout import Layout
 from ...environments.restart_policy import LONGEST_PAUSE_SECONDS
 from ...environments.run_files import RunFile
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
-from ...requests_db.records import Environment, Event, Json, Replica, RequestError
+from ...requests_db.records import Environment, Event, Replica, RequestError
 from ...requests_db.sql import queries
-from ...requests_db.states import ReplicaState
+from ...schema.errors import NotReady
+from ...schema.layout import Layout
+from ...schema.protocol import LOOPBACK
+from ...schema.states import ReplicaState
 from ...system.net.request_origin import is_loopback
+from ...system.text.json_lines import Json
 from ..events.bus import EventBus
 from .decisions import DECISIVE
 from .held_requests import HeldRequests

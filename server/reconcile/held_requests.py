@@ -26,7 +26,7 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
 
-from ...env_host.protocol import ENVIRONMENT_HEADER, RETRY_HEADER
+from ...schema.protocol import ENVIRONMENT_HEADER, RETRY_HEADER
 from ...system.net.connection_limit import closing_answer
 from ...system.net.http_limits import MAX_HEAD_BYTES
 

@@ -77,18 +77,19 @@ import logging
 import time
 from dataclasses import replace
 
-from ...environments.errors import EngineFailed
 from ...environments.providers.ports import renew_reservations
 from ...environments.strays import look_again
 from ...requests_db.async_store import AsyncStore
-from ...requests_db.records import Environment, Generation, Json, Request
+from ...requests_db.records import Environment, Generation, Request
 from ...requests_db.sql import queries
-from ...requests_db.states import EnvironmentState, GenerationState, RequestState
 from ...requests_db.transactions import observing
 from ...requests_db.transactions.generations import CANCELLED
+from ...schema.errors import EngineFailed
+from ...schema.operation_options import DrainOptions
+from ...schema.settings import Paths
+from ...schema.states import EnvironmentState, GenerationState, RequestState
+from ...system.text.json_lines import Json
 from ..events.bus import EventBus
-from ..operations.options import DrainOptions
-from ..settings import Paths
 from .autoscaler import Autoscaler, scaling_of
 from .decisions import Step, UpdateStep, next_step, update_step
 from .gateway import GatewayManager

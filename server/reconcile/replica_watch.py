@@ -24,11 +24,11 @@ from ...environments.providers.ports import port_in_use
 from ...environments.restart_policy import GiveUp, RestartAfter, restart_decision
 from ...environments.run_files import RunFile
 from ...environments.shim.client import read_status_file
-from ...requests_db.records import Json, Replica, RequestError
-from ...requests_db.states import ReplicaState
+from ...requests_db.records import Replica, RequestError
+from ...schema.states import ReplicaState
 from ...system.process.exit_reason import ExitKind, ExitReason
 from ...system.process.process_identity import ProcessIdentity
-from ...system.text.json_lines import decode_line, encode_line
+from ...system.text.json_lines import Json, decode_line, encode_line
 from ...system.text.units import MB
 from ..dispatch.outcomes import error_of_exit
 from .status_writer import Timing

@@ -23,20 +23,21 @@ from pathlib import Path
 from typing import Any
 
 from ...environments import run_files
-from ...environments.errors import EngineFailed
 from ...environments.run_files import RunFile, SetAside
-from ...environments.spec import GRACE_SECONDS
 from ...requests_db.async_store import AsyncStore
-from ...requests_db.records import Environment, Generation, Json, Replica, Request, RequestError
+from ...requests_db.records import Environment, Generation, Replica, Request, RequestError
 from ...requests_db.sql import queries
-from ...requests_db.states import (
+from ...requests_db.transactions import observing
+from ...schema.errors import EngineFailed
+from ...schema.spec import GRACE_SECONDS
+from ...schema.states import (
     SERVING,
     EnvironmentState,
     ErrorKind,
     GenerationState,
     ReplicaState,
 )
-from ...requests_db.transactions import observing
+from ...system.text.json_lines import Json
 from .decisions import observed_state
 from .replica_watch import ReplicaWatch, Responsibility, is_over
 from .status_writer import StatusWriter, Timing

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
-from ...requests_db.records import Environment, Generation, Json, Replica, RequestError
-from ...requests_db.states import EnvironmentState, GenerationState
+from ...requests_db.records import Environment, Generation, Replica, RequestError
 from ...requests_db.transactions import observing, submitting
+from ...schema.states import EnvironmentState, GenerationState
+from ...system.text.json_lines import Json
 from ..events.bus import EventBus
 
 log = logging.getLogger(__name__)

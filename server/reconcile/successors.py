@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from ...requests_db.errors import DatabaseError
-from ...requests_db.states import ReplicaState
+from ...schema.states import ReplicaState
 from ...system.process.process_identity import boot_seconds
 from ..errors import ApiError
 from .replica_watch import ReplicaWatch

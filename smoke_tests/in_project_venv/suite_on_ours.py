@@ -92,7 +92,7 @@ def _serve(app: Any, server: Any, listener: socket.socket) -> None:
         from openenvd.env_host.environment.upstream_project import _definition
         from openenvd.env_host.ipc.notify import Notifier
         from openenvd.env_host.main import Inputs, _supervise
-        from openenvd.env_host.protocol import HostConfig
+        from openenvd.schema.protocol import HostConfig
 
         most = getattr(server, "_max_concurrent_envs", None)
         config = HostConfig(name="suite", max_sessions=most, **AS_UPSTREAM)
@@ -188,7 +188,7 @@ class _Popen(_plain_popen):  # type: ignore[misc,type-arg,valid-type,unused-igno
 def _env_host_command(
     args: list[str], options: dict[str, Any], fd: int
 ) -> tuple[list[str], dict[str, Any]]:
-    from openenvd.env_host.protocol import HOST_CONFIG_VARIABLE, LISTEN_FD_VARIABLE, HostConfig
+    from openenvd.schema.protocol import HOST_CONFIG_VARIABLE, LISTEN_FD_VARIABLE, HostConfig
 
     paths = (os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep))
     config = HostConfig(name="suite", app_candidates=(args[3],), import_paths=paths, **AS_UPSTREAM)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.spec import DEFAULT_BASE
+from openenvd.schema.spec import DEFAULT_BASE
 
 from .. import docker_engine
 from ..conftest import smoke_cache

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from openenvd.environments.spec import DEFAULT_BASE
+from openenvd.schema.spec import DEFAULT_BASE
 
 from ..conftest import REPOSITORY, eventually, smoke_cache
 from ..docker_engine import DockerEngine, docker_engine

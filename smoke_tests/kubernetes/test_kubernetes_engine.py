@@ -12,7 +12,7 @@ import pytest
 
 from openenvd.environments.engines.base import Instance, InstanceState, Labels, ReplicaPlan
 from openenvd.environments.engines.kubernetes import KubernetesEngine
-from openenvd.environments.spec import DEFAULT_BASE
+from openenvd.schema.spec import DEFAULT_BASE
 
 from ..conftest import eventually
 from .cluster import Cluster

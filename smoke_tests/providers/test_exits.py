@@ -8,8 +8,10 @@ import signal
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from openenvd.system.text.json_lines import Json
+
 from ..conftest import eventually
-from .harness import NAME, Harness, Json
+from .harness import NAME, Harness
 
 # What is known of an exit beside how it was: other figures each time, other witnesses.
 OF_THIS_EXIT = {"pid", "seconds", "peak_bytes", "victim_pid", "victim_name"}

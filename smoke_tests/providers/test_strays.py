@@ -6,7 +6,7 @@ from __future__ import annotations
 import shutil
 
 from openenvd.environments.engines.base import Labels
-from openenvd.environments.layout import Layout
+from openenvd.schema.layout import Layout
 
 from ..conftest import eventually
 from .harness import NAME, Harness

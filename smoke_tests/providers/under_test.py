@@ -24,8 +24,8 @@ import psutil
 
 from openenvd.environments.engines.base import HOME_LABEL, REPLICA_LABEL
 from openenvd.environments.engines.ray_driver import RayDriver
-from openenvd.environments.layout import Layout
-from openenvd.environments.spec import DEFAULT_BASE
+from openenvd.schema.layout import Layout
+from openenvd.schema.spec import DEFAULT_BASE
 
 from .. import docker_engine, ray_engine, slurm_engine
 from ..conftest import REPOSITORY, Machine, new_machine, smoke_cache

@@ -193,7 +193,7 @@ def explain_child(
     """Return how a process below a server that lives on exited.
 
     Args:
-        facts: What the server has reported of it (`shard_exit` in `env_host/protocol.py`): it
+        facts: What the server has reported of it (`shard_exit` in `schema/protocol.py`): it
             counts kills in its own cgroup, and says which of them belong to which exit.
         limit_bytes: The memory limit of all processes of the server together.
         kernel_log_line: What the kernel log says of a kill in their cgroup, where it can be read.

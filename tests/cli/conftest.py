@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from openenvd.cli import main
-from openenvd.server.settings import Paths
+from openenvd.schema.settings import Paths
 
 from ..client.fake_daemon import FakeDaemon, serving
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.server.settings import Settings
+from openenvd.schema.settings import Settings
 
 from ..client.fake_daemon import FakeDaemon
 from .conftest import Command

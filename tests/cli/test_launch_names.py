@@ -7,7 +7,7 @@ import click
 import pytest
 
 from openenvd.cli.launch import check_name
-from openenvd.environments.names import suggest_name
+from openenvd.schema.names import suggest_name
 
 
 @pytest.mark.parametrize("text", ["Ünï Cöde", "../escape", "...", "", "a" * 200, "-x-"])

@@ -14,8 +14,8 @@ from click.shell_completion import ShellComplete
 from openenvd.cli import exit_codes, launch, option_groups, rollout
 from openenvd.cli.main import cli
 from openenvd.cli.option_groups import SCREEN_LINES, GroupedCommand, SetOption
-from openenvd.environments.spec import LaunchOptions
-from openenvd.server.operations.options import DrainOptions, RequestOptions, RolloutOptions
+from openenvd.schema.operation_options import DrainOptions, RequestOptions, RolloutOptions
+from openenvd.schema.spec import LaunchOptions
 from openenvd.system.text.options import options_of
 
 from ..client.fake_daemon import FakeDaemon, new_request

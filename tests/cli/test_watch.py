@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.server.settings import Paths
+from openenvd.schema.settings import Paths
 
 from ..client.fake_daemon import Call, FakeDaemon, new_environment, new_request, serving
 from .conftest import PROGRAM

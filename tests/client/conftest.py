@@ -10,7 +10,7 @@ import pytest
 
 from openenvd.client import daemon
 from openenvd.client.api import DaemonClient
-from openenvd.server.settings import Paths
+from openenvd.schema.settings import Paths
 
 from .fake_daemon import FakeDaemon, serving
 

@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from openenvd import __version__
-from openenvd.server.settings import Paths
+from openenvd.schema.settings import Paths
 from openenvd.system.files import installation
 
 Json = dict[str, Any]

@@ -25,9 +25,9 @@ import pytest
 from openenvd.client import Client, Environment, pytest_plugin
 from openenvd.client.errors import SessionError
 from openenvd.client.session import AsyncSession, Session
-from openenvd.env_host.protocol import HostConfig
 from openenvd.rollouts.errors import EpisodeFailed
 from openenvd.rollouts.session_pool import EpisodeSession
+from openenvd.schema.protocol import HostConfig
 from openenvd.server.operations.testing.session import SessionFailed, TrialSession
 
 from ..env_host.hosts import Host

@@ -22,7 +22,7 @@ from openenvd.client.errors import (
     InstallationGone,
     OtherVersion,
 )
-from openenvd.server.settings import Paths
+from openenvd.schema.settings import Paths
 from openenvd.system.files import installation
 
 from .fake_daemon import Call, FakeDaemon
@@ -126,7 +126,7 @@ def test_a_daemon_that_cannot_be_forked_is_an_error(
     script = (
         "from openenvd.client import daemon\n"
         "from openenvd.client.errors import DaemonNotStarted\n"
-        "from openenvd.server.settings import Paths\n"
+        "from openenvd.schema.settings import Paths\n"
         "try:\n"
         "    daemon.connect(Paths.from_environment())\n"
         "except DaemonNotStarted as exc:\n"

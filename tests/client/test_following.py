@@ -8,7 +8,7 @@ import pytest
 from openenvd.client import api, daemon, following
 from openenvd.client.api import DaemonClient
 from openenvd.client.errors import ApiRefused, ConnectionLost, RequestFailed
-from openenvd.requests_db import states
+from openenvd.schema import states
 
 from .fake_daemon import Call, FakeDaemon, new_request
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 from openenvd.client import daemon
-from openenvd.server.settings import Paths
+from openenvd.schema.settings import Paths
 
 from .fake_daemon import FakeDaemon
 

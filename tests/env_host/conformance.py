@@ -30,7 +30,7 @@ from typing import Any
 
 from websockets.exceptions import ConnectionClosed
 
-from openenvd.env_host.protocol import HostConfig
+from openenvd.schema.protocol import HostConfig
 
 from .conformance_project import APPS, write_project
 from .hosts import Client, Host

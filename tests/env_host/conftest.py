@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from openenvd.env_host.protocol import HostConfig
+from openenvd.schema.protocol import HostConfig
 
 from .hosts import Host, wait_until_exited
 from .samples import PLAIN, SAMPLES, THREADED

@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 import psutil
 from websockets.sync.client import ClientConnection, connect
 
-from openenvd.env_host.protocol import (
+from openenvd.schema.protocol import (
     GATE_FD_VARIABLE,
     HOST_CONFIG_VARIABLE,
     LISTEN_FD_VARIABLE,

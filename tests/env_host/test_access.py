@@ -18,15 +18,15 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from openenvd.env_host.protocol import (
+from openenvd.env_host.serving.access import JSON_ROUTES, Access
+from openenvd.env_host.websocket.handshake import Upgrade, parse_upgrade
+from openenvd.schema.protocol import (
     ENVIRONMENT_HEADER,
     GENERATION_HEADER,
     REPLICA_HEADER,
     RETRY_HEADER,
     HostConfig,
 )
-from openenvd.env_host.serving.access import JSON_ROUTES, Access
-from openenvd.env_host.websocket.handshake import Upgrade, parse_upgrade
 
 from .hosts import WAIT_SECONDS, Client, Host
 

@@ -12,7 +12,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from openenvd.env_host.protocol import ATTEMPT_HEADER, ATTEMPTS_HEADER, RETRY_HEADER
+from openenvd.schema.protocol import ATTEMPT_HEADER, ATTEMPTS_HEADER, RETRY_HEADER
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from openenvd.env_host.protocol import HostConfig
+from openenvd.schema.protocol import HostConfig
 
 from .autobahn import Case, all_cases, converse, good
 from .conftest import ECHO

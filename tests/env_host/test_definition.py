@@ -19,8 +19,8 @@ from openenvd.env_host.environment.definition import AnyAction, Definition, defi
 from openenvd.env_host.environment.instances import Calls, keep_accepted
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
 from openenvd.env_host.environment.plan import supports_concurrency, try_factory
-from openenvd.env_host.protocol import HostConfig
 from openenvd.env_host.serving import messages
+from openenvd.schema.protocol import HostConfig
 from openenvd.system.process.proc import children_of
 
 

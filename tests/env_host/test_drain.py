@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from openenvd.env_host.protocol import DRAIN_HEADER, DRAIN_ROUTE
+from openenvd.schema.protocol import DRAIN_HEADER, DRAIN_ROUTE
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host

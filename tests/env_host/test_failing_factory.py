@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from openenvd.env_host.protocol import TRIAL_VARIABLE
+from openenvd.schema.protocol import TRIAL_VARIABLE
 
 from .conftest import StartHost
 from .hosts import Host

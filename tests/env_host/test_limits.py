@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Opcode
 from websockets.sync.client import connect
 
-from openenvd.env_host.protocol import HostConfig
+from openenvd.schema.protocol import HostConfig
 from openenvd.system.net.connection_limit import connections_within
 from openenvd.system.text.units import MB
 

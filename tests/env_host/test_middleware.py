@@ -20,8 +20,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
-from openenvd.env_host.protocol import HostConfig
 from openenvd.env_host.startup import sessions_of_process
+from openenvd.schema.protocol import HostConfig
 
 from .conftest import StartHost
 from .hosts import WAIT_SECONDS, Host

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.env_host.protocol import HOST_LIBRARIES, HostConfig
+from openenvd.schema.protocol import HOST_LIBRARIES, HostConfig
 
 from .hosts import Host
 

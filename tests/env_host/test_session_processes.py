@@ -9,8 +9,10 @@ import psutil
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from openenvd.system.text.json_lines import Json
+
 from .conftest import StartHost
-from .hosts import Json, wait_until_exited
+from .hosts import wait_until_exited
 
 STARTERS = """
 import os, signal, subprocess, sys

@@ -12,13 +12,13 @@ from urllib.request import urlopen
 
 import pytest
 
-from openenvd.env_host.protocol import (
+from openenvd.rollouts.session.session import Session, SessionFailed
+from openenvd.schema.protocol import (
     DEFAULT_SESSIONS,
     EXIT_FAILED_TO_START,
     NO_SESSIONS,
     HostConfig,
 )
-from openenvd.rollouts.session.session import Session, SessionFailed
 
 from .conftest import ECHO, StartHost
 from .hosts import PROGRAM, WAIT_SECONDS, Host

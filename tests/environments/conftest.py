@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openenvd.environments.layout import Layout
 from openenvd.environments.shim.fork_server_client import stop_fork_servers
+from openenvd.schema.layout import Layout
 
 GRACE_SECONDS = 10.0
 

@@ -45,8 +45,8 @@ from openenvd.environments.engines.base import (
     LogChunk,
     ReplicaPlan,
 )
-from openenvd.environments.errors import NotAnswering
 from openenvd.environments.shim.fork_server_client import spawn_detached
+from openenvd.schema.errors import NotAnswering
 
 DIRECTORY_VARIABLE = "PROCESS_ENGINE"
 POLL_SECONDS = 0.02

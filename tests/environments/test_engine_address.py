@@ -13,19 +13,19 @@ from typing import Any
 import psutil
 import pytest
 
-from openenvd.env_host.protocol import HostConfig
 from openenvd.environments import run_files
 from openenvd.environments.agent_client import ask_agent, ensure_agent
 from openenvd.environments.engine_address import EngineAddress
 from openenvd.environments.engines.docker_address import docker_address
 from openenvd.environments.engines.registry import address_here
-from openenvd.environments.errors import EngineFailed
-from openenvd.environments.layout import Layout
 from openenvd.environments.providers import provider_named
 from openenvd.environments.shim.client import ShimClient
 from openenvd.environments.sources.program import Program
-from openenvd.environments.spec import EnvironmentSpec
 from openenvd.environments.strays import engines_used
+from openenvd.schema.errors import EngineFailed
+from openenvd.schema.layout import Layout
+from openenvd.schema.protocol import HostConfig
+from openenvd.schema.spec import EnvironmentSpec
 
 SECONDS = 30.0
 USUAL = {

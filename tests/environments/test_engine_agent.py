@@ -23,13 +23,6 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from openenvd.env_host.protocol import (
-    HOST_CONFIG_VARIABLE,
-    HOST_OPTIONS_VARIABLE,
-    NO_SESSIONS,
-    REPLICA_HEADER,
-    HostConfig,
-)
 from openenvd.environments import run_files, scaling
 from openenvd.environments.agent_client import STRAYS_FILE_NAME, ask_agent, ensure_agent
 from openenvd.environments.engine_address import EngineAddress
@@ -40,16 +33,7 @@ from openenvd.environments.engines.log_pump import CURSOR_FILE_NAME, LogPump
 from openenvd.environments.engines.registry import MORE_VARIABLE
 from openenvd.environments.engines.replica import CAPACITY_SECONDS, RETRY_SECONDS
 from openenvd.environments.engines.replica_status import ReplicaStatus
-from openenvd.environments.errors import (
-    EngineFailed,
-    InvalidSpec,
-    NotAnswering,
-    NotReady,
-    ReplicaFailed,
-    UnknownProvider,
-)
 from openenvd.environments.http_get import ask, check_sessions
-from openenvd.environments.layout import Layout, make_private
 from openenvd.environments.providers import provider_named, started_replicas
 from openenvd.environments.providers.base import StartedReplica
 from openenvd.environments.providers.engine import EngineReplicas
@@ -57,8 +41,24 @@ from openenvd.environments.run_files import RunFile
 from openenvd.environments.shim.client import ShimClient, clean_up_after_shim, read_status_file
 from openenvd.environments.shim.files import open_control_socket
 from openenvd.environments.sources.program import Program
-from openenvd.environments.spec import EnvironmentSpec
 from openenvd.environments.strays import look_again, stop_stray, strays_seen
+from openenvd.schema.errors import (
+    EngineFailed,
+    InvalidSpec,
+    NotAnswering,
+    NotReady,
+    ReplicaFailed,
+    UnknownProvider,
+)
+from openenvd.schema.layout import Layout, make_private
+from openenvd.schema.protocol import (
+    HOST_CONFIG_VARIABLE,
+    HOST_OPTIONS_VARIABLE,
+    NO_SESSIONS,
+    REPLICA_HEADER,
+    HostConfig,
+)
+from openenvd.schema.spec import EnvironmentSpec
 from openenvd.system.process.exit_reason import ExitReason
 
 from .process_engine import DIRECTORY_VARIABLE, ProcessEngine

@@ -25,23 +25,23 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.http11 import Request, Response
 
-from openenvd.env_host.protocol import (
+from openenvd.environments.gateway import process
+from openenvd.environments.gateway.admin import endpoint_statuses
+from openenvd.environments.gateway.config_files import write_backends
+from openenvd.environments.gateway.configuration import Backend, Endpoint, GatewayOptions
+from openenvd.environments.gateway.process import Gateway
+from openenvd.environments.providers import ports
+from openenvd.environments.run_files import all_of
+from openenvd.environments.shim.client import ShimClient
+from openenvd.schema.errors import GatewayFailed, PortInUse
+from openenvd.schema.layout import Layout
+from openenvd.schema.protocol import (
     ENVIRONMENT_HEADER,
     GENERATION_HEADER,
     REPLICA_HEADER,
     RETRY_HEADER,
     HostConfig,
 )
-from openenvd.environments.errors import GatewayFailed, PortInUse
-from openenvd.environments.gateway import process
-from openenvd.environments.gateway.admin import endpoint_statuses
-from openenvd.environments.gateway.config_files import write_backends
-from openenvd.environments.gateway.configuration import Backend, Endpoint, GatewayOptions
-from openenvd.environments.gateway.process import Gateway
-from openenvd.environments.layout import Layout
-from openenvd.environments.providers import ports
-from openenvd.environments.run_files import all_of
-from openenvd.environments.shim.client import ShimClient
 from openenvd.system.files.extras import install_command
 from openenvd.system.net.websocket import (
     BINARY,

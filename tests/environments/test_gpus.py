@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.errors import InvalidSpec
 from openenvd.environments.gpus import find_gpus, named, share
+from openenvd.schema.errors import InvalidSpec
 
 NOBODY = {"PATH": "/no/such/folder"}
 

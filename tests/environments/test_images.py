@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.env_host.protocol import HostConfig
 from openenvd.environments.engines.docker_address import hint_on
-from openenvd.environments.errors import EngineFailed, UnknownSource
 from openenvd.environments.image_names import digest_in_repository, image_of, tag_of
 from openenvd.environments.images.build import DockerCli
 from openenvd.environments.images.context import Context, context_of
 from openenvd.environments.images.recipe import Recipe, dockerfile
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve
-from openenvd.environments.spec import DEFAULT_BASE, EnvironmentSpec
+from openenvd.schema.errors import EngineFailed, UnknownSource
+from openenvd.schema.protocol import HostConfig
+from openenvd.schema.spec import DEFAULT_BASE, EnvironmentSpec
 
 PYPROJECT = """
 [project]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from openenvd.env_host.protocol import HOST_OPTIONS_VARIABLE
 from openenvd.environments.engines.base import EngineRefused, Labels, ReplicaPlan
 from openenvd.environments.engines.kubernetes_address import kubernetes_address
 from openenvd.environments.engines.kubernetes_options import (
@@ -23,6 +22,7 @@ from openenvd.environments.engines.kubernetes_options import (
     secret_of,
     service_of,
 )
+from openenvd.schema.protocol import HOST_OPTIONS_VARIABLE
 
 LABELS = Labels(home="0123456789ab", environment="echo", replica="echo-0-7f", generation="7f")
 PLAN = ReplicaPlan(labels=LABELS, image="openenvd-echo:1", host="127.0.0.1", port=9000)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.layout import MAX_SOCKET_PATH_BYTES, Layout, make_private
+from openenvd.schema.layout import MAX_SOCKET_PATH_BYTES, Layout, make_private
 
 
 def test_a_socket_path_is_never_too_long() -> None:

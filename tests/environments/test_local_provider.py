@@ -19,18 +19,8 @@ import psutil
 import pytest
 from websockets.sync.client import connect
 
-from openenvd.env_host.protocol import door_path
 from openenvd.environments import run_files
-from openenvd.environments.errors import (
-    InvalidSpec,
-    NoProcesses,
-    NotAnswering,
-    NotReady,
-    PortInUse,
-    ReplicaFailed,
-)
 from openenvd.environments.http_get import ask, base_url_by_name
-from openenvd.environments.layout import Layout
 from openenvd.environments.providers import local, ports
 from openenvd.environments.providers.base import StartedReplica
 from openenvd.environments.providers.local import (
@@ -42,7 +32,17 @@ from openenvd.environments.shim.client import ShimClient, read_status_file
 from openenvd.environments.sizing import share_sessions
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve
-from openenvd.environments.spec import EnvironmentSpec
+from openenvd.schema.errors import (
+    InvalidSpec,
+    NoProcesses,
+    NotAnswering,
+    NotReady,
+    PortInUse,
+    ReplicaFailed,
+)
+from openenvd.schema.layout import Layout
+from openenvd.schema.protocol import door_path
+from openenvd.schema.spec import EnvironmentSpec
 from openenvd.system.memory.limits import read_limits
 from openenvd.system.memory.pids_limit import ProcessRoom
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.errors import ManifestError
 from openenvd.environments.sources.manifest import MAX_BYTES, parse_manifest, read_manifest
+from openenvd.schema.errors import ManifestError
 
 PATH = Path("/projects/x/openenv.yaml")
 RESOURCES = "validation.resources"

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.environments.errors import InvalidName
-from openenvd.environments.names import name_of_source, suggest_name, validate_name
+from openenvd.schema.errors import InvalidName
+from openenvd.schema.names import name_of_source, suggest_name, validate_name
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from openenvd.env_host.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
 from openenvd.environments.engines.node_program import http_address, listen, server_options
+from openenvd.schema.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
 
 
 def plan(folder: Path, **options: object) -> dict[str, Any]:

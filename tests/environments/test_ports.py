@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.errors import PortInUse
 from openenvd.environments.providers import ports
 from openenvd.environments.providers.ports import (
     FIRST_PORT,
@@ -24,6 +23,7 @@ from openenvd.environments.providers.ports import (
     reserved_for,
 )
 from openenvd.environments.run_files import RUN_FILE_VERSION
+from openenvd.schema.errors import PortInUse
 
 LOOPBACK = "127.0.0.1"
 LAUNCHES = 500

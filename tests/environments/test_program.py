@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.env_host.protocol import HostConfig
-from openenvd.environments.errors import InvalidSpec
 from openenvd.environments.providers.new_replicas import child_environment
 from openenvd.environments.sources.program import app_candidates, package_of, program_of
 from openenvd.environments.sources.resolve import Project, resolve
-from openenvd.environments.spec import EnvironmentSpec
+from openenvd.schema.errors import InvalidSpec
+from openenvd.schema.protocol import HostConfig
+from openenvd.schema.spec import EnvironmentSpec
 
 PYTHON = Path("/venvs/x/bin/python")
 MAPPED = """

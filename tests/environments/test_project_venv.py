@@ -20,12 +20,12 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.errors import PreparationFailed
-from openenvd.environments.layout import Layout
 from openenvd.environments.sources.resolve import Project, resolve
 from openenvd.environments.venv import project_venv, uv
 from openenvd.environments.venv.overlay import overlay_python
 from openenvd.environments.venv.project_venv import is_complete, noted_of, project_python, venv_key
+from openenvd.schema.errors import PreparationFailed
+from openenvd.schema.layout import Layout
 
 PYPROJECT = '[project]\nname = "sample"\nversion = "1"\n'
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.errors import ManifestError, UnknownSource
 from openenvd.environments.sources.resolve import (
     Bundled,
     ClassSource,
@@ -16,6 +15,7 @@ from openenvd.environments.sources.resolve import (
     check_source,
     resolve,
 )
+from openenvd.schema.errors import ManifestError, UnknownSource
 
 
 def make_project(folder: Path) -> Path:

@@ -15,8 +15,8 @@ from queue import Queue
 import pytest
 
 from openenvd.environments import run_files, scaling
-from openenvd.environments.layout import Layout
 from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
+from openenvd.schema.layout import Layout
 from openenvd.system.text.json_lines import encode_line
 
 SECONDS = 30.0

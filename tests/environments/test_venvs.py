@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from openenvd.environments.layout import Layout
 from openenvd.environments.run_files import RUN_FILE_VERSION
 from openenvd.environments.venv import cleanup
 from openenvd.environments.venv.cleanup import (
@@ -23,6 +22,7 @@ from openenvd.environments.venv.cleanup import (
     venvs_of,
 )
 from openenvd.environments.venv.project_venv import COMPLETE, USED, note_use
+from openenvd.schema.layout import Layout
 from openenvd.system.process.process_identity import boot_seconds
 
 DAY = 86_400.0

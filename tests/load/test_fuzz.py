@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from openenvd.env_host.protocol import HostConfig
 from openenvd.env_host.websocket import frames
+from openenvd.schema.protocol import HostConfig
 from openenvd.system.net.websocket import apply_mask
 
 from ..env_host.hosts import Host

@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from openenvd.environments.spec import LaunchOptions
-from openenvd.server.operations.options import DrainOptions, RequestOptions, RolloutOptions
+from openenvd.schema.operation_options import DrainOptions, RequestOptions, RolloutOptions
+from openenvd.schema.spec import LaunchOptions
 from openenvd.system.text.options import options_of
 
 MODULE = Path(__file__).resolve().parents[2] / "client" / "options.py"

@@ -11,7 +11,7 @@ import pytest
 
 from openenvd.cli import exit_codes
 from openenvd.cli.main import COMMANDS
-from openenvd.server.settings import SETTINGS
+from openenvd.schema.settings import SETTINGS
 
 SCRIPT = Path(__file__).resolve().parents[2] / "docs" / "commands_page.py"
 

@@ -20,7 +20,7 @@ import pytest
 
 from openenvd.cli import exit_codes, passthrough
 from openenvd.cli.main import COMMANDS, cli
-from openenvd.requests_db.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
+from openenvd.schema.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
 from openenvd.server.errors import ApiError
 from openenvd.server.operations import registry
 

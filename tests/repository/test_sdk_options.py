@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from openenvd.client import options
-from openenvd.environments.spec import LaunchOptions
-from openenvd.server.operations.options import RolloutOptions
+from openenvd.schema.operation_options import RolloutOptions
+from openenvd.schema.spec import LaunchOptions
 from openenvd.system.text.options import options_of
 
 SCRIPT = Path(__file__).with_name("sdk_options.py")

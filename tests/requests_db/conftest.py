@@ -20,8 +20,8 @@ from openenvd.requests_db.records import (
     RequestError,
 )
 from openenvd.requests_db.results import Submitted
-from openenvd.requests_db.states import EnvironmentState, ErrorKind, RequestState, Schedule
 from openenvd.requests_db.transactions import dispatching, submitting
+from openenvd.schema.states import EnvironmentState, ErrorKind, RequestState, Schedule
 
 MakeRequest = Callable[..., Request]
 MakeEnvironment = Callable[..., Environment]

@@ -23,8 +23,8 @@ from openenvd.requests_db.records import (
 )
 from openenvd.requests_db.sql import queries, statements
 from openenvd.requests_db.sql.rows import PRIORITY_STEP_SECONDS, QueueClock
-from openenvd.requests_db.states import ErrorKind, RequestState, Schedule
 from openenvd.requests_db.transactions import dispatching, submitting
+from openenvd.schema.states import ErrorKind, RequestState, Schedule
 
 Make = Callable[..., Request]
 

@@ -17,13 +17,13 @@ import pytest
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import RequestState
+from openenvd.schema.states import RequestState
 
 SUBMITTER = """
 import asyncio, sys
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.records import NewRequest
-from openenvd.requests_db.states import Schedule
+from openenvd.schema.states import Schedule
 from openenvd.requests_db.transactions import submitting
 
 async def main():
@@ -41,7 +41,7 @@ import asyncio, os, sys
 from sqlalchemy import event
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.records import NewRequest
-from openenvd.requests_db.states import Schedule
+from openenvd.schema.states import Schedule
 from openenvd.requests_db.transactions import submitting
 
 async def main():
@@ -62,7 +62,7 @@ import os, signal, sys
 from openenvd.requests_db.transactions import submitting
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import NewRequest
-from openenvd.requests_db.states import Schedule
+from openenvd.schema.states import Schedule
 
 with WriteConnection(sys.argv[1]).transaction() as connection:
     submitting.submit(connection, NewRequest("noop", Schedule.SHORT, {}), now=1.5)

@@ -14,20 +14,20 @@ from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import Environment, Generation, NewRequest, Outcome, RequestError
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import (
-    GENERATION_TRANSITIONS,
-    EnvironmentState,
-    ErrorKind,
-    GenerationState,
-    RequestState,
-    Schedule,
-)
 from openenvd.requests_db.transactions import (
     dispatching,
     generations,
     observing,
     retention,
     submitting,
+)
+from openenvd.schema.states import (
+    GENERATION_TRANSITIONS,
+    EnvironmentState,
+    ErrorKind,
+    GenerationState,
+    RequestState,
+    Schedule,
 )
 from openenvd.system.text.hidden_values import REDACTED
 

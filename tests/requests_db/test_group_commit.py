@@ -16,8 +16,8 @@ from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.results import QueueFull, Submitted
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import Schedule
 from openenvd.requests_db.transactions import submitting
+from openenvd.schema.states import Schedule
 
 CHECK = NewRequest("check", Schedule.SHORT, {})
 

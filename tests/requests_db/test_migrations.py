@@ -118,7 +118,7 @@ def modules_after(code: str) -> set[str]:
 
 
 def test_the_states_import_no_sqlalchemy() -> None:
-    assert "sqlalchemy" not in modules_after("import openenvd.requests_db.states")
+    assert "sqlalchemy" not in modules_after("import openenvd.schema.states")
 
 
 def test_an_up_to_date_database_is_opened_without_alembic_or_the_orm(path: Path) -> None:

@@ -17,8 +17,8 @@ from openenvd.requests_db.records import (
 )
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import EnvironmentState, ErrorKind, ReplicaState, Schedule
 from openenvd.requests_db.transactions import observing, submitting
+from openenvd.schema.states import EnvironmentState, ErrorKind, ReplicaState, Schedule
 
 MakeEnvironment = Callable[..., Environment]
 

@@ -13,7 +13,7 @@ from sqlalchemy.dialects import sqlite
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.sql import prepared, statements
 from openenvd.requests_db.sql.rows import REQUESTS, insert_values, new_request
-from openenvd.requests_db.states import Schedule
+from openenvd.schema.states import Schedule
 
 BUILT = {name: it for name, it in vars(statements).items() if isinstance(it, Executable)}
 NEW = insert_values(new_request("7f3a", NewRequest("check", Schedule.SHORT, {}), 1.5, 2.5))

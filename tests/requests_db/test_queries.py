@@ -12,8 +12,8 @@ from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.sql.tables import requests
-from openenvd.requests_db.states import RequestState
 from openenvd.requests_db.transactions import dispatching, recovery, retention, submitting
+from openenvd.schema.states import RequestState
 
 Make = Callable[..., Request]
 

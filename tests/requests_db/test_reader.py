@@ -18,8 +18,8 @@ from openenvd.requests_db.errors import DatabaseCorrupt, DatabaseError, Database
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import RequestState, Schedule
 from openenvd.requests_db.transactions import submitting
+from openenvd.schema.states import RequestState, Schedule
 
 CHECK = NewRequest("check", Schedule.SHORT, {})
 COUNT = "SELECT count(*) FROM requests"

@@ -10,9 +10,9 @@ import pytest
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import ErrorKind, RequestState, Schedule
 from openenvd.requests_db.transactions import dispatching, recovery, submitting
 from openenvd.requests_db.transactions.recovery import next_state
+from openenvd.schema.states import ErrorKind, RequestState, Schedule
 
 Make = Callable[..., Request]
 

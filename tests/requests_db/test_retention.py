@@ -21,8 +21,8 @@ from openenvd.requests_db.records import (
 )
 from openenvd.requests_db.results import Duplicate, Submitted
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import EnvironmentState, ReplicaState, RequestState, Schedule
 from openenvd.requests_db.transactions import dispatching, observing, retention, submitting
+from openenvd.schema.states import EnvironmentState, ReplicaState, RequestState, Schedule
 
 from .conftest import CREATED_AT, ENDED_AT
 

@@ -26,8 +26,8 @@ from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import NewRequest, Outcome
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import RequestState, Schedule
 from openenvd.requests_db.transactions import dispatching, submitting
+from openenvd.schema.states import RequestState, Schedule
 
 PAGE_OF_TEXT = NewRequest("noop", Schedule.SHORT, {"text": "x" * 20_000})
 

@@ -26,14 +26,14 @@ from openenvd.requests_db.results import (
     Submitted,
 )
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import (
+from openenvd.requests_db.transactions import dispatching, observing, submitting
+from openenvd.schema.states import (
     SERVING,
     EnvironmentState,
     GenerationState,
     RequestState,
     Schedule,
 )
-from openenvd.requests_db.transactions import dispatching, observing, submitting
 
 LAUNCH = NewRequest("launch", Schedule.LONG, {"name": "trial"}, environment="trial")
 G = GenerationState

@@ -10,20 +10,21 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from openenvd.requests_db.connections.write_connection import WriteConnection
-from openenvd.requests_db.errors import DatabaseError, InvalidTransition
+from openenvd.requests_db.errors import DatabaseError
 from openenvd.requests_db.records import Environment, Outcome, Request
 from openenvd.requests_db.sql.rows import ENVIRONMENTS
 from openenvd.requests_db.sql.tables import environments, replicas, requests
-from openenvd.requests_db.states import (
+from openenvd.requests_db.transactions import dispatching, observing, submitting
+from openenvd.schema.states import (
     ENVIRONMENT_TRANSITIONS,
     REQUEST_TRANSITIONS,
     EnvironmentState,
+    InvalidTransition,
     ReplicaState,
     RequestState,
     Schedule,
     check_transition,
 )
-from openenvd.requests_db.transactions import dispatching, observing, submitting
 
 PAIRS = list(product(RequestState, RequestState))
 NAMES = [f"{before}-{after}" for before, after in PAIRS]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.env_host.protocol import HostConfig
+from openenvd.schema.protocol import HostConfig
 
 from ..env_host.hosts import Host
 from .worlds import WORLDS

@@ -12,12 +12,12 @@ from typing import Any
 import psutil
 import pytest
 
-from openenvd.env_host.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import LoopLagged, NoEnvironment
 from openenvd.rollouts.policies.policy import Decision, Turn
 from openenvd.rollouts.session_pool import CLOSED_AT_ONCE, SessionPool, SessionTiming
+from openenvd.schema.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER
 
 from .conftest import Serve, address_of, lines_of
 from .relay import Relay

@@ -18,12 +18,12 @@ import pytest
 import uvloop
 from websockets.frames import Frame, Opcode
 
-from openenvd.env_host.protocol import MAX_MESSAGE_BYTES
 from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import EpisodeFailed
 from openenvd.rollouts.session.session import Session, SessionFailed
 from openenvd.rollouts.session_pool import SessionPool, SessionTiming
+from openenvd.schema.protocol import MAX_MESSAGE_BYTES
 
 from .peers import Peer, framed, observed, refused, serving
 

@@ -13,8 +13,8 @@ import pytest
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.migrate import open_database
+from openenvd.schema.settings import Paths
 from openenvd.server.events.bus import EventBus
-from openenvd.server.settings import Paths
 
 from .tracing.conftest import kept as kept
 

@@ -22,12 +22,13 @@ from openenvd.client import daemon
 from openenvd.client.api import DaemonClient
 from openenvd.client.errors import ApiRefused
 from openenvd.client.following import run, wait
-from openenvd.client.http import HttpClient, Json
+from openenvd.client.http import HttpClient
 from openenvd.env_host.ipc.capacity import render_metrics as metrics_of_shards
-from openenvd.environments.errors import EnvironmentsError
 from openenvd.environments.sources.resolve import resolve
+from openenvd.schema.errors import EnvironmentsError
+from openenvd.schema.settings import Paths
 from openenvd.server.operations import registry
-from openenvd.server.settings import Paths
+from openenvd.system.text.json_lines import Json
 
 from ..prometheus_rules import lint
 from .conftest import WAIT_SECONDS

@@ -12,7 +12,7 @@ import pytest
 
 from openenvd.environments.run_files import RunFile
 from openenvd.requests_db.records import Environment, Replica
-from openenvd.requests_db.states import EnvironmentState, ReplicaState
+from openenvd.schema.states import EnvironmentState, ReplicaState
 from openenvd.server.errors import CannotChange
 from openenvd.server.reconcile.autoscaler import Autoscaler
 from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility

@@ -13,8 +13,8 @@ from openenvd.environments.venv.cleanup import UNUSED
 from openenvd.environments.venv.project_venv import COMPLETE
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.transactions import retention
+from openenvd.schema.settings import Paths, Settings
 from openenvd.server.housekeeping.sweep import collect
-from openenvd.server.settings import Paths, Settings
 
 HUNDRED_DAYS = 100 * 86_400.0
 

@@ -21,9 +21,9 @@ import psutil
 import pytest
 
 from openenvd.client import daemon, following
+from openenvd.schema.settings import FIRST_PORT, PORTS, Paths, Settings
 from openenvd.server.dispatch.planning import PROCESSES_OF_DAEMON, check_process_room
 from openenvd.server.listening import bind, identity_of
-from openenvd.server.settings import FIRST_PORT, PORTS, Paths, Settings
 from openenvd.system.memory.pids_limit import ProcessRoom
 
 from .conftest import WAIT_SECONDS

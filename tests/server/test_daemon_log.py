@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from openenvd.client import daemon, following
-from openenvd.server.settings import Paths
+from openenvd.schema.settings import Paths
 
 from .conftest import WAIT_SECONDS
 
@@ -87,7 +87,7 @@ def test_a_traceback_and_a_warning_are_one_line_each(tmp_path: Path) -> None:
     script = (
         "import logging, sys, warnings\n"
         "from openenvd.server.daemon_log import set_up_log\n"
-        "from openenvd.server.settings import Paths, Settings\n"
+        "from openenvd.schema.settings import Paths, Settings\n"
         "set_up_log(Paths.from_environment(), Settings(log_format='json'), in_background=False)\n"
         "try:\n    raise ValueError('a defect')\n"
         "except ValueError:\n    logging.getLogger('x').exception('it failed', extra={'pid': 7})\n"
@@ -110,7 +110,7 @@ def test_text_is_the_default_and_needs_no_json_library() -> None:
     script = (
         "import sys\n"
         "from openenvd.server.daemon_log import set_up_log\n"
-        "from openenvd.server.settings import Paths, Settings\n"
+        "from openenvd.schema.settings import Paths, Settings\n"
         "set_up_log(Paths.from_environment(), Settings(), in_background=False)\n"
         "sys.exit('pythonjsonlogger' in sys.modules)\n"
     )

@@ -20,11 +20,11 @@ from openenvd.client import daemon
 from openenvd.client.api import DaemonClient
 from openenvd.client.following import wait
 from openenvd.client.http import parse_events
+from openenvd.schema.settings import Paths
 from openenvd.server.api.routes_environments import log_to_show
 from openenvd.server.dashboard.followed_log import FollowedLog
 from openenvd.server.dashboard.page_files import FOLDER as STATIC
 from openenvd.server.dashboard.page_files import SECURITY_HEADERS
-from openenvd.server.settings import Paths
 
 from .conftest import WAIT_SECONDS
 

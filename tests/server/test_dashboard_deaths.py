@@ -19,7 +19,7 @@ from openenvd.requests_db.records import (
     Request,
     RequestError,
 )
-from openenvd.requests_db.states import (
+from openenvd.schema.states import (
     EnvironmentState,
     ErrorKind,
     ReplicaState,

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from openenvd.requests_db.states import (
+from openenvd.schema.states import (
     EnvironmentState,
     GenerationState,
     ReplicaState,

@@ -22,13 +22,13 @@ from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import Event, NewRequest, Outcome, Request
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import RequestState, Schedule
 from openenvd.requests_db.transactions import dispatching, submitting
+from openenvd.schema.settings import Paths, Settings
+from openenvd.schema.states import RequestState, Schedule
 from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.memory_estimates import Declared, MemoryEstimates
 from openenvd.server.dispatch.request_traces import RequestTraces
 from openenvd.server.dispatch.running import DispatchContext, Timing
-from openenvd.server.settings import Paths, Settings
 from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 
 from .tracing.kept_spans import KeptSpans, attributes_of, ids_of

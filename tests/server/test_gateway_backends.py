@@ -14,7 +14,7 @@ from openenvd.environments.gateway.configuration import Endpoint, endpoints
 from openenvd.environments.gateway.weights import Load
 from openenvd.environments.run_files import RunFile
 from openenvd.requests_db.records import Environment, Replica
-from openenvd.requests_db.states import EnvironmentState, ReplicaState
+from openenvd.schema.states import EnvironmentState, ReplicaState
 from openenvd.server.reconcile.gateway import backend_of, loads_of
 from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
 from openenvd.server.reconcile.status_writer import Timing

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from openenvd.client import daemon, following
-from openenvd.server.settings import Paths
+from openenvd.schema.settings import Paths
 from openenvd.system.net.connection_limit import (
     MAX_CONNECTIONS,
     MIN_CONNECTIONS,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from openenvd.schema.settings import Paths
 from openenvd.server.api.routes_environments import oldest_first
 from openenvd.server.dispatch.janitor import Log, logs_of, to_remove
-from openenvd.server.settings import Paths
 
 
 def log(stem: str, size: int) -> Log:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from openenvd.requests_db.records import PeakSample, Request
-from openenvd.requests_db.states import RequestState, Schedule
+from openenvd.schema.states import RequestState, Schedule
 from openenvd.server.dispatch.memory_estimates import (
     LEAST_BYTES,
     MOST_SAMPLES,

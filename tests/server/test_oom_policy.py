@@ -10,7 +10,7 @@ import pytest
 
 from openenvd.executor.messages import Died, Raised, TaskError
 from openenvd.requests_db.records import Request
-from openenvd.requests_db.states import RequestState, Schedule
+from openenvd.schema.states import RequestState, Schedule
 from openenvd.server.dispatch.outcomes import (
     FailureContext,
     advice,

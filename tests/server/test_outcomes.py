@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from openenvd.executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
-from openenvd.requests_db.states import ErrorKind, RequestState
+from openenvd.schema.states import ErrorKind, RequestState
 from openenvd.server.dispatch.outcomes import outcome_of
 from openenvd.system.memory.pids_limit import HINT, NO_ROOM
 from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason

@@ -10,8 +10,8 @@ from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import Schedule
 from openenvd.requests_db.transactions import dispatching, submitting
+from openenvd.schema.states import Schedule
 from openenvd.server.api.request_notes import MOST_COUNTED, reason_of, reason_of_shortage
 
 LONG = Schedule.LONG

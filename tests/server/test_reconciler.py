@@ -20,10 +20,8 @@ import pytest
 from sqlalchemy import Connection
 
 from openenvd.environments import restart_policy, run_files, scaling, strays
-from openenvd.environments.errors import EngineFailed
 from openenvd.environments.gateway import process
 from openenvd.environments.gateway.process import config_folder
-from openenvd.environments.layout import Layout
 from openenvd.environments.shim.client import read_status_file
 from openenvd.environments.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
 from openenvd.requests_db.async_store import AsyncStore
@@ -40,14 +38,17 @@ from openenvd.requests_db.records import (
 )
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import (
+from openenvd.requests_db.transactions import dispatching, generations, observing, submitting
+from openenvd.schema.errors import EngineFailed
+from openenvd.schema.layout import Layout
+from openenvd.schema.settings import Paths
+from openenvd.schema.states import (
     EnvironmentState,
     ErrorKind,
     ReplicaState,
     RequestState,
     Schedule,
 )
-from openenvd.requests_db.transactions import dispatching, generations, observing, submitting
 from openenvd.server.api.views import environment_view, replica_view
 from openenvd.server.events.bus import EventBus
 from openenvd.server.operations.base import OperationContext
@@ -56,7 +57,6 @@ from openenvd.server.reconcile import replica_watch, replicas
 from openenvd.server.reconcile.reconciler import Reconciler
 from openenvd.server.reconcile.replica_watch import WAITING, ReplicaWatch
 from openenvd.server.reconcile.status_writer import Timing
-from openenvd.server.settings import Paths
 from openenvd.system.process.process_identity import ProcessIdentity
 from openenvd.system.text.json_lines import decode_line
 

@@ -19,7 +19,7 @@ from openenvd.environments.restart_policy import GiveUp, RestartAfter
 from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
 from openenvd.environments.shim.files import RUN_FILE_NAME
 from openenvd.requests_db.records import Replica, RequestError
-from openenvd.requests_db.states import ReplicaState
+from openenvd.schema.states import ReplicaState
 from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
 from openenvd.server.reconcile.status_writer import Timing
 from openenvd.system.process.process_identity import ProcessIdentity

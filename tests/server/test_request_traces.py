@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
 from openenvd.requests_db.records import NewRequest, Request, RequestError
-from openenvd.requests_db.states import ErrorKind, RequestState, Schedule
+from openenvd.schema.states import ErrorKind, RequestState, Schedule
 from openenvd.server.dispatch.request_traces import RequestTraces, WaitReason
 from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 

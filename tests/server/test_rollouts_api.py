@@ -14,17 +14,18 @@ from openenvd.client import daemon
 from openenvd.client.api import DaemonClient
 from openenvd.client.errors import ApiRefused
 from openenvd.client.following import run, wait
-from openenvd.client.http import HttpClient, Json
+from openenvd.client.http import HttpClient
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.results import Submitted
-from openenvd.requests_db.states import Schedule
 from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.rollouts.episodes import Step
 from openenvd.rollouts.folder.writer import RolloutWriter
+from openenvd.schema.settings import Paths
+from openenvd.schema.states import Schedule
 from openenvd.server.api.routes_rollouts import MOST_MARKS, history, last_mark
-from openenvd.server.settings import Paths
+from openenvd.system.text.json_lines import Json
 
 from ..rollouts.made import episode
 

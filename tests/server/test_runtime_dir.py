@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.layout import Layout, socket_folders_outside
+from openenvd.schema.layout import Layout, socket_folders_outside
 from openenvd.server.housekeeping.runtime_dir import collect_abandoned, held
 
 

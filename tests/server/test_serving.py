@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from openenvd.requests_db.records import Environment, Replica
-from openenvd.requests_db.states import EnvironmentState, ReplicaState
+from openenvd.schema.states import EnvironmentState, ReplicaState
 from openenvd.server.api.views import (
     environment_view,
     exit_views,

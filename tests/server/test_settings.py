@@ -12,7 +12,7 @@ import pytest
 
 from openenvd.client import daemon
 from openenvd.client.errors import DaemonNotStarted
-from openenvd.server.settings import Given, Paths, Settings, flags_of_killed, given_settings
+from openenvd.schema.settings import Given, Paths, Settings, flags_of_killed, given_settings
 
 from .conftest import WAIT_SECONDS
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from openenvd.requests_db.records import Request
-from openenvd.requests_db.states import RequestState, Schedule
+from openenvd.schema.states import RequestState, Schedule
 from openenvd.server.api.routes_daemon import RECENT, worth_showing
 
 

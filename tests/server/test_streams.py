@@ -18,14 +18,14 @@ from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.records import NewRequest, Outcome, Request
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import RequestState, Schedule
 from openenvd.requests_db.transactions import dispatching, submitting
+from openenvd.schema.settings import Paths, Settings
+from openenvd.schema.states import RequestState, Schedule
 from openenvd.server.api import streams
 from openenvd.server.api.dependencies import Dependencies
 from openenvd.server.api.streams import Position, RequestStream, everything_stream, wait_until_final
 from openenvd.server.dispatch.submission import Submitter
 from openenvd.server.events.bus import EventBus
-from openenvd.server.settings import Paths, Settings
 
 from .conftest import WAIT_SECONDS
 

@@ -13,8 +13,9 @@ from openenvd.requests_db.connections.write_connection import WriteConnection
 from openenvd.requests_db.errors import DatabaseError
 from openenvd.requests_db.records import Event, Outcome, Request
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.states import EnvironmentState, RequestState, Schedule
 from openenvd.requests_db.transactions import dispatching, observing
+from openenvd.schema.settings import Settings
+from openenvd.schema.states import EnvironmentState, RequestState, Schedule
 from openenvd.server.dispatch.submission import Submission, Submitter
 from openenvd.server.errors import (
     AmbiguousId,
@@ -27,7 +28,6 @@ from openenvd.server.errors import (
 )
 from openenvd.server.events.bus import EventBus
 from openenvd.server.operations import registry
-from openenvd.server.settings import Settings
 
 
 class FakeDispatcher:

@@ -12,7 +12,7 @@ import pytest
 
 from openenvd.environments.run_files import RunFile
 from openenvd.requests_db.records import Replica
-from openenvd.requests_db.states import ReplicaState
+from openenvd.schema.states import ReplicaState
 from openenvd.server.errors import CannotChange
 from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
 from openenvd.server.reconcile.status_writer import Timing

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.layout import Layout
 from openenvd.environments.providers.new_replicas import RUN_DIR_VARIABLE
 from openenvd.environments.shim.files import open_control_socket
 from openenvd.executor.supervisor.memory import sweep_cgroups
+from openenvd.schema.layout import Layout
+from openenvd.schema.settings import Paths
 from openenvd.server.housekeeping.sweep import Sweeper, sweep_regularly
-from openenvd.server.settings import Paths
 from openenvd.system.memory.cgroups import CgroupManager
 
 from ..environments.shim.conftest import Replica

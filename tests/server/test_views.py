@@ -8,7 +8,7 @@ import json
 import pytest
 
 from openenvd.requests_db.records import Replica, RequestError
-from openenvd.requests_db.states import ErrorKind, ReplicaState
+from openenvd.schema.states import ErrorKind, ReplicaState
 from openenvd.server.api.views import error_view, gpus_of, replica_view, sessions_fail
 from openenvd.system.text.hidden_values import REDACTED, redact
 

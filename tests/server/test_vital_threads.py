@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from openenvd.schema.settings import Paths, Settings
 from openenvd.server.daemon import VITAL_THREADS, Daemon
 from openenvd.server.home_lock import hold_lock
-from openenvd.server.settings import Paths, Settings
 
 
 def fail() -> None:

@@ -14,9 +14,9 @@ from openenvd.client import daemon
 from openenvd.client.errors import DaemonNotStarted
 from openenvd.environments.venv.uv import UvFailed
 from openenvd.executor.worker.main import describe_error
+from openenvd.schema.settings import Paths
 from openenvd.server.errors import DaemonError
 from openenvd.server.home_lock import hold_lock
-from openenvd.server.settings import Paths
 from openenvd.system.files import disk_space
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 
-from ....requests_db.records import Environment, Event, Json, Replica, Request
-from ....requests_db.states import ReplicaState
+from ....requests_db.records import Environment, Event, Replica, Request
+from ....schema.states import ReplicaState
 from ....system.process.exit_reason import ExitKind, ExitReason
 from ....system.text.hidden_values import hide_credentials
+from ....system.text.json_lines import Json
 from ...api.views import error_view
 from ...dispatch.outcomes import MoreMemory, is_over_session_limit, more_memory_after
 from ...dispatch.running import label_of

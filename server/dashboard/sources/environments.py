@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from ....requests_db.records import Environment, Json, Replica
+from ....requests_db.records import Environment, Replica
 from ....requests_db.sql import queries
-from ....requests_db.states import ReplicaState
 from ....requests_db.transactions.journal import (
     ENVIRONMENT_STATE,
     GENERATION_STATE,
     REPLICA_STATE,
 )
+from ....schema.states import ReplicaState
+from ....system.text.json_lines import Json
 from ...api.dependencies import Dependencies
 from ...api.views import environment_view
 from ..live_state import LiveState, Turn

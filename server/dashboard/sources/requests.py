@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ....requests_db.records import RETRYING, Event, Json, Request
+from ....requests_db.records import RETRYING, Event, Request
 from ....requests_db.sql import queries
-from ....requests_db.states import ErrorKind, RequestState, Schedule
 from ....requests_db.transactions.journal import REQUEST_PROGRESS, REQUEST_STATE
+from ....schema.states import ErrorKind, RequestState, Schedule
+from ....system.text.json_lines import Json
 from ...api.dependencies import Dependencies
 from ...api.request_notes import may_have_run_before, reason_at
 from ...api.routes_daemon import worth_showing

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from ....requests_db.records import Json, Request
+from ....requests_db.records import Request
 from ....requests_db.sql import queries
-from ....requests_db.states import RequestState
+from ....schema.states import RequestState
 from ....system.text.hidden_values import hide_credentials
+from ....system.text.json_lines import Json
 from ...api.dependencies import Dependencies
 from ...api.routes_rollouts import last_mark, mark_of
 from ...api.views import error_view

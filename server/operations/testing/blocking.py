@@ -18,8 +18,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from ....environments.errors import NotAnswering
 from ....environments.http_get import ask
+from ....schema.errors import NotAnswering
 from .report import CheckResult, Finding
 from .session import Frame
 from .subject import ASK_SECONDS, Subject

@@ -19,11 +19,10 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+from ....system.text.json_lines import Json
 from .report import CheckResult, Finding
 from .session import TrialSession
 from .subject import Subject
-
-Json = dict[str, Any]
 
 STEPS = 20
 EPISODE = "openenv-test"  # the id of each episode: what is made of it is the same

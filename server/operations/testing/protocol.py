@@ -16,13 +16,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from ....environments.errors import NotAnswering
 from ....environments.http_get import ask
+from ....schema.errors import NotAnswering
+from ....system.text.json_lines import Json
 from .report import CheckResult, Finding
 from .session import Frame, SessionFailed, TrialSession
 from .subject import ASK_SECONDS, Subject
-
-Json = dict[str, Any]
 
 NO_ACTION = {"openenv_test": {"no": "action"}}
 _LOG = "openenv logs NAME shows what it printed; the traceback of an error is there"

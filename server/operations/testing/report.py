@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
 
-Json = dict[str, Any]
+from ....system.text.json_lines import Json
 
 
 class Outcome(StrEnum):

@@ -13,16 +13,15 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection
-from typing import Any
 
 from ....system.process.exit_reason import ExitReason
+from ....system.text.json_lines import Json
 from ....system.text.units import MB
 from . import blocking, determinism, leaks, protocol
 from .report import CheckResult, Finding, Outcome
 from .session import SessionFailed
 from .subject import Subject
 
-Json = dict[str, Any]
 Check = Callable[[Subject, CheckResult], Awaitable[None]]
 
 # In this order: what a session costs is seen by a server that has had few of them.

@@ -19,8 +19,7 @@ from typing import Any, Self
 
 from ....rollouts.session import session as sessions
 from ....rollouts.session.session import SessionEnd
-
-Json = dict[str, Any]
+from ....system.text.json_lines import Json
 
 CONNECT_SECONDS = 60.0  # of an environment that loads a model for its first session
 

@@ -16,15 +16,15 @@ from typing import Any
 
 import psutil
 
-from ....environments.errors import NotAnswering
 from ....environments.http_get import ask
 from ....environments.shim.client import ShimClient, ShimGone
 from ....rollouts.policies.random_policy import sample
+from ....schema.errors import NotAnswering
+from ....schema.operation_options import EnvironmentTestOptions
 from ....system.process.exit_reason import ExitReason
-from ..options import EnvironmentTestOptions
+from ....system.text.json_lines import Json
 from .session import TrialSession
 
-Json = dict[str, Any]
 Player = Callable[[], Json]  # draws one action after another
 
 ASK_SECONDS = 30.0

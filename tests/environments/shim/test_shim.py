@@ -20,7 +20,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openenvd.env_host import protocol
 from openenvd.environments.shim import files
 from openenvd.environments.shim.client import (
     ShimClient,
@@ -32,6 +31,7 @@ from openenvd.environments.shim.client import (
 )
 from openenvd.environments.shim.files import is_missing
 from openenvd.environments.shim.server_exit import EXIT_CANNOT_START
+from openenvd.schema import protocol
 from openenvd.system.memory.cgroups import Cgroup, CgroupManager
 from openenvd.system.net.listening_sockets import listening
 from openenvd.system.process.exit_reason import Certainty, Detector, ExitKind, ExitReason

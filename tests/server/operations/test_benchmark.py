@@ -16,8 +16,8 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from openenvd.environments.errors import NotAnswering
 from openenvd.rollouts.bench.plan import InvalidPlan
+from openenvd.schema.errors import NotAnswering
 from openenvd.server.operations import registry
 from openenvd.server.operations.benchmark import BenchmarkPayload
 

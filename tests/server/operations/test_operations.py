@@ -15,9 +15,9 @@ import pytest
 from pydantic import ValidationError
 
 from openenvd.environments import run_files
-from openenvd.environments.errors import EnvironmentsError, NotAnswering
-from openenvd.environments.layout import Layout
 from openenvd.environments.shim.client import ShimClient
+from openenvd.schema.errors import EnvironmentsError, NotAnswering
+from openenvd.schema.layout import Layout
 from openenvd.server.operations.check import problems
 
 from ...operations.conftest import LAUNCH_ID, Run

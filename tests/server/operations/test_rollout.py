@@ -19,18 +19,18 @@ import pytest
 from pydantic import ValidationError
 
 from openenvd.environments import run_files
-from openenvd.environments.errors import NotAnswering
 from openenvd.environments.http_get import ask
 from openenvd.environments.providers.local import LocalProvider
 from openenvd.environments.run_files import RunFile
 from openenvd.environments.shim.client import read_status_file
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve
-from openenvd.environments.spec import EnvironmentSpec
 from openenvd.executor.errors import TaskCancelled
 from openenvd.executor.worker.main import print_traceback
 from openenvd.rollouts.errors import OutputUnwritable, PolicyNotFound, RolloutError
 from openenvd.rollouts.loop_thread import run_on_thread
+from openenvd.schema.errors import NotAnswering
+from openenvd.schema.spec import EnvironmentSpec
 from openenvd.server.operations.base import OperationContext
 from openenvd.server.operations.rollout import Rollout, RolloutPayload
 

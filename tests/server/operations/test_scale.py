@@ -17,17 +17,17 @@ import pytest
 from websockets.sync.client import ClientConnection, connect
 
 from openenvd.environments import run_files, scaling
-from openenvd.environments.errors import (
+from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
+from openenvd.environments.shim.client import ShimClient, read_status_file
+from openenvd.environments.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
+from openenvd.schema.errors import (
     EnvironmentsError,
     InvalidSpec,
     NotReady,
     NotRunning,
     ReplicaFailed,
 )
-from openenvd.environments.layout import Layout
-from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
-from openenvd.environments.shim.client import ShimClient, read_status_file
-from openenvd.environments.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
+from openenvd.schema.layout import Layout
 from openenvd.server.operations import registry
 
 from ...operations.conftest import CHANGE_ID, LAUNCH_ID, Run

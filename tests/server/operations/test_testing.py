@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.server.operations.options import CHECK_NAMES
+from openenvd.schema.operation_options import CHECK_NAMES
 from openenvd.server.operations.testing.blocking import Call, judge
 from openenvd.server.operations.testing.determinism import differences
 from openenvd.server.operations.testing.leaks import growth, largest_fall, left_over

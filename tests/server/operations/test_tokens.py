@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from openenvd.environments import run_files
-from openenvd.environments.errors import NotAnswering
 from openenvd.environments.http_get import ask, base_url_by_name
-from openenvd.environments.layout import Layout
-from openenvd.environments.spec import EnvironmentSpec
+from openenvd.schema.errors import NotAnswering
+from openenvd.schema.layout import Layout
+from openenvd.schema.spec import EnvironmentSpec
 from openenvd.system.net.access_tokens import without_token
 
 from ...operations.test_benchmark import Run

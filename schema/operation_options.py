@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...environments.spec import DEFAULT_BASE, GRACE_SECONDS
-from ...system.text.options import option
+from ..system.text.options import option
+from .spec import DEFAULT_BASE, GRACE_SECONDS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..env_host.protocol import ServeOptions
 from ..system.net.access_tokens import TOKEN_PATTERN, new_token
 from ..system.net.request_origin import is_loopback, read_origin
 from ..system.text.options import option
 from ..system.text.units import MB
+from .protocol import ServeOptions
 
 LOCAL = "local"  # the provider that runs replicas on this machine, below shims
 MOST_REPLICAS = 1000

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..environments.layout import Layout
+from .layout import Layout
 
 # Below the ephemeral range of Linux (32768) and macOS (49152): a daemon on a higher port was
 # seen to meet its own health poll's outgoing port.

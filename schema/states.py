@@ -19,7 +19,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from .errors import InvalidTransition
+
+class InvalidTransition(Exception):
+    """A state was asked for that does not follow from the present one."""
+
+    def __init__(self, subject: str, before: str, after: str) -> None:
+        super().__init__(f"{subject} cannot go from {before} to {after}")
+        self.subject = subject
+        self.before = before
+        self.after = after
 
 
 class RequestState(StrEnum):
