@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python for users: what `openenv` does on the command line, as typed objects; and the daemon's calls.
+"""Python for users, as typed objects, and below it the daemon's calls.
 
     from openenvd import Client
 

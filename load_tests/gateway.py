@@ -5,9 +5,9 @@
     python -m load_tests.gateway --short            256 sessions, 2 replicas
 
 All sessions of a crowd connect in one instant, reset, take one step that waits a second, and close
-(`openenvd.rollouts.bench`). Of the same environment, with as many replicas of one shard each, one has its
-own address, which its replicas share, and the other an address at the gateway: they take turns
-within the same run. Then single sessions, and 64 at once, step as fast as they are answered.
+(`openenvd.rollouts.bench`). Of the same environment, with as many replicas of one shard each, one
+has its own address, which its replicas share, and the other an address at the gateway: they take
+turns within the same run. Then single sessions, and 64 at once, step as fast as they are answered.
 
 The split is the largest deviation of a replica's sessions from even. Memory is Envoy's PSS with all
 sessions of the largest crowd open, against a few of them; CPU is Envoy's alone.

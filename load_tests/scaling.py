@@ -15,12 +15,12 @@ r"""How many sessions at once, and how long they take: the seed's protocol, besi
 
 Every session connects, resets, takes one step that waits, and closes. All of a batch connect in
 one instant, as training code does that opens its sessions in one `gather`; a handshake may take
-10 s, as upstream's client gives it. The load comes from `openenvd.rollouts.bench`: several processes that
-report their own CPU, and count latencies from the start of the batch; with `--clients upstream`,
-from clients of upstream's package in one `gather` a process (`gather_clients.py`), which cost much
-more than a server does. Servers take turns within the same run. Drops are the kernel's, of the
-whole system: run nothing else beside it. Written: `raw.jsonl` and `summary.csv` with the seed's
-fields, `summary.json`, two figures.
+10 s, as upstream's client gives it. The load comes from `openenvd.rollouts.bench`: several
+processes that report their own CPU, and count latencies from the start of the batch; with
+`--clients upstream`, from clients of upstream's package in one `gather` a process
+(`gather_clients.py`), which cost much more than a server does. Servers take turns within the same
+run. Drops are the kernel's, of the whole system: run nothing else beside it. Written: `raw.jsonl`
+and `summary.csv` with the seed's fields, `summary.json`, two figures.
 
 Aims, for one, two and four shards, the bundled environment and a project: 2,048, 8,192 and 16,384
 sessions at 100 %, none dropped by the kernel, total P99 within 1.3 times the limit's of the same

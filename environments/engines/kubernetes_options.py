@@ -2,8 +2,8 @@
 """A replica's pod and Secret, and its environment's service, as Kubernetes is given them.
 
 Pure functions, but for the name of a Secret. What is secret of a replica's variables (the token,
-and values that `system/text/hidden_values.py` hides) is in the Secret, which whoever may see pods need
-not see. Each pod has one of its own, whose name no other has had: its annotations have it.
+and values that `system/text/hidden_values.py` hides) is in the Secret, which whoever may see pods
+need not see. Each pod has one of its own, whose name no other has had: its annotations have it.
 
 `--engine-option namespace=rl` and its like are read here; what has no option of its own is set by
 `patch`, a JSON merge patch (RFC 7386) of the whole pod.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is known of one replica of an engine: its status file, and the line that clients are sent.
 
-The same fields as a shim's (`environments/shim/connections.py`), so that whoever follows a replica need not
-know what runs it, and four of its own:
+The same fields as a shim's (`environments/shim/connections.py`), so that whoever follows a replica
+need not know what runs it, and four of its own:
 
     "agent": {pid, started_at}   instead of "shim": nobody ends the agent for one replica's sake
     "instance": str              what the engine calls it

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica's control socket: the protocol of a shim (`environments/shim/connections.py`), on the agent's loop.
+"""A replica's control socket: the protocol of a shim, on the agent's loop.
 
 Each client is sent the status when it connects and whenever it has changed. A status is whole in
 itself: a client that reads slowly is sent the newest one only.

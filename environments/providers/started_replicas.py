@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`StartedReplicas`: the replicas of one launch, followed through their sockets until ready.
 
-The same for all providers: shims and agents speak one protocol (`environments/shim/connections.py`).
+The same for all providers: shims and agents speak one protocol
+(`environments/shim/connections.py`).
 """
 
 from __future__ import annotations

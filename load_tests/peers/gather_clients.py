@@ -3,8 +3,8 @@
 
     python load_tests/peers/gather_clients.py     `GenericEnvClient` of OpenEnv's package
 
-Speaks with a crew as `openenvd.rollouts.bench.generator` does (lines of JSON, see there), so that a batch is
-measured X
+Speaks with a crew as `openenvd.rollouts.bench.generator` does (lines of JSON, see there), so that a
+batch is measured X
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 
 A session that fails is a result, not an error.
 
-Who asks checks the numbers: the payload of `server/operations/benchmark.py`, a load test's command line.
+Who asks checks the numbers: the payload of `server/operations/benchmark.py`, a load test's command
+line.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 
     find address and processes ─▶ see that it can wait ─▶ sweep the grid ─▶ files, figures, table
 
-The load comes from generators, processes of their own (`rollouts/bench/`); this one waits for them, and ends
-them when it is cancelled. What it prints, batch by batch, is the request's log.
+The load comes from generators, processes of their own (`rollouts/bench/`); this one waits for them,
+and ends them when it is cancelled. What it prints, batch by batch, is the request's log.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The image and the chart of `docs/deploy/`: the daemon and the gateway in the cluster.
 
-A real dockerd builds `docs/deploy/Dockerfile`, on the base image of our tests. Addresses of services
-lead nowhere on this node, so the API server's own is given in its place.
+A real dockerd builds `docs/deploy/Dockerfile`, on the base image of our tests. Addresses of
+services lead nowhere on this node, so the API server's own is given in its place.
 """
 
 from __future__ import annotations

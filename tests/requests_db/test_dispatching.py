@@ -12,7 +12,6 @@ import pytest
 from sqlalchemy import Executable
 
 from openenvd.requests_db.connections.write_connection import WriteConnection
-from openenvd.requests_db.errors import InvalidTransition
 from openenvd.requests_db.records import (
     MemoryEstimate,
     Outcome,
@@ -24,7 +23,7 @@ from openenvd.requests_db.records import (
 from openenvd.requests_db.sql import queries, statements
 from openenvd.requests_db.sql.rows import PRIORITY_STEP_SECONDS, QueueClock
 from openenvd.requests_db.transactions import dispatching, submitting
-from openenvd.schema.states import ErrorKind, RequestState, Schedule
+from openenvd.schema.states import ErrorKind, InvalidTransition, RequestState, Schedule
 
 Make = Callable[..., Request]
 

@@ -6,7 +6,8 @@
     {"type": "state"}                  {"type": "state", "data": {…}}
     any of them                        {"type": "error", "data": {message, code}}
 
-The sessions of `rollouts` and of `client` turn answers into results; a test has to see what was sent.
+The sessions of `rollouts` and of `client` turn answers into results; a test has to see what was
+sent.
 """
 
 from __future__ import annotations
