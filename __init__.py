@@ -3,8 +3,8 @@
 
 The rooms, in the order in which a request meets them:
 
-    cli → client → server → requests_db → server.dispatcher → executor → operations → environments
-                                                                                 → env_host
+    cli → client → server.api → requests_db → server.dispatch → executor → server.operations
+        → environments → env_host
 
 This file imports nothing on Linux: `openenv status` must start in a blink, and the env host
 imports this package inside other projects' Pythons.

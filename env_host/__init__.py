@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves one environment's sessions: runs inside the environment's own Python, on `system` alone.
+"""Serves one environment's sessions: runs inside the environment's own Python.
 
     main.py, __main__.py  the life of the process: configuration, import, which process serves
-    protocol.py           the interface to the shim: variables, configuration, notify pipe
     errors.py             what can go wrong, as a tree
 
     supervisor/           the parent: forks the processes that serve, reports and replaces them
@@ -18,5 +17,6 @@
     restart_backoff.py    when a shard, or the process of a shared state, is started again
     bundled/              the environments echo, benchmark and brigade
 
-This file imports nothing: other rooms read `protocol` and `errors`.
+The interface to the shim (variables, configuration, notify pipe) is `schema/protocol.py`. This file
+imports nothing.
 """

@@ -6,10 +6,7 @@
     images/        container images of environments
     providers/     start replicas: as local processes
     engines/       what else can run replicas, each behind a process of ours
-    spec.py        what was asked for: options, name, source
-    names.py       which names are valid
     image_names.py which names images can have, and those that are built here
-    layout.py      where files are kept below the daemon's home
     run_files.py   one file for each replica; stops and restarts replicas
     strays.py      what runs and nobody has written down: shown, and stopped when asked
     agent_client.py
@@ -21,7 +18,7 @@
     command_output.py
                    runs a command, and passes its output on
     gpus.py        the GPUs of this machine
-    errors.py      what can go wrong
+    shim/          the process above a local replica, which outlives the daemon
 
-This file imports nothing: the command line reads `spec`, the daemon's settings `layout`.
+What was asked for, names, folders and errors are in `schema/`. This file imports nothing.
 """

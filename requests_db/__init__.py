@@ -11,7 +11,7 @@
     connections/    SQLite's settings and errors, the write lock
        │
        ▼
-    results.py (named outcomes) ─ records.py ─ states.py (also for the CLI) ─ errors.py
+    results.py (named outcomes) ─ records.py ─ errors.py
 
-The CLI imports `states` from here, so this file imports nothing that needs SQLAlchemy.
+The states and their transitions are in `schema/states.py`. This file imports nothing.
 """

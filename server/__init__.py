@@ -4,7 +4,6 @@
 Where to look, in the order in which a request meets them:
 
     operations/     what the workers run: launch, scale, down, rollout, test, bench, …
-    settings.py     every setting, declared once; where files are (the CLI imports this alone)
     __main__.py     `python -m openenvd.server`: what `openenv up` starts
     daemon.py       the life cycle: lock, sockets, parts, serve, stop
       home_lock.py, listening.py, assembly.py, daemon_log.py      its steps
@@ -21,5 +20,5 @@ Where to look, in the order in which a request meets them:
 Each room may import those below it: dashboard, api, reconcile, dispatch, housekeeping and events
 (pyproject's `server-layers`).
 
-This file imports nothing: `settings` must stay cheap to import.
+Settings are in `schema/settings.py`. This file imports nothing: workers import operations alone.
 """

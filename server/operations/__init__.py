@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What requests do: a class for each operation, listed in `registry.py`.
 
-`base.py` says what an operation is made of. `options.py` is plain data that the command line reads
-too. `testing/` has the checks of `environment_test.py`, `machine.py` those of `check.py`.
+`base.py` says what an operation is made of; their options are in `schema/operation_options.py`.
+`testing/` has the checks of `environment_test.py`, `machine.py` those of `check.py`.
 `progress.py` estimates how long what runs takes yet.
 """
