@@ -110,20 +110,3 @@ def test_a_restart_ends_no_session(machine: Machine, upstream: Path) -> None:
     assert figures["sessions"] > 8
     eventually(lambda: replicas(machine) == ["READY"] * 2)
     assert not before & {replica["pid"] for replica in machine.environment("echo")["replicas"]}
-
-
-def test_what_cannot_be_scaled_is_refused_with_the_reason(machine: Machine) -> None:
-    machine.ok("launch", "echo", "--max-sessions", "2")
-    for words, code, told in (
-        (("scale", "ecko", "2"), 4, "no environment is called 'ecko'"),
-        (("scale", "echo", "0"), 2, "0 replicas would serve nobody"),
-        (("scale", "echo", "1001"), 2, "1001 replicas are more than the 1000 of one environment"),
-        (("scale", "echo", "3"), 1, "3 replicas cannot share 2 sessions"),
-        (("restart", "echo", "--replica", "7"), 1, "echo has no replica 7"),
-    ):
-        answer = machine.run(*words)
-        assert told in answer.err, answer.text
-        assert answer.code == code, answer.text
-    machine.ok("down", "echo")
-    refused = machine.run("scale", "echo", "2")
-    assert "echo is not running" in refused.err.lower(), refused.text

@@ -35,7 +35,6 @@ from openenvd.environments.engines.replica import CAPACITY_SECONDS, RETRY_SECOND
 from openenvd.environments.engines.replica_status import ReplicaStatus
 from openenvd.environments.http_get import ask, check_sessions
 from openenvd.environments.providers import provider_named, started_replicas
-from openenvd.environments.providers.base import StartedReplica
 from openenvd.environments.providers.engine import EngineReplicas
 from openenvd.environments.run_files import RunFile
 from openenvd.environments.shim.client import ShimClient, clean_up_after_shim, read_status_file
@@ -59,7 +58,6 @@ from openenvd.schema.protocol import (
     HostConfig,
 )
 from openenvd.schema.spec import EnvironmentSpec
-from openenvd.system.process.exit_reason import ExitReason
 
 from .process_engine import DIRECTORY_VARIABLE, ProcessEngine
 
@@ -204,45 +202,6 @@ def wait_for(run_file: RunFile, predicate: Callable[[dict[str, Any]], bool]) -> 
 # Starting.
 
 
-def test_a_replica_of_an_engine_becomes_ready_as_a_local_one_does(
-    home: Path, image: Path, engine: ProcessEngine
-) -> None:
-    started = launch(home, image)
-    seen: list[StartedReplica] = []
-    [replica] = started.wait_until_ready(SECONDS, seen.append)
-    started.release()
-    assert seen == [replica]
-    assert ask(started.address, "/health", 5.0) == {"status": "healthy"}
-    [instance] = engine.list()
-    assert instance.labels.replica == replica.id
-    assert instance.pid == replica.pid
-
-
-def test_each_replica_has_a_port_of_its_own(
-    home: Path, layout: Layout, image: Path, engine: ProcessEngine
-) -> None:
-    started = launch(home, image, replicas=3)
-    started.wait_until_ready(SECONDS, lambda _: None)
-    started.release()
-    found = run_files.of_environment(layout.runs, "sample")
-    assert len({run_file.port for run_file in found}) == 3
-    for run_file in found:
-        assert ask(run_file.address, "/health", 5.0)
-
-
-def test_an_env_host_tells_its_capacity_and_sessions(home: Path, engine: ProcessEngine) -> None:
-    image = home / "host.py"
-    image.write_text(ENV_HOST)
-    config = HostConfig(
-        "sample", env_class="openenvd.env_host.bundled.echo.environment:EchoEnvironment"
-    )
-    environ = {HOST_CONFIG_VARIABLE: json.dumps(config.to_json())}  # as an image has it
-    run_file = ready(home, image, env=environ, max_sessions=7)
-    status = wait_for(run_file, lambda status: bool(status["capacity"]))
-    assert status["info"]["max_sessions"] == 7
-    assert status["capacity"]["max_sessions"] == 7
-
-
 def test_a_server_of_ours_that_is_slow_to_say_its_capacity_is_waited_for(
     home: Path, image: Path, engine: ProcessEngine
 ) -> None:
@@ -292,18 +251,6 @@ def test_an_app_without_sessions_is_told_with_a_route_to_try(
     assert info["notes"] == [f"{NO_SESSIONS}; it is served as it is"]
     with pytest.raises(NotAnswering, match=NO_SESSIONS):
         check_sessions(run_file)
-
-
-def test_a_replica_that_crashes_at_its_start_fails_the_launch_with_its_log(
-    home: Path, image: Path, engine: ProcessEngine
-) -> None:
-    image.write_text("raise SystemExit('no such model')")
-    started = launch(home, image)
-    with pytest.raises(ReplicaFailed, match="exited with code 1") as raised:
-        started.wait_until_ready(SECONDS, lambda _: None)
-    started.stop()
-    assert "no such model" in str(raised.value)
-    assert engine.list() == []
 
 
 def test_what_the_engine_refuses_fails_the_launch_with_its_words_and_the_remedy(
@@ -363,34 +310,6 @@ def test_what_never_answers_is_told_with_where_it_was_asked(
 # Running.
 
 
-def test_an_exit_is_explained_and_a_start_begins_the_next_generation(
-    home: Path, image: Path, engine: ProcessEngine
-) -> None:
-    run_file = ready(home, image)
-    [instance] = engine.list()
-    engine.signal(instance, signal.SIGKILL)
-    status = wait_for(run_file, lambda status: status["state"] == "exited")
-    assert (status["exit"]["kind"], status["exit"]["signal"]) == ("signaled", "SIGKILL")
-    assert any("serving" in line for line in status["log_tail"])
-    with ShimClient.connect(run_file.socket_path) as client:
-        client.send("start")
-        status = client.wait(lambda status: status["state"] == "ready", SECONDS)
-    assert (status["generation"], status["restarts"]) == (2, 1)
-    assert status["last_exit"]["signal"] == "SIGKILL"
-    assert status["pid"] != instance.pid
-
-
-def test_an_instance_that_is_removed_by_hand_is_lost(
-    home: Path, layout: Layout, image: Path, engine: ProcessEngine
-) -> None:
-    run_file = ready(home, image)
-    kill_agent(layout)  # or it might see the exit before the removal
-    engine.remove(engine.list()[0])
-    status = wait_for(run_file, lambda status: status["state"] == "exited")
-    assert status["exit"]["kind"] == "lost"
-    assert "it was removed, and not by openenvd" in ExitReason.from_json(status["exit"]).sentence()
-
-
 def test_a_message_that_is_none_is_answered_with_an_error(
     home: Path, image: Path, engine: ProcessEngine
 ) -> None:
@@ -402,19 +321,6 @@ def test_a_message_that_is_none_is_answered_with_an_error(
         lines = client.makefile("rb")
         answers = [json.loads(lines.readline()) for _ in range(3)]
     assert [answer["event"] for answer in answers].count("error") == 2
-
-
-def test_the_engine_may_be_gone_for_a_while(home: Path, image: Path, engine: ProcessEngine) -> None:
-    run_file = ready(home, image)
-    gone = home / "engine.gone"
-    gone.touch()
-    status = wait_for(run_file, lambda status: status["problem"] is not None)
-    assert status["state"] == "ready"
-    assert "does not answer" in status["problem"]
-    assert ask(run_file.address, "/health", 5.0)
-    gone.unlink()
-    status = wait_for(run_file, lambda status: status["problem"] is None)
-    assert (status["state"], status["generation"]) == ("ready", 1)
 
 
 def test_what_ends_while_the_engine_is_gone_is_told_when_it_is_back(
@@ -501,8 +407,8 @@ def test_when_its_engine_ends_it_is_told(home: Path, image: Path, engine: Proces
     assert (known.ends_at, known.replace_at) == (None, None)
 
 
-@pytest.mark.parametrize("fault", ["refuses", "broken"])
-def test_an_engine_that_answers_with_an_error_loses_no_replica(
+@pytest.mark.parametrize("fault", ["gone", "refuses", "broken"])
+def test_an_engine_that_answers_with_an_error_or_not_at_all_loses_no_replica(
     home: Path, layout: Layout, image: Path, engine: ProcessEngine, fault: str
 ) -> None:
     run_file = ready(home, image)
@@ -539,40 +445,7 @@ def test_a_surprise_of_its_library_is_told_and_logged_and_ends_no_agent(
     assert agent_of(layout) == agent
 
 
-# Sleeping.
-
-
-def echo(home: Path) -> RunFile:
-    """Launch an env host of ours, which knows its sessions."""
-    image = home / "host.py"
-    image.write_text(ENV_HOST)
-    config = HostConfig(
-        "sample", env_class="openenvd.env_host.bundled.echo.environment:EchoEnvironment"
-    )
-    environ = {HOST_CONFIG_VARIABLE: json.dumps(config.to_json())}  # as an image has it
-    return ready(home, image, env=environ)
-
-
 # Stopping.
-
-
-def test_stopping_leaves_nothing(
-    home: Path, layout: Layout, image: Path, engine: ProcessEngine
-) -> None:
-    run_file = ready(home, image)
-    assert run_files.stop_environment(layout.runs, "sample") == [run_file.replica_id]
-    assert engine.list() == []
-    assert list(layout.runs.iterdir()) == []
-    assert not Path(run_file.socket_path).exists()
-
-
-def test_what_ignores_its_stop_is_killed_after_the_grace(
-    home: Path, layout: Layout, image: Path, engine: ProcessEngine
-) -> None:
-    image.write_text(SERVER.replace("lambda *_: sys.exit(0)", "signal.SIG_IGN"))
-    ready(home, image)
-    run_files.stop_environment(layout.runs, "sample", grace_seconds=0.2)
-    assert engine.list() == []
 
 
 def test_a_stop_is_hastened_by_another_with_less_grace(
@@ -643,17 +516,6 @@ def test_nothing_is_left_of_what_was_refused_after_it_was_made(
     assert engine.list() == []
 
 
-def test_a_replica_is_stopped_while_it_starts(
-    home: Path, layout: Layout, image: Path, engine: ProcessEngine
-) -> None:
-    image.write_text("import time\ntime.sleep(600)")
-    started = launch(home, image)
-    until(engine.list)
-    started.stop()
-    assert engine.list() == []
-    assert list(layout.runs.iterdir()) == []
-
-
 def test_what_an_engine_that_is_gone_has_keeps_its_folder_and_is_stopped_when_it_is_back(
     home: Path, layout: Layout, image: Path, engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -687,18 +549,6 @@ def test_nothing_is_left_on_an_engine_that_answered_a_stop_with_an_error(
     assert engine.list() == []
 
 
-def test_a_drain_sends_the_signal_and_ends_when_the_replica_has(
-    home: Path, image: Path, engine: ProcessEngine
-) -> None:
-    image.write_text(SERVER.replace("signal.SIGTERM", "signal.SIGUSR1"))
-    run_file = ready(home, image)
-    with ShimClient.connect(run_file.socket_path) as client:
-        client.send("drain", timeout_seconds=60.0)
-        status = client.wait(lambda status: status["state"] == "stopped", SECONDS)
-    assert status["exit"]["exit_code"] == 0
-    assert engine.list() == []
-
-
 def test_a_server_that_does_not_answer_is_asked_to_drain_again_and_its_engine_is_not_blamed(
     home: Path, layout: Layout, image: Path, engine: ProcessEngine
 ) -> None:
@@ -716,18 +566,6 @@ def test_a_server_that_does_not_answer_is_asked_to_drain_again_and_its_engine_is
         status = client.wait(lambda status: status["state"] == "stopped", SECONDS)
     assert status["exit"]["exit_code"] == 0
     assert "Traceback" not in layout.agent_log(NAME).read_text()
-
-
-def test_a_drain_whose_time_is_over_becomes_a_stop(
-    home: Path, image: Path, engine: ProcessEngine
-) -> None:
-    image.write_text(SERVER.replace("SIGTERM, lambda", "SIGUSR1, lambda *_: None); (lambda"))
-    run_file = ready(home, image)
-    with ShimClient.connect(run_file.socket_path) as client:
-        client.send("drain", timeout_seconds=0.3)
-        client.wait(lambda status: status["state"] == "draining", SECONDS)
-        client.wait(lambda status: status["state"] == "stopped", SECONDS)
-    assert engine.list() == []
 
 
 def test_what_its_engine_begins_anew_while_it_drains_is_stopped(
@@ -874,18 +712,6 @@ async def test_a_surprise_of_its_library_ends_no_log(
 
 
 # The agent is killed.
-
-
-def test_a_replica_survives_its_agent_and_the_next_one_finds_it(
-    home: Path, layout: Layout, image: Path, engine: ProcessEngine
-) -> None:
-    run_file = ready(home, image)
-    [before] = engine.list()
-    kill_agent(layout)
-    assert ask(run_file.address, "/health", 5.0)
-    status = wait_for(run_file, lambda status: status["state"] == "ready")
-    assert (status["pid"], status["generation"], status["restarts"]) == (before.pid, 1, 0)
-    assert engine.list() == [before]
 
 
 def test_an_exit_that_no_agent_saw_is_explained_by_the_next_one(
@@ -1161,17 +987,6 @@ def test_what_is_written_down_is_not_stopped_as_a_stray(
     with pytest.raises(EngineFailed, match="no stray"):
         ask_agent(layout, AT, "stop", instance=instance.id)
     assert engine.list() == [instance]
-
-
-def test_what_is_of_another_home_is_no_stray(
-    home: Path, layout: Layout, image: Path, engine: ProcessEngine
-) -> None:
-    run_file = ready(home, image)
-    plan = ReplicaPlan.from_json(run_file.data["plan"])
-    labels = replace(plan.labels, replica="other-0-1", home="another")
-    other = engine.start(replace(plan, labels=labels, port=plan.port + 1000))
-    with pytest.raises(EngineFailed, match="no stray"):
-        ask_agent(layout, AT, "stop", instance=other.id)
 
 
 def test_a_run_folder_that_is_removed_makes_a_stray_and_stops_nothing(

@@ -36,7 +36,6 @@ from openenvd.schema.errors import (
     InvalidSpec,
     NoProcesses,
     NotAnswering,
-    NotReady,
     PortInUse,
     ReplicaFailed,
 )
@@ -188,15 +187,6 @@ def test_a_run_file_is_written_first_and_is_its_owners_alone(home: Path, layout:
         replicas.stop()
 
 
-def test_gpus_that_are_not_there_are_refused_before_anything_starts(
-    home: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(InvalidSpec, match="there is no GPU here"):
-        start(home, gpus=1)
-    assert run_files.all_of(layout.runs) == []
-
-
 def test_more_processes_than_are_left_are_refused_before_anything_starts() -> None:
     spec = EnvironmentSpec("sample", "echo", replicas=2, shards=3)
     check_process_room(spec, ProcessRoom(64, 47, "cgroup v2 pids.max at /a"))
@@ -235,16 +225,6 @@ def test_a_process_that_is_refused_on_the_way_names_the_limit(
     assert run_files.all_of(layout.runs) == []
 
 
-def test_each_replica_gets_its_gpus(home: Path, layout: Layout) -> None:
-    given = {"CUDA_VISIBLE_DEVICES": "2,3,4,5"}
-    replicas = start(home, replicas=2, env=given, gpus=2)
-    try:
-        environs = [run_file.data["env"] for run_file in run_files.all_of(layout.runs)]
-        assert [e["CUDA_VISIBLE_DEVICES"] for e in environs] == ["2,3", "4,5"]
-    finally:
-        replicas.stop()
-
-
 def test_the_host_configuration_has_the_replicas_cores_and_memory(
     home: Path, layout: Layout
 ) -> None:
@@ -270,37 +250,6 @@ def test_stopping_gives_the_port_back_and_may_be_done_twice(home: Path, layout: 
     assert list(layout.runs.iterdir()) == []
 
 
-def test_a_replica_that_exits_fails_the_launch_at_once_with_its_last_lines(
-    home: Path, tmp_path: Path
-) -> None:
-    code = 'import os\nprint("no licence", flush=True)\nos._exit(7)\n'
-    replicas = start(home, write_class(tmp_path, code), cwd=tmp_path, replicas=2)
-    with pytest.raises(ReplicaFailed) as caught:
-        wait(replicas)
-    replicas.stop()
-    assert "exited with code 7 before it was ready" in str(caught.value)
-    assert "no licence" in str(caught.value)
-
-
-def test_a_missing_class_fails_with_one_line(home: Path, tmp_path: Path) -> None:
-    source = write_class(tmp_path, "").partition(":")[0] + ":Nobody"
-    replicas = start(home, source, cwd=tmp_path)
-    with pytest.raises(ReplicaFailed, match="has no class Nobody") as caught:
-        wait(replicas)
-    replicas.stop()
-    assert len(str(caught.value).splitlines()) == 1
-
-
-def test_a_failed_import_is_reported_with_its_reason(home: Path, tmp_path: Path) -> None:
-    source = write_class(tmp_path, "import a_module_that_nobody_has\n")
-    replicas = start(home, source, cwd=tmp_path)
-    with pytest.raises(ReplicaFailed, match="a_module_that_nobody_has") as caught:
-        wait(replicas)
-    replicas.stop()
-    assert "sample_env.py" in str(caught.value)  # the traceback's last lines
-    assert not (tmp_path / "__pycache__").exists()
-
-
 def test_a_traceback_names_the_project_and_not_our_links(tmp_path: Path) -> None:
     (tmp_path / "my_env").symlink_to("/projects/mine")
     lines = [
@@ -310,41 +259,6 @@ def test_a_traceback_names_the_project_and_not_our_links(tmp_path: Path) -> None
     told = ['  File "/projects/mine/server/app.py", line 3, in <module>']
     assert readable(lines, tmp_path) == told
     assert readable(told, tmp_path / "no links") == told
-
-
-def test_a_replica_that_is_never_ready_fails_with_its_last_lines(
-    home: Path, tmp_path: Path
-) -> None:
-    told = tmp_path / "told"
-    os.mkfifo(told)
-    code = f"""
-import threading
-print("loading weights", flush=True)
-open({str(told)!r}, "w").close()
-threading.Event().wait()
-"""
-    replicas = start(home, write_class(tmp_path, code), cwd=tmp_path)
-    told.read_bytes()  # until it has said so, however slow the machine is
-    with pytest.raises(NotReady) as caught:
-        wait(replicas, 0.1)
-    replicas.stop()
-    assert "was not ready after 0.1 s" in str(caught.value)
-    assert "loading weights" in str(caught.value)
-
-
-def test_a_shim_that_was_killed_is_replaced_on_the_same_address(home: Path, layout: Layout) -> None:
-    replicas = start(home)
-    [ready] = wait(replicas)
-    replicas.release()
-    [run_file] = run_files.all_of(layout.runs)
-    kill_shim(run_file)
-    run_files.revive(run_file)
-    with ShimClient.connect(run_file.socket_path) as link:
-        status = link.wait(lambda s: s["state"] in ("ready", "exited"), TIMEOUT_SECONDS)
-    assert status["state"] == "ready"
-    assert status["pid"] != ready.pid
-    assert ask(replicas.address, "/health", 10.0) == {"status": "healthy"}
-    run_files.stop_environment(layout.runs, "sample")
 
 
 def test_a_replaced_shim_shares_its_siblings_socket(home: Path, layout: Layout) -> None:
@@ -359,17 +273,6 @@ def test_a_replaced_shim_shares_its_siblings_socket(home: Path, layout: Layout) 
     assert status["state"] == "ready"
     assert status["port"] == second.port
     run_files.stop_environment(layout.runs, "sample")
-
-
-def test_the_server_of_a_killed_shim_is_stopped(home: Path, layout: Layout) -> None:
-    replicas = start(home)
-    wait(replicas)
-    replicas.release()
-    [run_file] = run_files.all_of(layout.runs)
-    kill_shim(run_file)
-    run_files.stop_replica(run_file.run_dir)
-    assert not run_file.run_dir.exists()
-    assert not Path(run_file.socket_path).exists()
 
 
 def test_a_replica_says_whose_it_is_in_every_answer(home: Path, layout: Layout) -> None:
@@ -426,16 +329,6 @@ def test_reservations_that_the_system_has_removed_are_renewed(home: Path, layout
     assert ports.reserved_for(run_file.port) == ports.PortOwner("sample", layout.runs)
     run_files.stop_replica(run_file.run_dir)
     assert ports.reserved_for(run_file.port) is None
-
-
-def test_environments_whose_names_share_a_prefix_are_distinguished(
-    home: Path, layout: Layout
-) -> None:
-    replicas = start(home)
-    assert run_files.of_environment(layout.runs, "sampl") == []
-    assert run_files.stop_environment(layout.runs, "sample-0") == []
-    assert len(run_files.of_environment(layout.runs, "sample")) == 1
-    replicas.stop()
 
 
 def test_folders_without_a_readable_run_file_are_passed_over(layout: Layout) -> None:

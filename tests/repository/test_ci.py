@@ -128,6 +128,14 @@ def test_the_tests_of_a_room_are_chosen_before_those_of_its_importers(
     assert touched.choose([changed], [[own], [importers]], 0, seed=1) == [changed]
 
 
+def test_a_quick_answer_is_within_its_limit_however_many_tests_have_changed(
+    touched: ModuleType,
+) -> None:
+    every = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    chosen = touched.test_files(every)
+    assert sum(path.read_text().count("\n") for path in chosen) <= touched.QUICK_LINES
+
+
 def test_who_imports_a_room_is_read_from_the_code(touched: ModuleType) -> None:
     assert "server" in touched.importers_of({"requests_db"})
     assert "system" not in touched.importers_of({"requests_db"})

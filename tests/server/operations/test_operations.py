@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +12,11 @@ import pytest
 from pydantic import ValidationError
 
 from openenvd.environments import run_files
-from openenvd.environments.shim.client import ShimClient
 from openenvd.schema.errors import EnvironmentsError, NotAnswering
 from openenvd.schema.layout import Layout
 from openenvd.server.operations.check import problems
 
-from ...operations.conftest import LAUNCH_ID, Run
+from .conftest import LAUNCH_ID, Run
 
 FAILS_TO_IMPORT = "import a_module_that_nobody_has\n"
 EXITS = 'import os\nprint("no licence", flush=True)\nos._exit(7)\n'
@@ -140,59 +136,6 @@ def test_a_launch_that_can_never_work_is_invalid(
     for word in words:
         assert word in f"{caught.value} {caught.value.hint}"
     assert run_files.all_of(layout.runs) == []
-
-
-def test_a_port_in_use_names_the_process_that_holds_it(run: Run) -> None:
-    launched = run("launch", source="echo")["environment"]
-    port = int(launched["address"].rpartition(":")[2])
-    with pytest.raises(EnvironmentsError, match=rf"port {port} is in use by .* \(pid \d+\)"):
-        run("launch", source="echo", name="other", port=port)
-    run("down", name="echo")
-
-
-def test_a_launch_cancelled_while_it_waits_leaves_nothing(
-    run: Run, layout: Layout, tmp_path: Path
-) -> None:
-    class Cancelled(BaseException):
-        pass
-
-    def progress(told: dict[str, Any]) -> None:
-        if told.get("phase") == "starting":
-            raise Cancelled
-
-    with pytest.raises(Cancelled):
-        run("launch", source="echo", progress=progress)
-    assert run_files.all_of(layout.runs) == []
-
-
-def test_replicas_of_a_killed_launch_are_found_and_stopped(
-    run: Run, home: Path, layout: Layout
-) -> None:
-    code = """
-import os, signal, sys
-from openenvd.server.operations.launch import Launch
-
-def progress(told):
-    if told.get("phase") == "starting":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-Launch.call({"source": "echo"}, sys.argv[1], sys.argv[2], progress)
-"""
-    done = subprocess.run([sys.executable, "-c", code, LAUNCH_ID, str(home)], check=False)
-    assert done.returncode == -signal.SIGKILL
-    [run_file] = run_files.all_of(layout.runs)
-    with ShimClient.connect(run_file.socket_path) as link:
-        status = link.wait(lambda s: s["state"] == "ready", 60.0)
-    assert psutil.pid_exists(status["pid"])
-    assert run("down", name="echo")["stopped"] == [run_file.replica_id]
-    assert not psutil.pid_exists(status["pid"])
-
-
-def test_the_users_variables_reach_the_environment(run: Run, tmp_path: Path) -> None:
-    code = 'import os\nprint("GREETING is", os.environ["GREETING"], flush=True)\nos._exit(1)\n'
-    source = write_class(tmp_path, code)
-    with pytest.raises(EnvironmentsError, match="GREETING is hello"):
-        run("launch", source=source, cwd=str(tmp_path), env={"GREETING": "hello"})
 
 
 def test_check_reports_what_the_machine_offers(run: Run) -> None:

@@ -18,7 +18,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from openenvd.environments import run_files, scaling
 from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
-from openenvd.environments.shim.client import ShimClient, read_status_file
+from openenvd.environments.shim.client import ShimClient
 from openenvd.environments.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
 from openenvd.schema.errors import (
     EnvironmentsError,
@@ -30,7 +30,7 @@ from openenvd.schema.errors import (
 from openenvd.schema.layout import Layout
 from openenvd.server.operations import registry
 
-from ...operations.conftest import CHANGE_ID, LAUNCH_ID, Run
+from .conftest import CHANGE_ID, LAUNCH_ID, Run
 
 WAIT_SECONDS = 60.0
 # A class that cannot be imported any more when its switch is there.
@@ -137,49 +137,9 @@ def test_more_replicas_take_sessions_at_the_same_address(
         os.kill(pid, signal.SIGCONT)
 
 
-def test_the_youngest_is_drained_and_its_session_goes_on(
-    run: Run, layout: Layout, launch: Callable[..., str]
-) -> None:
-    address = launch()
-    with session(address) as old, ExitStack() as stack:
-        run("scale", name="echo", replicas=2)
-        _, youngest = replicas(layout)
-        clients = []
-        while not wait_for(youngest, lambda s: True)["sessions"]:
-            clients.append(stack.enter_context(session(address)))
-        result = run("scale", name="echo", replicas=1)
-        assert (result["started"], result["draining"]) == ([], [youngest.replica_id])
-        assert [r.ordinal for r in replicas(layout)] == [0]
-        assert all(steps(client) for client in [old, *clients])
-        stack.close()
-        scaling.wait_until_gone([youngest], WAIT_SECONDS)
-        status = read_status_file(youngest.run_dir)
-        assert status is not None
-        assert (status["state"], status["exit"]["exit_code"]) == ("stopped", 0)
-        assert steps(old)
-
-
 def size_of(status: dict[str, Any]) -> int:
     size: int = (status.get("capacity") or status["info"])["max_sessions"]
     return size
-
-
-def has_its_share(run_file: RunFile) -> Callable[[dict[str, Any]], bool]:
-    return lambda status: size_of(status) == run_file.max_sessions
-
-
-def test_the_sessions_are_shared_out_anew(
-    run: Run, layout: Layout, launch: Callable[..., str]
-) -> None:
-    launch(max_sessions=8, shards=2)
-
-    run("scale", name="echo", replicas=3)
-    assert [r.max_sessions for r in replicas(layout)] == [3, 3, 2]
-    for replica in replicas(layout):
-        wait_for(replica, has_its_share(replica))
-    run("scale", name="echo", replicas=1, drain_timeout_seconds=0)
-    [last] = replicas(layout)
-    wait_for(last, lambda s: size_of(s) == 8)
 
 
 def test_a_share_holds_for_sessions_and_after_a_restart_of_the_server(
@@ -247,22 +207,6 @@ def test_what_a_killed_attempt_started_is_stopped_by_the_next(
     kept, new = replicas(layout)
     assert kept.replica_id == first.replica_id
     assert new.created_at > left.created_at
-
-
-def test_a_restart_replaces_each_replica_and_ends_no_session(
-    run: Run, layout: Layout, launch: Callable[..., str]
-) -> None:
-    address = launch(replicas=2)
-    before = replicas(layout)
-    pids = {wait_for(r, lambda s: True)["pid"] for r in before}
-    result = run("restart", name="echo")
-    assert [each["old"] for each in result["restarted"]] == [r.replica_id for r in before]
-    after = replicas(layout)
-    assert [each["new"] for each in result["restarted"]] == [r.replica_id for r in after]
-    assert not pids & {wait_for(r, lambda s: True)["pid"] for r in after}
-    assert {r.address for r in after} == {address}
-    with session(address) as client:
-        assert steps(client)
 
 
 def test_new_replicas_are_counted_until_all_are_ready(run: Run, launch: Callable[..., str]) -> None:
