@@ -348,22 +348,6 @@ def test_a_wrong_command_line_is_json_too(command: Command, fake: FakeDaemon) ->
     assert "SOURCE" in answer.json["error"]["message"]
 
 
-def test_an_interrupted_launch_detaches_and_prints_how_to_follow_it(
-    process: Process, fake: FakeDaemon, accepts: Callable[..., None]
-) -> None:
-    accepts(READY)
-    release = _hold_stream(fake)
-    launch = process("launch", "echo", "--name", "trial")
-    assert launch.stderr is not None
-    assert launch.stderr.readline() == "preparing\n"
-    launch.send_signal(signal.SIGINT)
-    _, err = launch.communicate(timeout=30)
-    release.set()
-    assert launch.returncode == 130
-    assert "openenv logs -f 7f3a91c2" in err
-    assert not [call for call in fake.calls if call[1].endswith("/cancel")]
-
-
 def test_an_interrupt_during_imports_ends_without_a_traceback(
     process: Process, tmp_path: Path
 ) -> None:
