@@ -355,20 +355,6 @@ async def test_a_replica_that_dies_is_started_again(world: World) -> None:
     assert replica.exit["signal"] == "SIGKILL"
 
 
-async def test_a_replica_that_dies_before_its_launch_was_heard_to_succeed_is_started_again(
-    world: World,
-) -> None:
-    await world.reconcile()
-    launch = await world.launch()
-    server = await world.started(launch)
-    await world.replica_becomes(ReplicaState.READY)
-    os.kill(pid_of(server), signal.SIGKILL)
-    await asyncio.to_thread(server.wait_state, "exited")
-    await world.succeeds(launch)
-    await world.replica_becomes(ReplicaState.READY, restarts=1)
-    await world.becomes(S.READY)
-
-
 async def test_a_replica_is_not_started_again_while_its_launch_is_responsible(
     world: World, impatient: None
 ) -> None:
@@ -580,29 +566,6 @@ def run_down(world: World) -> list[str]:
     return stopped
 
 
-async def test_a_shim_killed_during_its_launch_is_not_polled(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = 0
-
-    def counted(run_dir: Path) -> Any:
-        nonlocal looks
-        looks += 1
-        return read_status_file(run_dir)
-
-    monkeypatch.setattr(replica_watch, "read_status_file", counted)
-    await world.reconcile()
-    launch = await world.launch()
-    server = await world.started(launch)
-    await world.replica_becomes(ReplicaState.READY)
-    os.kill(shim_pid(server), signal.SIGKILL)
-    await asyncio.to_thread(server.wait_for_end)
-    await asyncio.sleep(0.2)  # time enough for a hundred looks
-    assert looks <= 1
-    await world.fails(launch, "a shim died")
-    await world.becomes(S.FAILED)
-
-
 async def test_replicas_stopped_from_outside_fail_their_environment_with_a_reason(
     world: World,
 ) -> None:
@@ -720,18 +683,6 @@ async def test_an_environment_that_is_slow_to_stop_does_not_delay_another(world:
 
 
 # Other daemons, other days.
-
-
-async def test_the_next_daemon_adopts_running_replicas(world: World) -> None:
-    first = await world.reconcile()
-    [server] = await world.serving()
-    pid = pid_of(server)
-    await first.stop()
-    second = await world.reconcile()
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not second.replicas.live.get(server.run_file["replica_id"]):
-            await asyncio.sleep(0.01)
-    assert ((await world.environment()).state, (await world.replica()).pid) == (S.READY, pid)
 
 
 async def test_after_a_reboot_replicas_are_started_from_their_run_files(world: World) -> None:
