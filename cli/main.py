@@ -56,6 +56,7 @@ COMMANDS = {
 OTHER_WORDS = {
     **dict.fromkeys(("run", "serve", "start"), "launch SOURCE"),
     **dict.fromkeys(("ls", "list", "ps"), "status"),
+    **dict.fromkeys(("top", "stats", "watch"), "status --watch"),
     **dict.fromkeys(("delete", "kill", "remove", "rm"), "down NAME"),
     **dict.fromkeys(("jobs", "queue"), "requests"),
     "version": "--version",
