@@ -154,7 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a `✓` gets a `?`
             stream.reconfigure(errors="replace")
     try:
-        sys.stderr.write(passthrough.gone(sys.argv[0]) or "")
+        if (told := passthrough.gone(sys.argv[0])) is not None:
+            sys.stderr.write(told)
         code = run(given)
         sys.stdout.flush()
     except BrokenPipeError:
