@@ -20,8 +20,9 @@ import pytest
 from sqlalchemy import Connection
 
 from openenvd.environments import restart_policy, run_files, scaling, strays
-from openenvd.environments.errors import EngineFailed
+from openenvd.environments.errors import EngineFailed, GatewayFailed
 from openenvd.environments.gateway import process
+from openenvd.environments.gateway.configuration import GatewayOptions
 from openenvd.environments.gateway.process import config_folder
 from openenvd.environments.layout import Layout
 from openenvd.operations.base import OperationContext
@@ -55,7 +56,7 @@ from openenvd.server.reconcile.reconciler import Reconciler
 from openenvd.server.reconcile.replica_watch import WAITING, ReplicaWatch
 from openenvd.server.reconcile.status_writer import Timing
 from openenvd.server.settings import Paths
-from openenvd.shim.client import read_status_file
+from openenvd.shim.client import ShimClient, ShimGone, read_status_file
 from openenvd.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
 from openenvd.system.json_lines import decode_line
 from openenvd.system.process_identity import ProcessIdentity
@@ -521,6 +522,38 @@ async def test_a_down_that_cannot_end_what_was_set_aside_says_so_until_somebody_
     assert (await world.environment()).state is S.STOPPING
     await asyncio.to_thread(shutil.rmtree, run_dir)
     await world.becomes(S.STOPPED)
+
+
+@pytest.mark.parametrize("kind", ["cut", "a field is gone", "a newer version"])
+async def test_a_gateway_whose_run_file_cannot_be_used_is_named_and_kept_until_nothing_wants_it(
+    world: World, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    layout, anywhere = Layout(world.paths.home), GatewayOptions("127.0.0.1", 0)
+    gateway = await asyncio.to_thread(process.ensure_running, layout, anywhere)
+    path = gateway.run_file.run_dir / RUN_FILE_NAME
+    path.write_bytes(UNUSABLE[kind](json.loads(path.read_bytes())))
+    launch = await world.launch(gateway=True)
+    reconciler = await world.reconcile()
+    await world.started(launch)
+    await world.replica_becomes(ReplicaState.READY)
+    await world.succeeds(launch)
+    environment = await world.becomes(S.DEGRADED)
+    shown = await reconciler.gateway.status()
+    with pytest.raises(GatewayFailed) as refused:
+        await asyncio.to_thread(process.ensure_running, layout, anywhere)
+    assert environment.error is not None
+    said = (environment.error.message, shown["gateway"]["problem"], refused.value.message)
+    assert all(f"its run file {path} " in text for text in (*said, caplog.text))
+    with ShimClient.connect(gateway.run_file.socket_path) as link:
+        assert link.status["state"] == "ready"
+    down = await world.down()
+    await asyncio.to_thread(run_down, world)
+    await world.ends(down, RequestState.SUCCEEDED)
+    await world.becomes(S.STOPPED)
+    while path.exists():
+        await asyncio.sleep(0.05)
+    with pytest.raises(ShimGone):
+        ShimClient.connect(gateway.run_file.socket_path)
 
 
 async def test_what_was_set_aside_and_no_table_knows_is_a_stray_that_can_be_stopped(
