@@ -37,12 +37,9 @@ from .upstream_python import UpstreamPython
 _UNCLOSED = (
     "ignore:Exception ignored in. <socket.socket .*family=1:pytest.PytestUnraisableExceptionWarning"
 )
-# What takes long to make, or is there once: the tests that use it run in one process (`loadgroup`).
-_MADE_ONCE = (
-    *("ray_cluster", "ray_nodes"),
-    *("docker_engine", "swarm_engine", "swarm", "cluster"),
-    *("both", "python", "shared", "changed", "misused", "helped", "clients", "dashboard_machine"),
-)
+# Virtual environments and clients, whose tests run in one process (`loadgroup`). Each process has
+# daemons and engines of its own: their tests would wait for one another for longer than they start.
+_MADE_ONCE = ("both", "python", "clients")
 
 
 # Engines whose tests run where their code has changed (`.ci/touched.py`), by what these tests use.
@@ -63,6 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist writes the groups into the names of tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group the tests by what they share; all others go to whichever process is free."""
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
@@ -339,12 +337,17 @@ def install(folder: Path, *requirements: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def generated_project(upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project as upstream's own `openenv init` makes it, which takes eight seconds."""
-    folder = tmp_path_factory.mktemp("generated")
-    command = [str(upstream.with_name("openenv")), "init", "my_env", "-o", str(folder)]
-    subprocess.run(command, check=True, capture_output=True, cwd=folder)
-    return folder / "my_env"
+def generated_project(upstream: Path) -> Path:
+    """A project as upstream's own `openenv init` makes it, which takes eight seconds; kept."""
+    with smoke_cache() as cache:
+        kept, made = cache / f"generated-{UPSTREAM_REQUIREMENT}", cache / "being-generated"
+        if not kept.exists():
+            shutil.rmtree(made, ignore_errors=True)
+            made.mkdir()
+            command = [str(upstream.with_name("openenv")), "init", "my_env", "-o", str(made)]
+            subprocess.run(command, check=True, capture_output=True, cwd=made)
+            made.rename(kept)
+    return kept / "my_env"
 
 
 @pytest.fixture
