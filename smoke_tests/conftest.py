@@ -29,6 +29,11 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 from uv import find_uv_bin
 
+from openenvd.cli.status import read_status
+from openenvd.client import daemon
+from openenvd.client.errors import DaemonUnreachable
+from openenvd.server.settings import Paths
+
 from . import docker_engine as docker_engines
 from .docker_engine import DockerEngine
 from .upstream_python import UpstreamPython
@@ -155,8 +160,12 @@ class Machine:
         self.background.append(process)
         return process
 
-    def status(self, *arguments: str) -> Any:
-        return self.ok("status", *arguments, "--json").json
+    def status(self, target: str | None = None) -> Any:
+        """What `openenv status --json` has, without a process for each look at a running daemon."""
+        with contextlib.suppress(DaemonUnreachable):
+            if (client := daemon.find(Paths(self.home))) is not None:
+                return read_status(client, target)
+        return self.ok("status", *([target] if target else []), "--json").json
 
     def environment(self, name: str) -> dict[str, Any]:
         found = [e for e in self.status()["environments"] if e["name"] == name]
@@ -165,8 +174,7 @@ class Machine:
         return environment
 
     def request(self, request_id: str) -> dict[str, Any]:
-        answer = self.ok("status", request_id, "--json").json
-        request: dict[str, Any] = answer["requests"][0]
+        request: dict[str, Any] = self.status(request_id)["requests"][0]
         return request
 
     @property
@@ -193,14 +201,14 @@ class Machine:
 def eventually(check: Callable[[], object], *, within: float = 30.0) -> None:
     """Wait for something outside that offers no event to wait on.
 
-    What is dear to look at is looked at less often: most checks start a command, and those of
+    What is dear to look at is looked at less often: some checks start a command, and those of
     several tests at once would keep the machine busy with looking.
     """
     deadline = time.monotonic() + within
     looked = time.monotonic()
     while not check():
         assert time.monotonic() < deadline, f"not within {within} s"
-        time.sleep(min(max(0.05, 3 * (time.monotonic() - looked)), 0.5))
+        time.sleep(min(max(0.1, 3 * (time.monotonic() - looked)), 0.5))
         looked = time.monotonic()
 
 
