@@ -107,6 +107,8 @@ def status(output: Output) -> int:
 def _lines(found: dict[str, Any] | None) -> list[str]:
     if found is None:
         return ["no gateway runs; openenv launch --gateway starts one"]
+    if "address" not in found:  # its run file cannot be used
+        return [f"gateway  {bad(found['problem'])}"]
     how = found["state"].lower()
     shown = good(how) if found["state"] == "READY" else bad(how)
     lines = [f"gateway  {found['address']}  {shown}  pid {found.get('pid') or '-'}"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..client.sources import read_source, working_folder
+from ..client.sources import check_source, read_source, working_folder
 from ..schema.operation_options import ImageOptions, RequestOptions
 from . import completion
 from .following import RARE, carry_out, submit_options
@@ -37,9 +37,9 @@ def build(source: str, output: Output, is_async: bool, **options: Any) -> int:
     found = read_source(source, here)
     if found.note is not None:
         output.note(found.note)
-    client = connect(output)
     given = given_options(ImageOptions, options)
     payload = {"source": found.text, "cwd": str(here), **given}
+    client = connect(output, before_start=lambda: check_source(payload))
     return carry_out(
         client, "build_image", payload, output, _conclude, is_async=is_async, options=options
     )

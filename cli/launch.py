@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..client.sources import folder_note, read_source, working_folder
+from ..client.sources import check_source, folder_note, read_source, working_folder
 from ..schema.names import suggest_name, why_not
 from ..schema.operation_options import DrainOptions, RequestOptions
 from ..schema.spec import LaunchOptions
@@ -56,7 +56,7 @@ def launch(source: str, output: Output, is_async: bool, **options: Any) -> int:
     payload, note = _payload(source, options)
     if note is not None:
         output.note(note)
-    client = connect(output)
+    client = connect(output, before_start=lambda: check_source(payload))
     request = submit(client, "launch", payload, options)
     if is_async:
         return leave(request, output)

@@ -56,6 +56,7 @@ COMMANDS = {
 OTHER_WORDS = {
     **dict.fromkeys(("run", "serve", "start"), "launch SOURCE"),
     **dict.fromkeys(("ls", "list", "ps"), "status"),
+    **dict.fromkeys(("top", "stats", "watch"), "status --watch"),
     **dict.fromkeys(("delete", "kill", "remove", "rm"), "down NAME"),
     **dict.fromkeys(("jobs", "queue"), "requests"),
     "version": "--version",
@@ -153,7 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a `✓` gets a `?`
             stream.reconfigure(errors="replace")
     try:
-        sys.stderr.write(passthrough.gone(sys.argv[0]) or "")
+        if (told := passthrough.gone(sys.argv[0])) is not None:
+            sys.stderr.write(told)
         code = run(given)
         sys.stdout.flush()
     except BrokenPipeError:

@@ -40,7 +40,11 @@ def json_option(command: Command) -> Command:
     return option(command)
 
 
-def connect(output: Output, settings: Mapping[str, Any] | None = None) -> DaemonClient:
+def connect(
+    output: Output,
+    settings: Mapping[str, Any] | None = None,
+    before_start: Callable[[], None] = lambda: None,
+) -> DaemonClient:
     """Connect to the daemon; start it, and say so, when it is not running."""
 
     def say(line: dict[str, Any]) -> None:
@@ -48,7 +52,9 @@ def connect(output: Output, settings: Mapping[str, Any] | None = None) -> Daemon
             output.note(f"{replaced}; another takes its place, and environments continue")
         output.note(f"started the daemon at {line['address']} (pid {line['pid']})")
 
-    return daemon.connect(Paths.from_environment(), settings=settings, on_start=say)
+    return daemon.connect(
+        Paths.from_environment(), settings=settings, on_start=say, before_start=before_start
+    )
 
 
 def reconnect() -> DaemonClient | None:

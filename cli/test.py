@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from ..client.api import DaemonClient
-from ..client.sources import read_source, working_folder
+from ..client.sources import check_source, read_source, working_folder
 from ..schema.operation_options import EnvironmentTestOptions
 from ..schema.spec import LaunchOptions
 from ..schema.states import RequestState
@@ -67,7 +67,7 @@ def test(source: str, actions: tuple[str, ...], keep: bool, output: Output, **op
         launch["shards"] = 1
     given = given_options(EnvironmentTestOptions, options)
     payload = {"name": name, "actions": chosen, **given}
-    client = connect(output)
+    client = connect(output, before_start=lambda: check_source(launch))
     with ended_by_signals():
         try:
             return _test(client, launch, payload, output)

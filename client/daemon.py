@@ -71,6 +71,7 @@ def connect(
     *,
     settings: Mapping[str, Any] | None = None,
     on_start: Callable[[Json], None] | None = None,
+    before_start: Callable[[], None] = lambda: None,
 ) -> DaemonClient:
     """Connect to the running daemon, or start one.
 
@@ -79,6 +80,7 @@ def connect(
         settings: for a daemon that has to be started; names and values of `Settings`.
         on_start: called with the daemon's ready line when a daemon had to be started; `replaced`
             in it says why another one was ended, or is missing.
+        before_start: called before a daemon is started; when it raises, none is.
 
     Raises:
         DaemonUnreachable: with the reason and what to do.
@@ -95,6 +97,7 @@ def connect(
                 if (client := find(paths)) is not None:
                     return client
                 if not is_running(paths):
+                    before_start()
                     line = _start(paths, settings or {})
                     if on_start is not None:
                         on_start({**line, **replaced})

@@ -3,15 +3,18 @@
 
 The daemon does not share our working directory: a folder is sent as an absolute path,
 `module:Class` with the folder it is to be found from. Whether a source can be served at all is
-decided where it is prepared; here the kinds are only distinguished.
+decided where it is prepared; here the kinds are distinguished, and before a daemon is started for a
+launch, what names nothing is refused as the daemon refuses it.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from ..schema.names import suggest_name
 from .errors import ApiRefused
@@ -43,8 +46,7 @@ def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) ->
     if not text.strip():
         message = "the source is empty"
         hint = "is a variable unset? Name a bundled environment, a folder, or module:Class"
-        details = {"kind": "invalid", "message": message, "hint": hint}
-        raise ApiRefused(HTTPStatus.UNPROCESSABLE_ENTITY, details)
+        raise _refused(message, hint)
     bundled = bundled_names() if bundled is None else bundled
     if "://" in text or text.startswith("git+"):
         return Source(text, suggest_name(text.rpartition("/")[2].partition(":")[0]))
@@ -65,6 +67,26 @@ def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) ->
         folder = (here / text).resolve()
         return Source(str(folder), folder_name(folder), f"launching the folder {folder}")
     return Source(text, suggest_name(text))
+
+
+def check_source(payload: Mapping[str, Any]) -> None:
+    """Refuse what names nothing, as the daemon does: before one is started for it.
+
+    Raises:
+        ApiRefused: The source of the payload names nothing that can be launched.
+    """
+    from ..environments.errors import EnvironmentsError  # not where a daemon runs
+    from ..environments.sources import resolve
+
+    try:
+        resolve.check_source(payload)
+    except EnvironmentsError as exc:
+        raise _refused(exc.message, exc.hint) from None
+
+
+def _refused(message: str, hint: str | None) -> ApiRefused:
+    details = {"kind": "invalid", "message": message, "hint": hint, "field": "source"}
+    return ApiRefused(HTTPStatus.UNPROCESSABLE_ENTITY, details)
 
 
 def working_folder() -> Path:

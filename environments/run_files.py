@@ -160,7 +160,7 @@ class RunFile:
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A replica whose run file cannot be used."""
+    """A replica whose run file cannot be used; or the gateway (`gateway/process.py`)."""
 
     run_dir: Path
     environment: str
@@ -177,6 +177,11 @@ class SetAside:
         return self.replica_id.rpartition("-")[2]
 
     @property
+    def is_gateway(self) -> bool:
+        """Whether it is the home's gateway."""
+        return self.run_dir.name == GATEWAY
+
+    @property
     def problem(self) -> str:
         """The path of the run file and why it cannot be used, as one clause."""
         why = "is damaged" if self.is_damaged else "was written by another version of openenvd"
@@ -186,7 +191,9 @@ class SetAside:
     def sentence(self) -> str:
         """The problem, its effect, and the command that ends the replica."""
         cost = "it goes on, and is neither watched nor restarted"
-        return f"{self.problem}: {cost}; openenv down {self.environment} ends it"
+        end = f"openenv down {self.environment} ends it"
+        end = "it ends with the last environment behind it" if self.is_gateway else end
+        return f"{self.problem}: {cost}; {end}"
 
 
 def endpoint_of(run_file: RunFile, status: Json | None = None) -> tuple[str, int]:
@@ -217,12 +224,17 @@ def _look(run_dir: Path) -> RunFile | SetAside | None:
         data = read_run_file(run_dir) or {}  # it may just have been written
     if data is None or path.parent.name == GATEWAY:  # whose file `gateway/process.py` reads
         return None
-    version = data.get("version")
-    if version == RUN_FILE_VERSION and all(isinstance(data.get(k), t) for k, t in _FIELDS.items()):
+    if is_usable(data, RUN_FILE_VERSION):
         return RunFile.of(path.parent, data)
     by_id = _REPLICA_ID.fullmatch(path.parent.name)
     name = data.get("environment") or (by_id[1] if by_id else path.parent.name)
-    return SetAside(path.parent, str(name), version in (None, RUN_FILE_VERSION))
+    return SetAside(path.parent, str(name), data.get("version") in (None, RUN_FILE_VERSION))
+
+
+def is_usable(data: Json, version: int | str) -> bool:
+    """Whether a run file is of this version, and has all that one has."""
+    has_all = all(isinstance(data.get(key), kind) for key, kind in _FIELDS.items())
+    return data.get("version") == version and has_all
 
 
 def set_aside(runs: Path, name: str | None = None) -> list[SetAside]:

@@ -257,7 +257,9 @@ def claim_folder(config: RunConfig) -> list[str]:
         if path.exists():
             try:
                 before = dict(orjson.loads(path.read_bytes()))
-            except (ValueError, TypeError):
+                if not {"environments", "policy", "seed"} <= before.keys():
+                    raise ValueError
+            except (ValueError, TypeError, IsADirectoryError):
                 path.replace(aside := path.with_suffix(".damaged"))
                 return [f"{path} was cut or changed; it is {aside.name} now", *claim_folder(config)]
             _refuse_other(config.folder, before, now)

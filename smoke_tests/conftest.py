@@ -29,6 +29,11 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 from uv import find_uv_bin
 
+from openenvd.cli.status import read_status
+from openenvd.client import daemon
+from openenvd.client.errors import DaemonUnreachable
+from openenvd.schema.settings import Paths
+
 from . import docker_engine as docker_engines
 from .docker_engine import DockerEngine
 from .upstream_python import UpstreamPython
@@ -37,12 +42,9 @@ from .upstream_python import UpstreamPython
 _UNCLOSED = (
     "ignore:Exception ignored in. <socket.socket .*family=1:pytest.PytestUnraisableExceptionWarning"
 )
-# What takes long to make, or is there once: the tests that use it run in one process (`loadgroup`).
-_MADE_ONCE = (
-    *("ray_cluster", "ray_nodes"),
-    *("docker_engine", "swarm_engine", "swarm", "cluster"),
-    *("both", "python", "shared", "changed", "misused", "helped", "clients", "dashboard_machine"),
-)
+# Virtual environments and clients, whose tests run in one process (`loadgroup`). Each process has
+# daemons and engines of its own: their tests would wait for one another for longer than they start.
+_MADE_ONCE = ("both", "python", "clients")
 
 
 # Engines whose tests run where their code has changed (`.ci/touched.py`), by what these tests use.
@@ -63,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist writes the groups into the names of tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group the tests by what they share; all others go to whichever process is free."""
     cases: dict[tuple[str, int], list[pytest.Item]] = {}
@@ -157,8 +160,12 @@ class Machine:
         self.background.append(process)
         return process
 
-    def status(self, *arguments: str) -> Any:
-        return self.ok("status", *arguments, "--json").json
+    def status(self, target: str | None = None) -> Any:
+        """What `openenv status --json` has, without a process for each look at a running daemon."""
+        with contextlib.suppress(DaemonUnreachable):
+            if (client := daemon.find(Paths(self.home))) is not None:
+                return read_status(client, target)
+        return self.ok("status", *([target] if target else []), "--json").json
 
     def environment(self, name: str) -> dict[str, Any]:
         found = [e for e in self.status()["environments"] if e["name"] == name]
@@ -167,8 +174,7 @@ class Machine:
         return environment
 
     def request(self, request_id: str) -> dict[str, Any]:
-        answer = self.ok("status", request_id, "--json").json
-        request: dict[str, Any] = answer["requests"][0]
+        request: dict[str, Any] = self.status(request_id)["requests"][0]
         return request
 
     @property
@@ -195,14 +201,14 @@ class Machine:
 def eventually(check: Callable[[], object], *, within: float = 30.0) -> None:
     """Wait for something outside that offers no event to wait on.
 
-    What is dear to look at is looked at less often: most checks start a command, and those of
+    What is dear to look at is looked at less often: some checks start a command, and those of
     several tests at once would keep the machine busy with looking.
     """
     deadline = time.monotonic() + within
     looked = time.monotonic()
     while not check():
         assert time.monotonic() < deadline, f"not within {within} s"
-        time.sleep(min(max(0.05, 3 * (time.monotonic() - looked)), 0.5))
+        time.sleep(min(max(0.1, 3 * (time.monotonic() - looked)), 0.5))
         looked = time.monotonic()
 
 
@@ -339,12 +345,17 @@ def install(folder: Path, *requirements: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def generated_project(upstream: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project as upstream's own `openenv init` makes it, which takes eight seconds."""
-    folder = tmp_path_factory.mktemp("generated")
-    command = [str(upstream.with_name("openenv")), "init", "my_env", "-o", str(folder)]
-    subprocess.run(command, check=True, capture_output=True, cwd=folder)
-    return folder / "my_env"
+def generated_project(upstream: Path) -> Path:
+    """A project as upstream's own `openenv init` makes it, which takes eight seconds; kept."""
+    with smoke_cache() as cache:
+        kept, made = cache / f"generated-{UPSTREAM_REQUIREMENT}", cache / "being-generated"
+        if not kept.exists():
+            shutil.rmtree(made, ignore_errors=True)
+            made.mkdir()
+            command = [str(upstream.with_name("openenv")), "init", "my_env", "-o", str(made)]
+            subprocess.run(command, check=True, capture_output=True, cwd=made)
+            made.rename(kept)
+    return kept / "my_env"
 
 
 @pytest.fixture

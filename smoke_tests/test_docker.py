@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
 import signal
@@ -11,11 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -24,7 +21,6 @@ from .conftest import REPOSITORY, Machine, eventually, smoke_cache
 from .docker_engine import DockerEngine, base_image
 from .docker_engine import docker_engine as running_engine
 from .pages import name_of, pages_that_need, run_blocks
-from .test_images import SAMPLE
 
 COUNTING = """
 FROM python:3.11-slim
@@ -39,13 +35,6 @@ FROM python:3.11-slim
 RUN mkdir -p /srv && echo '{"status": "healthy"}' > /srv/health
 WORKDIR /srv
 CMD python3 -u -m http.server 8000
-"""
-SLOW_POLICY = """
-import asyncio
-
-async def slowly(observation):
-    await asyncio.sleep(0.02)
-    return {"message": "hello"}
 """
 
 
@@ -62,85 +51,6 @@ def launched(machine: Machine, *words: str, cwd: Path | None = None) -> dict[str
 
 def containers(engine: DockerEngine) -> list[str]:
     return engine.docker("ps", "--all", "--quiet", "--filter", "label=openenvd.home").split()
-
-
-def test_a_folder_is_launched_with_its_limits_options_and_variables(
-    docker_machine: Machine, docker_engine: DockerEngine, tmp_path: Path
-) -> None:
-    (tmp_path / "sample_env.py").write_text(SAMPLE)
-    (tmp_path / "openenv.yaml").write_text("name: sample\nclass: sample_env:Sample\n")
-    words = ["--provider", "docker", "--memory", "256M", "--cpus", "0.5", "--sandbox"]
-    words += ["-e", "GREETING=good day", "--engine-option", "shm-size=8m", "--max-sessions", "3"]
-    environment = launched(docker_machine, str(tmp_path), *words)
-    say_hello(environment["address"])
-    [container] = containers(docker_engine)
-
-    def inspected(what: str) -> str:
-        return docker_engine.docker("inspect", "--format", "{{json " + what + "}}", container)
-
-    assert inspected(".HostConfig.Memory") == str(256 * 2**20)
-    assert inspected(".HostConfig.NanoCpus") == str(500_000_000)
-    assert inspected(".HostConfig.ReadonlyRootfs") == "true"
-    assert inspected(".HostConfig.ShmSize") == str(8 * 2**20)
-    assert '"GREETING=good day"' in inspected(".Config.Env")
-    with urlopen(f"{environment['address']}/capacity") as response:
-        assert json.load(response)["max_sessions"] == 3
-
-
-FAILING = SAMPLE.replace(
-    "    def reset",
-    """    def __init__(self):
-        import pathlib
-        if pathlib.Path("/tmp/broken").exists():
-            raise OSError("no licence")
-    def reset""",
-)
-
-
-def test_that_sessions_fail_in_a_container_is_told_until_they_do_not(
-    docker_machine: Machine,
-    docker_engine: DockerEngine,
-    tmp_path: Path,
-    write_environment: Callable[[str], str],
-) -> None:
-    machine = docker_machine
-    broken = write_environment(FAILING.replace("/tmp/broken", "/etc/passwd"))
-    words = ("--provider", "docker", "--name", "sample")
-    answer = machine.run("launch", broken, *words, cwd=tmp_path, timeout=300)
-    assert answer.code == 1, answer.text
-    assert "sessions of this launch would fail: OSError: no licence (" in answer.err
-    environment = launched(machine, write_environment(FAILING), *words, cwd=tmp_path)
-    [container] = containers(docker_engine)
-
-    def is_in(state: str) -> bool:
-        return bool(machine.environment("sample")["state"] == state)
-
-    for command, state in (("touch", "FAILING"), ("rm", "READY")):
-        docker_engine.docker("exec", container, command, "/tmp/broken")
-        with contextlib.suppress(subprocess.CalledProcessError):
-            say_hello(environment["address"])
-        eventually(partial(is_in, state))
-        if state == "FAILING":
-            assert machine.environment("sample")["sessions_fail"].startswith("OSError: no licence")
-
-
-def test_an_app_without_sessions_is_named_as_such_in_a_container(
-    docker_machine: Machine, tmp_path: Path
-) -> None:
-    (tmp_path / "app.py").write_text(
-        "from fastapi import FastAPI\napp = FastAPI()\n"
-        "@app.post('/reset')\ndef reset():\n    return {'observation': 0}\n"
-    )
-    (tmp_path / "openenv.yaml").write_text("name: plain\napp: app:app\n")
-    (tmp_path / "requirements.txt").write_text("fastapi\n")
-    words = ("launch", str(tmp_path), "--provider", "docker")
-    answer = docker_machine.ok(*words, timeout=300)
-    assert "curl -X POST" in answer.text
-    environment = docker_machine.environment("plain")
-    assert environment["state"] == "READY"
-    assert "no sessions" in environment["serving"]["sentence"]
-    with urlopen(Request(f"{environment['address']}/reset", method="POST")) as response:
-        assert json.load(response) == {"observation": 0}
 
 
 @pytest.mark.parametrize(
@@ -200,28 +110,6 @@ def test_what_is_restarted_runs_the_image_of_its_launch_whatever_its_name_stands
     with urlopen(f"{address}/health") as response:
         assert json.load(response)["version"] == "1"
     docker_machine.ok("down", "moved")
-
-
-def test_a_rollout_plays_the_episodes_of_a_killed_container_again(
-    docker_machine: Machine, docker_engine: DockerEngine
-) -> None:
-    """Elsewhere: two replicas, behind the gateway."""
-    machine, folder = docker_machine, docker_machine.home.parent
-    (folder / "policies.py").write_text(SLOW_POLICY)
-    launched(machine, "echo", "--provider", "docker", "--replicas", "2")
-    count = ["--episodes", "60", "--concurrency", "8", "--max-steps", "20", "--out", "out"]
-    begun = machine.ok("rollout", "echo", *count, "--policy", "policies:slowly", "--async")
-    eventually(lambda: list((folder / "out").glob("*/*.jsonl")))
-    docker_engine.docker("kill", containers(docker_engine)[0])
-    machine.ok("wait", begun.out.strip())
-    rollout = machine.request(begun.out.strip())["result"]
-    assert (rollout["there"], rollout["failures"]) == (60, {})
-    files = (folder / "out").glob("*/*.jsonl")
-    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    ends = [row for row in rows if row["kind"] == "end"]
-    assert len({row["episode_id"] for row in ends}) == len(ends) == 60
-    assert any(row["episode"]["attempts"] > 1 for row in ends)
-    machine.ok("down", "echo")
 
 
 @pytest.mark.parametrize(

@@ -89,12 +89,6 @@ EXITS = """
         return super().step(action, **more)
 """
 
-HOLDS = """
-    def __init__(self):
-        super().__init__()
-        self.held = b"1" * (100 << 20)
-"""
-
 
 @pytest.fixture(scope="module")
 def tester(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
@@ -167,20 +161,6 @@ def test_a_process_that_exits_is_told_of_and_the_other_checks_go_on(
     assert "a step ended the session" in told
     assert "of the server exited: it exited with code 3" in told
     assert "no session could be opened" not in " ".join(faults(found).get("determinism", []))
-
-
-def test_a_death_for_memory_is_told_instead_of_what_a_check_has_measured(
-    tester: Machine, tmp_path: Path
-) -> None:
-    chosen = ("--memory", "300M", "--skip", "leaks", "--skip", "blocking", "--skip", "determinism")
-    found = report(tester, tmp_path, HOLDS, *chosen)
-    [killed] = [each for each in found["checks"] if each["check"] == "memory"]
-    assert killed["summary"] == "it could not be finished: the server was killed for memory"
-    [finding] = killed["findings"]
-    assert "killed" in finding["found"]
-    assert "300 MB together" in finding["found"]
-    assert "--memory 600M" in finding["remedy"]
-    assert killed["figures"] == {}
 
 
 @pytest.mark.one_in(2)

@@ -32,7 +32,6 @@ from .pages import name_of, pages_that_need, run_blocks
 from .test_upstream import GENERIC_CLIENT
 from .upstream_python import UpstreamPython
 
-TOKEN = "a-token-of-letters"
 SLOW_TO_START = """
 import os, time
 from openenvd.env_host.bundled.echo.environment import EchoEnvironment
@@ -174,58 +173,6 @@ def replica_of(session: ClientConnection) -> str:
     return session.response.headers["OpenEnvd-Replica"]
 
 
-def weights(machine: Machine) -> list[int]:
-    file = machine.home / "run" / "gateway" / "config" / "endpoints" / "echo.json"
-    [resource] = json.loads(file.read_text())["resources"]
-    [locality] = resource["endpoints"]
-    return [each["load_balancing_weight"] for each in locality["lb_endpoints"]]
-
-
-def test_a_replica_that_is_added_gets_the_sessions_while_the_first_is_full(
-    machine: Machine,
-) -> None:
-    address = launch(machine, "echo", "--max-sessions", "16")
-    sessions = [reset(begin(address)) for _ in range(16)]
-    [first] = {replica_of(session) for session in sessions}
-    machine.ok("scale", "echo", "2")
-    more = [reset(begin(address)) for _ in range(4)]  # at once: passed over by its own answer
-    eventually(lambda: weights(machine) == [1, 16])
-    more += [reset(begin(address)) for _ in range(4)]
-    assert len({replica_of(session) for session in more} - {first}) == 1
-    assert first not in {replica_of(session) for session in more}
-    for session in sessions:
-        session.close()
-    eventually(
-        lambda: weights(machine) == [16, 1]
-    )  # the added one is full now, and the first empty
-    for session in more:
-        session.close()
-    eventually(lambda: weights(machine) == [1, 1])
-
-
-def test_requests_of_a_session_over_http_reach_its_replica_at_once(machine: Machine) -> None:
-    address = launch(machine, "echo", "--replicas", "2")
-
-    def rpc(method: str, **params: str) -> tuple[Any, str]:
-        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
-        request = Request(f"{address}/mcp", body, {"content-type": "application/json"})
-        with urlopen(request) as response:
-            answer = json.load(response).get("result")
-            return answer, str(response.headers["OpenEnvd-Replica"])
-
-    sessions = [rpc("openenv/session/create")[0]["session_id"] for _ in range(8)]
-    owners = {session: f"echo-{int(session[24:28], 16)}-" for session in sessions}
-    assert len(set(owners.values())) == 2
-    for session in sessions * 2:
-        _, replica = rpc("tools/list", session_id=session)
-        assert replica.startswith(owners[session])
-        with begin_at(f"{address}/ws?session_id={session}") as attached:
-            assert attached.response is not None
-            assert attached.response.headers["OpenEnvd-Replica"] == replica
-    for session in sessions:
-        assert rpc("openenv/session/close", session_id=session)[0]["closed"]
-
-
 def is_connected_to(address: str) -> bool:
     """Whether this process has a connection there."""
     port, found = urlsplit(address).port, psutil.Process().net_connections("tcp")
@@ -305,16 +252,6 @@ def test_pages_of_other_origins_and_rebound_names_are_refused_behind_the_gateway
             begin(address, origin=origin)
     replica = gateway(machine)["environments"][0]["replicas"][0]["address"]
     assert replica.startswith("127.0.0.1:")
-
-
-def test_tokens_are_wanted_and_given_in_the_base_url(machine: Machine) -> None:
-    address = launch(machine, "echo", "--token", TOKEN)
-    assert status_of(f"{address}/health") == 401
-    assert not answers(address)
-    base_url = machine.ok("address", "echo").out.strip()
-    assert base_url == f"{address}?token={TOKEN}"
-    assert answers(base_url)
-    assert status_of(f"{address}/health", Authorization=f"Bearer {TOKEN}") == 200
 
 
 def test_a_gateway_that_cannot_be_started_fails_the_launch_and_leaves_nothing(

@@ -103,13 +103,6 @@ def test_a_dockerfile_for_buildkit_says_what_to_install(
     assert "buildx" in answer.err
 
 
-def test_without_a_running_engine_the_message_says_how_to_start_it(machine: Machine) -> None:
-    machine.environ["DOCKER_HOST"] = f"unix://{machine.home}/nowhere.sock"
-    answer = machine.run("image", "build", "echo")
-    assert answer.code == 1, answer.text
-    assert "sudo systemctl start docker" in answer.err
-
-
 def test_a_project_that_cannot_be_installed_shows_what_uv_said(
     docker_machine: Machine, tmp_path: Path
 ) -> None:

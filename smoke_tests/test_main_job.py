@@ -59,56 +59,6 @@ def test_async_launches_are_seen_pending_running_and_ready(machine: Machine) -> 
         say_hello(environment["address"])
 
 
-def test_status_of_one_environment_and_of_one_request(machine: Machine) -> None:
-    request_id = machine.ok("launch", "--async", "echo").out.strip()
-    machine.ok("wait", request_id)
-    by_name = machine.status("echo")
-    assert [e["name"] for e in by_name["environments"]] == ["echo"]
-    assert machine.request(request_id)["state"] == "SUCCEEDED"
-    assert machine.request(request_id[:6])["id"] == request_id
-
-
-def test_logs_are_followed_from_another_process(machine: Machine, tmp_path: Path) -> None:
-    (tmp_path / "slow_env.py").write_text(SLOW_TO_START)
-    request_id = machine.ok("launch", "--async", "slow_env:Sample", "--name", "slow").out.strip()
-    follower = machine.start("logs", request_id, "-f")
-    assert follower.stdout is not None
-    assert follower.stdout.readline()
-    machine.ok("cancel", request_id)
-    assert follower.wait(timeout=30) is not None
-    assert machine.request(request_id)["state"] == "CANCELLED"
-
-
-def slow_launch(machine: Machine, folder: Path) -> str:
-    """Launch what does not get ready, and wait until that runs; its id."""
-    (folder / "slow_env.py").write_text(SLOW_TO_START)
-    request_id = machine.ok("launch", "--async", "slow_env:Sample", "--name", "slow").out.strip()
-    eventually(lambda: machine.request(request_id)["state"] == "RUNNING")
-    return request_id
-
-
-def test_a_pending_launch_is_cancelled(machine: Machine, tmp_path: Path) -> None:
-    machine.environ["OPENENV_MAX_LONG_WORKERS"] = "1"
-    first = slow_launch(machine, tmp_path)
-    second = machine.ok("launch", "--async", "echo").out.strip()
-    pending = machine.request(second)
-    assert (pending["state"], bool(pending["pending_reason"])) == ("PENDING", True)
-    machine.ok("cancel", second)
-    assert machine.request(second)["state"] == "CANCELLED"
-    machine.ok("check")  # a SHORT request is answered in a full house
-    machine.ok("cancel", first)
-
-
-def test_down_says_that_it_has_cancelled_a_launch(machine: Machine, tmp_path: Path) -> None:
-    machine.environ["OPENENV_MAX_LONG_WORKERS"] = "1"
-    first = slow_launch(machine, tmp_path)
-    second = machine.ok("launch", "--async", "echo").out.strip()
-    for name, launch in (("echo", second), ("slow", first)):
-        assert f"{name} is down (its launch was cancelled)" in machine.ok("down", name).out
-        assert machine.run("wait", launch).code == 1
-        assert machine.request(launch)["state"] == "CANCELLED"
-
-
 def test_interrupting_a_launch_detaches_and_prints_how_to_follow_it(
     machine: Machine, tmp_path: Path
 ) -> None:
@@ -135,13 +85,6 @@ def test_openenvd_is_the_same_command_as_openenv(machine: Machine) -> None:
         timeout=60,
     )
     assert set(json.loads(other.stdout)) == {"daemon", "environments", "requests", "strays"}
-
-
-def test_a_secret_in_the_environment_is_not_shown(machine: Machine) -> None:
-    machine.ok("launch", "echo", "-e", "API_KEY=hunter2", "-e", "MODEL=small")
-    shown = machine.ok("requests", "--json").out + machine.ok("status", "--json").out
-    assert "hunter2" not in shown
-    assert "small" in shown
 
 
 def test_json_is_alone_on_stdout(machine: Machine) -> None:

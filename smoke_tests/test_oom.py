@@ -150,23 +150,6 @@ def test_out_of_memory_is_reported_by_every_command(machine: Machine, hungry: Pa
     machine.ok("launch", "echo", "--name", "later")
 
 
-def test_with_retry_oom_a_killed_request_runs_again_with_more_memory(
-    machine: Machine, hungry: Path
-) -> None:
-    answer = machine.run("launch", str(hungry), "--memory", "200M", "--retry-oom", "--json")
-    # With 400 MB it is killed once more, with 800 MB the build gets to its own mistake.
-    assert answer.code == 1, answer.text
-    request = machine.request(answer.json["request_id"])
-    assert request["attempts"] == 3
-    assert request["memory_bytes"] == 800 << 20
-    assert request["error"]["kind"] != "oom_killed"
-    log = machine.ok("logs", request["id"]).out
-    assert "it runs again with 400 MB (attempt 2 of 3)" in log
-    assert "it runs again with 800 MB (attempt 3 of 3)" in log
-    learned = machine.ok("info", "--json").json["memory_estimates"][f"launch {hungry}"]
-    assert learned["killed"] == 2
-
-
 def test_a_replica_that_needs_more_to_start_is_given_more(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "fat_environment.py").write_text(ENVIRONMENT % HELD_BY_SERVER_MB)
     words = ("launch", "fat_environment:FatEnvironment", "--name", "fat", "--memory", "200M")

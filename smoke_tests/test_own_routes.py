@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a project has besides sessions, beside upstream's own server in the same Python.
 
-The web interface of a generated project, with several shards; its middleware; its failing factory.
+The web interface of a generated project, with several shards; its middleware.
 """
 
 from __future__ import annotations
@@ -56,14 +56,6 @@ class NeedsToken:
 
 
 app.add_middleware(NeedsToken)
-"""
-FAILING = """
-
-def create():
-    raise ModuleNotFoundError("No module named 'textarena'")
-
-
-app = create_app(create, MyAction, MyObservation, env_name="my_env")
 """
 
 
@@ -145,13 +137,3 @@ def test_middleware_refuses_what_it_refuses_on_upstreams_server(
     with upstreams_server(upstream, project) as address:
         expected = statuses(address)
     assert statuses(machine.environment("my_env")["address"]) == expected == [403, 401, 101, 200]
-
-
-def test_a_factory_that_fails_fails_its_first_launch(machine: Machine, project: Path) -> None:
-    app = project / "server" / "app.py"
-    app.write_text(app.read_text().replace("\n\ndef main():", FAILING + "\n\ndef main():", 1))
-    answer = machine.run("launch", str(project), timeout=600)
-    assert answer.code == 1
-    cause = f"ModuleNotFoundError: No module named 'textarena' ({app}, line "
-    assert f"The sessions of this launch would fail: {cause}" in answer.err
-    assert "Mend the constructor, or what it needs, and launch again" in answer.err

@@ -83,16 +83,6 @@ def _listens(taken: socket.socket, port: int) -> bool:
     return True
 
 
-def test_a_job_that_somebody_cancels_is_told_as_such(
-    slurm_machine: Machine, cluster: SlurmCluster
-) -> None:
-    machine = slurm_machine
-    launched(machine, "echo", *SLURM)
-    cluster.run("scancel", *cluster.jobs())
-    eventually(lambda: replica_of(machine)["restarts"] == 1, within=60)
-    eventually(lambda: "it was cancelled (job" in str(replica_of(machine)["message"]))
-
-
 def test_a_job_that_slurms_accounting_kills_is_out_of_memory_too(machine: Machine) -> None:
     """Without cgroups: its state is FAILED, and only its output says why."""
     if (reason := slurm_clusters.why_not()) is not None:

@@ -74,27 +74,6 @@ def waiting(engine: SwarmEngine, plan: ReplicaPlan) -> str | None:
     return None if found is None else found.waiting
 
 
-def test_limits_sandbox_and_options_hold_inside(engine: SwarmEngine) -> None:
-    plan = plan_of(
-        "import os\n"
-        "try: open('/x', 'w')\n"
-        "except OSError as e: print(e.strerror)\n"
-        "open('/tmp/x', 'w')\n"
-        "print([l for l in open('/proc/self/status') if l.startswith('CapEff')])\n"
-        "print(os.getuid(), os.environ['A'])\n",
-        sandbox=True,
-        env={"A": "b c"},
-        options={"user": "1000"},
-        cpus=0.5,
-    )
-    engine.start(plan)
-    instance = reached(engine, plan, InstanceState.EXITED)
-    output = b"".join(chunk.data for chunk in engine.logs(instance, None)).decode()
-    assert "Read-only file system" in output
-    assert "0000000000000000" in output
-    assert "1000 b c" in output
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [({"shm-size": "1g"}, "cannot have Docker's ShmSize"), ({"nonsense": "1"}, "no option")],

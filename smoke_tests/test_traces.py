@@ -21,10 +21,6 @@ OFF_MB = 80
 STOP_SECONDS = 20.0  # of a busy machine; the SDK by itself waits thirty for its collector
 AWAY = "Failed to export spans"  # as the SDK says it
 GREEDY = """
-held = []
-def leak(observation):
-    held.append(bytearray(b"1") * 20_000_000)
-    return {"message": "hello"}
 async def slow(observation):
     import asyncio
     await asyncio.sleep(0.05)
@@ -120,34 +116,6 @@ def test_episodes_of_a_rollout_are_traces_with_their_steps(
         assert all(is_within(span, episode) for span in parts)
         rewards = [s.attributes.get("openenvd.step.reward", 0.0) for s in parts if s.name == "step"]
         assert episode.attributes["openenvd.episode.reward"] == pytest.approx(sum(rewards))
-
-
-def test_no_episode_is_traced_that_the_sampler_does_not_want(
-    traced: Machine, receiver: Receiver, tmp_path: Path
-) -> None:
-    traced.environ["OTEL_TRACES_SAMPLER"] = "always_off"
-    traced.ok("launch", "echo")
-    given = ("--policy", "random", "--episodes", "3", "--out", str(tmp_path / "out"))
-    traced.ok("rollout", "echo", *given)
-    traced.ok("stop")
-    assert receiver.spans == []
-
-
-def test_a_kill_for_memory_is_in_the_trace_with_its_evidence(
-    traced: Machine, receiver: Receiver, tmp_path: Path
-) -> None:
-    (tmp_path / "greedy.py").write_text(GREEDY)
-    traced.ok("launch", "echo")
-    given = ("--policy", "greedy:leak", "--episodes", "40", "--out", str(tmp_path / "out"))
-    died = traced.run("rollout", "echo", *given, "--memory", "200M", cwd=tmp_path)
-    assert died.code == 137, died.text
-    [process], [run] = receiver.wait_for("process rollout"), receiver.wait_for("run rollout")
-    for span in (process, run):
-        assert span.failed
-        assert "its limit was 200 MB" in span.message
-        assert span.attributes["error.type"] == "oom_killed"
-        assert span.attributes["openenvd.exit.kind"] == "oom_killed"
-        assert span.attributes["openenvd.exit.evidence"]
 
 
 def test_a_request_keeps_its_trace_when_the_daemon_is_killed(

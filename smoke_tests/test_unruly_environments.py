@@ -33,13 +33,6 @@ class Sample(EchoEnvironment):
             raise OSError("the licence has expired")
 """
 )
-ONE_AT_A_TIME = (
-    HEAD
-    + """
-class Sample(EchoEnvironment):
-    SUPPORTS_CONCURRENT_SESSIONS = False
-"""
-)
 
 
 def ask(address: str, *messages: dict[str, Any]) -> list[dict[str, Any]]:
@@ -78,30 +71,6 @@ def test_a_constructor_that_raises_fails_a_launch_and_is_shown_until_one_succeed
             text = machine.ok("status").out
             assert f"sample: sessions fail: {found} (see openenv logs sample)" in text
         broken.unlink(missing_ok=True)
-
-
-def test_a_class_that_allows_one_session_serves_many_each_in_a_process(
-    machine: Machine, write_environment: Callable[[str], str]
-) -> None:
-    machine.ok("launch", write_environment(ONE_AT_A_TIME), "--name", "sample")
-    address = machine.environment("sample")["address"].replace("http", "ws", 1) + "/ws"
-    with connect(address) as first, connect(address) as second:
-        for client in (first, second):
-            client.send('{"type": "reset", "data": {}}')
-            assert json.loads(client.recv())["type"] == "observation"
-        assert "sample: isolated: a process per session" in machine.ok("status").out
-
-
-def test_a_class_that_allows_one_session_refuses_the_second_when_not_isolated(
-    machine: Machine, write_environment: Callable[[str], str]
-) -> None:
-    options = ("--no-isolate", "--set", "admission-timeout=0")
-    machine.ok("launch", write_environment(ONE_AT_A_TIME), "--name", "sample", *options)
-    address = machine.environment("sample")["address"].replace("http", "ws", 1) + "/ws"
-    with connect(address) as first, connect(address) as second:
-        first.send('{"type": "reset", "data": {}}')
-        assert json.loads(first.recv())["type"] == "observation"
-        assert json.loads(second.recv())["data"]["code"] == "CAPACITY_REACHED"
 
 
 @pytest.fixture(scope="module")
@@ -155,18 +124,6 @@ def test_an_error_for_a_taken_name_has_its_address(machine: Machine) -> None:
     assert answer.code == 1, answer.text
     assert machine.environment("echo")["address"] in answer.err
     assert "openenv down echo" in answer.err
-
-
-def test_a_daemon_of_another_version_is_named(machine: Machine) -> None:
-    machine.ok("up")
-    path = machine.home / "daemon.json"
-    identity = json.loads(path.read_text())
-    path.write_text(json.dumps({**identity, "version": "0.0.1"}))
-    answer = machine.run("status")
-    assert answer.code == 3, answer.text
-    assert "0.0.1" in answer.err
-    assert "openenv stop" in answer.err
-    path.write_text(json.dumps(identity))
 
 
 SIGNALS_OF_THE_PARENT = """

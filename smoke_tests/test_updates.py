@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import psutil
 import pytest
@@ -138,37 +135,6 @@ def test_sessions_that_go_on_for_too_long_end_with_what_was_replaced(
     assert len(run_folders(machine)) == 1
 
 
-def test_a_session_over_http_is_found_after_an_update(machine: Machine, versioned: Update) -> None:
-    address = machine.ok(*versioned("1", "--json")).json["environment"]["address"]
-
-    def ask(method: str, **params: str) -> dict[str, Any]:
-        body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
-        request = Request(f"{address}/mcp", body, {"content-type": "application/json"})
-        with urlopen(request) as response:
-            answer: dict[str, Any] = json.load(response)
-        return answer
-
-    def rpc(method: str, **params: str) -> dict[str, Any]:
-        answer = ask(method, **params)
-        assert "result" in answer, answer
-        result: dict[str, Any] = answer["result"]
-        return result
-
-    def is_found(session_id: str) -> bool:  # the environment has no tools; an unknown id is -32602
-        return bool(ask("tools/list", session_id=session_id)["error"]["code"] == -32603)
-
-    first = rpc("openenv/session/create")["session_id"]
-    machine.ok(*versioned("2"))
-    eventually(lambda: generations(machine) == {2: "SERVING", 1: "DRAINING"})
-    second = rpc("openenv/session/create")["session_id"]
-    for _ in range(3):
-        assert is_found(first)
-        assert is_found(second)
-    assert rpc("openenv/session/close", session_id=first)["closed"]
-    eventually(lambda: generations(machine) == {2: "SERVING", 1: "RETIRED"})
-    assert rpc("openenv/session/close", session_id=second)["closed"]
-
-
 def test_another_source_under_the_name_is_an_update_only_if_that_is_said(
     machine: Machine, versioned: Update
 ) -> None:
@@ -233,39 +199,6 @@ def test_new_sessions_get_the_new_version_as_soon_as_the_launch_returns(
         assert {version for client in clients for version in client.result()} <= set("012")
 
 
-def held_up(machine: Machine, versioned: Update, folder: Path) -> str:
-    """An update that waits for its replica; returns the request."""
-    (folder / "wait").touch()
-    wait = ["-e", f"WAIT={folder / 'wait'}", "--async"]
-    request = machine.ok(*versioned("2", *wait)).out.strip()
-    eventually(lambda: len(replicas(machine)) == 2)
-    return request
-
-
-@pytest.mark.parametrize("how", ["cancel", "kill the worker", "down"])
-def test_an_update_that_is_ended_from_outside_leaves_nothing(
-    machine: Machine, versioned: Update, tmp_path: Path, how: str
-) -> None:
-    address = machine.ok(*versioned("1", "--json")).json["environment"]["address"]
-    before = replicas(machine)
-    with session(address) as socket:
-        request = held_up(machine, versioned, tmp_path)
-        if how == "down":
-            machine.ok("down", "trial")
-            eventually(lambda: run_folders(machine) == [])
-            assert generations(machine) == {2: "FAILED", 1: "RETIRED"}
-            return
-        if how == "cancel":
-            machine.ok("cancel", request)
-        else:
-            workers = machine.ok("info", "--json").json["workers"]
-            [pid] = [each["pid"] for each in workers if each["label"] == "launch trial"]
-            os.kill(pid, signal.SIGKILL)
-        eventually(lambda: generations(machine) == {2: "FAILED", 1: "SERVING"})
-        eventually(lambda: is_undisturbed(machine, before))
-        assert step(socket) == "1"
-
-
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("delay", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7])
 def test_a_daemon_that_is_killed_during_an_update_leaves_one_generation(
@@ -285,20 +218,6 @@ def test_a_daemon_that_is_killed_during_an_update_leaves_one_generation(
     eventually(lambda: generations(machine) == {2: "SERVING", 1: "RETIRED"})
     [replica] = replicas(machine)
     assert run_folders(machine) == [replica["id"]]
-
-
-def test_a_daemon_that_is_killed_while_replicas_wait_finds_them(
-    machine: Machine, versioned: Update, tmp_path: Path
-) -> None:
-    address = machine.ok(*versioned("1", "--json")).json["environment"]["address"]
-    request = held_up(machine, versioned, tmp_path)
-    machine.kill_daemon()
-    (tmp_path / "wait").unlink()
-    assert version_at(address) == "1"
-    machine.ok("up")
-    machine.ok("wait", request)
-    assert version_at(address) == "2"
-    eventually(lambda: generations(machine) == {2: "SERVING", 1: "RETIRED"})
 
 
 def test_a_replica_of_the_new_generation_is_restarted_and_serves(

@@ -262,13 +262,27 @@ def _noted_servers() -> Iterator[list[tuple[Any, Any]]]:
         server_class.register_routes = register
 
 
+@contextmanager
+def _without_servers() -> Iterator[None]:
+    """Have `uvicorn.run` return at once: a program may call it when it is imported as a module."""
+    uvicorn: Any = sys.modules.get("uvicorn")  # None: the project has something else of this name
+    run = getattr(uvicorn, "run", None)
+    if run is not None:
+        uvicorn.run = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        if run is not None:
+            uvicorn.run = run
+
+
 def _import_attribute(candidate: str) -> Any:
     module_name, _, attribute = candidate.partition(":")
     before = set(sys.modules)
     try:
-        app = operator.attrgetter(attribute.removesuffix("()") or "app")(
-            importlib.import_module(module_name)
-        )
+        with _without_servers():
+            module = importlib.import_module(module_name)
+        app = operator.attrgetter(attribute.removesuffix("()") or "app")(module)
         return app() if attribute.endswith("()") else app
     except Exception:
         _forget_since(before, module_name.partition(".")[0])

@@ -184,7 +184,7 @@ class IsolatedSession(ServingProcess):
     """Serves one session, and exits with it; so does all that the session has started.
 
     It leads a process group, which the environment may signal, and adopts what loses its parent.
-    When it is killed itself, the supervisor ends its group.
+    When it is killed itself, the supervisor ends both (`supervisor/isolated_sessions.py`).
     """
 
     async def run(self, head: bytes) -> None:

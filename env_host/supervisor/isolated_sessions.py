@@ -10,6 +10,9 @@
 The front (shard 0) counts them: it has admitted a connection before it sends it here. The session's
 slot is free when the session is over (`free_slot`), before its process has exited: the client may
 be back by then.
+
+A session's process adopts what loses its parent below it, and ends it with the session. When it is
+killed itself, what it had started becomes the supervisor's, whose `Orphans` ends it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import os
 from collections import deque
 
 from ...system.process.descriptors import Message, close_all, send_message
+from ...system.process.proc import children_of, descendants_of, kill, read_stat, reap
 from ..ipc.scoreboard import Counters, Field, Scoreboard
 from .children import Child, Children
 from .close_notices import refuse
@@ -117,3 +121,39 @@ class IsolatedSessions:
     def _free_row(self) -> Counters | None:
         rows = list(self._scoreboard)[self._scoreboard.shards :]
         return next((counters for counters in rows if not counters[Field.PID]), None)
+
+
+class Orphans:
+    """Ends the programs that the supervisor adopts from isolated sessions, and reaps all it adopts.
+
+    A session's are new here when its process has exited, and at no other time: what comes then has
+    been left by a shard, and goes on.
+    """
+
+    def __init__(self, children: Children) -> None:
+        self._children = children
+        self._spared: set[int] = set()
+        self._killed: set[int] = set()
+
+    def look(self, state_pid: int | None, *, has_ended: bool = False) -> None:
+        """Kill what is new if an isolated session `has_ended`, or if what was killed left it."""
+        pids = set(children_of(os.getpid())) - {*self._children.pids, state_pid}
+        dead = {pid for pid in pids if _is_dead(pid)}
+        has_ended |= bool(dead & self._killed)
+        for pid in dead:
+            reap(pid)
+        self._spared &= pids - dead
+        self._killed = self._killed - dead if pids else set()
+        if not (new := pids - dead - self._spared - self._killed):
+            return
+        if has_ended:
+            for pid in new.union(*map(descendants_of, new)):
+                self._killed.add(pid)
+                kill(pid)
+        elif not any(each.is_isolated and _is_dead(each.pid) for each in self._children):
+            self._spared |= new  # otherwise the signal of an exit is about to tell whose they are
+
+
+def _is_dead(pid: int) -> bool:
+    stat = read_stat(pid)
+    return stat is not None and stat.is_dead

@@ -85,6 +85,12 @@ class KillCount:
         others, self._explained = self._counted - self._explained, self._counted
         return others
 
+    def take_rest(self) -> int:
+        """Return how many kills are left when the process of the group has been reaped."""
+        self._count()
+        others, self._explained = (self._counted or 0) - (self._explained or 0), self._counted
+        return others
+
     def _count(self) -> None:
         self._looked_at = now = time.monotonic()
         if self.group is None and now - self._counted_at >= DYING_SECONDS:

@@ -60,6 +60,7 @@ from ...system.memory.cgroups import own_group
 from ...system.net.listening_sockets import listening
 from ...system.process import forking
 from ...system.process.descriptors import Message, receive_message
+from ...system.process.prctl import adopt_orphans
 from ...system.process.proc import exit_sentence, kill
 from ...system.process.signal_pipe import DRAIN_SIGNALS, SignalPipe
 from ..environment.plan import ServingPlan
@@ -74,7 +75,7 @@ from . import shard_policies
 from .children import Child, Children
 from .close_notices import SocketCopies, refuse
 from .exits import ChildExit, ExitReports, exit_of, facts_of_programs, programs_sentence
-from .isolated_sessions import IsolatedSessions, rows_for, sessions_in
+from .isolated_sessions import IsolatedSessions, Orphans, rows_for, sessions_in
 from .lobby import Lobby, Waiting, most_at_once
 from .server_memory import KillCount
 from .session_memory import LeftPrograms, MemoryWatchdog
@@ -145,6 +146,7 @@ class Supervisor:
         keeps_one = plan.keeps_one or shared_class is not None
         self._demand = ShardDemand(plan.shards, least=int(keeps_one))
         self._isolated = IsolatedSessions(self._scoreboard, self._children, self._spawner)
+        self._orphans: Orphans | None = None  # where nothing else can become a child of ours
         self._restarts = RestartSchedule()
         self._doors = ReplicaDoors(config.doors, config.replica)
         self._door = self._doors.open()
@@ -172,6 +174,9 @@ class Supervisor:
         self._signals = SignalPipe((*forking.TAKEN_OVER, *DRAIN_SIGNALS))
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
         self._spawner.prepare()
+        if self._plan.isolates and self._spawner.can_fork:
+            adopt_orphans()
+            self._orphans = Orphans(self._children)
         if self._own_group is not None:  # on v2 it may have moved into a group below
             below = own_group(is_ours=not self._config.owns_cgroup)
             self._kills = KillCount(below, self._own_group)
@@ -211,6 +216,7 @@ class Supervisor:
                 self._reporter.report()
             self._memory.check(self._children)
             self._report_killed_programs()
+            self._look_at_orphans()
             self._replace_abandoned()
             self._stop_if_drained()
             self._sleep_if_unused()
@@ -505,7 +511,9 @@ class Supervisor:
         elif numbers & {*DRAIN_SIGNALS}:
             self._drain(is_replaced=signal.SIGUSR2 in numbers)
         if signal.SIGCHLD in numbers:
+            has_ended = False
             for child, status, peak_bytes in self._children.reap():
+                has_ended |= child.is_isolated
                 self._receive_last(child)
                 exited = exit_of(
                     child,
@@ -516,6 +524,7 @@ class Supervisor:
                     kills=self._kills,
                 )
                 self._on_exit(exited)
+            self._look_at_orphans(has_ended=has_ended)
             self._reap_state()
 
     def _report_killed_programs(self) -> None:
@@ -525,15 +534,25 @@ class Supervisor:
         cap = self._config.session_memory_bytes
         counts = [(each.kills, [each.pid], cap) for each in self._children if each.kills]
         for kills, pids, limit in [*counts, (self._kills, self._children.pids, None)]:
-            if count := kills.take_others(pids):
-                facts = facts_of_programs(kills, count, limit)
-                self._reports.report(facts)
-                log.warning("%s", programs_sentence(facts))
+            self._report_programs(kills, kills.take_others(pids), limit)
+
+    def _report_programs(self, kills: KillCount, count: int, limit: int | None) -> None:
+        if count:
+            facts = facts_of_programs(kills, count, limit)
+            self._reports.report(facts)
+            log.warning("%s", programs_sentence(facts))
+
+    @property
+    def _state_pid(self) -> int | None:
+        return None if self._state is None else self._state.pid
+
+    def _look_at_orphans(self, *, has_ended: bool = False) -> None:
+        if self._orphans is not None:
+            self._orphans.look(self._state_pid, has_ended=has_ended)
 
     def _find_left(self) -> list[dict[str, Any]]:
         """Look, while no session is open, for programs that ended sessions left running."""
-        state_pid = None if self._state is None else self._state.pid
-        left = self._left.look({*self._children.pids, state_pid})
+        left = self._left.look({*self._children.pids, self._state_pid})
         self._reports.note_left(left)
         return left
 
@@ -586,6 +605,9 @@ class Supervisor:
 
     def _on_exit(self, exited: ChildExit) -> None:
         child = exited.child
+        if child.kills is not None:
+            cap = self._config.session_memory_bytes
+            self._report_programs(child.kills, child.kills.take_rest(), cap)
         self._clean_up(exited)
         self._reporter.unsettle()
         self._isolated.free_slot(child)

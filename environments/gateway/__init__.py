@@ -26,6 +26,8 @@ Failure cases:
 * The shim exits: the kernel ends Envoy; the daemon starts a new shim.
 * No replica takes sessions: requests are held by the daemon until one does
   (`server/reconcile/held_requests.py`); without a daemon, they are answered 503.
+* Its run file is damaged, or another version's: it goes on unwatched, and the environments behind
+  it are DEGRADED and say why. No launch gets behind it; it is stopped when nothing wants it.
 * A replica exits: its sessions end, and Envoy tells their clients; handshakes are tried on another
   replica, until the daemon's next endpoints leave it out.
 * A file cannot be written (a full disk): Envoy keeps what it has; tried again until it can.

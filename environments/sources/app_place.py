@@ -4,27 +4,35 @@
     the Dockerfile starts one that is there ─▶ that: upstream's server never reads `openenv.yaml`
     `openenv.yaml` names one                ─▶ that
     `server/app.py` has one                 ─▶ that, upstream's place
-    another usual file has one              ─▶ that
+    another usual file has one              ─▶ that; also what the command `server` starts
+    one file alone has one                  ─▶ that, where the folder has an `openenv.yaml`
     none of these                           ─▶ upstream's place, whose absence the launch reports
 
 Where a module is started as a program, or a function is named that starts a server, the app is what
-the module gives to `uvicorn.run`, else its `app`.
+the module gives to uvicorn, else its `app`.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from .dockerfile import Started, read_dockerfile, read_text, started
+from .manifest import MANIFEST_NAME
 
 DEFAULT_APP = "server.app:app"
 _USUAL = ("server.app", "app", "main", "app.main", "app.app", "server.main", "server", "src.main")
+_ANYWHERE = ("*.py", "*/*.py", "src/*/*.py", "src/*/*/*.py")
+_MAX_FILES = 200  # that are looked into
+_NO_PLACES = frozenset({"tests", "test", "examples", "scripts", "venv", "node_modules"})
 _FACTORY = re.compile(r"(create|make|build|get)_\w*app")
 MAX_SOURCE_CHARACTERS = 256 * 1024  # of a module that is read: it takes a hundred times as much
+_MAIN = "__main__"
+_SERVERS = ("uvicorn.run", "uvicorn.Config")
 _EVERYTHING = "*"  # stands for the names of a module that cannot be known
 _SCOPES = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda),
@@ -83,11 +91,11 @@ def choose_app(
     own = next(_all_found(folder, started(text, folder, scripts)), None)
     asked = next(_all_found(folder, [_parse(named)] if named else []), None)
     # Those that the project itself can import, by their own names.
-    usual = [
-        each
-        for each in _all_found(folder, map(Started, _USUAL))
-        if each.folder is None and each.module == each.asked
-    ]
+    commands = [_parse(target) for command, target in scripts.items() if command == "server"]
+    usual = _all_own(folder, [*map(Started, _USUAL), *commands])
+    if not usual and (folder / MANIFEST_NAME).is_file():
+        elsewhere = _all_own(folder, _modules(folder))
+        usual = elsewhere if len(elsewhere) == 1 else []
     if own is not None:
         others = [each for each in [asked, *usual] if each and each.path != own.path]
         note = f"serving {own.reference}, which {dockerfile} starts"
@@ -122,6 +130,28 @@ def _all_found(folder: Path, asked: Iterable[Started]) -> Iterator[_Found]:
     return (found for each in asked if (found := _find(folder, each)) is not None)
 
 
+def _all_own(folder: Path, asked: Iterable[Started]) -> list[_Found]:
+    """Return those that are there and that the project itself can import, by their own names."""
+    found = _all_found(folder, asked)
+    own = (each for each in found if each.folder is None)
+    return [each for each in own if each.module in (each.asked, f"{each.asked}.{_MAIN}")]
+
+
+def _modules(folder: Path) -> list[Started]:
+    """Return the modules near the top of a project."""
+    paths = itertools.chain.from_iterable(map(folder.glob, _ANYWHERE))
+    parts = [
+        path.relative_to(folder).with_suffix("").parts
+        for path in itertools.islice(paths, _MAX_FILES)
+    ]
+    inside = [each[1:] if each[0] == "src" else each for each in parts]
+    return [
+        Started(".".join(each).removesuffix(".__init__"))
+        for each in inside
+        if not _NO_PLACES & set(each) and all(part.isidentifier() for part in each)
+    ]
+
+
 def _find(folder: Path, asked: Started, depth: int = 0) -> _Found | None:
     """Return the app of a module: the named one, what it gives to a server, or its `app`."""
     located = _locate(folder, asked)
@@ -133,8 +163,13 @@ def _find(folder: Path, asked: Started, depth: int = 0) -> _Found | None:
     if asked.is_factory:
         attribute += "()"
     elif attribute.partition(".")[0] not in names:
-        if own := next((name for name in (served, "app") if name in names), None):
-            attribute = own
+        called = served.removesuffix("()")
+        if module.endswith(f".{_MAIN}") and (other := _find_imported(folder, module, path, called)):
+            return other
+        if called in names or (called != served and called in functions):
+            attribute = served
+        elif "app" in names:
+            attribute = "app"
         elif ":" in served:
             return _find(folder, _parse(served), depth + 1)
         elif attribute in functions and _FACTORY.fullmatch(attribute):
@@ -142,6 +177,18 @@ def _find(folder: Path, asked: Started, depth: int = 0) -> _Found | None:
         elif attribute not in functions and not (attribute and _EVERYTHING in names):
             return None
     return _Found(module, asked.module, attribute or "app", path, base)
+
+
+def _find_imported(folder: Path, module: str, path: Path, name: str) -> _Found | None:
+    """Return the app that a module has from another one."""
+    package = module.rpartition(".")[0]
+    for line in re.finditer(
+        rf"^from +(\.?)([\w.]+) +import .*\b{name}\b", read_text(path), re.MULTILINE
+    ):
+        other = f"{package}.{line[2]}" if line[1] else line[2]
+        if name and (found := _find(folder, Started(other, name), 1)):
+            return found
+    return None
 
 
 def _locate(folder: Path, asked: Started) -> tuple[str, Path, Path | None] | None:
@@ -158,9 +205,13 @@ def _locate(folder: Path, asked: Started) -> tuple[str, Path, Path | None] | Non
     bases = [*usual, *places] if asked.folder.startswith("/") else [*places, *usual]
     for base in [*bases, folder / "server", folder / "app"]:
         module = base.joinpath(*parts)
+        further = None if base in usual else base
+        main = module / f"{_MAIN}.py"
+        if not asked.attribute and main.is_file():
+            return f"{asked.module}.{_MAIN}", main, further
         for path in (module / "__init__.py", module.with_suffix(".py")):
             if path.is_file():
-                return asked.module, path, None if base in usual else base
+                return asked.module, path, further
     for start in range(1, len(parts)):
         path = folder.joinpath(*parts[start:]).with_suffix(".py")
         if path.is_file():
@@ -197,11 +248,16 @@ def _top_level(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def _served(tree: ast.AST) -> Iterator[str]:
-    """Yield what a module gives to `uvicorn.run`: a reference, or one of its names."""
+    """Yield what a module gives to uvicorn: a reference, one of its names, or a function's call."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("uvicorn.run"):
-            match node.args:
-                case [ast.Constant(value=str(reference)), *_] if ":" in reference:
-                    yield reference
-                case [ast.Name(id=name), *_]:
-                    yield name
+        if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith(_SERVERS):
+            continue
+        options = {each.arg: each.value for each in node.keywords}
+        call = "()" if "factory" in options else ""
+        match node.args[0] if node.args else options.get("app"):
+            case ast.Constant(value=str(reference)) if ":" in reference:
+                yield reference + call
+            case ast.Name(id=name):
+                yield name + call
+            case ast.Call(func=ast.Name(id=name), args=[], keywords=[]):
+                yield f"{name}()"

@@ -5,7 +5,8 @@
                └▶ ENTRYPOINT and CMD ▶ commands ─▶ `started`: the app, or the module that starts it
 
 A command is a list of words. One that runs a shell, or a script of the project, counts as the
-commands in it. Variables are not substituted, and other stages than the last count, too.
+commands in it. Variables are what ENV, ARG and the commands before have set; other stages than the
+last count, too.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ _SERVERS = ("uvicorn", "gunicorn", "hypercorn", "granian", "daphne")
 _REFERENCE = re.compile(r"([A-Za-z_][\w./]*?)(?:\.py)?:([A-Za-z_][\w.]*)(\(\))?")
 _REQUIREMENT = re.compile(r"(git\+\S+|[A-Za-z0-9][\w.-]*(\[[\w.,\s-]*\])?\s*($|[@=<>!~;,(].*))")
 _INSTALLERS = ("pip", "setuptools", "uv", "wheel")  # which the image needs, and no project does
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
+_ASSIGNMENT = re.compile(r"(\w+)=(.*)")
+_SHELL_SCRIPT = re.compile(r"#!.*\b(ba|da|a|z)?sh\b")
+_MAX_PATH_CHARACTERS = 255
 _CONTINUED = re.compile(r"\\[ \t]*\n")
 # Options of pip and uv with a value of their own, which is no package.
 _WITH_VALUE = frozenset(
@@ -93,15 +98,32 @@ def started(text: str, folder: Path, scripts: Mapping[str, str]) -> Iterator[Sta
         scripts: The commands that the project itself declares: `module:function` by name.
     """
     last = dict(_instructions(text))
+    variables = dict(_variables(text))
     named = [last[name] for name in ("ENTRYPOINT", "CMD") if name in last]
     in_exec_form = [word for rest in named for word in _exec_form(rest)]
     for words in [in_exec_form, *(_words_of(rest) for rest in named if not _exec_form(rest))]:
         directory = last.get("WORKDIR", "")
-        for each in _commands(words, folder):
+        for command in _commands(words, folder):
+            each = [_expanded(word, variables) for word in command]
+            variables |= {m[1]: m[2] for word in each if (m := _ASSIGNMENT.fullmatch(word))}
             if each[0] == "cd" and len(each) > 1:
                 directory = each[1]
             elif (found := _started_by(each, scripts)) is not None:
                 yield replace(found, folder=found.folder or directory)
+
+
+def _variables(text: str) -> Iterator[tuple[str, str]]:
+    """Yield what ENV and ARG set, `NAME=value` or `NAME value`."""
+    for name, rest in _instructions(text):
+        if name in ("ENV", "ARG"):
+            words = next(_split(rest), [])
+            if len(words) == 2 and "=" not in words[0]:
+                yield words[0], words[1]
+            yield from ((m[1], m[2]) for word in words if (m := _ASSIGNMENT.fullmatch(word)))
+
+
+def _expanded(word: str, variables: Mapping[str, str]) -> str:
+    return _VARIABLE.sub(lambda m: variables.get(m[1] or m[2]) or m[3] or m[0], word)
 
 
 def _instructions(text: str) -> Iterator[tuple[str, str]]:
@@ -135,14 +157,21 @@ def _commands(words: list[str], folder: Path | None, depth: int = 0) -> Iterator
     if PurePosixPath(words[0]).name in _SHELLS:
         pairs = itertools.pairwise(words)
         text = next((after for word, after in pairs if re.fullmatch(r"-\w*c", word)), None)
-    script = next((word for word in words[:2] if word.endswith(".sh")), None)
-    if text is None and script is not None and folder is not None:
-        text = read_text(find_file(script, folder) or folder)
+    if text is None and folder is not None:
+        text = next(_scripts(words[:2], folder), None)
     if text is None or depth > 2:
         yield words
         return
     for each in _split(text):
         yield from _commands(each, folder, depth + 1)
+
+
+def _scripts(words: list[str], folder: Path) -> Iterator[str]:
+    """Yield the text of each word that is a shell script of the project."""
+    for word in words:
+        path = find_file(word, folder) if len(word) <= _MAX_PATH_CHARACTERS else None
+        if path is not None and (path.suffix == ".sh" or _SHELL_SCRIPT.match(read_text(path))):
+            yield read_text(path)
 
 
 def find_file(named: str, folder: Path) -> Path | None:

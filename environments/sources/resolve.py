@@ -14,11 +14,13 @@ from __future__ import annotations
 import importlib
 import shutil
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ...schema.errors import UnknownSource
 from ..image_names import image_of
@@ -130,17 +132,15 @@ def resolve(source: str, cwd: Path) -> ResolvedSource:
         raise UnknownSource(message, f"launch {_what_can_be_launched()}") from exc
 
 
-def check_source(source: str, cwd: Path, *, has_more: bool) -> None:
-    """Refuse what names nothing that can be launched; a manifest is not read.
-
-    Args:
-        source: As the user wrote it.
-        cwd: The folder the user is in.
-        has_more: Whether a class may be of further packages, or of another folder.
+def check_source(payload: Mapping[str, Any]) -> None:
+    """Refuse a request whose source names nothing that can be launched; a manifest is not read.
 
     Raises:
         UnknownSource
     """
+    source, cwd = payload["source"], Path(payload.get("cwd") or Path.cwd())
+    # Then a class may be of further packages, or of another folder.
+    has_more = bool(payload.get("with_packages")) or "PYTHONPATH" in payload.get("env", {})
     with suppress(OSError, RuntimeError):  # `resolve` says why
         if (cwd / Path(source).expanduser() / MANIFEST_NAME).is_file():
             return

@@ -67,6 +67,9 @@ class FolderCheck:
             stamp = stamp_of(path)
             if stamp is not None and stamp == self._stamps.get(path):
                 found[path] = places_in(path)
+            elif not path.is_file():  # a folder, a pipe, a device: reading it may never end
+                damaged.add(path)
+                found[path] = {}
             elif not _is_whole(path, whole := whole_episodes(path)):
                 damaged.add(path)
                 found[path] = whole if path.parent.name == PACKS else {}

@@ -24,7 +24,7 @@ NEWEST = 20  # events among which the last report is looked for: nearly all are 
 MOST_MARKS = 240  # of the history; a line of a chart has no more points
 FIGURES = (
     *("episodes", "failed", "steps", "mean_reward", "retries", "wanted", "earlier", "there"),
-    *("failures", "seconds", "truncated", "truncated_mean_reward", "odd_rewards"),
+    *("failures", "seconds", "truncated", "truncated_mean_reward", "odd_rewards", "damaged"),
 )
 
 router = APIRouter()

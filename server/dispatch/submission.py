@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ...environments.sources.resolve import check_source
@@ -290,9 +289,7 @@ class Submitter:
 
 def _check_source(payload: Json) -> None:
     try:
-        cwd = Path(payload.get("cwd") or Path.cwd())
-        has_more = bool(payload.get("with_packages")) or "PYTHONPATH" in payload.get("env", {})
-        check_source(payload["source"], cwd, has_more=has_more)
+        check_source(payload)
     except EnvironmentsError as exc:
         raise Invalid(exc.message, exc.hint, field="source") from exc
 

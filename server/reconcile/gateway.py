@@ -34,10 +34,10 @@ from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Environment, Event, Replica, RequestError
 from ...requests_db.sql import queries
-from ...schema.errors import NotReady
+from ...schema.errors import EngineFailed, NotReady
 from ...schema.layout import Layout
 from ...schema.protocol import LOOPBACK
-from ...schema.states import ReplicaState
+from ...schema.states import SERVING, ReplicaState
 from ...system.net.request_origin import is_loopback
 from ...system.text.json_lines import Json
 from ..events.bus import EventBus
@@ -107,14 +107,15 @@ class GatewayManager:
             try:
                 async with asyncio.timeout(STOP_SECONDS):
                     await self._stop_if_unused()
-            except (DatabaseError, OSError) as exc:  # the next daemon tries again
+            except (DatabaseError, EngineFailed, OSError) as exc:  # the next daemon tries again
                 log.warning("cannot see whether the gateway is still wanted: %s", exc)
 
     async def status(self) -> Json:
         """What `openenv gateway status` shows; `gateway` is null where none runs."""
         found = await asyncio.to_thread(process.read_gateway, self.layout)
         if found is None:
-            return {"gateway": None}
+            aside = await asyncio.to_thread(process.set_aside, self.layout)
+            return {"gateway": aside and {"state": "UNKNOWN", "problem": aside.sentence}}
         shown: Json = {
             "address": found.options.address,
             "tls": bool(found.options.certificate),
@@ -167,13 +168,14 @@ class GatewayManager:
                 async with self._reconciling:  # or what was read earlier might be written later
                     await self._reconcile()
                 return
-            except (DatabaseError, OSError) as exc:
+            except (DatabaseError, EngineFailed, OSError) as exc:
                 log.warning("cannot update the gateway, trying again: %s", exc)
             except Exception:
                 log.exception("cannot update the gateway")
             await asyncio.sleep(self.timing.retry_seconds)
 
     async def _reconcile(self) -> None:
+        await self._look_aside()
         backends = await self._backends()
         if not backends and await self._stop_if_unused():
             return
@@ -185,6 +187,20 @@ class GatewayManager:
         self._has_written.set()
         self._has_written = asyncio.Event()
         await self._follow_process()
+
+    async def _look_aside(self) -> None:
+        """Find a run file that cannot be used; log it, and degrade what is behind the gateway."""
+        found = None
+        if self._watch is None:
+            found = await asyncio.to_thread(process.set_aside, self.layout)
+        if found == self.replicas.gateway_aside:
+            return
+        self.replicas.gateway_aside = found
+        if found is not None:
+            log.warning("the gateway: %s", found.sentence)
+        for environment in await self._environments():
+            if environment.state in SERVING:
+                await self.replicas.observe(environment.name)
 
     async def _is_wanted(self) -> bool:
         """Whether an environment is behind the gateway, or a generation starts or drains there."""

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ...environments import run_files
+from ...environments.gateway.process import AFTER_SET_ASIDE
 from ...environments.run_files import RunFile, SetAside
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Generation, Replica, Request, RequestError
@@ -69,6 +70,9 @@ class ReplicaManager:
     responsibility: Responsibility = field(init=False, default_factory=Responsibility)
     # No table knows them.
     strays: list[RunFile | SetAside] = field(init=False, default_factory=list)
+    gateway_aside: SetAside | None = field(
+        init=False, default=None
+    )  # while its run file is unusable
     _set_aside: dict[str, SetAside] = field(init=False, default_factory=dict)  # by replica
     _watches: dict[str, ReplicaWatch] = field(init=False, default_factory=dict)  # by replica
     _retiring: set[str] = field(init=False, default_factory=set)  # launches
@@ -272,6 +276,8 @@ class ReplicaManager:
             own = [each for each in found if each.request_id == launch]
             replicas = [each.state for each in own]
             aside = [self._set_aside[each.id] for each in own if each.id in self._set_aside]
+            if environment.spec.get("gateway") and self.gateway_aside is not None:
+                aside.append(self.gateway_aside)
             state = observed_state(replicas, is_any_unwatched=bool(aside))
             # A replica that FAILED has said why itself (`_give_up`).
             unexplained = state is EnvironmentState.FAILED and ReplicaState.FAILED not in replicas
@@ -486,8 +492,10 @@ def _new_replica(run_file: RunFile) -> Replica:
 def _unwatched(name: str, aside: SetAside) -> RequestError:
     return RequestError(
         ErrorKind.WORKER_LOST,
-        f"replica {aside.replica_id}: {aside.sentence}",
-        f"openenv down {name}, then launch it again; its sessions end",
+        f"{'the' if aside.is_gateway else 'replica'} {aside.replica_id}: {aside.sentence}",
+        AFTER_SET_ASIDE
+        if aside.is_gateway
+        else f"openenv down {name}, then launch it again; its sessions end",
     )
 
 

@@ -380,24 +380,17 @@ def settled(dashboard: Dashboard, place: str, rollout: str, killed: str) -> Any:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("color_scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious(
-    open_dashboard: Open, rollout: str, killed: str, color_scheme: str, place: str
+def test_axe_finds_nothing_serious_and_nothing_is_wider_than_a_telephone(
+    dashboard: Dashboard, rollout: str, killed: str, place: str
 ) -> None:
-    dashboard = open_dashboard(color_scheme=color_scheme)
     page = settled(dashboard, place, rollout, killed)
-    assert not dashboard.serious_findings()
-    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    is_dark = max(map(int, re.findall(r"\d+", background)[:3])) < 100
-    assert is_dark == (color_scheme == "dark")
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_nothing_is_wider_than_a_telephone_nor_found_by_axe_there(
-    open_dashboard: Open, rollout: str, killed: str, place: str
-) -> None:
-    dashboard = open_dashboard(viewport=NARROW)
-    settled(dashboard, place, rollout, killed)
+    for color_scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=color_scheme)
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        is_dark = max(map(int, re.findall(r"\d+", background)[:3])) < 100
+        assert is_dark == (color_scheme == "dark")
+        assert not dashboard.serious_findings()
+    page.set_viewport_size(NARROW)
     assert not dashboard.overflow()
     assert not dashboard.serious_findings()
 
@@ -495,14 +488,15 @@ def test_a_page_outlives_its_daemon(dashboard: Dashboard, launched: str) -> None
     dashboard.errors.clear()
 
 
-@pytest.fixture
-def other_files(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def other_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder to import from: this package, whose page has one more rule in a style."""
     kept_out = shutil.ignore_patterns(".*", "*.pyc", "tests", "docs", "smoke_tests", "load_tests")
-    package = shutil.copytree(REPOSITORY, tmp_path / "openenvd", ignore=kept_out)
+    folder = tmp_path_factory.mktemp("other")
+    package = shutil.copytree(REPOSITORY, folder / "openenvd", ignore=kept_out)
     with (package / "server/dashboard/static/style.css").open("a") as style:
         style.write(".another { color: red; }\n")
-    return tmp_path
+    return folder
 
 
 @pytest.fixture
@@ -593,7 +587,10 @@ TABS = 8  # a browser has six connections to one server, for all of them
 @pytest.mark.usefixtures("browser")
 @pytest.mark.timeout(400)  # each tab is a process of the browser's, and waits for its page
 def test_eight_tabs_are_open_at_once(dashboard_machine: Machine, tmp_path: Path) -> None:
-    """Those that nobody sees hold no connection; each is up to date when it is seen."""
+    """Those that nobody sees hold no connection; each is up to date when it is seen.
+
+    The title of a hidden one reports a death.
+    """
     (tmp_path / "stuck_env.py").write_text(NEVER_READY)
     machine = dashboard_machine
     machine.ok("launch", "stuck_env:Stuck", "--name", "held", "--async", cwd=tmp_path)
@@ -608,6 +605,11 @@ def test_eight_tabs_are_open_at_once(dashboard_machine: Machine, tmp_path: Path)
         for number in range(1, TABS):
             assert tabs.open(page) == number
             tabs.until(number, "document.querySelector('.log')?.textContent.includes('starting')")
+        tabs.until(0, "document.hidden && document.title.includes(location.host)")
+        quiet = tabs.value(0, "document.title")
+        machine.run("launch", "hungry_env:Hungry", "--name", "hidden", "--memory", "100M", cwd=HERE)
+        told = f"document.title.includes('out of memory') && document.title !== {quiet!r}"
+        tabs.until(0, told, within=HIDDEN_SECONDS)
         assert tabs.value(0, "document.hidden")
         machine.ok("cancel", request["id"])
         for number in range(1, TABS):
@@ -645,26 +647,6 @@ STREAMS = """
 () => performance.getEntriesByType("resource").map(each => each.name)
   .filter(each => each.includes("/v1/dashboard/stream"))
 """
-
-
-@pytest.mark.usefixtures("browser")
-def test_the_title_of_a_hidden_tab_tells_of_a_death(
-    dashboard_machine: Machine, tmp_path: Path
-) -> None:
-    machine = dashboard_machine
-    link = machine.ok("dashboard", "--no-open").out.split()[0]
-    program = find_chromium()
-    assert program is not None
-    with tabs_of(program, tmp_path / "profile") as tabs:
-        tabs.open(link)
-        tabs.until(0, IS_LIVE)
-        tabs.open("about:blank")
-        tabs.until(0, "document.hidden && document.title.includes(location.host)")
-        quiet = tabs.value(0, "document.title")
-        machine.run("launch", "hungry_env:Hungry", "--name", "hidden", "--memory", "100M", cwd=HERE)
-        told = f"document.title.includes('out of memory') && document.title !== {quiet!r}"
-        tabs.until(0, told, within=HIDDEN_SECONDS)
-        assert tabs.value(0, "document.hidden")
 
 
 IS_LIVE = "document.body?.dataset.connection === 'connected'"

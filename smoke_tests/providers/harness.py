@@ -234,8 +234,7 @@ class Harness:
         def found() -> list[Json]:
             return [one for one in self.replica(name)["exits"] if text in one["message"]]
 
-        eventually(found, within=30)
-        assert text in self.machine.ok("status", name).out
+        eventually(lambda: found() and text in self.machine.ok("status", name).out, within=30)
         return found()[0]
 
     def tell_server(self, action: str, name: str = NAME) -> None:

@@ -117,7 +117,6 @@ class Local:
         "test_sandbox": "--sandbox is refused: what a process may do is not limited",
         "test_strays": "a shim whose files are gone ends, with its replica",
         "test_engine_hangs": NO_ENGINE,
-        "test_woken_without_its_engine": NO_ENGINE,
     }
     does_not_hold: ClassVar[Mapping[str, str]] = {}
 

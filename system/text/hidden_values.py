@@ -10,9 +10,10 @@ from typing import Any
 
 REDACTED = "***"
 _SECRET_NAME = re.compile(
-    r"token|secret|passw|passphrase|pwd|credential|private|auth|bearer|webhook|cookie|dsn|jwt"
+    r"token|secret|passw|passphrase|pwd|credential|private|auth|bearer|webhook|cookie|dsn|jwt|hmac"
+    r"|mnemonic|seed_?phrase|encrypt|kubeconfig|netrc"
     r"|conn(?:ection)?_?str(?:ing)?|(?<!by)(?<!com)pass(?:_|\d*$)"
-    r"|(?:^|_)(?:pat|sas|sig(?:nature)?)(?:_|\d*$)|keys?(?:_|\d*$)",
+    r"|(?:^|_)(?:pat|sas|sig(?:nature)?|pw|pin|otp|pem|salt|creds?|hook)(?:_|\d*$)|keys?(?:_|\d*$)",
     re.IGNORECASE,
 )
 # Names that are shown though they hold a word of the above.
@@ -43,10 +44,15 @@ _OPTION = re.compile(rf"(?P<name>--[a-z][\w-]{{0,63}})(?P<sign>\s+){_VALUE}")
 _BEARER = re.compile(r"(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 # What well-known services give as tokens, and JSON web tokens.
 _KNOWN_TOKEN = re.compile(
-    r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|npm_|pypi-)[\w-]{8,}"
+    r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|npm_|pypi-|dckr_pat_|whsec_"
+    r"|nvapi-|xai-|ya29\.|SG\.|[rs]k_(?:live|test)_)[\w.-]{8,}"
     r"|\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|(?<=://)hooks\.slack\.com/services/\S+"
     r"|(?<=://)(?:\w+\.)?discord(?:app)?\.com/api/webhooks/\S+"
+)
+# A part of a connection string.
+_PASSWORD_PART = re.compile(
+    r"\b(?:password|passwd|pwd|accountkey|sharedaccesskey)\s*=", re.IGNORECASE
 )
 _COMMON_WORDS = frozenset({"true", "false", "none", "null", "auto", "info", "debug", "warning"})
 _LEAST_CHARACTERS = 4  # of a value that is hidden wherever it stands: a shorter one is everywhere
@@ -74,7 +80,7 @@ def is_secret(name: str, value: str) -> bool:
     """Return whether a variable's value is to be hidden: for its name, or for its own form."""
     if _names_secret(name) or hide_credentials(value) != value:
         return True
-    if _KNOWN_TOKEN.search(value) or _BEARER.search(value):
+    if any(form.search(value) for form in (_KNOWN_TOKEN, _BEARER, _PASSWORD_PART)):
         return True
     return bool(_RANDOM.match(value)) and not _DIGEST_NAME.search(name)
 

@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that are given to environments."""
+"""Names that are given to environments, and sources that name nothing."""
 
 from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
 
 import click
 import pytest
 
+from openenvd.cli import exit_codes
 from openenvd.cli.launch import check_name
+from openenvd.environments.sources.resolve import check_source
+from openenvd.schema.errors import UnknownSource
 from openenvd.schema.names import suggest_name
 
 
@@ -24,3 +31,17 @@ def test_an_invalid_name_is_refused_with_one_that_is_allowed(name: str) -> None:
 @pytest.mark.parametrize("name", ["sameName", "MyEnv-2", "_private"])
 def test_names_of_upstreams_projects_and_of_docker_are_allowed(name: str) -> None:
     assert check_name(name) == name
+
+
+@pytest.mark.parametrize("source", ["ech", "/nope", "nomodule:Class"])
+@pytest.mark.parametrize("command", ["launch", "image build", "test"])
+def test_a_source_that_names_nothing_is_refused_before_a_daemon_is_started(
+    process: Callable[..., subprocess.Popen[str]], tmp_path: Path, command: str, source: str
+) -> None:
+    refused = process(*command.split(), source, OPENENV_HOME=str(tmp_path))
+    with pytest.raises(UnknownSource) as caught:
+        check_source({"source": source})
+    _, told = refused.communicate()
+    assert told == f"error: {caught.value.message}\n  {caught.value.hint}\n"
+    assert refused.returncode == exit_codes.USAGE
+    assert not (tmp_path / "daemon.log").exists()

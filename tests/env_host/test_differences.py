@@ -61,6 +61,7 @@ def test_a_function_that_changes_its_modules_or_classes_state_is_found(
         "_CACHE = {}\ndef f():\n    _CACHE['a'] = 1",
         "class E:\n    n = []\n    def f(self):\n        self.n = []\n        self.n.append(1)",
         "class E:\n    n = 0\n    def f(self):\n        self.n += 1",
+        "class O:\n    n = 0\nclass E:\n    def f(self):\n        self.n = 0",
         "def f():\n    random.seed(1)\n    os.getpid()",
     ],
 )

@@ -45,13 +45,6 @@ def test_a_class_for_one_session_serves_several_each_in_a_process(start: StartHo
     assert host.stop() == 0
 
 
-def test_without_max_sessions_a_class_for_one_session_serves_several(start: StartHost) -> None:
-    host = start("Single")
-    note = host.ready()
-    assert note["isolate"]
-    assert note["max_sessions"] > 1
-
-
 def test_a_process_ends_with_its_session(start: StartHost) -> None:
     host = start("Single", max_sessions=2)
     host.ready()

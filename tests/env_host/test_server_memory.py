@@ -79,6 +79,15 @@ def test_another_exit_leaves_a_kill_to_its_victim(
     assert killed_for_memory(kills)
 
 
+@pytest.mark.parametrize(("wait_status", "programs"), [(0, 2), (SIGKILLED, 1)])
+def test_what_the_last_exit_in_a_group_does_not_explain_was_a_program(
+    kills: KillCount, tmp_path: Path, wait_status: int, programs: int
+) -> None:
+    count_kills(tmp_path, 3)
+    kills.evidence_of(wait_status)
+    assert [kills.take_rest() for _ in range(2)] == [programs, 0]
+
+
 def looked(kills: KillCount, clock: list[float], *pids: int) -> int:
     clock[0] += POLL_INTERVAL_SECONDS
     return kills.take_others(pids)

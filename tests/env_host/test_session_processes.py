@@ -62,23 +62,32 @@ def processes(answer: Json) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in answer["data"]["observation"]["pids"]]
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
 @pytest.mark.parametrize("how", ["child", "session", "orphan", "daemon"])
 def test_what_an_isolated_session_has_started_ends_with_it(
-    start: StartHost, tmp_path: Path, how: str
+    start: StartHost, tmp_path: Path, how: str, is_killed: bool
 ) -> None:
     (tmp_path / "starters.py").write_text(STARTERS)
     host = start("starters:Starter", isolate=True, max_sessions=2)
     host.ready()
+    _, answer = host.http("POST", "/step", {"action": {"how": "daemon"}})
+    of_front = processes({"data": answer})
     with host.open() as bystander:
         bystander.ask("reset")
         left = processes(bystander.ask("step", {"how": how}))
         with host.open() as client:
-            client.ask("reset")
+            [session] = processes(client.ask("reset"))
             started = processes(client.ask("step", {"how": how}))
+            if is_killed:
+                session.kill()
+                with pytest.raises(ConnectionClosed):
+                    [client.receive() for _ in range(2)]  # the reason
         wait_until_exited(started)
         assert all(each.is_running() for each in left)
     wait_until_exited(left)
+    assert all(each.is_running() for each in of_front)
     assert host.stop() == 0
+    [each.kill() for each in of_front]
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL", "abort"])

@@ -225,17 +225,6 @@ def test_the_state_forgets_the_sessions_of_an_exited_shard_only(
     assert "last words" in seen["lines"]
 
 
-def test_the_state_is_notified_when_a_session_ends(worlds: StartHost, stack: ExitStack) -> None:
-    host = worlds("SyncWriter", shards=1, max_sessions=8)
-    host.ready()
-    stays = stack.enter_context(host.open())
-    with host.open() as leaves:
-        leaves.ask("reset", {})
-        assert seen_of(stays.ask("reset", {}))["readers"] == 2
-    while seen_of(stays.ask("step", {"line": "x"}))["readers"] > 1:
-        pass
-
-
 def test_the_host_fails_when_the_state_cannot_be_created(worlds: StartHost) -> None:
     host = worlds("Broken")
     failed = note_with(host, "failed")

@@ -187,6 +187,15 @@ def test_upstreams_check_for_concurrency_does_not_fail_a_project(
     assert host.ready()["max_sessions"] == 1
 
 
+def test_a_program_that_starts_its_server_when_it_is_imported_is_served(
+    start: StartHost, upstream: Path
+) -> None:
+    """As `python app.py` runs it, without asking for `__name__`."""
+    text = APP.format(name="Counter") + "\nimport uvicorn\nuvicorn.run(app, port=8000)\n"
+    (upstream / "app.py").write_text(text)
+    start(None, app_candidates=("app:app",)).ready()
+
+
 def test_the_second_form_of_import_is_tried(start: StartHost, upstream: Path) -> None:
     (upstream / "app.py").write_text(APP.format(name="Counter"))
     start(None, app_candidates=("package.app:app", "app:app")).ready()

@@ -10,6 +10,7 @@ import pytest
 from openenvd.environments.sources.app_place import App, choose_app
 
 APP = "app = object()\n"
+RUN = "import uvicorn\nuvicorn.run(app)\n"
 PLACES = ["server/app.py", "app.py", "main.py", "app/main.py"]
 COMMANDS = {
     "exec": 'CMD ["uvicorn", "{reference}"]',
@@ -156,4 +157,67 @@ def test_a_package_is_imported_rather_than_the_module_beside_it(tmp_path: Path) 
 @pytest.mark.parametrize("text", ["", "def app(): ...\n", "class App: ...\n"])
 def test_a_folder_without_an_app_has_none(tmp_path: Path, text: str) -> None:
     put(tmp_path, "main.py", text)
+    assert choose(tmp_path) is None
+
+
+BUILD = "def build():\n    pass\n"
+ELSEWHERE: dict[str, tuple[dict[str, str], str | None]] = {
+    "a keyword": (
+        {"run.py": "import uvicorn\nuvicorn.run(app='web.api:app')\n"},
+        "CMD python run.py",
+    ),
+    "a configuration": (
+        {"run.py": "import uvicorn\nuvicorn.Server(uvicorn.Config('web.api:app')).run()\n"},
+        "CMD python run.py",
+    ),
+    "a package": ({"pkg/__main__.py": "from web.api import app\n" + RUN}, "CMD python -m pkg"),
+    "a package's own": (
+        {"web/__main__.py": "from .api import app\n" + RUN, "web/__init__.py": ""},
+        "CMD python -m web",
+    ),
+    "a variable": ({}, 'ENV PORT=80 APP="web.api:app"\nCMD uvicorn ${APP} --port $PORT'),
+    "an argument": ({}, "ARG APP web.api:app\nCMD uvicorn $APP"),
+    "a script's variable": (
+        {"start.sh": 'export APP="${APP:-web.api:app}"\nexec uvicorn $APP\n'},
+        "CMD bash start.sh",
+    ),
+    "a script": ({"run": "#!/usr/bin/env bash\nuvicorn web.api:app\n"}, 'ENTRYPOINT ["/app/run"]'),
+    "a command": ({}, None),
+    "no command": ({"openenv.yaml": "name: x\n"}, None),
+}
+
+
+@pytest.mark.parametrize("kind", ELSEWHERE)
+def test_an_app_is_found_as_its_author_starts_it(tmp_path: Path, kind: str) -> None:
+    files, commands = ELSEWHERE[kind]
+    reference = put(tmp_path, "web/api.py")
+    for path, text in files.items():
+        put(tmp_path, path, text)
+    if commands is not None:
+        (tmp_path / "Dockerfile").write_text(f"FROM x\n{commands}\n")
+    scripts = {"server": "web.api:main"} if kind == "a command" else {}
+    found = choose_app(tmp_path, None, "", scripts)
+    assert found is not None
+    assert found.reference == reference
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        (f"import uvicorn\n{BUILD}uvicorn.run(build())\n", "run:build()"),
+        ("import uvicorn\nuvicorn.run('web:build', factory=True)\n", "web:build()"),
+    ],
+)
+def test_a_function_that_makes_the_app_is_called(tmp_path: Path, text: str, reference: str) -> None:
+    put(tmp_path, "web.py", BUILD)
+    put(tmp_path, "run.py", text)
+    (tmp_path / "Dockerfile").write_text("FROM x\nCMD python run.py\n")
+    found = choose(tmp_path)
+    assert found is not None
+    assert found.reference == reference
+
+
+def test_of_several_apps_in_unusual_places_none_is_taken(tmp_path: Path) -> None:
+    for path in ("web/api.py", "other.py", "openenv.yaml"):
+        put(tmp_path, path)
     assert choose(tmp_path) is None

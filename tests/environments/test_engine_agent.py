@@ -95,7 +95,6 @@ SLOW_TO_COUNT = (
     )
     .replace("class Handler", "asked = []\nclass Handler")
 )
-ECHO = "openenvd.env_host.bundled.echo.environment:EchoEnvironment"
 FAILING = """
 import pathlib
 from openenvd.env_host.bundled.echo.environment import EchoEnvironment

@@ -82,17 +82,18 @@ def test_a_module_is_launched_by_a_class_of_it(tmp_path: Path, source: str) -> N
 def test_a_class_is_accepted_as_soon_as_its_module_is_beside_the_user(
     tmp_path: Path, path: str
 ) -> None:
+    of_class = {"source": "mine:Env", "cwd": str(tmp_path)}
     with pytest.raises(UnknownSource, match=f"there is no module mine in {tmp_path}"):
-        check_source("mine:Env", tmp_path, has_more=False)
-    check_source("mine:Env", tmp_path, has_more=True)  # of a package of `--with`
+        check_source(of_class)
+    check_source({**of_class, "with_packages": ["mine"]})
     (tmp_path / path).parent.mkdir(exist_ok=True)
     (tmp_path / path).touch()
-    check_source("mine:Env", tmp_path, has_more=False)
+    check_source(of_class)
 
 
 @pytest.mark.parametrize("module", ["json", "sys", "pytest", "openenvd.env_host", "__main__"])
 def test_a_class_may_be_of_an_installed_module(tmp_path: Path, module: str) -> None:
-    check_source(f"{module}:Env", tmp_path, has_more=False)
+    check_source({"source": f"{module}:Env", "cwd": str(tmp_path)})
 
 
 @pytest.mark.parametrize("source", ["https://hub.example/x", "git+ssh://x/y"])

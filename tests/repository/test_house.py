@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_087,
-    "code lines": 47_239,
+    "shipped lines": 74_377,
+    "code lines": 47_449,
     "modules": 474,
-    "test lines": 76_730,
-    "words of pages": 52_182,
+    "test lines": 75_675,
+    "words of pages": 52_181,
     "words of decisions": 10_957,
     "folders at the root": 22,
-    "large classes": 10,
+    "large classes": 11,
     "crowded folders": 9,
-    "dialect words": 640,
+    "dialect words": 644,
     "private names": 323,
 }
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections.write_connection import WriteConnection
-from openenvd.requests_db.records import Environment, NewRequest, Outcome, Request
+from openenvd.requests_db.records import Environment, NewRequest, Request
 from openenvd.requests_db.results import (
     BeingUpdated,
     Cancellation,
@@ -101,31 +101,6 @@ async def test_many_at_once_with_one_key_write_one_request(store: AsyncStore) ->
     assert len({r.request.id for r in results if isinstance(r, Submitted | Duplicate)}) == 1
 
 
-async def test_a_launch_takes_the_name_for_its_request(
-    store: AsyncStore, make_environment: Callable[..., Environment]
-) -> None:
-    result = await store.write(
-        submitting.submit, LAUNCH, environment=make_environment("trial"), now=100.5
-    )
-    assert isinstance(result, Submitted)
-    environment = await store.read(queries.environment("trial"))
-    assert environment is not None
-    assert environment.request_id == result.request.id
-    assert [event.kind for event in result.events] == ["request.state", "environment.state"]
-
-
-async def test_a_live_environment_keeps_its_name(
-    store: AsyncStore, make_environment: Callable[..., Environment]
-) -> None:
-    await store.write(submitting.submit, LAUNCH, environment=make_environment("trial"), now=100.5)
-    result = await store.write(
-        submitting.submit, LAUNCH, environment=make_environment("trial"), now=200.5
-    )
-    assert isinstance(result, NameTaken)
-    assert result.environment == await store.read(queries.environment("trial"))
-    assert len(await store.read(queries.list_requests())) == 1
-
-
 async def test_many_launches_at_once_under_one_name_yield_one(
     store: AsyncStore, make_environment: Callable[..., Environment]
 ) -> None:
@@ -195,17 +170,6 @@ async def test_a_cancelled_pending_request_is_final_at_once(
     assert [event.data for event in result.events] == [{"state": "CANCELLED"}]
 
 
-async def test_cancelling_a_running_request_leaves_it_running_and_marked(
-    store: AsyncStore, make_request: Callable[..., Request]
-) -> None:
-    request = make_request(RequestState.RUNNING)
-    result = await store.write(submitting.cancel, request.id, 400.5)
-    assert result is not None
-    assert result.before is RequestState.RUNNING
-    assert result.request.state is RequestState.RUNNING
-    assert await store.read(queries.get(request.id)) == result.request
-
-
 async def test_cancelling_twice_keeps_the_first_time(
     store: AsyncStore, make_request: Callable[..., Request]
 ) -> None:
@@ -232,19 +196,6 @@ async def test_cancelling_an_ended_request_changes_nothing(
 
 async def test_cancelling_an_unknown_request_is_not_found(store: AsyncStore) -> None:
     assert await store.write(submitting.cancel, "0" * 16, 400.5) is None
-
-
-async def test_a_request_that_succeeds_before_it_can_be_cancelled_has_succeeded(
-    store: AsyncStore, dispatch: WriteConnection, make_request: Callable[..., Request]
-) -> None:
-    request = make_request(RequestState.RUNNING)
-    await store.write(submitting.cancel, request.id, 400.5)
-    dispatch.write(
-        dispatching.record, outcomes=[Outcome(request.id, RequestState.SUCCEEDED, 500.5, result=1)]
-    )
-    found = await store.read(queries.get(request.id))
-    assert isinstance(found, Request)
-    assert (found.state, found.result) == (RequestState.SUCCEEDED, 1)
 
 
 async def test_a_down_marks_its_environment_and_cancels_its_launch_in_the_same_transaction(

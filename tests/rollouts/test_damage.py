@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,20 @@ def spoil(path: Path, what: str, how: str) -> set[str]:
     if what == "pack":
         return {"cut": {"000001", "000002"}, "changed": {"000001"}}.get(how, set(SMALL))
     return {"000003"}
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("path", [EPISODE, PACK])
+async def test_what_is_no_file_is_set_aside_unread(
+    tmp_path: Path, path: str, make: Callable[[Path], object]
+) -> None:
+    await (await filled(tmp_path)).close()
+    (tmp_path / path).unlink()
+    make(tmp_path / path)
+    writer = await RolloutWriter.open(tmp_path)
+    _, [words] = await writer.check()
+    await writer.close()
+    assert words.startswith(f"{path} was cut or changed; it is damaged/")
 
 
 @pytest.mark.parametrize("how", ["cut", "removed", "changed"])
@@ -173,10 +188,18 @@ async def test_a_rollout_that_continues_names_what_was_damaged(
     assert len({row["episode_id"] for row in rows(config.folder)}) == 8
 
 
-async def test_a_damaged_record_is_set_aside(serve: Serve, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", ["", "{", "[]", '{"seed": 1}', None])
+async def test_a_damaged_record_is_set_aside(
+    serve: Serve, tmp_path: Path, kept: str | None
+) -> None:
     config = order_of(address_of(serve()), tmp_path, episodes=2)
     await run(config, tmp_path)
-    cut(config.folder / RECORD, 10)
+    record = config.folder / RECORD
+    if kept is None:
+        record.unlink()
+        record.mkdir()
+    else:
+        record.write_text(kept)
     result = await run(config, tmp_path)
     assert (result["earlier"], len(result["damaged"])) == (2, 1)
     assert "rollout.json was cut or changed" in result["damaged"][0]

@@ -453,20 +453,6 @@ def test_an_environment_is_seen_to_come_and_to_go(browser: Browser, client: Daem
             raise AssertionError("the environment was not dropped")
 
 
-def test_what_runs_is_launched_again_with_more_memory_as_an_update(
-    browser: Browser, client: DaemonClient
-) -> None:
-    launch = wait(client, client.submit("launch", {"source": "echo", "name": "more"})["id"])
-    path = f"/v1/requests/{launch['id']}/retry"
-    status, _, answer = browser.call("POST", path, {"memory_mb": 300})
-    assert status == 202, answer
-    updated = wait(client, json.loads(answer)["request_id"])
-    assert updated["state"] == "SUCCEEDED", updated["error"]
-    environment = client.environment("more")
-    assert (environment["state"], environment["generation"]) == ("READY", 2)
-    wait(client, client.submit("down", {"name": "more"})["id"])
-
-
 def test_a_launch_that_runs_again_with_more_memory_keeps_all_else(client: DaemonClient) -> None:
     told = {"source": "echo", "name": "hog", "memory_mb": 300, "session_memory_mb": 100}
     more = {"max_sessions": 7, "env": {"FOO": "bar"}, "token": "auto", "cwd": "/tmp"}

@@ -209,23 +209,6 @@ def test_a_small_request_passes_one_that_does_not_fit(bench: Bench) -> None:
     assert big not in bench.submitted()
 
 
-def test_a_launch_whose_replica_was_killed_for_memory_runs_again_with_more(bench: Bench) -> None:
-    request_id = bench.submit(payload={"source": "echo", "memory_mb": 256}, retry_oom=True)
-    bench.executor.free_mb = 1024
-    bench.dispatcher.start()
-    bench.eventually(lambda: bench.submitted() == [request_id])
-    told = "replica 0 of trial was killed by the kernel before it was ready; its last lines: …"
-    error = TaskError("ReplicaFailed", told, kind="oom_killed", evidence=KILLED.to_json())
-    bench.end(Raised(request_id, error, 20 * MB, time.time()))
-    bench.eventually(lambda: bench.submitted() == [request_id])
-    assert bench.read(request_id).memory_bytes == 512 * MB
-    [again] = bench.executor.tasks
-    assert (again.memory_bytes, again.payload["memory_mb"]) == (512 * MB, 512)
-    log = bench.paths.request_log(request_id).read_text()
-    assert "before it was ready; it runs again with 512 MB (attempt 2 of 3)" in log
-    assert bench.dispatcher.recorder.retries == {"launch": 1}
-
-
 def test_without_retry_oom_a_replica_killed_for_memory_fails_its_launch_with_the_evidence(
     bench: Bench,
 ) -> None:

@@ -21,8 +21,9 @@ from sqlalchemy import Connection
 
 from openenvd.environments import restart_policy, run_files, scaling, strays
 from openenvd.environments.gateway import process
+from openenvd.environments.gateway.configuration import GatewayOptions
 from openenvd.environments.gateway.process import config_folder
-from openenvd.environments.shim.client import read_status_file
+from openenvd.environments.shim.client import ShimClient, ShimGone, read_status_file
 from openenvd.environments.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections.write_connection import WriteConnection
@@ -39,7 +40,7 @@ from openenvd.requests_db.records import (
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, generations, observing, submitting
-from openenvd.schema.errors import EngineFailed
+from openenvd.schema.errors import EngineFailed, GatewayFailed
 from openenvd.schema.layout import Layout
 from openenvd.schema.settings import Paths
 from openenvd.schema.states import (
@@ -355,20 +356,6 @@ async def test_a_replica_that_dies_is_started_again(world: World) -> None:
     assert replica.exit["signal"] == "SIGKILL"
 
 
-async def test_a_replica_that_dies_before_its_launch_was_heard_to_succeed_is_started_again(
-    world: World,
-) -> None:
-    await world.reconcile()
-    launch = await world.launch()
-    server = await world.started(launch)
-    await world.replica_becomes(ReplicaState.READY)
-    os.kill(pid_of(server), signal.SIGKILL)
-    await asyncio.to_thread(server.wait_state, "exited")
-    await world.succeeds(launch)
-    await world.replica_becomes(ReplicaState.READY, restarts=1)
-    await world.becomes(S.READY)
-
-
 async def test_a_replica_is_not_started_again_while_its_launch_is_responsible(
     world: World, impatient: None
 ) -> None:
@@ -537,6 +524,38 @@ async def test_a_down_that_cannot_end_what_was_set_aside_says_so_until_somebody_
     await world.becomes(S.STOPPED)
 
 
+@pytest.mark.parametrize("kind", ["cut", "a field is gone", "a newer version"])
+async def test_a_gateway_whose_run_file_cannot_be_used_is_named_and_kept_until_nothing_wants_it(
+    world: World, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    layout, anywhere = Layout(world.paths.home), GatewayOptions("127.0.0.1", 0)
+    gateway = await asyncio.to_thread(process.ensure_running, layout, anywhere)
+    path = gateway.run_file.run_dir / RUN_FILE_NAME
+    path.write_bytes(UNUSABLE[kind](json.loads(path.read_bytes())))
+    launch = await world.launch(gateway=True)
+    reconciler = await world.reconcile()
+    await world.started(launch)
+    await world.replica_becomes(ReplicaState.READY)
+    await world.succeeds(launch)
+    environment = await world.becomes(S.DEGRADED)
+    shown = await reconciler.gateway.status()
+    with pytest.raises(GatewayFailed) as refused:
+        await asyncio.to_thread(process.ensure_running, layout, anywhere)
+    assert environment.error is not None
+    said = (environment.error.message, shown["gateway"]["problem"], refused.value.message)
+    assert all(f"its run file {path} " in text for text in (*said, caplog.text))
+    with ShimClient.connect(gateway.run_file.socket_path) as link:
+        assert link.status["state"] == "ready"
+    down = await world.down()
+    await asyncio.to_thread(run_down, world)
+    await world.ends(down, RequestState.SUCCEEDED)
+    await world.becomes(S.STOPPED)
+    while path.exists():
+        await asyncio.sleep(0.05)
+    with pytest.raises(ShimGone):
+        ShimClient.connect(gateway.run_file.socket_path)
+
+
 async def test_what_was_set_aside_and_no_table_knows_is_a_stray_that_can_be_stopped(
     world: World,
 ) -> None:
@@ -578,29 +597,6 @@ def run_down(world: World) -> list[str]:
     context = OperationContext("1" * 16, world.paths.home, lambda _: None)
     stopped: list[str] = Down.run(payload, context)["stopped"]
     return stopped
-
-
-async def test_a_shim_killed_during_its_launch_is_not_polled(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    looks = 0
-
-    def counted(run_dir: Path) -> Any:
-        nonlocal looks
-        looks += 1
-        return read_status_file(run_dir)
-
-    monkeypatch.setattr(replica_watch, "read_status_file", counted)
-    await world.reconcile()
-    launch = await world.launch()
-    server = await world.started(launch)
-    await world.replica_becomes(ReplicaState.READY)
-    os.kill(shim_pid(server), signal.SIGKILL)
-    await asyncio.to_thread(server.wait_for_end)
-    await asyncio.sleep(0.2)  # time enough for a hundred looks
-    assert looks <= 1
-    await world.fails(launch, "a shim died")
-    await world.becomes(S.FAILED)
 
 
 async def test_replicas_stopped_from_outside_fail_their_environment_with_a_reason(
@@ -720,18 +716,6 @@ async def test_an_environment_that_is_slow_to_stop_does_not_delay_another(world:
 
 
 # Other daemons, other days.
-
-
-async def test_the_next_daemon_adopts_running_replicas(world: World) -> None:
-    first = await world.reconcile()
-    [server] = await world.serving()
-    pid = pid_of(server)
-    await first.stop()
-    second = await world.reconcile()
-    async with asyncio.timeout(WAIT_SECONDS):
-        while not second.replicas.live.get(server.run_file["replica_id"]):
-            await asyncio.sleep(0.01)
-    assert ((await world.environment()).state, (await world.replica()).pid) == (S.READY, pid)
 
 
 async def test_after_a_reboot_replicas_are_started_from_their_run_files(world: World) -> None:

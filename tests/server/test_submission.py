@@ -109,33 +109,6 @@ async def test_a_queue_full_of_launches_still_takes_a_down(
     assert await state_of(store, "echo") is EnvironmentState.STOPPING
 
 
-async def test_a_full_queue_refuses_and_changes_nothing(
-    submitter: Submitter, store: AsyncStore
-) -> None:
-    for name in ("echo", "second", "third"):
-        await submit(submitter, "launch", source="echo", name=name)
-    for _ in range(3):
-        await submit(submitter, "check")
-    with pytest.raises(QueueFull):
-        await submit(submitter, "launch", source="echo", name="other")
-    with pytest.raises(QueueFull):
-        await submit(submitter, "down", name="echo")
-    assert await store.read(queries.environment("other")) is None
-    assert await state_of(store, "echo") is EnvironmentState.PENDING
-
-
-async def test_a_down_marks_its_environment_and_calls_off_a_waiting_launch(
-    submitter: Submitter, store: AsyncStore, bus: EventBus
-) -> None:
-    launch = await submit(submitter, "launch", source="echo")
-    with bus.subscribe() as subscription:
-        await submit(submitter, "down", name="echo")
-    assert await state_of(store, "echo") is EnvironmentState.STOPPING
-    assert (await submitter.find(launch.id)).state is RequestState.CANCELLED
-    told = [(event.kind, event.data["state"]) for event in subscription.take()]
-    assert ("environment.state", "STOPPING") in told
-
-
 async def test_a_down_ends_a_launch_that_runs(
     submitter: Submitter, dispatch: WriteConnection, dispatcher: FakeDispatcher
 ) -> None:

@@ -76,11 +76,14 @@ RANDOM = "q7Zk2Lw9Xc4Vb8Nm3Ht6Rj1Pf5"
         *((name, "plain") for name in [
             "BEARER", "OPENAIKEY", "MYAPIKEY", "AZURE_SAS", "SLACK_WEBHOOK", "KEY2", "sas",
             "AWS_ACCESS_KEY_ID", "HF_TOKEN", "SIGNATURE", "DB_PASS", "AUTH", "API_KEY", "KEYS",
+            "OTP", "CREDS", "PIN", "SEED_PHRASE", "MNEMONIC", "MY_PW", "HMAC", "NETRC",
         ]),
         *(("SETTING", value) for value in [
             RANDOM, "0123456789abcdef0123456789abcdef", "sk-abcdefgh1234", "Bearer abcdefghijkl",
             "eyJhbGciOiJIUzI1.eyJz.abc", "-----BEGIN RSA PRIVATE KEY-----\nMII", "https://u:p@h/x",
             "https://hooks.slack.com/services/T0/B0/x", "https://discord.com/api/webhooks/1/x",
+            "A=h;Password=p;", "SG.abcdefgh.ijklmnop", "ya29.abcdefgh", "dckr_pat_abcdefgh",
+            "rk_live_abcdefgh", "whsec_abcdefgh", "nvapi-abcdefgh", "xai-abcdefgh",
             "https://a.blob.core.windows.net/c?sv=1&sig=abc%3D",
         ]),
     ],
@@ -97,7 +100,7 @@ def test_a_variable_is_hidden_for_its_name_or_for_the_form_of_its_value(
         *((name, "plain") for name in [
             "MAX_TOKENS", "max_new_tokens", "TOKENIZERS_PARALLELISM", "TOKENIZER", "SSH_AUTH_SOCK",
             "GIT_AUTHOR_NAME", "PUBLIC_KEY", "SORT_KEY", "MONKEY", "KEYBOARD", "BYPASS", "COMPASS",
-            "SASH", "PATH", "SIGNAL", "DESIGN",
+            "SASH", "PATH", "SIGNAL", "DESIGN", "PINNED", "HOOKS", "SPIN",
         ]),
         ("GIT_SHA", "0123456789abcdef0123456789abcdef01234567"),
         ("IMAGE", "sha256:" + "0a" * 32),

@@ -351,16 +351,6 @@ def test_server_that_ignores_sigterm_is_killed_after_the_grace(replica: Make) ->
     assert (reason.kind, reason.signal_name) == (ExitKind.STOPPED, "SIGKILL")
 
 
-def test_second_stop_can_only_shorten_the_grace(replica: Make) -> None:
-    one = replica().ready()
-    one.tell("ignore_sigterm")
-    one.wait(lambda s: s["sessions"] == 99)
-    one.link.send("stop", grace_seconds=3600.0)
-    one.wait_state("stopping")
-    one.link.send("stop", grace_seconds=0.0)
-    one.wait_state("stopped")
-
-
 def test_stop_of_an_exited_server_stops_the_shim(replica: Make) -> None:
     one = replica().ready()
     one.tell("exit 1")
@@ -399,14 +389,6 @@ def test_a_server_whose_sessions_do_not_end_in_time_is_stopped(replica: Make) ->
     one.link.send("drain", timeout_seconds=7200.0)
     one.link.send("drain", timeout_seconds=0.0)
     assert _exit_of(one.wait_state("stopped")).signal_name == "SIGTERM"
-
-
-def test_a_stop_ends_a_drain(replica: Make) -> None:
-    one = replica().ready()
-    one.link.send("drain", timeout_seconds=3600.0)
-    one.wait_state("draining")
-    one.link.send("stop", grace_seconds=3600.0)
-    assert _exit_of(one.wait_state("stopped")).kind is ExitKind.STOPPED
 
 
 def test_a_server_that_is_not_ready_is_stopped_instead_of_drained(replica: Make) -> None:

@@ -32,6 +32,10 @@ function counts(reasons) {
   return ordered.map(([reason, count]) => `${count} ${words(reason)}`).join(", ");
 }
 
+function truncated(report) {
+  return report.truncated ? `${short(report.truncated)} truncated: ${short(report.truncated_mean_reward)}` : "";
+}
+
 function there(rollout) {
   return rollout.report.there ?? rollout.report.episodes ?? 0;
 }
@@ -65,7 +69,7 @@ function makeRow(rollout) {
     badge.update(now.state);
     text(took, now.started_at && now.finished_at ? duration(now.finished_at - now.started_at) : "–");
     text(episodes, `${short(there(now))} of ${short(now.episodes)}`);
-    text(reward, short(now.report.mean_reward ?? now.report.truncated_mean_reward));
+    text(reward, now.report.mean_reward == null ? truncated(now.report) || "–" : short(now.report.mean_reward));
     text(failed, short(now.report.failed ?? 0));
   };
   return row;
@@ -189,8 +193,9 @@ function makeHead(app) {
     text(what, `Policy ${rollout.policy}, into ${rollout.out}`);
     link.href = `#/request/${rollout.id}`;
     stop.hidden = isFinal(rollout.state);
-    text(error, rollout.error ? [rollout.error.message, rollout.error.hint].filter(Boolean).join("; ") : "");
-    error.hidden = !rollout.error;
+    const problems = [rollout.error?.message, rollout.error?.hint, ...(rollout.report.damaged || [])];
+    text(error, problems.filter(Boolean).join("; "));
+    error.hidden = !error.textContent;
   };
   return element;
 }
@@ -199,7 +204,6 @@ function tilesOf(rollout, marks) {
   const { report } = rollout;
   const rate = isFinal(rollout.state) ? average(report) : rates(marks).at(-1)?.[1];
   const failed = counts(report.failures);
-  const truncated = report.truncated ? `${short(report.truncated_mean_reward)} of ${short(report.truncated)} truncated` : "";
   const odd = counts(report.odd_rewards);
   const tile = (name, value, more) =>
     h("div", {}, h("dt", {}, name), h("dd", {}, value, more ? h("small", {}, ` ${more}`) : ""));
@@ -207,7 +211,7 @@ function tilesOf(rollout, marks) {
     tile("Episodes", short(there(rollout)), `of ${short(rollout.episodes)}`),
     tile("Steps", short(report.steps ?? 0)),
     tile("Steps a second", short(rate)),
-    tile("Mean reward", short(report.mean_reward), truncated),
+    tile("Mean reward", short(report.mean_reward), truncated(report)),
     ...(odd ? [tile("Rewards that are no numbers", odd)] : []),
     tile("Failed", short(report.failed ?? 0), failed),
     tile("Loop lag p99", short(milliseconds(report.lag_p99_seconds ?? null)), "ms"),
