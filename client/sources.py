@@ -75,7 +75,7 @@ def check_source(payload: Mapping[str, Any]) -> None:
     Raises:
         ApiRefused: The source of the payload names nothing that can be launched.
     """
-    from ..environments.errors import EnvironmentsError  # not where a daemon runs
+    from ..schema.errors import EnvironmentsError  # not where a daemon runs
     from ..environments.sources import resolve
 
     try:

@@ -176,7 +176,7 @@ class RayReplica:
     def _run_file(self) -> Json:
         plan, folder, argv = self._plan, Path(self._plan["folder"]), self._plan["command"]
         if self._told["runtime_env"]:  # by that one's Python
-            program = Path(_shim_file).parents[1] / "env_host" / "__main__.py"
+            program = Path(_shim_file).parents[2] / "env_host" / "__main__.py"
             argv = [sys.executable, "-P", str(program)]
         gpus = {name: os.environ[name] for name in _GPU_VARIABLES if name in os.environ}
         options = server_options(plan, self._report["host"], self._folder, owns_cgroup=False)

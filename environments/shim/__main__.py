@@ -10,7 +10,7 @@ import sys
 import types
 
 package = types.ModuleType("openenvd")
-package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]  # noqa: PTH100, PTH120
+package.__path__ = [os.path.abspath(f"{__file__}/../../..")]  # noqa: PTH100
 sys.modules["openenvd"] = package
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ IDLE_SECONDS = 15.0
 REPLY_SECONDS = 60.0
 STOP_SECONDS = 5.0  # it may still be importing
 _ATTEMPTS = 2  # one may be exiting while we connect
-_PACKAGE = Path(__file__).resolve().parent.parent
+_PACKAGE = Path(__file__).resolve().parents[2]
 _READ_AT_START = ("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
 # The shell starts the program in the background and is gone: the starter may be a short-lived
 # worker, or have threads.
