@@ -75,8 +75,8 @@ def check_source(payload: Mapping[str, Any]) -> None:
     Raises:
         ApiRefused: The source of the payload names nothing that can be launched.
     """
-    from ..schema.errors import EnvironmentsError  # not where a daemon runs
     from ..environments.sources import resolve
+    from ..schema.errors import EnvironmentsError  # not where a daemon runs
 
     try:
         resolve.check_source(payload)

@@ -27,7 +27,7 @@ def import_here(module: str, folder: str | None) -> types.ModuleType:
         RuntimeError: There is no openenvd here.
     """
     name = "openenvd"
-    if folder is not None and (Path(folder) / "shim" / "__main__.py").exists():
+    if folder is not None and (Path(folder) / "environments" / "shim" / "__main__.py").exists():
         package = types.ModuleType(name)
         package.__path__ = [folder]
         sys.modules[name] = package
