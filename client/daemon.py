@@ -80,7 +80,7 @@ def connect(
         settings: for a daemon that has to be started; names and values of `Settings`.
         on_start: called with the daemon's ready line when a daemon had to be started; `replaced`
             in it says why another one was ended, or is missing.
-        before_start: called before a daemon is started; when it raises, none is.
+        before_start: called before a daemon is started; if it raises, no daemon is started.
 
     Raises:
         DaemonUnreachable: with the reason and what to do.

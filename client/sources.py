@@ -3,8 +3,8 @@
 
 The daemon does not share our working directory: a folder is sent as an absolute path,
 `module:Class` with the folder it is to be found from. Whether a source can be served at all is
-decided where it is prepared; here the kinds are distinguished, and before a daemon is started for a
-launch, what names nothing is refused as the daemon refuses it.
+decided where it is prepared. This module distinguishes the kinds of sources, and refuses a source
+that names nothing before a daemon is started for it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) ->
 
 
 def check_source(payload: Mapping[str, Any]) -> None:
-    """Refuse what names nothing, as the daemon does: before one is started for it.
+    """Check a source as the daemon checks it, before a daemon is started for the request.
 
     Raises:
         ApiRefused: The source of the payload names nothing that can be launched.

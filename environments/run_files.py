@@ -160,7 +160,7 @@ class RunFile:
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A replica whose run file cannot be used; or the gateway (`gateway/process.py`)."""
+    """A replica, or the gateway, whose run file cannot be used."""
 
     run_dir: Path
     environment: str

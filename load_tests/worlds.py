@@ -18,8 +18,8 @@ many steps that has had. So each answer, and `openenv status` after each death, 
                                          hand; or none for memory after a step that took too much,
                                          or its client was not told
 
-All have to be none. Exit code 1: one was there. What was found is in the file after each round, and
-a later call with the same file goes on with what is missing of the kills. A kill is of one process.
+Each count has to be zero; otherwise the exit code is 1. After each round the results are written to
+the JSON file, and a later call with the same file continues until `--kills` processes were killed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Clients:
         self.wrong = list(wrong)
 
     def kills(self) -> int:
-        """Processes that were killed, in this run and those that it continues."""
+        """Return how many processes this run and the runs that it continues have killed."""
         return sum(count for what, count in self.seen.items() if what.startswith(KILLED))
 
     async def one(self, name: str, chance: random.Random) -> None:
@@ -187,7 +187,8 @@ def kill_daemon(home: Home, _: random.Random) -> tuple[()]:
 
 def kill_gateway(home: Home, _: random.Random) -> tuple[()]:
     """Envoy, with all sessions that go through it."""
-    os.kill(home.openenv("gateway", "status")["gateway"]["pid"], signal.SIGKILL)
+    gateway = home.openenv("gateway", "status")["gateway"] or {}
+    os.kill(gateway["pid"], signal.SIGKILL)  # KeyError: no gateway runs, or its pid is not known
     return ()
 
 
@@ -224,7 +225,7 @@ class Campaign:
         self.clients = Clients({name: self._url(name) for name in ENVIRONMENTS}, **earlier)
 
     async def run(self, kills: int, sessions: int, keep: Callable[[Clients], None]) -> None:
-        """Kill until so many processes were, and return once all is served again."""
+        """Kill `kills` processes; return when all environments are ready again."""
         async with asyncio.TaskGroup() as group:
             seeds = (self._chance.random() for _ in range(sessions))
             tasks = [
@@ -254,13 +255,14 @@ class Campaign:
         try:
             before = await asyncio.to_thread(exits, self._home)
             killed = await asyncio.to_thread(lambda: list(kill(self._home, self._chance)))
-            await self._check_causes(kill.__name__, before, killed)
-            if not killed:  # who counts the exits may have been killed: counts begin again
-                await self._until_ready(*ENVIRONMENTS)
-            self.clients.seen[f"{KILLED}{kill.__name__}"] += len(killed) or 1
-        # What was to be killed has ended, is not there or not known yet, or no daemon answers.
-        except (psutil.Error, SystemExit, LookupError, TypeError, ProcessLookupError) as exc:
+        # The process has ended, is not there or not known yet, or no daemon answers.
+        except (psutil.Error, SystemExit, LookupError, ProcessLookupError) as exc:
             print(f"{kill.__name__}: {exc!r}", file=sys.stderr)
+            return
+        self.clients.seen[f"{KILLED}{kill.__name__}"] += len(killed) or 1
+        await self._check_causes(kill.__name__, before, killed)
+        if not killed:  # the process that counts exits may have been killed: counts start again
+            await self._until_ready(*ENVIRONMENTS)
         await asyncio.sleep(self._chance.random() * PAUSE_SECONDS)
 
     async def _check_causes(
@@ -273,7 +275,9 @@ class Campaign:
             await asyncio.sleep(AGAIN_SECONDS)
             now = await asyncio.to_thread(exits, self._home)
             silent -= {
-                one for one in silent if one in now and now[one].total() > before[one].total()
+                one
+                for one in silent
+                if one in now and now[one].total() > before.get(one, Counter()).total()
             }
         now = await asyncio.to_thread(exits, self._home)
         self.clients.seen["deaths that were explained"] += len(killed) - len(silent)

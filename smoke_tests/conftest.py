@@ -42,8 +42,8 @@ from .upstream_python import UpstreamPython
 _UNCLOSED = (
     "ignore:Exception ignored in. <socket.socket .*family=1:pytest.PytestUnraisableExceptionWarning"
 )
-# Virtual environments and clients, whose tests run in one process (`loadgroup`). Each process has
-# daemons and engines of its own: their tests would wait for one another for longer than they start.
+# Fixtures whose tests run in one process (`loadgroup`), because they install packages. Daemons and
+# engines are not among them: starting one in each process takes less time than tests in a row.
 _MADE_ONCE = ("both", "python", "clients")
 
 
@@ -161,7 +161,7 @@ class Machine:
         return process
 
     def status(self, target: str | None = None) -> Any:
-        """What `openenv status --json` has, without a process for each look at a running daemon."""
+        """Return what `openenv status --json` prints; a running daemon is asked in this process."""
         with contextlib.suppress(DaemonUnreachable):
             if (client := daemon.find(Paths(self.home))) is not None:
                 return read_status(client, target)
@@ -346,7 +346,7 @@ def install(folder: Path, *requirements: str) -> None:
 
 @pytest.fixture(scope="session")
 def generated_project(upstream: Path) -> Path:
-    """A project as upstream's own `openenv init` makes it, which takes eight seconds; kept."""
+    """Return a project that upstream's `openenv init` generated, from the cache if it is there."""
     with smoke_cache() as cache:
         kept, made = cache / f"generated-{UPSTREAM_REQUIREMENT}", cache / "being-generated"
         if not kept.exists():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon is killed, started twice, finds a read-only folder, a full disk."""
+"""Tests of a daemon that is killed or started twice, and of read-only folders and full disks."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _files_below(folders: Sequence[str]) -> list[Path]:
 def differences_of(module: ast.Module, file: str) -> Iterator[str]:
     """Say what was found in one module."""
     shared = {*_bound(module)} - _local_names(module)
-    # Of any class: `self` may be of another than the one whose body has a name of this kind.
+    # Assigned in any class of the module: an attribute can have the name of another class's field.
     own = {node.attr for node, _ in nodes_of(module) if _is_set_on_self(node)}
     for owner in (node for node in module.body if isinstance(node, ast.ClassDef)):
         shared |= {f"self.{name}" for name in _bound(owner) if name not in own}

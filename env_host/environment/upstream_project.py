@@ -264,7 +264,7 @@ def _noted_servers() -> Iterator[list[tuple[Any, Any]]]:
 
 @contextmanager
 def _without_servers() -> Iterator[None]:
-    """Have `uvicorn.run` return at once: a program may call it when it is imported as a module."""
+    """Make `uvicorn.run` return at once: some modules call it when they are imported."""
     uvicorn: Any = sys.modules.get("uvicorn")  # None: the project has something else of this name
     run = getattr(uvicorn, "run", None)
     if run is not None:

@@ -11,8 +11,8 @@ The front (shard 0) counts them: it has admitted a connection before it sends it
 slot is free when the session is over (`free_slot`), before its process has exited: the client may
 be back by then.
 
-A session's process adopts what loses its parent below it, and ends it with the session. When it is
-killed itself, what it had started becomes the supervisor's, whose `Orphans` ends it.
+A session's process adopts the orphans among its descendants and ends them with the session. When
+the session's process is killed, the supervisor adopts them, and `Orphans` kills them.
 """
 
 from __future__ import annotations
@@ -124,10 +124,10 @@ class IsolatedSessions:
 
 
 class Orphans:
-    """Ends the programs that the supervisor adopts from isolated sessions, and reaps all it adopts.
+    """Kills the programs that the supervisor adopts from isolated sessions, and reaps all orphans.
 
-    A session's are new here when its process has exited, and at no other time: what comes then has
-    been left by a shard, and goes on.
+    Programs of a session become orphans when the session's process exits. An orphan that appears at
+    another time was started by a shard, and continues.
     """
 
     def __init__(self, children: Children) -> None:
@@ -136,7 +136,13 @@ class Orphans:
         self._killed: set[int] = set()
 
     def look(self, state_pid: int | None, *, has_ended: bool = False) -> None:
-        """Kill what is new if an isolated session `has_ended`, or if what was killed left it."""
+        """Reap adopted processes that have exited, and kill those that sessions have left.
+
+        Args:
+            state_pid: The process of the shared state, which is no orphan.
+            has_ended: The process of an isolated session has just been reaped, so a new orphan is
+                of that session. Children of killed orphans are killed too.
+        """
         pids = set(children_of(os.getpid())) - {*self._children.pids, state_pid}
         dead = {pid for pid in pids if _is_dead(pid)}
         has_ended |= bool(dead & self._killed)

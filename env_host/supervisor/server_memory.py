@@ -82,12 +82,14 @@ class KillCount:
         seconds = self._looked_at - self._counted_at
         if seconds < SETTLE_SECONDS or (seconds < DYING_SECONDS and any(map(is_dying, own_pids))):
             return 0
-        others, self._explained = self._counted - self._explained, self._counted
-        return others
+        return self._take_unexplained()
 
     def take_rest(self) -> int:
-        """Return how many kills are left when the process of the group has been reaped."""
+        """Return how many kills are unexplained after the last process of the group was reaped."""
         self._count()
+        return self._take_unexplained()
+
+    def _take_unexplained(self) -> int:
         others, self._explained = (self._counted or 0) - (self._explained or 0), self._counted
         return others
 

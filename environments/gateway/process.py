@@ -138,31 +138,38 @@ def find_envoy() -> Path:
 
 
 def read_gateway(layout: Layout) -> Gateway | None:
-    """What was started in this home; None: nothing, or its run file cannot be used."""
-    data = read_run_file(layout.run_dir(NAME)) or {}
-    if not run_files.is_usable(data, _RUN_FILE_VERSION):
-        return None
-    return Gateway(GatewayOptions(**data["options"]), RunFile.of(layout.run_dir(NAME), data))
+    """Return the gateway of this home; None if there is none, or its run file cannot be used."""
+    found = _look(layout)
+    return found if isinstance(found, Gateway) else None
 
 
 def set_aside(layout: Layout) -> SetAside | None:
-    """The gateway of this home, if its run file cannot be used."""
-    run_dir = layout.run_dir(NAME)
-    if read_gateway(layout) is not None or not (run_dir / RUN_FILE_NAME).exists():
-        return None
-    version = (read_run_file(run_dir) or {}).get("version")
-    return SetAside(run_dir, NAME, is_damaged=version in (None, _RUN_FILE_VERSION))
+    """Return the gateway of this home if its run file cannot be used."""
+    found = _look(layout)
+    return found if isinstance(found, SetAside) else None
 
 
 def find_usable(layout: Layout) -> Gateway | None:
-    """What was started in this home, if anything was.
+    """Return the gateway of this home; None if there is none.
 
     Raises:
         GatewayFailed: Its run file cannot be used.
     """
-    if (aside := set_aside(layout)) is not None:
-        raise GatewayFailed(f"the gateway cannot be used: {aside.problem}", AFTER_SET_ASIDE)
-    return read_gateway(layout)
+    if isinstance(found := _look(layout), SetAside):
+        raise GatewayFailed(f"the gateway cannot be used: {found.problem}", AFTER_SET_ASIDE)
+    return found
+
+
+def _look(layout: Layout) -> Gateway | SetAside | None:
+    run_dir = layout.run_dir(NAME)
+    data = read_run_file(run_dir)
+    if data is None and not (run_dir / RUN_FILE_NAME).exists():
+        return None
+    data = data or {}
+    if run_files.is_usable(data, _RUN_FILE_VERSION):
+        return Gateway(GatewayOptions(**data["options"]), RunFile.of(run_dir, data))
+    is_damaged = data.get("version") in (None, _RUN_FILE_VERSION)
+    return SetAside(run_dir, NAME, is_damaged=is_damaged)
 
 
 def ensure_running(layout: Layout, wanted: GatewayOptions) -> Gateway:
@@ -206,10 +213,10 @@ def revive(layout: Layout) -> None:
 
 
 def stop(layout: Layout) -> None:
-    """End it, whatever is left of it; its caller holds the lock. All sessions through it end.
+    """Stop the gateway, and remove what it leaves; the caller holds the lock. Its sessions end.
 
     Raises:
-        EngineFailed: Its run file cannot be used, and it is not known to have ended: what to do.
+        EngineFailed: Its run file cannot be used, and the gateway may still run.
     """
     if (aside := set_aside(layout)) is not None:
         run_files.stop_set_aside(aside, grace_seconds=0.0)

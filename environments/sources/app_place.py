@@ -32,6 +32,7 @@ _NO_PLACES = frozenset({"tests", "test", "examples", "scripts", "venv", "node_mo
 _FACTORY = re.compile(r"(create|make|build|get)_\w*app")
 MAX_SOURCE_CHARACTERS = 256 * 1024  # of a module that is read: it takes a hundred times as much
 _MAIN = "__main__"
+_APPS = ("app", "api")  # the names that `fastapi run` looks for, too
 _SERVERS = ("uvicorn.run", "uvicorn.Config")
 _EVERYTHING = "*"  # stands for the names of a module that cannot be known
 _SCOPES = (
@@ -168,8 +169,8 @@ def _find(folder: Path, asked: Started, depth: int = 0) -> _Found | None:
             return other
         if called in names or (called != served and called in functions):
             attribute = served
-        elif "app" in names:
-            attribute = "app"
+        elif own := next((name for name in _APPS if name in names), None):
+            attribute = own
         elif ":" in served:
             return _find(folder, _parse(served), depth + 1)
         elif attribute in functions and _FACTORY.fullmatch(attribute):
@@ -248,12 +249,13 @@ def _top_level(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def _served(tree: ast.AST) -> Iterator[str]:
-    """Yield what a module gives to uvicorn: a reference, one of its names, or a function's call."""
+    """Yield the app of each call of uvicorn: `module:name`, a name, or `name()` for a factory."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith(_SERVERS):
             continue
         options = {each.arg: each.value for each in node.keywords}
-        call = "()" if "factory" in options else ""
+        is_factory = isinstance(factory := options.get("factory"), ast.Constant) and factory.value
+        call = "()" if is_factory else ""
         match node.args[0] if node.args else options.get("app"):
             case ast.Constant(value=str(reference)) if ":" in reference:
                 yield reference + call

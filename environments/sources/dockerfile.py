@@ -5,8 +5,8 @@
                └▶ ENTRYPOINT and CMD ▶ commands ─▶ `started`: the app, or the module that starts it
 
 A command is a list of words. One that runs a shell, or a script of the project, counts as the
-commands in it. Variables are what ENV, ARG and the commands before have set; other stages than the
-last count, too.
+commands in it. A variable has the value that ENV, ARG or an earlier command gave it. Instructions
+of all stages are read, not only those of the last one.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def started(text: str, folder: Path, scripts: Mapping[str, str]) -> Iterator[Sta
 
 
 def _variables(text: str) -> Iterator[tuple[str, str]]:
-    """Yield what ENV and ARG set, `NAME=value` or `NAME value`."""
+    """Yield the name and value of each variable that an ENV or ARG instruction sets."""
     for name, rest in _instructions(text):
         if name in ("ENV", "ARG"):
             words = next(_split(rest), [])

@@ -130,14 +130,8 @@ class GatewayManager:
             seen = await asyncio.to_thread(admin.endpoint_statuses, found.admin_socket)
         except OSError as exc:
             seen, shown["problem"] = [], f"Envoy does not answer: {exc}"
-        shown["environments"] = [
-            {
-                "name": backend.name,
-                "address": found.options.address_of(backend.name),
-                "replicas": [each.to_json() for each in seen if each.environment == backend.name],
-            }
-            for backend in await self._backends()
-        ]
+        names = [backend.name for backend in await self._backends()]
+        shown["environments"] = [_environment_view(name, found, seen) for name in names]
         return {"gateway": shown}
 
     async def until_reached(self, name: str, replicas: Iterable[ReplicaWatch]) -> None:
@@ -189,18 +183,13 @@ class GatewayManager:
         await self._follow_process()
 
     async def _look_aside(self) -> None:
-        """Find a run file that cannot be used; log it, and degrade what is behind the gateway."""
+        """Degrade the environments behind a gateway whose run file cannot be used."""
         found = None
         if self._watch is None:
             found = await asyncio.to_thread(process.set_aside, self.layout)
-        if found == self.replicas.gateway_aside:
-            return
-        self.replicas.gateway_aside = found
-        if found is not None:
-            log.warning("the gateway: %s", found.sentence)
-        for environment in await self._environments():
-            if environment.state in SERVING:
-                await self.replicas.observe(environment.name)
+        if found != self.replicas.gateway_aside:
+            names = [e.name for e in await self._environments() if e.state in SERVING]
+            await self.replicas.set_gateway_aside(found, names)
 
     async def _is_wanted(self) -> bool:
         """Whether an environment is behind the gateway, or a generation starts or drains there."""
@@ -263,7 +252,7 @@ class GatewayManager:
                             return None
                     else:
                         now = time.monotonic()
-                        problem = self._problem(name)
+                        problem = _common_problem(self.replicas.watched(name))
                         well_at = now if problem is None else well_at
                         if now - well_at >= PATIENCE_SECONDS:
                             return f"{name} has no replica: {problem}."
@@ -274,12 +263,6 @@ class GatewayManager:
         error = None if environment is None else environment.error
         why = "" if error is None else f": {error.message}"
         return f"{name} has no replica{why}."
-
-    def _problem(self, name: str) -> str | None:
-        """What keeps all of an environment's replicas from being started; None: nothing known."""
-        watched = self.replicas.watched(name)
-        found = [each.status.get("problem") or each.status.get("failed") for each in watched]
-        return str(found[0]).rstrip(".") if found and all(found) else None
 
     # What Envoy has
 
@@ -449,12 +432,23 @@ async def _set_soon(written: asyncio.Event) -> None:
 
 
 def _concerns_environments(events: Iterable[Event]) -> bool:
-    """False for requests that change no replica: each `probe` would read the tables."""
+    """Return False for events of requests that change no replica, such as a `probe`."""
     return any(
         event.environment is not None
         and (event.request is None or event.request.operation in DECISIVE)
         for event in events
     )
+
+
+def _common_problem(watched: Iterable[ReplicaWatch]) -> str | None:
+    """Return why none of an environment's replicas can start; None if one can, as far as known."""
+    found = [each.status.get("problem") or each.status.get("failed") for each in watched]
+    return str(found[0]).rstrip(".") if found and all(found) else None
+
+
+def _environment_view(name: str, gateway: Gateway, seen: Iterable[EndpointStatus]) -> Json:
+    replicas = [each.to_json() for each in seen if each.environment == name]
+    return {"name": name, "address": gateway.options.address_of(name), "replicas": replicas}
 
 
 def _replica_of(gateway: Gateway) -> Replica:

@@ -70,9 +70,8 @@ class ReplicaManager:
     responsibility: Responsibility = field(init=False, default_factory=Responsibility)
     # No table knows them.
     strays: list[RunFile | SetAside] = field(init=False, default_factory=list)
-    gateway_aside: SetAside | None = field(
-        init=False, default=None
-    )  # while its run file is unusable
+    # The gateway, while its run file cannot be used.
+    gateway_aside: SetAside | None = field(init=False, default=None)
     _set_aside: dict[str, SetAside] = field(init=False, default_factory=dict)  # by replica
     _watches: dict[str, ReplicaWatch] = field(init=False, default_factory=dict)  # by replica
     _retiring: set[str] = field(init=False, default_factory=set)  # launches
@@ -261,6 +260,14 @@ class ReplicaManager:
         environment = await self.store.read(queries.environment(name))
         if environment is not None and environment.state is EnvironmentState.FAILED:
             await self.status.set_environment(name, EnvironmentState.FAILED, error=error)
+
+    async def set_gateway_aside(self, found: SetAside | None, names: Iterable[str]) -> None:
+        """Note whether the gateway's run file is unusable, and show that in these environments."""
+        self.gateway_aside = found
+        if found is not None:
+            log.warning("the gateway: %s", found.sentence)
+        for name in names:
+            await self.observe(name)
 
     async def observe(self, name: str, address: str | None = None) -> None:
         """Write how an environment is whose launch succeeded.

@@ -587,9 +587,9 @@ TABS = 8  # a browser has six connections to one server, for all of them
 @pytest.mark.usefixtures("browser")
 @pytest.mark.timeout(400)  # each tab is a process of the browser's, and waits for its page
 def test_eight_tabs_are_open_at_once(dashboard_machine: Machine, tmp_path: Path) -> None:
-    """Those that nobody sees hold no connection; each is up to date when it is seen.
+    """A hidden tab has no connection, and shows the present state when it becomes visible.
 
-    The title of a hidden one reports a death.
+    The title of a hidden tab reports an out-of-memory kill.
     """
     (tmp_path / "stuck_env.py").write_text(NEVER_READY)
     machine = dashboard_machine

@@ -50,10 +50,6 @@ _KNOWN_TOKEN = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|(?<=://)hooks\.slack\.com/services/\S+"
     r"|(?<=://)(?:\w+\.)?discord(?:app)?\.com/api/webhooks/\S+"
 )
-# A part of a connection string.
-_PASSWORD_PART = re.compile(
-    r"\b(?:password|passwd|pwd|accountkey|sharedaccesskey)\s*=", re.IGNORECASE
-)
 _COMMON_WORDS = frozenset({"true", "false", "none", "null", "auto", "info", "debug", "warning"})
 _LEAST_CHARACTERS = 4  # of a value that is hidden wherever it stands: a shorter one is everywhere
 
@@ -80,8 +76,10 @@ def is_secret(name: str, value: str) -> bool:
     """Return whether a variable's value is to be hidden: for its name, or for its own form."""
     if _names_secret(name) or hide_credentials(value) != value:
         return True
-    if any(form.search(value) for form in (_KNOWN_TOKEN, _BEARER, _PASSWORD_PART)):
+    if _KNOWN_TOKEN.search(value) or _BEARER.search(value):
         return True
+    if any(_names_secret(part["name"]) for part in _ASSIGNED.finditer(value)):
+        return True  # a connection string, or JSON
     return bool(_RANDOM.match(value)) and not _DIGEST_NAME.search(name)
 
 

@@ -87,7 +87,8 @@ def test_what_an_isolated_session_has_started_ends_with_it(
     wait_until_exited(left)
     assert all(each.is_running() for each in of_front)
     assert host.stop() == 0
-    [each.kill() for each in of_front]
+    for each in of_front:
+        each.kill()
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL", "abort"])

@@ -190,7 +190,7 @@ def test_upstreams_check_for_concurrency_does_not_fail_a_project(
 def test_a_program_that_starts_its_server_when_it_is_imported_is_served(
     start: StartHost, upstream: Path
 ) -> None:
-    """As `python app.py` runs it, without asking for `__name__`."""
+    """The module calls `uvicorn.run` without checking `__name__`."""
     text = APP.format(name="Counter") + "\nimport uvicorn\nuvicorn.run(app, port=8000)\n"
     (upstream / "app.py").write_text(text)
     start(None, app_candidates=("app:app",)).ready()

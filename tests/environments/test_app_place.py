@@ -217,6 +217,15 @@ def test_a_function_that_makes_the_app_is_called(tmp_path: Path, text: str, refe
     assert found.reference == reference
 
 
+def test_the_command_of_fastapi_finds_an_app_called_api(tmp_path: Path) -> None:
+    put(tmp_path, "main.py")
+    put(tmp_path, "backend/api.py", "api = FastAPI()\n")
+    (tmp_path / "Dockerfile").write_text('FROM x\nCMD ["fastapi", "run", "backend/api.py"]\n')
+    found = choose(tmp_path)
+    assert found is not None
+    assert found.reference == "backend.api:api"
+
+
 def test_of_several_apps_in_unusual_places_none_is_taken(tmp_path: Path) -> None:
     for path in ("web/api.py", "other.py", "openenv.yaml"):
         put(tmp_path, path)

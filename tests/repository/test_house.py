@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_377,
-    "code lines": 47_449,
+    "shipped lines": 74_393,
+    "code lines": 47_451,
     "modules": 474,
-    "test lines": 75_675,
+    "test lines": 75_689,
     "words of pages": 52_181,
     "words of decisions": 10_957,
     "folders at the root": 22,
-    "large classes": 11,
+    "large classes": 10,
     "crowded folders": 9,
-    "dialect words": 644,
+    "dialect words": 643,
     "private names": 323,
 }
 
