@@ -148,7 +148,7 @@ class HttpServer(EventDrivenServer):
 
 
 def _who_listens(port: int) -> str:
-    from ..environments.providers.ports import holder_of
+    from ..environments.engines.local.ports import holder_of
 
     holder = holder_of(port)
     if holder is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `environments/engines/docker.py` says of containers, held against a real dockerd."""
+"""What `environments/engines/docker/engine.py` says of containers, held against a real dockerd."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from openenvd.environments.engines.base import (
     Labels,
     ReplicaPlan,
 )
-from openenvd.environments.engines.docker import DockerEngine
+from openenvd.environments.engines.docker.engine.engine import DockerEngine
 from openenvd.schema.spec import DEFAULT_BASE
 from openenvd.system.text.units import MB
 

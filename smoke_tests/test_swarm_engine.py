@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `environments/engines/swarm.py` says of services, held against a real swarm of one node."""
+"""What `environments/engines/swarm/engine.py` says of services, held against a real swarm of one node."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from openenvd.environments.engines.base import EngineRefused, Instance, InstanceState, ReplicaPlan
-from openenvd.environments.engines.docker import DockerEngine
-from openenvd.environments.engines.swarm import SwarmEngine
+from openenvd.environments.engines.docker.engine.engine import DockerEngine
+from openenvd.environments.engines.swarm.engine.engine import SwarmEngine
 from openenvd.schema.errors import NotAnswering
 from openenvd.schema.protocol import HOST_OPTIONS_VARIABLE
 

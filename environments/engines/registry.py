@@ -14,11 +14,14 @@ from dataclasses import dataclass
 
 from ...system.files.extras import install_command
 from ..engine_address import EngineAddress
-from . import kubernetes_options, ray_options, slurm_options, swarm_options
+from .kubernetes import options as kubernetes_options
+from .ray import options as ray_options
+from .slurm import options as slurm_options
+from .swarm import options as swarm_options
 from .base import Engine, EngineRefused
-from .docker_address import docker_address
-from .docker_options import host_config
-from .kubernetes_address import kubernetes_address
+from .docker.address import docker_address
+from .docker.options import host_config
+from .kubernetes.address import kubernetes_address
 
 Variables = Mapping[str, str]
 

@@ -36,7 +36,7 @@ from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from .. import run_files
 from ..providers.new_replicas import RUN_DIR_VARIABLE, child_environment
-from ..providers.ports import (
+from ..engines.local.ports import (
     FIRST_PORT,
     LAST_PORT,
     PortOwner,

@@ -58,6 +58,6 @@ def provider_named(name: str, home: Path) -> Provider:
         from .engine import EngineProvider
 
         return EngineProvider(name, home)
-    from .local import LocalProvider
+    from ..engines.local.provider import LocalProvider
 
     return LocalProvider(home)

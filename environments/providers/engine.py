@@ -41,7 +41,7 @@ from ..sources.program import Program
 from . import new_replicas
 from .base import OnReplica, StartedReplica
 from .new_replicas import MAX_SESSIONS_VARIABLE, Place, child_environment, host_of
-from .ports import PortOwner, open_listeners
+from ..engines.local.ports import PortOwner, open_listeners
 from .started_replicas import StartedReplicas
 
 _OUTSIDE = ("gpus",)  # an option of the instance: the server in it sees those that it got

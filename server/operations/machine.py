@@ -27,7 +27,7 @@ import psutil
 from ...env_host.startup import sessions_of_process
 from ...environments import run_files
 from ...environments.engines.base import Check
-from ...environments.providers.ports import FIRST_PORT, LAST_PORT
+from ...environments.engines.local.ports import FIRST_PORT, LAST_PORT
 from ...schema.layout import Layout
 from ...schema.protocol import DEFAULT_SESSIONS, LOOPBACK
 from ...system.memory.cgroups import CgroupManager

@@ -37,7 +37,7 @@ OPERATIONS: tuple[type[Operation], ...] = (
 # of which every worker would otherwise keep a copy of its own.
 PRELOAD: tuple[str, ...] = (
     __name__,
-    "openenvd.environments.providers.local",
+    "openenvd.environments.engines.local.provider",
     "openenvd.system.memory.cgroups",
     "openenvd.system.memory.limits",
 )

@@ -52,7 +52,7 @@ Failure cases:
 * A shim exits (SIGKILL, a reboot): its socket ends; the server exited with it. A new shim is
   started from the same run file, on a sibling's listening socket when there is one.
 * Another process has taken the port of a replica that is to come back: it waits for the port, which
-  does not count as an exit. Other environments do not get it (`environments/providers/ports.py`).
+  does not count as an exit. Other environments do not get it (`environments/engines/local/ports.py`).
 * The daemon exits: shims and servers continue. What happened meanwhile is in the shims' first
   message, or in their status files.
 * The database cannot be written: what was observed is tried again until it can, and meanwhile
@@ -77,7 +77,7 @@ import logging
 import time
 from dataclasses import replace
 
-from ...environments.providers.ports import renew_reservations
+from ...environments.engines.local.ports import renew_reservations
 from ...environments.strays import look_again
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Generation, Request

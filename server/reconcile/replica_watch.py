@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...environments import run_files
-from ...environments.providers.ports import port_in_use
+from ...environments.engines.local.ports import port_in_use
 from ...environments.restart_policy import GiveUp, RestartAfter, restart_decision
 from ...environments.run_files import RunFile
 from ...environments.shim.client import read_status_file

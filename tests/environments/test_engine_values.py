@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from openenvd.environments.engines.base import EngineRefused, ExitFacts, Labels, ReplicaPlan
-from openenvd.environments.engines.docker_containers import exit_of
+from openenvd.environments.engines.docker.engine.containers import exit_of
 from openenvd.environments.engines.exits import exit_reason
 from openenvd.environments.engines.registry import MORE_VARIABLE, load
 from openenvd.environments.engines.replica_status import ReplicaStatus

@@ -30,7 +30,7 @@ from openenvd.environments.gateway.admin import endpoint_statuses
 from openenvd.environments.gateway.config_files import write_backends
 from openenvd.environments.gateway.configuration import Backend, Endpoint, GatewayOptions
 from openenvd.environments.gateway.process import Gateway
-from openenvd.environments.providers import ports
+from openenvd.environments.engines.local import ports
 from openenvd.environments.run_files import all_of
 from openenvd.environments.shim.client import ShimClient
 from openenvd.schema.errors import GatewayFailed, PortInUse

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.engines.docker_address import hint_on
+from openenvd.environments.engines.docker.engine.address import hint_on
 from openenvd.environments.image_names import digest_in_repository, image_of, tag_of
 from openenvd.environments.images.build import DockerCli
 from openenvd.environments.images.context import Context, context_of

@@ -21,9 +21,9 @@ from websockets.sync.client import connect
 
 from openenvd.environments import run_files
 from openenvd.environments.http_get import ask, base_url_by_name
-from openenvd.environments.providers import local, ports
+from openenvd.environments.engines.local import provider as local, ports
 from openenvd.environments.providers.base import StartedReplica
-from openenvd.environments.providers.local import (
+from openenvd.environments.engines.local.provider import (
     LocalProvider,
     check_process_room,
 )

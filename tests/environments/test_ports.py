@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.providers import ports
-from openenvd.environments.providers.ports import (
+from openenvd.environments.engines.local import ports
+from openenvd.environments.engines.local.ports import (
     FIRST_PORT,
     LAST_PORT,
     PortOwner,

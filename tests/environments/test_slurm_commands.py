@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.engines import slurm_commands
+from openenvd.environments.engines.slurm.engine import commands as slurm_commands
 from openenvd.environments.engines.base import EngineGone
 
 UNCONFIGURED = """\

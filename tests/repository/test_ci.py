@@ -58,11 +58,11 @@ def git(folder: Path, *arguments: str, date: str = "2026-01-03T00:00:00") -> str
 @pytest.mark.parametrize(
     ("path", "engines"),
     [
-        ("environments/engines/docker_options.py", ["docker", "swarm"]),
         ("environments/engines/docker/options.py", ["docker", "swarm"]),
-        ("environments/engines/swarm.py", ["swarm"]),
-        ("environments/engines/slurm_job.py", ["slurm"]),
-        ("environments/engines/kubernetes.py", []),
+        ("environments/engines/docker/options.py", ["docker", "swarm"]),
+        ("environments/engines/swarm/engine.py", ["swarm"]),
+        ("environments/engines/slurm/job.py", ["slurm"]),
+        ("environments/engines/kubernetes/engine.py", []),
         ("environments/engines/replica.py", ["docker", "swarm", "slurm"]),
         ("environments/images/build.py", ["docker", "swarm"]),
         ("smoke_tests/slurm_engine.py", ["slurm"]),

@@ -30,11 +30,11 @@ import requests.exceptions
 import urllib3.exceptions
 from docker.errors import APIError, DockerException
 
-from ...schema.errors import InvalidSpec
-from ...schema.protocol import CONTAINER_PORT, HOST_OPTIONS_VARIABLE
-from ...system.text.json_lines import Json
-from .. import gpus
-from .base import (
+from ....schema.errors import InvalidSpec
+from ....schema.protocol import CONTAINER_PORT, HOST_OPTIONS_VARIABLE
+from ....system.text.json_lines import Json
+from ... import gpus
+from ..base import (
     ENV_HOST_LABEL,
     HOME_LABEL,
     Check,
@@ -47,10 +47,10 @@ from .base import (
     NameTaken,
     ReplicaPlan,
 )
-from .docker_address import INSTALL, USUAL_SOCKET, hint_on
-from .docker_containers import events_of, exit_of, is_rootless, own_address
-from .docker_options import host_config
-from .timed_output import pieces_after, since_of
+from .address import INSTALL, USUAL_SOCKET, hint_on
+from .containers import events_of, exit_of, is_rootless, own_address
+from .options import host_config
+from ..timed_output import pieces_after, since_of
 
 if TYPE_CHECKING:
     from docker.types.daemon import CancellableStream

@@ -13,10 +13,10 @@ import re
 import signal as signals
 from pathlib import Path
 
-from ...system.process.exit_reason import Detector
-from .base import ExitFacts
-from .slurm_commands import read_duration
-from .slurm_files import OUTPUT_FILE_NAME, JobReport
+from ....system.process.exit_reason import Detector
+from ..base import ExitFacts
+from .commands import read_duration
+from .files import OUTPUT_FILE_NAME, JobReport
 
 TAIL_BYTES = 4096  # of its output, where Slurm says why it has killed a job
 OUT_OF_MEMORY = "OUT_OF_MEMORY"

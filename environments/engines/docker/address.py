@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...schema.errors import EngineFailed
+from ....schema.errors import EngineFailed
 
 USUAL_SOCKET = "unix:///var/run/docker.sock"
 _HOST, _VERIFY, _CERTIFICATES = "DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH"

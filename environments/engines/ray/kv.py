@@ -10,7 +10,7 @@ import json
 
 from ray.experimental import internal_kv
 
-from ...system.text.json_lines import Json
+from ....system.text.json_lines import Json
 
 NAMESPACE = "openenvd"  # of actors and placement groups, and of these keys
 RECORD = "replica:{}"

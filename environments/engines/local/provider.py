@@ -24,23 +24,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...schema.errors import NoProcesses, NotRunning
-from ...schema.layout import Layout, make_private
-from ...schema.protocol import HOST_CONFIG_VARIABLE, door_path
-from ...schema.spec import EnvironmentSpec
-from ...system.memory.limits import available_memory_bytes, read_limits
-from ...system.memory.pids_limit import HINT as ROOM_HINT
-from ...system.memory.pids_limit import ProcessRoom, no_room_text, process_room
-from ...system.text.json_lines import Json
-from .. import gpus, run_files
-from ..shim.client import start_shim
-from ..sizing import share_sessions
-from ..sources.program import HOST_PRELOAD, Program
-from . import new_replicas
-from .base import OnReplica, StartedReplica
-from .new_replicas import RUN_DIR_VARIABLE, Place, child_environment, host_of
+from ....schema.errors import NoProcesses, NotRunning
+from ....schema.layout import Layout, make_private
+from ....schema.protocol import HOST_CONFIG_VARIABLE, door_path
+from ....schema.spec import EnvironmentSpec
+from ....system.memory.limits import available_memory_bytes, read_limits
+from ....system.memory.pids_limit import HINT as ROOM_HINT
+from ....system.memory.pids_limit import ProcessRoom, no_room_text, process_room
+from ....system.text.json_lines import Json
+from ... import gpus, run_files
+from ...shim.client import start_shim
+from ...sizing import share_sessions
+from ...sources.program import HOST_PRELOAD, Program
+from ...providers import new_replicas
+from ...providers.base import OnReplica, StartedReplica
+from ...providers.new_replicas import RUN_DIR_VARIABLE, Place, child_environment, host_of
 from .ports import PortOwner, open_listeners
-from .started_replicas import IMPORTS, StartedReplicas
+from ...providers.started_replicas import IMPORTS, StartedReplicas
 
 Listeners = list[socket.socket]  # of one address
 Devices = tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them

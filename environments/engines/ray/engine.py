@@ -37,10 +37,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ...system.process.backoff import backoff_seconds
-from ...system.process.exit_reason import Detector, ExitKind
-from ...system.text.json_lines import Json
-from .base import (
+from ....system.process.backoff import backoff_seconds
+from ....system.process.exit_reason import Detector, ExitKind
+from ....system.text.json_lines import Json
+from ..base import (
     Check,
     EngineRefused,
     ExitFacts,
@@ -51,9 +51,9 @@ from .base import (
     NameTaken,
     ReplicaPlan,
 )
-from .host_options import check_gpus, check_token
-from .ray_driver import RayDriver
-from .ray_options import bundle, check_options, options_of
+from ..host_options import check_gpus, check_token
+from .driver import RayDriver
+from .options import bundle, check_options, options_of
 
 if importlib.util.find_spec("ray") is None:
     raise ImportError("No module named 'ray'")

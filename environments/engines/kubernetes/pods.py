@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from ...system.text.json_lines import Json
-from .base import ExitFacts, Instance, InstanceState, Labels
-from .kubernetes_options import CONTAINER
+from ....system.text.json_lines import Json
+from ..base import ExitFacts, Instance, InstanceState, Labels
+from .options import CONTAINER
 
 LOST_SECONDS = 15.0  # after a pod should have ended, or its node was found away
 _EXIT_TERMINATED = 143

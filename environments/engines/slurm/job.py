@@ -31,17 +31,17 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...schema.protocol import LISTEN_FD_VARIABLE, NOTIFY_FD_VARIABLE
-from ...system.memory.cgroups import own_group
-from ...system.net.listening_sockets import descriptors_text
-from ...system.process.signal_pipe import SignalPipe
-from ...system.text.json_lines import Json
-from ...system.text.units import MB
-from ..shim.files import read_run_file
-from ..shim.server_exit import ExitEvidence
-from ..shim.server_process import NotifyPipe
-from .node_program import listen, server_options
-from .slurm_files import BEAT_SECONDS, JobReport, is_replaced
+from ....schema.protocol import LISTEN_FD_VARIABLE, NOTIFY_FD_VARIABLE
+from ....system.memory.cgroups import own_group
+from ....system.net.listening_sockets import descriptors_text
+from ....system.process.signal_pipe import SignalPipe
+from ....system.text.json_lines import Json
+from ....system.text.units import MB
+from ...shim.files import read_run_file
+from ...shim.server_exit import ExitEvidence
+from ...shim.server_process import NotifyPipe
+from ..node_program import listen, server_options
+from .files import BEAT_SECONDS, JobReport, is_replaced
 
 REPLACED_SECONDS = 5.0  # for the server of a job that was replaced to end
 ASK_SECONDS = 10.0  # for Slurm to say what address this node has

@@ -39,20 +39,20 @@ from typing import Any
 
 import ray
 
-from ...system.net.listening_sockets import descriptors_text
-from ...system.process.prctl import die_with_parent
-from ...system.text.json_lines import Json
-from ..shim import __file__ as _shim_file
-from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_status_file
-from ..shim.files import (
+from ....system.net.listening_sockets import descriptors_text
+from ....system.process.prctl import die_with_parent
+from ....system.text.json_lines import Json
+from ...shim import __file__ as _shim_file
+from ...shim.client import ShimClient, ShimGone, clean_up_after_shim, read_status_file
+from ...shim.files import (
     CONTROL_FD_VARIABLE,
     LISTEN_FD_VARIABLE,
     RUN_FILE_NAME,
     open_control_socket,
     write_json,
 )
-from . import ray_kv
-from .node_program import http_address, listen, server_options
+from . import kv as ray_kv
+from ..node_program import http_address, listen, server_options
 
 READ_BYTES = 256 * 1024
 RETRY_SECONDS = 1.0

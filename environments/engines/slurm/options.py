@@ -15,10 +15,10 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ...system.text.units import MB
-from .base import EngineRefused, ReplicaPlan
-from .host_options import check_no_sandbox
-from .slurm_files import OUTPUT_FILE_NAME
+from ....system.text.units import MB
+from ..base import EngineRefused, ReplicaPlan
+from ..host_options import check_no_sandbox
+from .files import OUTPUT_FILE_NAME
 
 # The program in the job; its signals are Slurm's, so no shell may stand before it.
 SCRIPT = """\

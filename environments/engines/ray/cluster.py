@@ -31,10 +31,10 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ...system.text.json_lines import Json
-from . import ray_actor, ray_kv
-from .base import EngineGone, EngineRefused
-from .ray_kv import NAMESPACE, RECORD, REPORT
+from ....system.text.json_lines import Json
+from . import actor as ray_actor, kv as ray_kv
+from ..base import EngineGone, EngineRefused
+from .kv import NAMESPACE, RECORD, REPORT
 
 ANSWER_SECONDS = 10.0  # of an actor
 CONCURRENCY = 8  # calls of an actor at a time

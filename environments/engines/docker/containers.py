@@ -23,9 +23,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ...system.process.proc import signal_name
-from ...system.text.json_lines import Json
-from .base import ExitFacts
+from ....system.process.proc import signal_name
+from ....system.text.json_lines import Json
+from ..base import ExitFacts
 
 LATE_SECONDS = 0.3  # after an exit, by which Docker has reported what preceded it
 _NEVER = "0001-01-01"  # Go's zero time

@@ -33,10 +33,10 @@ from typing import ClassVar
 import docker
 from docker.errors import APIError
 
-from ...system.net.access_tokens import new_token, with_token
-from ...system.net.request_origin import is_loopback
-from ...system.text.json_lines import Json
-from .base import (
+from ....system.net.access_tokens import new_token, with_token
+from ....system.net.request_origin import is_loopback
+from ....system.text.json_lines import Json
+from ..base import (
     ENV_HOST_LABEL,
     HOME_LABEL,
     Check,
@@ -50,7 +50,7 @@ from .base import (
     NameTaken,
     ReplicaPlan,
 )
-from .docker import (
+from ..docker.engine import (
     LOG_FILE_SIZE,
     LOG_FILES,
     DockerEngine,
@@ -60,12 +60,12 @@ from .docker import (
     port_inside,
     since,
 )
-from .docker_containers import events_of, exit_of
-from .docker_options import host_config
-from .host_options import check_gpus, host_options, served_anywhere, with_host_options
-from .server_answers import ask_to_drain
-from .swarm_options import container_spec, service_name, split_options
-from .timed_output import pieces_after
+from ..docker.containers import events_of, exit_of
+from ..docker.options import host_config
+from ..host_options import check_gpus, host_options, served_anywhere, with_host_options
+from ..server_answers import ask_to_drain
+from .options import container_spec, service_name, split_options
+from ..timed_output import pieces_after
 
 INIT = "docker swarm init --advertise-addr 127.0.0.1"
 LOOK_AGAIN_SECONDS = 1.0  # at all services; at a task on another node

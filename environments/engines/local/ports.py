@@ -25,12 +25,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...schema.errors import PortInUse
-from ...schema.layout import GATEWAY, check_private, make_private_in_shared
-from ...system.net.listening_sockets import open_listening_sockets
-from .. import run_files
-from ..shim.client import read_run_file
-from ..shim.files import write_json
+from ....schema.errors import PortInUse
+from ....schema.layout import GATEWAY, check_private, make_private_in_shared
+from ....system.net.listening_sockets import open_listening_sockets
+from ... import run_files
+from ...shim.client import read_run_file
+from ...shim.files import write_json
 
 log = logging.getLogger(__name__)
 

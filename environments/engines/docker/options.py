@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...system.text.json_lines import Json
-from .base import EngineRefused
-from .host_options import read_options
+from ....system.text.json_lines import Json
+from ..base import EngineRefused
+from ..host_options import read_options
 
 SANDBOX: Json = {
     "ReadonlyRootfs": True,

@@ -35,8 +35,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
-from .base import EngineError, EngineGone
-from .ray_options import check_answers
+from ..base import EngineError, EngineGone
+from .options import check_answers
 
 CALL_SECONDS = 15.0
 CONNECT_SECONDS = 60.0  # Ray's library takes seconds to import on a busy machine

@@ -18,9 +18,9 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...system.text.json_lines import Json
-from .base import EngineGone, EngineRefused, ReplicaPlan
-from .host_options import check_no_sandbox, read_options
+from ....system.text.json_lines import Json
+from ..base import EngineGone, EngineRefused, ReplicaPlan
+from ..host_options import check_no_sandbox, read_options
 
 PROBE_SECONDS = 3.0
 START = "start one here: ray start --head --port 6399; or set RAY_ADDRESS=HOST:PORT"

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .base import EngineGone, EngineRefused, Labels
+from ..base import EngineGone, EngineRefused, Labels
 
 COMMAND_SECONDS = 60.0  # a controller that does not answer is asked several times by the commands
 INSTALL = "install Slurm's commands: apt install slurm-client, or run openenvd on a login node"

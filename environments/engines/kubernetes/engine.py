@@ -46,9 +46,9 @@ from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 from typing import ClassVar
 
-from ...system.process.backoff import backoff_seconds
-from ...system.text.json_lines import Json
-from .base import (
+from ....system.process.backoff import backoff_seconds
+from ....system.text.json_lines import Json
+from ..base import (
     HOME_LABEL,
     Check,
     EngineGone,
@@ -59,8 +59,8 @@ from .base import (
     NameTaken,
     ReplicaPlan,
 )
-from .kubernetes_api import ROLE_IS_IN, ApiRefused, Cluster
-from .kubernetes_options import (
+from .api import ROLE_IS_IN, ApiRefused, Cluster
+from .options import (
     CONTAINER,
     SIGNAL_SERVER,
     dns_name,
@@ -69,8 +69,8 @@ from .kubernetes_options import (
     secret_of,
     service_of,
 )
-from .kubernetes_pods import id_of, instance_of, is_being_made, labels_of
-from .timed_output import lines_of, pieces_after, since_of
+from .pods import id_of, instance_of, is_being_made, labels_of
+from ..timed_output import lines_of, pieces_after, since_of
 
 CORE = "/api/v1"
 WATCH_SECONDS = 10  # after which everything is looked at again: what is overdue makes no event

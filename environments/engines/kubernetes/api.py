@@ -27,9 +27,9 @@ from kubernetes.stream.ws_client import websocket_call
 from urllib3.response import BaseHTTPResponse
 from websocket import WebSocketBadStatusException, WebSocketException
 
-from ...system.text.json_lines import Json
-from .base import EngineGone, EngineRefused
-from .kubernetes_address import CONTEXT, KUBECONFIG, NAMESPACE
+from ....system.text.json_lines import Json
+from ..base import EngineGone, EngineRefused
+from .address import CONTEXT, KUBECONFIG, NAMESPACE
 
 T = TypeVar("T")
 

@@ -48,10 +48,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from ...system.net.request_origin import is_loopback
-from ...system.process.process_identity import boot_seconds
-from . import slurm_commands as commands
-from .base import (
+from ....system.net.request_origin import is_loopback
+from ....system.process.process_identity import boot_seconds
+from . import commands as commands
+from ..base import (
     Check,
     EngineGone,
     EngineRefused,
@@ -61,10 +61,10 @@ from .base import (
     LogChunk,
     ReplicaPlan,
 )
-from .host_options import check_gpus, check_token
-from .slurm_commands import Row
-from .slurm_exits import ENDED, exit_facts, over_memory
-from .slurm_files import (
+from ..host_options import check_gpus, check_token
+from .commands import Row
+from .exits import ENDED, exit_facts, over_memory
+from .files import (
     BEAT_SECONDS,
     NO_JOB,
     OUTPUT_FILE_NAME,
@@ -76,7 +76,7 @@ from .slurm_files import (
     read_report,
     write_job,
 )
-from .slurm_options import job_script, sbatch_arguments, warned_seconds
+from .options import job_script, sbatch_arguments, warned_seconds
 
 LOOK_SECONDS = 2.0  # between two questions to slurmctld
 FRESH_SECONDS = 0.3  # for which an answer is as good as new

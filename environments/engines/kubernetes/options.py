@@ -23,11 +23,11 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...schema.protocol import HOST_OPTIONS_VARIABLE
-from ...system.text.hidden_values import is_secret
-from ...system.text.json_lines import Json
-from .base import ENVIRONMENT_LABEL, HOME_LABEL, Labels, ReplicaPlan
-from .host_options import read_options, served_anywhere
+from ....schema.protocol import HOST_OPTIONS_VARIABLE
+from ....system.text.hidden_values import is_secret
+from ....system.text.json_lines import Json
+from ..base import ENVIRONMENT_LABEL, HOME_LABEL, Labels, ReplicaPlan
+from ..host_options import read_options, served_anywhere
 
 CONTAINER = "openenvd"
 GPU = "nvidia.com/gpu"

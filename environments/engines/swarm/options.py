@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...system.text.json_lines import Json
-from .base import EngineRefused
-from .docker_options import NO_NEW_PRIVILEGES, host_config, published_network, size
+from ....system.text.json_lines import Json
+from ..base import EngineRefused
+from ..docker.options import NO_NEW_PRIVILEGES, host_config, published_network, size
 
 _MAX_NAME_LENGTH = 63
 _DIGEST_LENGTH = 12
