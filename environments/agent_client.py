@@ -141,7 +141,7 @@ def _connect(path: Path, engine: str) -> AgentClient:
 
 
 def _spawn(layout: Layout, at: EngineAddress, control_fd: int) -> None:
-    program = [sys.executable, "-P", "-m", "openenvd.environments.engines.agent"]
+    program = [sys.executable, "-P", "-m", "openenvd.environments.agent.agent"]
     argv = [*program, str(layout.home), json.dumps(at.to_json())]
     environ = {
         **os.environ,

@@ -26,13 +26,13 @@ from websockets.sync.client import connect
 from openenvd.environments import run_files, scaling
 from openenvd.environments.agent_client import STRAYS_FILE_NAME, ask_agent, ensure_agent
 from openenvd.environments.engine_address import EngineAddress
-from openenvd.environments.engines.agent import Agent
+from openenvd.environments.agent.agent import Agent
 from openenvd.environments.engines.base import Instance, Labels, ReplicaPlan
-from openenvd.environments.engines.engine_watch import THREADS, EngineWatch
-from openenvd.environments.engines.log_pump import CURSOR_FILE_NAME, LogPump
+from openenvd.environments.agent.engine_watch import THREADS, EngineWatch
+from openenvd.environments.agent.log_pump import CURSOR_FILE_NAME, LogPump
 from openenvd.environments.engines.registry import MORE_VARIABLE
-from openenvd.environments.engines.replica import CAPACITY_SECONDS, RETRY_SECONDS
-from openenvd.environments.engines.replica_status import ReplicaStatus
+from openenvd.environments.agent.replica import CAPACITY_SECONDS, RETRY_SECONDS
+from openenvd.environments.agent.replica_status import ReplicaStatus
 from openenvd.environments.http_get import ask, check_sessions
 from openenvd.environments.providers import provider_named, started_replicas
 from openenvd.environments.providers.engine import EngineReplicas

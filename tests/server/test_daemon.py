@@ -142,7 +142,7 @@ NOT_IN_THE_DAEMON = {
     "yaml",
     "openenvd.cli",
     "openenvd.client",
-    "openenvd.environments.engines.agent",
+    "openenvd.environments.agent.agent",
     "openenvd.environments.engines.check",
     "openenvd.environments.engines.docker.engine",
     "openenvd.environments.engines.kubernetes.engine",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from ...system.process.exit_reason import Detector, ExitKind, ExitReason
-from .base import ExitFacts
+from ..engines.base import ExitFacts
 
 _SIGNALED = 128  # added to a signal's number, by the convention of shells
 _LAST_SIGNAL = 64

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent: the process that holds one engine's library, for all replicas of one home.
 
-Started as `python -m openenvd.environments.engines.agent HOME ADDRESS` (`agent_client.py`).
+Started as `python -m openenvd.environments.agent.agent HOME ADDRESS` (`agent_client.py`).
 
     daemon, launches ──▶ a socket for each replica ──▶ EngineReplica ─┐
     launches, down   ──▶ its own socket (adopt, list, …) ──▶ Agent    ├──▶ EngineWatch ──▶ engine
@@ -51,9 +51,9 @@ from ..engine_address import ADDRESS_FILE_NAME, EngineAddress
 from ..run_files import RunFile
 from ..shim.files import CONTROL_FD_VARIABLE, inherited_sockets, open_control_socket, write_json
 from ..shim.loop import enter_shims_group, leave_shims_group
-from .base import Engine, EngineError, EngineGone, EngineRefused, Instance, ReplicaPlan
+from ..engines.base import Engine, EngineError, EngineGone, EngineRefused, Instance, ReplicaPlan
 from .engine_watch import EngineWatch
-from .registry import load
+from ..engines.registry import load
 from .replica import EngineReplica, is_stopped
 
 IDLE_SECONDS = 60.0  # without a replica or a question

@@ -53,8 +53,8 @@ from ..shim.connections import read_operation
 from ..shim.files import STATUS_FILE_NAME, write_json
 from ..shim.server_exit import exit_without_start
 from ..shim.shutdown_policy import LEFT_GRACE_SECONDS
-from . import server_answers
-from .base import (
+from ..engines import server_answers
+from ..engines.base import (
     EngineGone,
     EngineRefused,
     ExitFacts,

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from ...system.process.backoff import backoff_seconds
-from .base import Engine, EngineError, EngineGone, Instance
+from ..engines.base import Engine, EngineError, EngineGone, Instance
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from ...system.files.log_files import keep_newest_half
 from ...system.process.backoff import backoff_seconds
 from ..shim.files import open_log, write_json
-from .base import Engine, EngineGone, EngineRefused, Instance
+from ..engines.base import Engine, EngineGone, EngineRefused, Instance
 
 log = logging.getLogger(__name__)
 
