@@ -26,7 +26,7 @@ ENGINES = {
     "swarm": ("docker", "swarm"),
     "slurm": ("slurm",),
 }
-ENGINES_CODE = ("environments/engines/", "environments/providers/", "environments/agent/")
+ENGINES_CODE = ("environments/engines/", "environments/engines/providers/", "environments/agent/")
 ENGINES_SMOKE_TESTS = ("smoke_tests/", "smoke_tests/test_")
 IMAGES = ("environments/images/", "smoke_tests/test_images")
 # What every engine stands on, and the suite that all of them have in common.

@@ -28,7 +28,7 @@ from ..schema.errors import NotReady
 from ..system.process.descriptors import Message, send_message
 from ..system.text.json_lines import Json
 from . import run_files
-from .providers.new_replicas import with_options
+from .engines.new_replicas import with_options
 from .run_files import ADDED_BY, IN_PLACE_OF, OnSessions, RunFile
 from .shim.client import ShimClient, ShimGone, read_status_file
 from .shim.files import RUN_FILE_NAME, write_json

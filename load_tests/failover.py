@@ -43,7 +43,7 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
 from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments
-from openenvd.environments.providers.new_replicas import RUN_DIR_VARIABLE
+from openenvd.environments.engines.new_replicas import RUN_DIR_VARIABLE
 from openenvd.environments.shim.client import read_status_file
 from openenvd.schema.layout import Layout
 from smoke_tests import slurm_engine

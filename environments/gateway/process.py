@@ -35,7 +35,7 @@ from ...system.process.exit_reason import ExitReason
 from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from .. import run_files
-from ..providers.new_replicas import RUN_DIR_VARIABLE, child_environment
+from ..engines.new_replicas import RUN_DIR_VARIABLE, child_environment
 from ..engines.local.ports import (
     FIRST_PORT,
     LAST_PORT,

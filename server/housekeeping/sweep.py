@@ -34,7 +34,7 @@ from functools import partial
 from pathlib import Path
 
 from ...environments import run_files
-from ...environments.providers.new_replicas import RUN_DIR_VARIABLE
+from ...environments.engines.new_replicas import RUN_DIR_VARIABLE
 from ...environments.engines.local.ports import renew_reservations
 from ...environments.shim.client import clean_up_after_shim, end_group
 from ...environments.shim.files import LOCK_FILE_NAME, RUN_FILE_NAME

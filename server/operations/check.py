@@ -16,7 +16,7 @@ from pydantic import Field
 from ...environments import run_files
 from ...environments.engines.base import Check as EngineCheck
 from ...environments.gateway import process as gateway_process
-from ...environments.providers import check_provider
+from ...environments.engines.providers import check_provider
 from ...environments.run_files import LOCAL, RunFile
 from ...environments.shim.client import read_status_file
 from ...environments.sources.resolve import bundled

@@ -30,9 +30,9 @@ from ...environments.engines.registry import traits_of
 from ...environments.gateway import process as gateway_process
 from ...environments.gateway.process import Gateway
 from ...environments.image_names import SCHEME
-from ...environments.providers import check_options, check_provider, provider_named
-from ...environments.providers.base import StartedReplica
-from ...environments.providers.started_replicas import StartedReplicas
+from ...environments.engines.providers import check_options, check_provider, provider_named
+from ...environments.engines.provider import StartedReplica
+from ...environments.engines.started_replicas import StartedReplicas
 from ...environments.sources.program import Program, program_of
 from ...environments.sources.resolve import (
     Bundled,

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from ...environments.providers.base import StartedReplica
+from ...environments.engines.provider import StartedReplica
 from ...environments.shim.files import write_json
 from ...system.text.json_lines import Json
 from .base import OperationContext, say

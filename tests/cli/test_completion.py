@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.cli import completion
-from openenvd.environments.providers import available
+from openenvd.environments.engines.providers import available
 
 from ..client.fake_daemon import Call, FakeDaemon, new_environment, new_request
 from .conftest import PROGRAM

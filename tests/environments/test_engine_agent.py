@@ -34,8 +34,9 @@ from openenvd.environments.engines.registry import MORE_VARIABLE
 from openenvd.environments.agent.replica import CAPACITY_SECONDS, RETRY_SECONDS
 from openenvd.environments.agent.replica_status import ReplicaStatus
 from openenvd.environments.http_get import ask, check_sessions
-from openenvd.environments.providers import provider_named, started_replicas
-from openenvd.environments.providers.engine import EngineReplicas
+from openenvd.environments.engines.providers import provider_named
+from openenvd.environments.engines import started_replicas
+from openenvd.environments.engines.engine_provider import EngineReplicas
 from openenvd.environments.run_files import RunFile
 from openenvd.environments.shim.client import ShimClient, clean_up_after_shim, read_status_file
 from openenvd.environments.shim.files import open_control_socket

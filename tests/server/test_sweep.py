@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.providers.new_replicas import RUN_DIR_VARIABLE
+from openenvd.environments.engines.new_replicas import RUN_DIR_VARIABLE
 from openenvd.environments.shim.files import open_control_socket
 from openenvd.executor.supervisor.memory import sweep_cgroups
 from openenvd.schema.layout import Layout

@@ -36,11 +36,11 @@ from ... import gpus, run_files
 from ...shim.client import start_shim
 from ...sizing import share_sessions
 from ...sources.program import HOST_PRELOAD, Program
-from ...providers import new_replicas
-from ...providers.base import OnReplica, StartedReplica
-from ...providers.new_replicas import RUN_DIR_VARIABLE, Place, child_environment, host_of
+from .. import new_replicas
+from ..provider import OnReplica, StartedReplica
+from ..new_replicas import RUN_DIR_VARIABLE, Place, child_environment, host_of
 from .ports import PortOwner, open_listeners
-from ...providers.started_replicas import IMPORTS, StartedReplicas
+from ..started_replicas import IMPORTS, StartedReplicas
 
 Listeners = list[socket.socket]  # of one address
 Devices = tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them

@@ -26,7 +26,7 @@ from ...system.process.exit_reason import ExitReason
 from ...system.text.json_lines import Json
 from .. import run_files
 from ..shim.client import ShimClient, ShimGone
-from .base import OnLasting, OnReplica, OnWaiting, StartedReplica
+from .provider import OnLasting, OnReplica, OnWaiting, StartedReplica
 
 LAST_LINES = 20  # of a replica's log, in a failure
 IMPORTS = "imports"  # in a replica's folder: the links that its imports go through
