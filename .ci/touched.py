@@ -28,7 +28,7 @@ ENGINES = {
 }
 ENGINES_CODE = ("environments/engines/", "environments/engines/providers/", "environments/agent/")
 ENGINES_SMOKE_TESTS = ("smoke_tests/", "smoke_tests/test_")
-IMAGES = ("environments/images/", "smoke_tests/test_images")
+IMAGES = ("environments/preparation/", "smoke_tests/test_images")
 # What every engine stands on, and the suite that all of them have in common.
 ALL_ENGINES = ("smoke_tests/providers/", "smoke_tests/conftest.py")
 OTHER_ENGINES = ("ray", "kubernetes")  # have stages of the long form

@@ -51,8 +51,8 @@ from urllib.request import urlopen
 import psutil
 
 from openenvd.environments.sources.resolve import Project, resolve
-from openenvd.environments.venv.overlay import overlay_key
-from openenvd.environments.venv.project_venv import venv_key
+from openenvd.environments.preparation.venv_overlay import overlay_key
+from openenvd.environments.preparation.project_venv import venv_key
 from openenvd.schema.errors import EnvironmentsError
 from openenvd.schema.layout import Layout
 

@@ -46,7 +46,7 @@ class BuildImage(base.Operation):
         Raises:
             EnvironmentsError
         """
-        from ...environments.images import build  # what the daemon need not have
+        from ...environments.preparation import image_build as build
 
         phases = Phases(context, f"image {payload.source}")
         phases.enter("building", "building the image")

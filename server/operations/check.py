@@ -20,7 +20,7 @@ from ...environments.engines.providers import check_provider
 from ...environments.run_files import LOCAL, RunFile
 from ...environments.shim.client import read_status_file
 from ...environments.sources.resolve import bundled
-from ...environments.venv.uv import find_uv, package_source
+from ...environments.preparation.uv import find_uv, package_source
 from ...schema.errors import EnvironmentsError, PreparationFailed
 from ...schema.layout import Layout
 from ...system.net.request_origin import is_loopback

@@ -108,8 +108,8 @@ class Prune(base.Operation):
 
         `freed_bytes` is of virtual environments: images share their layers.
         """
-        from ...environments.images.cleanup import prune_images
-        from ...environments.venv.cleanup import prune
+        from ...environments.preparation.image_cleanup import prune_images
+        from ...environments.preparation.venv_cleanup import prune
 
         layout = Layout(context.home)
         removed = prune(layout)

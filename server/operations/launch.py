@@ -42,8 +42,8 @@ from ...environments.sources.resolve import (
     describe,
     resolve,
 )
-from ...environments.venv.overlay import overlay_python
-from ...environments.venv.project_venv import project_python
+from ...environments.preparation.venv_overlay import overlay_python
+from ...environments.preparation.project_venv import project_python
 from ...schema.errors import InvalidSpec, ReplicaFailed, UnknownProvider
 from ...schema.layout import Layout
 from ...schema.names import name_of_source, validate_name
@@ -232,7 +232,7 @@ class _Launching:
         """Return the image so that replicas which are started later run the same."""
         if image is None or traits_of(self._spec.provider).pulls_images:
             return image
-        from ...environments.images import build
+        from ...environments.preparation import image_build as build
 
         return build.pinned(image, self._spec.provider)
 
@@ -244,7 +244,7 @@ class _Launching:
         Raises:
             InvalidSpec
         """
-        from ...environments.images import build
+        from ...environments.preparation import image_build as build
 
         spec = self._spec
         if isinstance(source, Image):

@@ -15,9 +15,9 @@ import pytest
 
 from openenvd.environments.engines.docker.engine.address import hint_on
 from openenvd.environments.image_names import digest_in_repository, image_of, tag_of
-from openenvd.environments.images.build import DockerCli
-from openenvd.environments.images.context import Context, context_of
-from openenvd.environments.images.recipe import Recipe, dockerfile
+from openenvd.environments.preparation.image_build import DockerCli
+from openenvd.environments.preparation.image_context import Context, context_of
+from openenvd.environments.preparation.image_recipe import Recipe, dockerfile
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve
 from openenvd.schema.errors import EngineFailed, UnknownSource

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.venv import package_index
-from openenvd.environments.venv.package_index import uv_variables
+from openenvd.environments.preparation import package_index
+from openenvd.environments.preparation.package_index import uv_variables
 
 MIRROR = "https://mirror.example/simple"
 

@@ -64,7 +64,7 @@ def git(folder: Path, *arguments: str, date: str = "2026-01-03T00:00:00") -> str
         ("environments/engines/slurm/job.py", ["slurm"]),
         ("environments/engines/kubernetes/engine.py", []),
         ("environments/agent/replica.py", ["docker", "swarm", "slurm"]),
-        ("environments/images/build.py", ["docker", "swarm"]),
+        ("environments/preparation/image_build.py", ["docker", "swarm"]),
         ("smoke_tests/slurm_engine.py", ["slurm"]),
         ("smoke_tests/test_swarm_nodes.py", ["swarm"]),
         ("smoke_tests/providers/test_deaths.py", ["docker", "swarm", "slurm"]),

@@ -147,7 +147,7 @@ NOT_IN_THE_DAEMON = {
     "openenvd.environments.engines.docker.engine",
     "openenvd.environments.engines.kubernetes.engine",
     "openenvd.environments.engines.swarm.engine",
-    "openenvd.environments.images",
+    "openenvd.environments.preparation",
     "openenvd.rollouts.run",
     "openenvd.env_host.shard",
     "openenvd.env_host.sessions",

@@ -12,7 +12,7 @@ import pytest
 
 from openenvd.client import daemon
 from openenvd.client.errors import DaemonNotStarted
-from openenvd.environments.venv.uv import UvFailed
+from openenvd.environments.preparation.uv import UvFailed
 from openenvd.executor.worker.main import describe_error
 from openenvd.schema.settings import Paths
 from openenvd.server.errors import DaemonError

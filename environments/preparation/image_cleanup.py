@@ -19,7 +19,7 @@ from ...schema.layout import Layout
 from ...system.text.json_lines import Json
 from .. import run_files
 from ..image_names import REPOSITORY
-from .build import DockerCli
+from .image_build import DockerCli
 
 
 def prune_images(layout: Layout) -> list[str]:

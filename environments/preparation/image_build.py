@@ -38,7 +38,7 @@ from ..engines.docker.address import INSTALL, hint_on
 from ..image_names import check_reference, digest_in_repository, tag_of
 from ..sources.program import Program
 from ..sources.resolve import Project, ResolvedSource
-from .context import context_of
+from .image_context import context_of
 
 # The network of this machine while it builds: a package index may be reachable from here alone.
 _NETWORK = ("--network", "host")

@@ -24,7 +24,7 @@ from ...schema.protocol import (
 )
 from ..engines.base import BUILT_LABEL, ENV_HOST_LABEL
 from ..sources.needs import Way
-from ..venv.project_venv import HOST_EXTRAS, HOST_REQUIREMENTS
+from .project_venv import HOST_EXTRAS, HOST_REQUIREMENTS
 
 PACKAGE_FOLDER = "/opt/openenvd"
 PROJECTS_FOLDER = "/app"
