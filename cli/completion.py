@@ -116,7 +116,7 @@ def _usable(client: DaemonClient) -> Names:
 
 
 def _requests(client: DaemonClient, *, states: tuple[str, ...] = ()) -> Names:
-    from .phrases import short_id
+    from .output.phrases import short_id
 
     return [
         (short_id(each["id"]), f"{each['label']}, {each['state'].lower()}")

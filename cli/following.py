@@ -27,12 +27,13 @@ from ..schema.operation_options import RequestOptions
 from ..schema.states import RequestState
 from ..system.text.json_lines import Json
 from ..system.text.terminal_text import coloured, plain
-from . import exit_codes, phrases
-from .drawing import is_coloured, new_console
-from .failures import request_failure
+from . import exit_codes
+from .output import phrases
+from .output.drawing import is_coloured, new_console
+from .output.failures import request_failure
 from .option_groups import in_words
 from .options import Command, declared_options, given_options, reconnect
-from .output import Output
+from .output.output import Output
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

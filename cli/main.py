@@ -195,7 +195,7 @@ def run(arguments: list[str]) -> int:
     except click.exceptions.Exit as exc:
         return exc.exit_code
     except click.ClickException as exc:
-        from .output import Output
+        from .output.output import Output
 
         lead = _lead(exc)
         exc.show()
@@ -206,8 +206,8 @@ def run(arguments: list[str]) -> int:
         Output(as_json="--json" in arguments).json({"error": details})
         return exit_codes.USAGE
     except ClientError as exc:
-        from .failures import error_lines, request_failure
-        from .output import Output
+        from .output.failures import error_lines, request_failure
+        from .output.output import Output
 
         output = Output(as_json="--json" in arguments)
         if isinstance(exc, RequestFailed):

@@ -16,7 +16,7 @@ import click
 from ..client.errors import ApiRefused
 from ..system.text.options import Option, options_of
 from .options import Command, help_of, type_of, word_of
-from .output import Output
+from .output.output import Output
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

@@ -16,7 +16,7 @@ from ..client.errors import ApiRefused
 from ..schema.settings import Paths
 from ..system.text.json_lines import Json
 from . import completion
-from .output import Output
+from .output.output import Output
 
 if TYPE_CHECKING:
     from ..client.api import DaemonClient

@@ -29,7 +29,7 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 from uv import find_uv_bin
 
-from openenvd.cli.status import read_status
+from openenvd.cli.commands.status import read_status
 from openenvd.client import daemon
 from openenvd.client.errors import DaemonUnreachable
 from openenvd.schema.settings import Paths

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from openenvd.cli import exit_codes, options
-from openenvd.cli.drawing import requests_table
+from openenvd.cli.output.output.drawing import requests_table
 
 from ..client.fake_daemon import Call, FakeDaemon, new_environment, new_request
 from .conftest import PROGRAM, Command
@@ -250,7 +250,7 @@ def test_escape_sequences_of_failures_are_shown_nowhere(
     command: Command, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a terminal, where our own colours are shown."""
-    monkeypatch.setattr("openenvd.cli.drawing.is_coloured", lambda _: True)
+    monkeypatch.setattr("openenvd.cli.output.drawing.is_coloured", lambda _: True)
     error = {
         "kind": "operation_error",
         "message": f"it said {ESCAPES}boo",

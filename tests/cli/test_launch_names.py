@@ -11,7 +11,7 @@ import click
 import pytest
 
 from openenvd.cli import exit_codes
-from openenvd.cli.launch import check_name
+from openenvd.cli.commands.launch import check_name
 from openenvd.environments.sources.resolve import check_source
 from openenvd.schema.errors import UnknownSource
 from openenvd.schema.names import suggest_name

@@ -11,7 +11,8 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from openenvd.cli import exit_codes, launch, option_groups, rollout
+from openenvd.cli import exit_codes, option_groups
+from openenvd.cli.commands import launch, rollout
 from openenvd.cli.main import cli
 from openenvd.cli.option_groups import SCREEN_LINES, GroupedCommand, SetOption
 from openenvd.schema.operation_options import DrainOptions, RequestOptions, RolloutOptions

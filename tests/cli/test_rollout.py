@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from openenvd.cli.rollout import _conclude, _payload, _summary
+from openenvd.cli.commands.rollout import _conclude, _payload, _summary
 
 from ..client.fake_daemon import Call, FakeDaemon, new_environment, new_request
 from .conftest import Command

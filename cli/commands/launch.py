@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..client.sources import check_source, folder_note, read_source, working_folder
-from ..schema.names import suggest_name, why_not
-from ..schema.operation_options import DrainOptions, RequestOptions
-from ..schema.spec import LaunchOptions
-from ..schema.states import RequestState
-from . import completion, following, passthrough
-from .following import follow, leave, submit, submit_options
-from .option_groups import grouped, set_option
-from .options import connect, declared_options, given_options, json_option
-from .output import Output, good
+from ...client.sources import check_source, folder_note, read_source, working_folder
+from ...schema.names import suggest_name, why_not
+from ...schema.operation_options import DrainOptions, RequestOptions
+from ...schema.spec import LaunchOptions
+from ...schema.states import RequestState
+from .. import completion, following, passthrough
+from ..following import follow, leave, submit, submit_options
+from ..option_groups import grouped, set_option
+from ..options import connect, declared_options, given_options, json_option
+from ..output.output import Output, good
 
 if TYPE_CHECKING:
-    from ..client.api import DaemonClient
+    from ...client.api import DaemonClient
 
 
 GROUPS = {

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import click
 
-from ..schema.states import (
+from ...schema.states import (
     FAILING,
     EnvironmentState,
     GenerationState,
     ReplicaState,
     RequestState,
 )
-from ..system.text.terminal_text import coloured, plain
+from ...system.text.terminal_text import coloured, plain
 from . import phrases
 
 if TYPE_CHECKING:

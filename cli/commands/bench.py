@@ -10,12 +10,12 @@ from typing import Any
 
 import click
 
-from ..client.sources import working_folder
-from ..schema.operation_options import BenchmarkOptions
-from . import completion
-from .following import async_option, carry_out
-from .options import connect, declared_options, given_options, json_option, seconds
-from .output import Output, good
+from ...client.sources import working_folder
+from ...schema.operation_options import BenchmarkOptions
+from .. import completion
+from ..following import async_option, carry_out
+from ..options import connect, declared_options, given_options, json_option, seconds
+from ..output.output import Output, good
 
 
 def numbers(read: Callable[[str], float], what: str) -> Callable[[str], list[float]]:

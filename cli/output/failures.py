@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..client.errors import ApiRefused, ClientError
-from ..schema.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
-from ..system.text.terminal_text import plain
-from ..system.text.units import MB
+from ...client.errors import ApiRefused, ClientError
+from ...schema.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
+from ...system.text.terminal_text import plain
+from ...system.text.units import MB
 from . import phrases
 from .output import bad, faint
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import click
 
-from ..schema.settings import Paths
-from . import completion, exit_codes, phrases
-from .options import connect, json_option
-from .output import Output, bad, faint, good
+from ...schema.settings import Paths
+from .. import completion, exit_codes
+from ..output import phrases
+from ..options import connect, json_option
+from ..output.output import Output, bad, faint, good
 
 _LEADS_ON = """\
 <!DOCTYPE html>

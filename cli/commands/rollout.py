@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..client.errors import ApiRefused
-from ..client.policies import variables_of
-from ..client.sources import MANIFEST, bundled_names, read_source, working_folder
-from ..schema.operation_options import RequestOptions, RolloutOptions
-from ..schema.states import EnvironmentState, RequestState
-from ..system.text.terminal_text import plain
-from . import completion, exit_codes, following
-from .following import Detached, follow, follow_request, leave, submit, submit_options
+from ...client.errors import ApiRefused
+from ...client.policies import variables_of
+from ...client.sources import MANIFEST, bundled_names, read_source, working_folder
+from ...schema.operation_options import RequestOptions, RolloutOptions
+from ...schema.states import EnvironmentState, RequestState
+from ...system.text.terminal_text import plain
+from .. import completion, exit_codes, following
+from ..following import Detached, follow, follow_request, leave, submit, submit_options
 from .launch import launch_by_default
-from .option_groups import grouped, set_option
-from .options import connect, declared_options, given_options, json_option
-from .output import Output, bad, good
+from ..option_groups import grouped, set_option
+from ..options import connect, declared_options, given_options, json_option
+from ..output.output import Output, bad, good
 
 if TYPE_CHECKING:
-    from ..client.api import DaemonClient
+    from ...client.api import DaemonClient
 
 KEPT = "  finished episodes are kept: the same command plays the missing ones"
 _BEING_LAUNCHED = (EnvironmentState.PENDING, EnvironmentState.STARTING)

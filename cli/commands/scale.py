@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from ..schema.operation_options import DrainOptions
-from . import completion, phrases
-from .following import async_option, carry_out
-from .options import connect, declared_options, given_options, json_option
-from .output import Output, good
+from ...schema.operation_options import DrainOptions
+from .. import completion
+from ..output import phrases
+from ..following import async_option, carry_out
+from ..options import connect, declared_options, given_options, json_option
+from ..output.output import Output, good
 
 
 @click.command()

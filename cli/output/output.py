@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import click
 
-from ..system.text.terminal_text import coloured
+from ...system.text.terminal_text import coloured
 from .drawing import Drawn, draw, is_coloured
 
 _CONTROL = re.compile("[\x7f-\x9f]")  # that JSON leaves as they are, and some terminals obey

@@ -7,13 +7,13 @@ from typing import Any
 
 import click
 
-from ..client.sources import check_source, read_source, working_folder
-from ..schema.operation_options import ImageOptions, RequestOptions
-from . import completion
-from .following import RARE, carry_out, submit_options
-from .option_groups import set_option
-from .options import connect, declared_options, given_options, json_option
-from .output import Output, good
+from ...client.sources import check_source, read_source, working_folder
+from ...schema.operation_options import ImageOptions, RequestOptions
+from .. import completion
+from ..following import RARE, carry_out, submit_options
+from ..option_groups import set_option
+from ..options import connect, declared_options, given_options, json_option
+from ..output.output import Output, good
 
 
 @click.group()

@@ -17,12 +17,12 @@ import time
 from rich.console import Console, Group
 from rich.live import Live
 
-from ..client.api import DaemonClient
-from ..client.errors import ClientError, ConnectionLost
-from ..system.text.json_lines import Json
-from .drawing import for_rich, new_console
-from .options import reconnect
-from .output import Output, bad
+from ...client.api import DaemonClient
+from ...client.errors import ClientError, ConnectionLost
+from ...system.text.json_lines import Json
+from ..output.drawing import for_rich, new_console
+from ..options import reconnect
+from ..output.output import Output, bad
 from .status import picture, read_status
 
 REDRAW_SECONDS = 1.0  # for the ages

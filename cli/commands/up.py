@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from ..client import daemon
-from ..client.errors import ClientError, DaemonNotStarted
-from ..schema.settings import (
+from ...client import daemon
+from ...client.errors import ClientError, DaemonNotStarted
+from ...schema.settings import (
     SETTINGS,
     Paths,
     Setting,
@@ -22,12 +22,13 @@ from ..schema.settings import (
     flags_of_killed,
     given_settings,
 )
-from ..schema.states import EnvironmentState
-from ..system.text.terminal_text import plain
-from . import exit_codes, phrases
-from .drawing import Table
-from .options import Command, Duration, connect, json_option
-from .output import Output, good
+from ...schema.states import EnvironmentState
+from ...system.text.terminal_text import plain
+from .. import exit_codes
+from ..output import phrases
+from ..output.drawing import Table
+from ..options import Command, Duration, connect, json_option
+from ..output.output import Output, good
 
 DEFAULT = "default"
 ANSWER_SECONDS = 2.0  # of a daemon that is to be stopped
