@@ -25,7 +25,7 @@ OLDER = ("openenv==0.3.1", "fastmcp>=3,<4")  # what most of upstream's environme
 def test_our_env_host_answers_as_upstreams_server_does(
     variable: str, requirements: tuple[str, ...]
 ) -> None:
-    suite = ["-m", "upstream", "-k", variable, "tests/env_host/test_conformance.py"]
+    suite = ["-m", "upstream", "-k", variable, "tests/env_host/serving/test_conformance.py"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "0", *suite],
         cwd=REPOSITORY,

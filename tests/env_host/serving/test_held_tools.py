@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a session holds its environment's MCP connection, which belongs to one event loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ..conftest import StartHost
+
+# `MCPEnvironment` as upstream has it: its `step` asks for the tools on a loop in another thread,
+# and since 0.2.3 its `step_async` asks on the session's own.
+PROJECT = """
+import asyncio, sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from types import ModuleType
+from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
+
+class MCPEnvironment(Environment[Action, Observation, State]):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    holders, loop, opened = 0, None, 0
+
+    @asynccontextmanager
+    async def mcp_session(self):
+        if not self.holders:
+            self.loop, self.opened = asyncio.get_running_loop(), self.opened + 1
+        self.holders += 1
+        try:
+            yield
+        finally:
+            self.holders -= 1
+
+    async def ask(self):
+        async with self.mcp_session():
+            answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop)
+            await asyncio.wrap_future(answer)
+            return Observation(metadata={"opened": self.opened})
+
+    def reset(self, seed=None, episode_id=None):
+        return Observation()
+
+    def step(self, action, timeout_s=None):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(asyncio.run, self.ask()).result()
+
+    @property
+    def state(self):
+        return State()
+
+module = ModuleType("openenv.core.env_server.mcp_environment")
+module.MCPEnvironment = MCPEnvironment
+sys.modules[module.__name__] = module
+
+class Sync(MCPEnvironment):
+    pass
+
+class AsyncInName(MCPEnvironment):
+    async def step_async(self, action, timeout_s=None):
+        return await super().step_async(action, timeout_s=timeout_s)
+"""
+
+NEWER = """
+async def step_async(self, action, timeout_s=None):
+    return await self.ask()
+MCPEnvironment.step_async = step_async
+"""
+
+
+@pytest.mark.parametrize(
+    ("newer", "name", "opened"),
+    [(False, "Sync", [1, 2]), (False, "AsyncInName", [1, 2]), (True, "AsyncInName", [1, 1])],
+)
+def test_an_mcp_connection_is_held_only_where_steps_use_it_on_the_same_loop(
+    start: StartHost, tmp_path: Path, newer: bool, name: str, opened: list[int]
+) -> None:
+    (tmp_path / "tools.py").write_text(PROJECT + NEWER * newer)
+    host = start(f"tools:{name}")
+    host.ready()
+    with host.open() as client:
+        client.ask("reset")
+        steps = [client.ask("step", {}) for _ in opened]
+    assert [step["data"]["metadata"]["opened"] for step in steps] == opened

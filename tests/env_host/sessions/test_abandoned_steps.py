@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps that go on although nobody waits for them: they are counted, and their shards replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from openenvd.env_host.ipc.capacity import abandoned_steps
+from openenvd.env_host.ipc.scoreboard import Counters, Field, now_microseconds
+from openenvd.env_host.shard.base import memory_note
+from openenvd.env_host.supervisor.shard_policies import (
+    PATIENCE_SECONDS,
+    STARVED,
+    Replacement,
+    replacement_of,
+)
+from openenvd.system.process.diagnose import explain_child
+from openenvd.system.process.exit_reason import ExitKind
+
+from ..conftest import StartHost
+from ..hosts import WAIT_SECONDS, Client, Host
+from .test_sessions import Gate
+from ..shard.test_shards import last_word, next_exit, pid_of
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+SOON: dict[str, Any] = {"env": {"PATIENCE": "0.3"}, "step_timeout_seconds": 0.2}
+
+
+def abandon(client: Client, what: str, gate: Gate) -> None:
+    """A step that times out, and goes on."""
+    client.send("step", {"what": what, "gate": gate.name})
+    assert "did not finish within" in last_word(client)[0]["data"]["message"]
+    gate.reached()
+
+
+def abandoned(host: Host) -> int:
+    found: int = host.http("GET", "/capacity")[1]["shards"][0]["abandoned"]
+    return found
+
+
+def test_a_step_that_goes_on_is_counted_until_it_returns(start: StartHost, gate: Gate) -> None:
+    host = start(shards=1, step_timeout_seconds=0.2)
+    host.ready()
+    with host.open() as client, host.open() as other:
+        pid = pid_of(other)
+        abandon(client, "wait", gate)
+        assert abandoned(host) == 1
+        gate.open()
+        host.until(lambda capacity: capacity["shards"][0]["abandoned"] == 0)
+        assert pid_of(other) == pid
+
+
+def test_a_step_over_http_that_goes_on_is_counted_too(start: StartHost, gate: Gate) -> None:
+    host = start(shards=1, step_timeout_seconds=0.2)
+    host.ready()
+    step = {"action": {"what": "wait", "gate": gate.name}}
+    assert host.http("POST", "/step", step)[0] >= 500
+    gate.reached()
+    assert abandoned(host) == 1
+    gate.open()
+    host.until(lambda capacity: capacity["shards"][0]["abandoned"] == 0)
+
+
+def test_a_shard_is_replaced_when_its_other_sessions_have_ended(
+    start: StartHost, gate: Gate
+) -> None:
+    host = start(shards=1, **SOON)
+    host.ready()
+    with host.open() as client, host.open() as other:
+        pid = pid_of(other)
+        abandon(client, "wait", gate)
+        host.until(lambda capacity: capacity["shards"][0]["abandoned_seconds"] > 1.5)
+        assert pid_of(other) == pid
+    psutil.Process(pid).wait(WAIT_SECONDS)
+    with host.open() as client:
+        assert pid_of(client) != pid
+    assert f"shard 0 (pid {pid}) is replaced: 1 abandoned step has run for" in host.log.read_text()
+
+
+def test_a_shard_whose_sessions_are_starved_is_replaced_at_once(
+    start: StartHost, gate: Gate
+) -> None:
+    host = start(shards=1, **SOON)
+    host.ready()
+    with host.open() as client, host.open() as other:
+        pid = pid_of(other)
+        abandon(client, "wait_then_hold", gate)
+        gate.open()
+        answer, code = last_word(other)
+        assert STARVED in answer["data"]["message"]
+        assert code == 1011
+    told = next_exit(host)
+    assert (told["pid"], told["replaced_for"], told["sessions"]) == (pid, STARVED, 1)
+    reason = explain_child(told, limit_bytes=None)
+    assert (reason.kind, reason.sentence()) == (ExitKind.STOPPED, STARVED)
+    with host.open() as client:
+        client.ask("reset")
+        assert pid_of(client) != pid
+
+
+@pytest.mark.parametrize("what", ["wait", "wait_then_hold"])
+def test_the_process_of_an_isolated_session_is_ended(
+    start: StartHost, gate: Gate, what: str
+) -> None:
+    host = start("Single", max_sessions=2, **SOON)
+    host.ready()
+    with host.open() as client, host.open() as other:
+        process, others = psutil.Process(pid_of(client)), pid_of(other)
+        abandon(client, what, gate)
+        gate.open() if what == "wait_then_hold" else None
+        process.wait(WAIT_SECONDS)
+        assert pid_of(other) == others
+
+
+def test_what_a_session_has_left_behind_is_named_until_it_ends(start: StartHost) -> None:
+    host = start(shards=1)
+    host.ready()
+    with host.open() as client:
+        client.ask("reset")
+        pid = int(client.ask("step", {"what": "leave"})["data"]["observation"]["text"])
+    host.until(lambda capacity: bool(capacity["left"]))
+    [left] = host.http("GET", "/capacity")[1]["left"]
+    assert (left["pid"], left["bytes"] >= 24 << 20) == (pid, True)
+    psutil.Process(pid).kill()
+    host.until(lambda capacity: not capacity["left"])
+
+
+SHORT = (
+    " Memory was short: 250 MB were held together with other processes of the replica, of 300 MB."
+)
+
+
+@pytest.mark.parametrize(
+    ("killed", "held", "told"),
+    [
+        (0, 100, ""),
+        (0, 250, SHORT),
+        (1, 0, " A program that the environment had started was killed for memory meanwhile."),
+        (2, 0, " 2 programs that the environment had started were killed for memory meanwhile."),
+    ],
+)  # fmt: skip
+def test_a_client_whose_step_timed_out_is_told_what_memory_had_to_do_with_it(
+    killed: int, held: int, told: str
+) -> None:
+    assert memory_note(killed, held << 20, 300 << 20) == told
+
+
+def row(**values: int) -> Counters:
+    counters = Counters(0, memoryview(bytearray(8 * 32)).cast("q"))
+    for name, value in values.items():
+        counters[Field[name]] = value
+    return counters
+
+
+LATE = int((PATIENCE_SECONDS + 1) * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("since", "values", "is_exclusive", "wanted"),
+    [
+        (LATE, {"ABANDONED": 0}, False, Replacement.NONE),
+        (LATE // 2, {"ABANDONED": 1}, False, Replacement.NONE),
+        (LATE, {"ABANDONED": 1}, False, Replacement.WHEN_IDLE),
+        (LATE, {"ABANDONED": 1, "SESSIONS": 1}, False, Replacement.NONE),
+        (LATE, {"ABANDONED": 1, "SESSIONS": 1}, True, Replacement.WHEN_IDLE),
+        (LATE, {"ABANDONED": 1, "ARRIVING": 1}, False, Replacement.NONE),
+        (LATE, {"ABANDONED": 2, "SESSIONS": 1, "HEARTBEAT": 1}, False, Replacement.AT_ONCE),
+    ],
+)
+def test_when_a_shard_is_replaced(
+    since: int, values: dict[str, int], is_exclusive: bool, wanted: Replacement
+) -> None:
+    now = now_microseconds()
+    known = {"PID": 5, "READY": 1, "HEARTBEAT": now, "ABANDONED_SINCE": now - since, **values}
+    assert replacement_of(row(**known), now, is_exclusive=is_exclusive) is wanted
+
+
+def test_a_status_says_since_when_steps_go_on() -> None:
+    shards = [
+        {"index": 0, "abandoned": 1, "abandoned_seconds": 120.4},
+        {"index": 1, "abandoned": 0, "abandoned_seconds": 0.0},
+    ]
+    assert abandoned_steps(shards, 1000.0) == [{"shard": 0, "count": 1, "since": 880}]

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host that nobody uses exits, and says so; what connects meanwhile is left to the next one."""
+
+from __future__ import annotations
+
+import socket
+import time
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..conftest import StartHost
+from ..hosts import WAIT_SECONDS, Host
+
+SHORT = 0.05  # seconds without use
+
+
+def slept(host: Host) -> int:
+    """The exit code of a host that falls asleep."""
+    host.note_that(sleeps=True)
+    return host.process.wait(WAIT_SECONDS)
+
+
+@pytest.mark.parametrize("config", [{}, {"shards": 2}, {"isolate": True, "max_sessions": 4}])
+def test_a_host_sleeps_after_its_last_session(start: StartHost, config: dict[str, Any]) -> None:
+    host = start(sleep_after_seconds=1.0, **config)
+    host.ready()
+    with host.open() as client:
+        assert client.ask("reset")["type"] == "observation"
+    assert slept(host) == 0
+
+
+def test_a_session_keeps_a_host_awake(start: StartHost) -> None:
+    host = start(sleep_after_seconds=SHORT)
+    host.ready()
+    with host.open() as client:
+        for _ in range(20):
+            answer = client.ask("reset")
+            assert answer["type"] == "observation", answer
+            client.connection.ping().wait(SHORT)
+        host.note_that(sessions=1)
+        assert host.process.poll() is None
+    assert slept(host) == 0
+
+
+def test_what_connects_while_a_host_exits_is_served_by_the_next(start: StartHost) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    first = start(listener=listener.dup(), sleep_after_seconds=SHORT)
+    first.ready()
+    assert slept(first) == 0
+    connection = HTTPConnection("127.0.0.1", first.port, timeout=WAIT_SECONDS)
+    connection.request("GET", "/health")
+    start(listener=listener.dup()).ready()
+    listener.close()
+    assert connection.getresponse().status == 200
+    connection.close()
+
+
+def test_a_replica_with_others_at_its_address_stays_awake(start: StartHost, tmp_path: Path) -> None:
+    other = tmp_path / "trial-1.door"
+    other.touch()
+    host = start(sleep_after_seconds=SHORT, doors=f"{tmp_path}/trial-", shares_address=True)
+    host.ready()
+    time.sleep(10 * SHORT)
+    assert host.process.poll() is None
+    other.unlink()
+    assert slept(host) == 0

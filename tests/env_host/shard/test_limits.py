@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a client may send to a real env host, over HTTP and as a message."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Opcode
+from websockets.sync.client import connect
+
+from openenvd.schema.protocol import HostConfig
+from openenvd.system.net.connection_limit import connections_within
+from openenvd.system.text.units import MB
+
+from ..conftest import StartHost
+from ..hosts import WAIT_SECONDS, Host
+from ..raw import Raw, frame, opened
+
+ECHO = "openenvd.env_host.bundled.echo.environment:EchoEnvironment"
+FEW_FDS, SOME_FDS = 300, 600
+PROJECT = """
+from fastapi import FastAPI, Request
+
+app = FastAPI()
+
+@app.post("/upload")
+async def upload(request: Request) -> int:
+    return len(await request.body())
+"""
+
+
+@pytest.fixture
+def host(start: StartHost) -> Host:
+    """An env host that takes messages and bodies of 2 MB, and has memory for few at once."""
+    started = start(ECHO, reset_first=False, max_message_mb=2, memory_bytes=64 * MB)
+    started.ready()
+    return started
+
+
+def send(host: Host, *parts: bytes) -> bytes:
+    """Send what can be sent; return the status line."""
+    with socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS) as peer:
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                peer.sendall(part)
+        return peer.recv(100).partition(b"\r\n")[0]
+
+
+def head_of(request: str, **headers: str) -> bytes:
+    headers = {"Host": "localhost", "Content-Type": "application/json", **headers}
+    lines = [f"{request} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def long_step(most_mb: int) -> bytes:
+    """A step's frame, whose message is hardly shorter than so many MB."""
+    message = {"type": "step", "data": {"message": "a" * (most_mb * MB - 5000)}}
+    return frame(Opcode.TEXT, json.dumps(message).encode())
+
+
+def resident_bytes(host: Host) -> int:
+    process = psutil.Process(host.process.pid)
+    return sum(each.memory_info().rss for each in [process, *process.children(recursive=True)])
+
+
+def test_a_body_is_refused_by_its_announced_length(host: Host) -> None:
+    for path in ("/step", "/reset", "/mcp", "/nowhere"):
+        refused = send(host, head_of(f"POST {path}", **{"Content-Length": str(6 << 30)}))
+        assert refused == b"HTTP/1.1 413 Request Entity Too Large"
+
+
+def test_an_endless_head_takes_no_memory(host: Host) -> None:
+    before = resident_bytes(host)
+    with contextlib.suppress(ConnectionError):
+        assert send(host, head_of("GET /health")[:-2], b"X: ", *[b"x" * MB] * 200)[9:12] == b"431"
+    assert resident_bytes(host) - before < 20 * MB
+    assert host.http("GET", "/health")[0] == 200
+
+
+def test_an_endless_second_head_of_a_connection_is_refused(host: Host) -> None:
+    with socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS) as peer:
+        peer.sendall(head_of("GET /health"))
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += peer.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 200")
+        with contextlib.suppress(ConnectionError):
+            for part in [head_of("GET /health")[:-2], *[b"x" * MB] * 200]:
+                peer.sendall(part)
+        assert peer.recv(100).startswith(b"HTTP/1.1 431")
+
+
+def test_a_long_body_within_the_limit_passes(host: Host) -> None:
+    text = "a" * (2 * MB - 1000)
+    status, answer = host.http("POST", "/step", {"action": {"message": text}})
+    assert (status, answer["observation"]["echoed_message"]) == (200, text)
+
+
+def test_a_message_is_refused_by_its_announced_length(host: Host) -> None:
+    before = resident_bytes(host)
+    with connect(f"ws://127.0.0.1:{host.port}/ws", max_size=None) as client:
+        client.socket.sendall(b"\x81\xff" + (6 << 30).to_bytes(8, "big") + b"mask")
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv(WAIT_SECONDS)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1009
+    assert resident_bytes(host) - before < 20 * MB
+
+
+def test_a_message_beyond_the_setting_is_refused_and_one_within_passes(host: Host) -> None:
+    def echoed(size: int) -> int:
+        with connect(f"ws://127.0.0.1:{host.port}/ws", max_size=None) as client:
+            message = {"type": "step", "data": {"message": "a" * size}}
+            client.send(json.dumps({"type": "reset", "data": {}}))
+            client.recv(WAIT_SECONDS)
+            client.send(json.dumps(message))
+            answer = json.loads(client.recv(WAIT_SECONDS))
+            return int(answer["data"]["observation"]["message_length"])
+
+    assert echoed(2 * MB - 1000) == 2 * MB - 1000
+    with pytest.raises(ConnectionClosed) as closed:
+        echoed(2 * MB)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1009
+
+
+def test_a_crowd_that_sends_long_messages_in_one_instant_is_answered(host: Host) -> None:
+    """They are more than may be kept of unfinished messages; some are read later than others."""
+    sent = long_step(2)
+    cut = len(sent) * 9 // 10
+
+    def send_in_parts(client: Raw, all_have_begun: threading.Barrier) -> None:
+        with contextlib.suppress(OSError):
+            client.send(sent[: cut // 2])
+            all_have_begun.wait(WAIT_SECONDS)
+            client.send(sent[cut // 2 : cut])
+            client.send(sent[cut:])
+
+    with contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(opened(host)) for _ in range(24)]
+        barrier = threading.Barrier(len(crowd))
+        senders = [threading.Thread(target=send_in_parts, args=(each, barrier)) for each in crowd]
+        for sender in senders:
+            sender.start()
+        for each in crowd:
+            assert each.answer()["type"] == "observation"
+        for sender in senders:
+            sender.join(WAIT_SECONDS)
+
+
+def test_long_messages_are_answered_behind_unfinished_ones_that_do_not_go_on(host: Host) -> None:
+    """Nor is one of these closed for it: each is answered when it goes on at last."""
+    sent = long_step(2)
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(opened(host)) for _ in range(4)]
+        crowd = [stack.enter_context(opened(host)) for _ in range(12)]
+        for client in slow:
+            client.send(sent[:-200_000])
+        senders = [threading.Thread(target=each.send, args=(sent,)) for each in crowd]
+        for sender in senders:
+            sender.start()
+        for each in crowd:
+            assert each.answer()["type"] == "observation"
+        for sender in senders:
+            sender.join(WAIT_SECONDS)
+        for client in slow:
+            client.send(sent[-200_000:])
+            assert client.answer()["type"] == "observation"
+
+
+def test_long_messages_are_answered_beside_unfinished_ones_that_go_on_by_bytes(
+    start: StartHost,
+) -> None:
+    host = start(ECHO, reset_first=False, max_message_mb=8, memory_bytes=64 * MB)
+    host.ready()
+    sent = long_step(8)
+    rest = len(sent) - 2000
+    is_over = threading.Event()
+
+    def drip(client: Raw) -> None:
+        at = rest
+        while at < len(sent):
+            end = len(sent) if is_over.wait(0.1) else at + 1
+            client.send(sent[at:end])
+            at = end
+
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(opened(host)) for _ in range(4)]
+        short, last = stack.enter_context(opened(host)), stack.enter_context(opened(host))
+        for client in slow:
+            client.send(sent[:rest])
+        drips = [threading.Thread(target=drip, args=(client,)) for client in slow]
+        for each in drips:
+            each.start()
+        last.send(sent)
+        assert last.answer()["type"] == "observation"
+        short.text('{"type":"state"}')
+        assert short.answer()["type"] == "state"
+        is_over.set()
+        for client in slow:
+            assert client.answer()["type"] == "observation"
+        for each in drips:
+            each.join(WAIT_SECONDS)
+
+
+def test_of_more_unfinished_messages_than_may_be_the_largest_is_closed(start: StartHost) -> None:
+    host = start(ECHO, reset_first=False, max_message_mb=2, memory_bytes=64 * MB)
+    host.ready()
+    sent = long_step(2)
+    with contextlib.ExitStack() as stack:
+        largest = stack.enter_context(opened(host))
+        largest.send(sent[:-10])
+        for _ in range(250):
+            stack.enter_context(opened(host)).send(sent[:200_000])
+        opcode, payload = largest.receive()
+        assert (opcode, int.from_bytes(payload[:2], "big")) == (Opcode.CLOSE, 1013)
+
+
+def test_with_memory_for_them_more_unfinished_messages_are_kept(start: StartHost) -> None:
+    host = start(ECHO, reset_first=False, max_message_mb=2, memory_bytes=1000 * MB)
+    host.ready()
+    sent = long_step(2)
+    with contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(opened(host)) for _ in range(30)]
+        for client in crowd:
+            client.send(sent[:-10])
+        for client in crowd:
+            client.send(sent[-10:])
+            assert client.answer()["type"] == "observation"
+
+
+def test_the_routes_of_a_projects_own_app_are_limited_too(start: StartHost, tmp_path: Path) -> None:
+    (tmp_path / "upload.py").write_text(PROJECT)
+    host = start(None, app_candidates=("upload:app",), serve_as_is=True, max_message_mb=2)
+    host.ready()
+    announced = head_of("POST /upload", **{"Content-Length": str(3 * MB)})
+    chunked = head_of("POST /upload", **{"Transfer-Encoding": "chunked"})
+    assert b" 413 " in send(host, announced)
+    assert b" 413 " in send(host, chunked, *[b"100000\r\n" + b" " * MB + b"\r\n"] * 3)
+    assert host.http("POST", "/upload", "a" * MB) == (200, MB)
+
+
+def test_the_heads_of_a_projects_own_app_are_limited_too(start: StartHost, tmp_path: Path) -> None:
+    (tmp_path / "upload.py").write_text(PROJECT)
+    host = start(None, app_candidates=("upload:app",), serve_as_is=True)
+    host.ready()
+    endless = [head_of("POST /upload")[:-2], b"X: ", *[b"x" * MB] * 50]
+    assert send(host, *endless)[9:12] == b"431"
+    with socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS) as peer:
+        peer.sendall(head_of("GET /nowhere"))
+        answer = b""
+        while not answer.endswith(b"}"):
+            answer += peer.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 404")
+        with contextlib.suppress(ConnectionError):
+            for part in endless:
+                peer.sendall(part)
+        assert peer.recv(100).startswith(b"HTTP/1.1 431")
+
+
+def test_silent_strangers_do_not_keep_others_out_of_a_projects_own_app(
+    start: StartHost, tmp_path: Path
+) -> None:
+    (tmp_path / "upload.py").write_text(PROJECT)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW_FDS, limit[1]))
+    try:
+        host = start(None, app_candidates=("upload:app",), serve_as_is=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    host.ready()
+    with contextlib.ExitStack() as stack:
+        for _ in range(2 * FEW_FDS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS))
+        assert host.http("POST", "/upload", "a") == (200, 1)
+        assert psutil.Process(host.process.pid).num_fds() < FEW_FDS
+
+
+def test_a_low_limit_on_descriptors_is_named_at_the_launch(tmp_path: Path) -> None:
+    python = tmp_path / "python-with-few-descriptors"
+    python.write_text(f'#!/bin/sh\nulimit -n 256\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    host = Host(HostConfig(name="echo", env_class=ECHO, shards=2), tmp_path, python=str(python))
+    with contextlib.closing(host):
+        ready = host.ready()
+    assert ready["max_sessions"] == 2
+    [told] = ready["notes"]
+    assert told.startswith("1024 sessions were to be possible, and 2 are:")
+    assert "256 (ulimit -Hn)" in told
+
+
+def test_requests_that_do_not_end_do_not_keep_sessions_out(tmp_path: Path) -> None:
+    """HTTP may have half of a shard's descriptors."""
+    python = tmp_path / "python-with-few-descriptors"
+    python.write_text(f'#!/bin/sh\nulimit -n {SOME_FDS}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    config = HostConfig(name="echo", env_class=ECHO, shards=1, max_sessions=4)
+    host = Host(config, tmp_path, python=str(python))
+    with contextlib.ExitStack() as stack:
+        stack.callback(host.close)
+        host.ready()
+        for _ in range(connections_within(SOME_FDS, shares=2)):
+            peer = socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS)
+            stack.enter_context(peer)
+            peer.sendall(head_of("POST /step", **{"Content-Length": "100"}) + b"{")
+        while host.http("GET", "/health")[0] != 503:  # until all have been taken
+            pass
+        with host.open() as client:
+            assert client.ask("reset")["type"] == "observation"
+
+
+def test_a_handshake_that_only_websockets_refuses_is_answered(start: StartHost) -> None:
+    """uvicorn would say nothing, and keep the connection for ever."""
+    host = start()
+    host.ready()
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        "Origin": "http://evil.example",
+        "Cookie": "a" * 9000,
+    }
+    with socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS) as peer:
+        peer.sendall(head_of("GET /ws", **upgrade))
+        assert peer.recv(4096).startswith(b"HTTP/1.1 4")
+        while peer.recv(4096):
+            pass

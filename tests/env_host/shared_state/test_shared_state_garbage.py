@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers that break the protocol: each loses its own connection, and nobody gets wrong data."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from openenvd.env_host.shared_state import frames as wire
+from openenvd.env_host.shared_state.connection import StateLink, socket_name
+from openenvd.env_host.shared_state.errors import WorldError, WorldLost
+from openenvd.env_host.shared_state.frames import Kind
+from openenvd.env_host.shared_state.process import StateProcess
+from openenvd.env_host.shared_state.proxy import StateProxy
+
+from ..ledger import LedgerWorld
+
+CALL = wire.encode_value(["note", time.monotonic() + 3600, {"entry": 1}])
+
+
+@pytest.fixture
+def state() -> Iterator[StateProcess]:
+    """A state process of a `Ledger`."""
+    process = StateProcess(LedgerWorld)
+    process.start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+async def world(state: StateProcess) -> AsyncIterator[StateProxy]:
+    """A session of a shard that behaves."""
+    link = StateLink(state.address)
+    yield StateProxy(link)
+    await link.close()
+
+
+def talk(address: str, *pieces: bytes) -> bytes:
+    """Everything a state process answers until it closes."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(30)
+        peer.connect(socket_name(address))
+        found = b""
+        try:
+            for piece in pieces:
+                peer.sendall(piece)
+            while data := peer.recv(65536):
+                found += data
+        except ConnectionError:
+            pass
+        return found
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (b"GET / HTTP/1.1\r\nHost: a.example\r\nAccept: */*\r\n\r\n",),
+        (os.urandom(100_000),),
+        (wire.encode(Kind.CALL, 2, value=CALL),),
+        (wire.encode(Kind.CALL, 0, value=CALL),),
+        (wire.encode(Kind.CALL, 1, value=b"[1]"),),
+        (wire.encode(Kind.CALL, 1, value=b'["note", 9e9, [1]]'),),
+        (wire.encode(Kind.CALL, 1),),
+        (wire.encode(Kind.REPLY, 1),),
+        (wire.encode(Kind.WELCOME, 1),),
+        (wire.encode(Kind.LEAVE, 1), b"\0" * 40),
+    ],
+)
+async def test_a_shard_that_sends_garbage_loses_its_own_connection(
+    state: StateProcess, world: StateProxy, pieces: tuple[bytes, ...]
+) -> None:
+    await asyncio.to_thread(talk, state.address, *pieces)
+    assert await world.entries() == []
+
+
+async def test_a_shard_killed_in_the_middle_of_a_frame_harms_no_other(
+    state: StateProcess, world: StateProxy
+) -> None:
+    call = wire.encode(Kind.CALL, 1, value=CALL, body=bytes(1000))
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(socket_name(state.address))
+        peer.sendall(call[:-1])
+    assert await world.entries() == []
+
+
+class Impostor:
+    """A state process that answers the first call with whatever it is told to."""
+
+    def __init__(self, folder: Path, *answer: bytes) -> None:
+        self.address = str(folder / "s")
+        self._answer = b"".join(answer)
+        self._over = asyncio.Event()
+
+    async def __aenter__(self) -> Impostor:
+        self._server = await asyncio.start_unix_server(self._serve, self.address)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._over.wait()
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(wire.encode(Kind.WELCOME, 5, value=b"1"))
+        if await reader.read(1):
+            writer.write(self._answer)
+            await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        self._over.set()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        wire.encode(Kind.REPLY, epoch=4, session=1, request_id=1, body=b"of an earlier epoch"),
+        wire.encode(Kind.REPLY, epoch=5, session=1, request_id=2, body=b"to another call"),
+        wire.encode(Kind.REPLY, epoch=5, session=2, request_id=1, body=b"to another session"),
+        wire.encode(Kind.CALL, epoch=5, session=1, request_id=1, body=b"not a reply"),
+        b"garbage" * 100,
+    ],
+)
+async def test_a_reply_that_is_not_the_callers_is_never_delivered(
+    tmp_path: Path, answer: bytes
+) -> None:
+    async with Impostor(tmp_path, answer) as impostor:
+        link = StateLink(impostor.address)
+        with pytest.raises(WorldLost):
+            await StateProxy(link).anything()
+        await link.close()
+
+
+async def test_a_reply_that_comes_twice_is_delivered_once(tmp_path: Path) -> None:
+    reply = wire.encode(Kind.REPLY, epoch=5, session=1, request_id=1, body=b"mine")
+    async with Impostor(tmp_path, reply, reply) as impostor:
+        link = StateLink(impostor.address)
+        world = StateProxy(link)
+        assert await world.first() == b"mine"
+        with pytest.raises(WorldLost):
+            await world.second()
+        await link.close()
+
+
+async def test_a_socket_that_does_not_greet_is_no_state_process(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "silent"))
+        silent.listen()
+        link = StateLink(str(tmp_path / "silent"))
+        with pytest.raises(WorldError, match="cannot be reached"):
+            await link.current(time.monotonic() + 0.1)
+        await link.close()

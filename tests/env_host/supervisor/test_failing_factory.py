@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An environment that cannot be created: the host says why, until one can."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from openenvd.schema.protocol import TRIAL_VARIABLE
+
+from ..conftest import StartHost
+from ..hosts import Host
+from ..upstream import write_upstream
+
+PROJECT = """
+from pathlib import Path
+from openenv.core.env_server.http_server import create_app
+from samples import Counter, Do, Seen
+
+def create():
+    if not Path("licence").exists():
+        raise ModuleNotFoundError("No module named 'textarena'\\nsecond line")
+    return Counter()
+
+app = create_app(create, Do, Seen)
+"""
+CLASS = """
+class create(Counter):
+    def __init__(self):
+        super().__init__()
+        if not Path("licence").exists():
+            raise ModuleNotFoundError("No module named 'textarena'")
+
+app = create_app(create, Do, Seen)
+"""
+SHARED = """
+from samples import Broken
+
+class Song:
+    def read(self):
+        return ""
+
+class World(Broken):
+    SHARED_STATE = True
+    create_state = Song
+"""
+CAUSE = "ModuleNotFoundError: No module named 'textarena'"
+
+
+def try_session(host: Host) -> str:
+    """The type of the first answer; one that cannot begin is answered without being asked."""
+    with host.open() as client:
+        with suppress(ConnectionClosed):
+            client.send("reset")
+        kind: str = client.receive()["type"]
+        return kind
+
+
+def cause(host: Host) -> Any:
+    """Why sessions fail, as it is told next."""
+    return host.note_that_has("sessions_fail")
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_factory_that_fails_is_told_before_ready_and_until_a_session_succeeds(
+    start: StartHost, tmp_path: Path, isolate: bool
+) -> None:
+    write_upstream(tmp_path)
+    (tmp_path / "app.py").write_text(PROJECT)
+    host = start(None, app_candidates=("app:app",), isolate=isolate, max_sessions=None)
+    place = f" ({tmp_path / 'app.py'}, line 8)"
+    assert cause(host) == CAUSE + place
+    host.ready()
+    (tmp_path / "licence").touch()
+    assert try_session(host) == "observation"
+    assert cause(host) is None
+    (tmp_path / "licence").unlink()
+    assert try_session(host) == "error"
+    assert cause(host) == CAUSE + place
+
+
+def test_a_class_that_is_not_tried_is_told_with_its_first_session(
+    start: StartHost, tmp_path: Path
+) -> None:
+    write_upstream(tmp_path)
+    project, _, _ = PROJECT.partition("def create")
+    (tmp_path / "app.py").write_text(project + CLASS)
+    host = start(None, app_candidates=("app:app",))
+    assert "sessions_fail" not in host.ready()
+    assert try_session(host) == "error"
+    assert cause(host).startswith(CAUSE)
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_class_that_fails_is_told_before_ready_when_a_launch_starts_it(
+    start: StartHost, isolate: bool
+) -> None:
+    host = start("Broken", isolate=isolate, max_sessions=None, env={TRIAL_VARIABLE: "1"})
+    assert cause(host).startswith("OSError: no licence (")
+    host.ready()
+
+
+def test_a_class_whose_sessions_share_a_state_is_not_tried(
+    start: StartHost, tmp_path: Path
+) -> None:
+    (tmp_path / "shared.py").write_text(SHARED)
+    assert "ready" in (start("shared:World", env={TRIAL_VARIABLE: "1"}).note() or {})

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The WebSocket under a session, over real sockets: what peers do that clients should not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Opcode
+
+from openenvd.env_host.environment.definition import definition_of_class
+from openenvd.env_host.serving.mcp import Mcp
+from openenvd.env_host.serving.ws_session import SessionService, SessionSocket
+from openenvd.env_host.sessions.session import Attached, Session
+from openenvd.env_host.sessions.table import SessionTable
+from openenvd.env_host.sessions.watch import SessionWatch
+from openenvd.env_host.websocket.protocol import WebSocketProtocol
+from openenvd.system.net.websocket import PING, PONG, frame_head
+
+from ..conftest import ECHO, StartHost
+from ..hosts import WAIT_SECONDS, Host
+from ..raw import HEAD, HEALTH, Raw, frame, opened, raw
+
+
+@contextmanager
+def begun(host: Host) -> Iterator[Raw]:
+    """A client whose session has begun and was reported by the host."""
+    with opened(host) as client:
+        client.text('{"type":"reset"}')
+        client.answer()
+        host.note_that(sessions=1)
+        yield client
+
+
+@pytest.fixture
+def host(start: StartHost) -> Host:
+    host = start(ECHO, reset_first=False)
+    host.ready()
+    return host
+
+
+def test_a_handshake_may_arrive_byte_by_byte_and_with_frames_behind_it(host: Host) -> None:
+    data = HEAD + frame(Opcode.TEXT, b'{"type":"reset"}') + frame(Opcode.TEXT, b'{"type":"state"}')
+    with raw(host) as client:
+        client.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for start in range(len(HEAD) - 1):
+            client.send(data[start : start + 1])
+        client.send(data[len(HEAD) - 1 :])
+        assert b"101" in client.head()
+        assert client.answer()["type"] == "observation"
+        assert client.answer()["type"] == "state"
+
+
+def test_a_connection_may_upgrade_after_an_http_request(host: Host) -> None:
+    """Then it is uvicorn that reads the handshake."""
+    with raw(host) as client:
+        client.send(HEALTH)
+        assert b"200" in (head := client.head())
+        assert b"content-length" in head
+        client.read(len(b'{"status":"healthy"}'))
+        client.send(HEAD)
+        assert b"101" in client.head()
+        client.text('{"type":"reset"}')
+        assert client.answer()["type"] == "observation"
+        client.send(frame(Opcode.CLOSE, b"\x03\xe8"))
+        assert client.receive() == (Opcode.CLOSE, b"\x03\xe8")
+        assert client.is_over()
+
+
+def test_an_invalid_handshake_is_refused_with_a_reason(host: Host) -> None:
+    with raw(host) as client:
+        client.send(HEAD.replace(b"Version: 13", b"Version: 7"))
+        assert b" 4" in client.head()[:13]
+
+
+def test_a_message_in_fragments_with_a_ping_between_is_one_message(host: Host) -> None:
+    with opened(host) as client:
+        client.send(frame(Opcode.TEXT, b'{"type":"re', fin=False))
+        client.send(frame(Opcode.PING, b"are you there"))
+        assert client.receive() == (Opcode.PONG, b"are you there")
+        client.send(frame(Opcode.CONT, b'set"}'))
+        assert client.answer()["type"] == "observation"
+
+
+def test_a_ping_is_answered_while_a_call_is_under_way(start: StartHost) -> None:
+    host = start("Async")
+    host.ready()
+    with host.open() as client:
+        client.ask("reset")
+        client.send("step", {"what": "forever", "gate": "/dev/null"})
+        assert client.connection.ping().wait(WAIT_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"),
+    [
+        (frame(Opcode.TEXT, b"{}", mask=False), 1002),
+        (frame(Opcode.CONT, b"{}"), 1002),
+        (frame(Opcode.TEXT, b'{"type":"\xff"}'), 1007),
+        (b"\x81\xff" + (101 * 2**20).to_bytes(8, "big") + bytes(4), 1009),
+    ],
+    ids=["unmasked", "continuation of nothing", "no UTF-8", "too large"],
+)
+def test_a_broken_frame_closes_the_connection_with_its_code(
+    host: Host, sent: bytes, code: int
+) -> None:
+    with begun(host) as client:
+        client.send(sent)
+        opcode, payload = client.receive()
+        assert (opcode, int.from_bytes(payload[:2], "big")) == (Opcode.CLOSE, code)
+        assert client.is_over()
+    host.emptied()
+
+
+def test_a_close_frame_is_answered_and_the_connection_closed(host: Host) -> None:
+    with begun(host) as client:
+        client.send(frame(Opcode.CLOSE, b"\x0f\xa0bye"))
+        assert client.receive() == (Opcode.CLOSE, b"\x0f\xa0")
+        assert client.is_over()
+    host.emptied()
+
+
+def test_the_server_waits_for_the_clients_close_frame(host: Host) -> None:
+    with begun(host) as client:
+        client.text('{"type":"close"}')
+        assert client.receive() == (Opcode.CLOSE, b"\x03\xe8")
+        host.emptied()
+        client.text('{"type":"state"}')  # is not answered any more
+        client.send(frame(Opcode.CLOSE, b"\x03\xe8"))
+        assert client.is_over()
+
+
+def test_a_client_that_closes_its_sending_side_has_left(host: Host) -> None:
+    with begun(host) as client:
+        client.connection.shutdown(socket.SHUT_WR)
+        assert client.is_over()
+    host.emptied()
+
+
+def test_a_connection_that_is_reset_frees_its_slot(host: Host) -> None:
+    with begun(host) as client:
+        linger = struct.pack("ii", 1, 0)
+        client.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    host.emptied()
+
+
+def test_a_client_that_does_not_read_is_answered_once_it_does(host: Host) -> None:
+    """More than fits into all buffers in between, both ways."""
+    message = json.dumps({"type": "step", "data": {"message": "x" * 100_000}})
+    steps = 400
+    with opened(host) as client:
+        client.connection.settimeout(1.0)
+        data = frame(Opcode.TEXT, message.encode()) * steps
+        sent = 0
+        try:
+            while sent < len(data):
+                sent += client.connection.send(data[sent : sent + 65536])
+        except TimeoutError:  # it does not take more either
+            pass
+        assert sent < len(data)
+        client.connection.settimeout(WAIT_SECONDS)
+        client.connection.setblocking(True)
+        whole = sent // (len(data) // steps)
+        for _ in range(whole):
+            assert client.answer()["data"]["observation"]["message_length"] == 100_000
+
+
+def test_sessions_of_a_thread_safe_class_share_a_thread(start: StartHost) -> None:
+    host = start("ThreadSafe")
+    host.ready()
+    names = set()
+    for _ in range(6):
+        with host.open() as client:
+            answer = client.ask("step", {"what": "thread_name"})
+            names.add(answer["data"]["observation"]["text"])
+    assert len(names) < 3  # on a busy machine a call may look as if it blocked
+
+
+def test_a_time_out_ends_an_asynchronous_step_too(start: StartHost) -> None:
+    host = start("Async", step_timeout_seconds=0.2)
+    host.ready()
+    with host.open() as client:
+        client.ask("reset")
+        host.note_that(sessions=1)
+        client.send("step", {"what": "forever", "gate": "/dev/null"})
+        assert "0.2 s" in client.receive()["data"]["message"]
+        with pytest.raises(ConnectionClosed):
+            client.receive()
+    host.emptied()
+    assert "step timed out after 0.2 s" in host.log.read_text()
+
+
+class Listening(WebSocketProtocol):
+    """Notes what it hears."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self.left = loop.create_future()
+
+    def client_left(self) -> None:
+        self.left.set_result(None)
+
+
+async def test_a_peer_that_does_not_read_gets_one_pong_for_its_last_ping() -> None:
+    ours, peer = socket.socketpair()
+    ours.setblocking(False)
+    loop = asyncio.get_running_loop()
+    protocol = Listening(loop)
+    await loop.connect_accepted_socket(lambda: protocol, ours)
+    protocol.pause_writing()
+    for number in range(1000):
+        protocol.data_received(frame(Opcode.PING, b"%d" % number))
+    assert protocol.transport.get_write_buffer_size() == 0
+    protocol.resume_writing()
+    assert peer.recv(65536) == frame_head(3, PONG) + b"999"
+    protocol.transport.abort()
+    await protocol.left
+    peer.close()
+
+
+@pytest.mark.parametrize(
+    "goodbye",
+    [b"", frame(Opcode.CLOSE, b""), b"\xff\xff"],
+    ids=["silence", "close frame", "no frame"],
+)
+async def test_a_connection_ends_although_its_peer_does_not_read(goodbye: bytes) -> None:
+    """Whether the peer sends a close frame, closes its side without one, or a broken frame."""
+    ours, peer = socket.socketpair()
+    ours.setblocking(False)
+    loop = asyncio.get_running_loop()
+    protocol = Listening(loop)
+    protocol.close_seconds = 0.05
+    await loop.connect_accepted_socket(lambda: protocol, ours)
+    protocol.send_text(b"x" * 10_000_000)
+    if goodbye:
+        peer.send(goodbye)
+    else:
+        peer.shutdown(socket.SHUT_WR)
+    await protocol.left
+    assert protocol.transport.get_write_buffer_size()
+    while ours.fileno() >= 0:
+        await asyncio.sleep(0.01)
+    peer.close()
+
+
+async def test_a_silent_client_is_pinged_and_then_disconnected() -> None:
+    ours, peer = socket.socketpair()
+    ours.setblocking(False)
+    loop = asyncio.get_running_loop()
+    protocol = Listening(loop)
+    await loop.connect_accepted_socket(lambda: protocol, ours)
+    protocol.check_liveness()  # the connection is news enough
+    protocol.check_liveness()
+    assert peer.recv(100) == frame_head(0, PING)
+    peer.send(frame(Opcode.PONG, b""))
+    while not protocol._is_heard:
+        await asyncio.sleep(0)
+    protocol.check_liveness()
+    protocol.check_liveness()
+    assert peer.recv(100) == frame_head(0, PING)
+    protocol.check_liveness()
+    await protocol.left
+    assert b"keepalive" in peer.recv(100)
+    peer.close()
+    ours.close()
+
+
+class Hooks:
+    """Session ids, and no notifications."""
+
+    def new_id(self) -> str:
+        return "session"
+
+    def on_change(self, count: int) -> None:
+        pass
+
+    def on_begin(self, session: Session, socket: Attached) -> None:
+        pass
+
+    def on_end(self, session: Session) -> None:
+        pass
+
+
+class AdmissionOnDemand:
+    """Admits nobody before `opened` is set."""
+
+    totals = (0, 1)
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+
+    def take_promise(self) -> bool:
+        return False
+
+    async def wait_for_room(self, has_room: Callable[[], bool]) -> bool:
+        await self.opened.wait()
+        return has_room()
+
+
+def table_of(admission: AdmissionOnDemand) -> SessionTable:
+    definition = definition_of_class(ECHO, "echo")
+    return SessionTable(definition, 1, exclusive=False, hooks=Hooks(), admission=admission)
+
+
+def session_socket_of(table: SessionTable) -> SessionSocket:
+    loop = asyncio.get_running_loop()
+    service = SessionService(frozenset({"/ws"}), table, Mcp(table).answer, loop)
+    return SessionSocket(service, set())
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_client_that_leaves_as_its_slot_becomes_free_does_not_keep_it(turns: int) -> None:
+    admission = AdmissionOnDemand()
+    table = table_of(admission)
+    loop = asyncio.get_running_loop()
+    session_socket = session_socket_of(table)
+    ours, peer = socket.socketpair()
+    ours.setblocking(False)
+    await loop.connect_accepted_socket(lambda: session_socket, ours)
+    session_socket.begin(None)
+    await asyncio.sleep(0)
+    admission.opened.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    session_socket._leave()
+    waited = 0
+    while table.taken or waited < 5:
+        await asyncio.sleep(0.001)
+        waited += 1
+    assert len(table) == 0
+    session_socket.transport.abort()
+    await asyncio.sleep(0.01)
+    peer.close()
+
+
+async def test_a_hung_call_is_logged_again_when_it_has_lasted_twice_as_long(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    admission = AdmissionOnDemand()
+    admission.opened.set()
+    table = table_of(admission)
+    watch = SessionWatch(table, hung_seconds=60.0)
+    session = await table.reserve()
+    session.busy, session.call_name, session.call_began = 1, "step", 0.0
+    watch._next_log[session.id] = 0.0
+    for now in (59.0, 61.0, 100.0, 123.0):
+        watch._log_hung(session, now)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [f"session {session.id}: step has not returned for {n} s" for n in (61, 123)]
+    await table.close(session)
+
+
+async def test_a_session_without_a_websocket_expires_when_no_call_uses_it() -> None:
+    admission = AdmissionOnDemand()
+    admission.opened.set()
+    table = table_of(admission)
+    table.unattached_seconds = 10.0
+    watch = SessionWatch(table)
+    session = await table.open()
+    session.busy = 1
+    assert not watch._end_idle(session, session.last_used + 11.0)
+    session.busy = 0
+    assert not watch._end_idle(session, session.last_used + 9.0)
+    assert watch._end_idle(session, session.last_used + 11.0)
+    assert len(table) == 0

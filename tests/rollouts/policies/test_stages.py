@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Advantages, filters, groups, and training samples."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from openenvd.rollouts.episodes import Array, EpisodeStatus, Step
+from openenvd.rollouts.errors import StageError
+from openenvd.rollouts.folder.readers import open_rollouts
+from openenvd.rollouts.folder.writer import RolloutWriter
+from openenvd.rollouts.stages import filters
+from openenvd.rollouts.stages.advantages import centred, group_normalised, leave_one_out
+from openenvd.rollouts.stages.filters import Filter, Finished, sift
+from openenvd.rollouts.stages.grouping import GroupSink, judge
+from openenvd.rollouts.stages.interleave import TokenStep, interleave, tokens_of
+
+from ..made import episode, step
+
+
+def test_normalised_advantages_have_no_mean_and_unit_deviation() -> None:
+    found = group_normalised([1.0, 2.0, 3.0, 6.0])
+    assert statistics.fmean(found) == pytest.approx(0.0)
+    assert statistics.pstdev(found) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_leave_one_out_compares_with_the_others() -> None:
+    assert leave_one_out([1.0, 2.0, 6.0]) == [1.0 - 4.0, 2.0 - 3.5, 6.0 - 1.5]
+
+
+def test_centred_advantages_keep_their_unit() -> None:
+    assert centred([1.0, 2.0, 6.0]) == [-2.0, -1.0, 3.0]
+
+
+def test_an_episode_whose_reward_is_no_number_has_no_advantage() -> None:
+    verdicts = judge(group((1.0, 1), (math.nan, 1), (3.0, 1)), {}, centred)
+    assert [verdicts[name].advantage for name in "012"] == [-1.0, None, 1.0]
+
+
+@pytest.mark.parametrize("advantages", [group_normalised, leave_one_out, centred])
+@pytest.mark.parametrize("rewards", [[], [5.0], [5.0, 5.0, 5.0]])
+def test_equal_rewards_give_no_advantage(
+    advantages: Callable[[Sequence[float]], list[float]], rewards: list[float]
+) -> None:
+    assert advantages(rewards) == [0.0] * len(rewards)
+
+
+def group(*rewards_and_steps: tuple[float, int]) -> list[Finished]:
+    return [
+        Finished(episode(str(number), reward=reward), steps)
+        for number, (reward, steps) in enumerate(rewards_and_steps)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("filter_", "dropped"),
+    [
+        (filters.by_length(2), "0"),
+        (filters.by_length(most=2), "2"),
+        (filters.by_reward(0.5), "1"),
+        (filters.by_reward(most=0.5), "02"),
+        (filters.failed, ""),
+        (filters.without_signal, ""),
+    ],
+)
+def test_a_filter_drops_what_it_names(filter_: Filter, dropped: str) -> None:
+    kept, found = sift(group((1.0, 1), (0.0, 2), (2.0, 3)), {"it": filter_})
+    assert "".join(found) == dropped
+    assert set(found.values()) <= {"it"}
+    assert len(kept) == 3 - len(dropped)
+
+
+def test_failed_episodes_can_be_dropped() -> None:
+    [one] = group((1.0, 1))
+    bad = Finished(replace(one.episode, status=EpisodeStatus.FAILED), 1)
+    assert filters.failed([one, bad]) == [False, True]
+
+
+def test_a_group_without_signal_is_dropped_as_a_whole() -> None:
+    assert filters.without_signal(group((1.0, 1), (1.0, 2))) == [True, True]
+
+
+def test_a_later_filter_sees_what_the_earlier_ones_kept() -> None:
+    members = group((1.0, 9), (1.0, 9), (2.0, 1))
+    chosen = {"long": filters.by_length(5), "same": filters.without_signal}
+    kept, dropped = sift(members, chosen)
+    assert (kept, dropped) == ([], {"2": "long", "0": "same", "1": "same"})
+
+
+def test_dropped_episodes_do_not_count_for_the_advantages_of_others() -> None:
+    verdicts = judge(group((1.0, 9), (3.0, 9), (99.0, 1)), {"long": filters.by_length(5)}, centred)
+    assert [verdicts[i].advantage for i in "012"] == [-1.0, 1.0, None]
+    assert verdicts["2"].filtered == "long"
+
+
+async def test_episodes_are_written_with_the_advantages_of_their_group(tmp_path: Path) -> None:
+    writer = await RolloutWriter.open(tmp_path)
+    sink = GroupSink(writer, 2, advantages=centred, filters={"short": filters.by_length(1)})
+    for number, (reward, steps) in enumerate([(1.0, 3), (2.0, 3), (5.0, 3), (9.0, 0), (4.0, 1)]):
+        for at in range(steps):
+            await sink.put_step(f"{number:06}", at, step(at))
+        await sink.finish(episode(f"{number:06}", reward=reward))
+    await sink.close()
+    found = {row.id: row for row in open_rollouts(tmp_path)}
+    advantages = [found[f"{number:06}"].row["advantage"] for number in range(5)]
+    assert advantages == [-0.5, 0.5, 0.0, None, 0.0]
+    assert found["000003"].row["filtered"] == "short"
+    assert [len(list(found[f"{number:06}"].steps())) for number in range(5)] == [3, 3, 3, 0, 1]
+    assert not [t for t in threading.enumerate() if t.name.startswith("rollout-")]
+
+
+async def test_a_discarded_attempt_does_not_count(tmp_path: Path) -> None:
+    writer = await RolloutWriter.open(tmp_path)
+    sink = GroupSink(writer, 1, filters={"long": filters.by_length(most=1)})
+    for _ in range(2):
+        await sink.discard("000000")
+        await sink.put_step("000000", 0, step())
+    await sink.finish(episode("000000"))
+    await sink.close()
+    [found] = open_rollouts(tmp_path)
+    assert found.row["filtered"] is None
+
+
+def test_a_stage_answers_for_each_episode() -> None:
+    members = group((1.0, 9), (3.0, 9))
+    with pytest.raises(ValueError, match="the filter half gave 1 answers for 2 episodes"):
+        judge(members, {"half": lambda seen: [True] * (len(seen) // 2)}, centred)
+    with pytest.raises(ValueError, match="there are 3 advantages for 2 episodes"):
+        judge(members, {}, lambda rewards: [0.0, *rewards])
+
+
+async def test_a_stage_sees_its_group_in_the_order_of_the_ids(tmp_path: Path) -> None:
+    seen: list[list[float]] = []
+
+    def noted(rewards: Sequence[float]) -> list[float]:
+        seen.append(list(rewards))
+        return list(rewards)
+
+    sink = GroupSink(await RolloutWriter.open(tmp_path), 3, advantages=noted)
+    for number in (2, 0, 1):
+        await sink.finish(episode(f"{number:06}", reward=float(number)))
+    await sink.close()
+    assert seen == [[0.0, 1.0, 2.0]]
+
+
+async def test_a_stage_that_fails_names_the_group(tmp_path: Path) -> None:
+    def broken(rewards: Sequence[float]) -> list[float]:
+        raise ZeroDivisionError
+
+    sink = GroupSink(await RolloutWriter.open(tmp_path), 1, advantages=broken)
+    with pytest.raises(StageError, match=r"000003.*ZeroDivisionError"):
+        await sink.finish(episode("000003"))
+    await sink.close()
+
+
+# Training samples.
+
+
+def experts(first: int, rows: int) -> Array:
+    """A row per token, which says which token."""
+    values = np.arange(first, first + rows, dtype="<i2").repeat(4).reshape(rows, 2, 2)
+    return Array(values.tobytes(), "<i2", values.shape)
+
+
+def conversation(turns: int, prompt: int = 3, answer: int = 2) -> list[TokenStep]:
+    """Each turn's prompt has all that came before; there is no row for a turn's last token."""
+    steps, history = [], list[int]()
+    for _ in range(turns):
+        history += range(len(history), len(history) + prompt)
+        completion = list(range(len(history), len(history) + answer))
+        rows = experts(0, len(history) + answer - 1)
+        steps.append(TokenStep(list(history), completion, [-1.0] * answer, {"experts": rows}))
+        history += completion
+    return steps
+
+
+def test_turns_become_one_sample() -> None:
+    [sample] = interleave(conversation(3), advantage=0.5)
+    assert list(sample.token_ids) == list(range(15))
+    assert sample.mask == bytes([0, 0, 0, 1, 1] * 3)
+    assert list(sample.logprobs) == [0, 0, 0, -1, -1] * 3
+    assert sample.advantage == 0.5
+
+
+def test_each_token_has_its_own_row_and_the_last_has_zeros() -> None:
+    [sample] = interleave(conversation(3))
+    found = sample.arrays["experts"]
+    rows = np.frombuffer(found.data, found.dtype).reshape(found.shape)
+    assert found.shape == (15, 2, 2)
+    assert rows[:, 1, 1].tolist() == [*range(14), 0]
+
+
+def test_a_rewritten_history_begins_another_sample() -> None:
+    first, second = conversation(2)
+    other = TokenStep([7, 7], [8])
+    samples = interleave([first, second, other])
+    assert [list(sample.mask) for sample in samples] == [[0, 0, 0, 1, 1] * 2, [0, 0, 1]]
+
+
+def test_no_steps_are_no_samples() -> None:
+    assert interleave([]) == []
+
+
+def test_joining_is_the_same_as_joining_at_each_step() -> None:
+    """The naive way, byte for byte."""
+    steps = conversation(20, prompt=11, answer=7)
+    joined = np.zeros((0, 2, 2), dtype="<i2")
+    for number, one in enumerate(steps):
+        rows = one.arrays["experts"]
+        values = np.frombuffer(rows.data, rows.dtype).reshape(rows.shape)
+        joined = np.concatenate([joined, values[len(joined) :]])
+        if number == len(steps) - 1:
+            joined = np.concatenate([joined, np.zeros((1, 2, 2), dtype="<i2")])
+    [sample] = interleave(steps)
+    assert sample.arrays["experts"].data == joined.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"arrays": {"experts": Array(bytes(16), "<i4", (1, 2, 2))}}, "changes its form"),
+        ({"arrays": {"experts": experts(0, 99)}}, "99 rows"),
+        ({"logprobs": [1.0]}, "1 logprobs for 2"),
+    ],
+)
+def test_arrays_that_do_not_fit_their_step_are_an_error(
+    changed: dict[str, object], told: str
+) -> None:
+    first, second = conversation(2)
+    with pytest.raises(StageError, match=told):
+        interleave([first, replace(second, **changed)])  # type: ignore[arg-type]
+
+
+def ids(*values: int, dtype: str = "int32") -> Array:
+    return Array(np.array(values, dtype=dtype).tobytes(), dtype, (len(values),))
+
+
+def test_tokens_are_found_in_arrays() -> None:
+    arrays = {
+        "prompt_ids": ids(1, 2),
+        "completion_ids": ids(3, dtype="int64"),
+        "logprobs": Array(np.array([-2.0], "<f4").tobytes(), "float32", (1,)),
+        "experts": experts(0, 2),
+    }
+    found = tokens_of(step(arrays=arrays))
+    assert (list(found.prompt_ids), list(found.completion_ids)) == ([1, 2], [3])
+    assert (list(found.logprobs), set(found.arrays)) == ([-2.0], {"experts"})
+
+
+def test_tokens_are_found_in_the_info() -> None:
+    found = tokens_of(step(prompt_ids=[1, 2], completion_ids=[3], logprobs=[-2.0]))
+    assert (list(found.prompt_ids), list(found.completion_ids)) == ([1, 2], [3])
+    assert list(found.logprobs) == [-2.0]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        step(),
+        step(arrays={"prompt_ids": ids(1, dtype="uint8"), "completion_ids": ids(1)}),
+        step(
+            arrays={
+                "prompt_ids": ids(1),
+                "completion_ids": ids(1),
+                "logprobs": Array(bytes(2), "float16", (1,)),
+            }
+        ),
+    ],
+)
+def test_a_step_without_usable_tokens_is_an_error(bad: Step) -> None:
+    with pytest.raises(StageError):
+        tokens_of(bad)

@@ -1,0 +1,609 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon as a process, spoken to over its real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from openenvd.client import daemon
+from openenvd.client.api import DaemonClient
+from openenvd.client.errors import ApiRefused
+from openenvd.client.following import run, wait
+from openenvd.client.http import HttpClient
+from openenvd.env_host.ipc.capacity import render_metrics as metrics_of_shards
+from openenvd.environments.sources.resolve import resolve
+from openenvd.schema.errors import EnvironmentsError
+from openenvd.schema.settings import Paths
+from openenvd.server.operations import registry
+from openenvd.system.text.json_lines import Json
+
+from ...prometheus_rules import lint
+from ..conftest import WAIT_SECONDS
+
+ROOT = Path(__file__).resolve().parents[2]
+ONE_WORKER = {"port": 0, "max_long_workers": 1, "cancel_grace_seconds": 1.0}
+NEVER_READY = "import time\nprint('never', flush=True)\ntime.sleep(3600)\n"
+TALKING = """
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
+print("imported", flush=True)
+class Talking(EchoEnvironment):
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> Paths:
+    return Paths(tmp_path_factory.mktemp("daemon") / "home")
+
+
+@pytest.fixture(scope="module")
+def client(paths: Paths) -> Iterator[DaemonClient]:
+    """A daemon with a single LONG worker, so that a second launch has to wait."""
+    client = daemon.connect(paths, settings=ONE_WORKER)
+    yield client
+    take_all_down(client)
+    daemon.stop(paths)
+
+
+@pytest.fixture
+def http_client(client: DaemonClient) -> HttpClient:
+    return client._http
+
+
+@pytest.fixture
+def name(client: DaemonClient, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name of this test's environment, which is taken down after it."""
+    yield re.sub(r"[^a-z0-9]+", "-", request.node.name)[-40:].strip("-")
+    take_all_down(client)
+
+
+@pytest.fixture
+def stuck(client: DaemonClient, tmp_path: Path, name: str) -> Json:
+    """A launch that runs, occupies the only LONG worker, and never gets ready."""
+    (tmp_path / "stuck_env.py").write_text(NEVER_READY)
+    payload = {"source": "stuck_env:Stuck", "cwd": str(tmp_path), "name": f"{name}-stuck"}
+    request = client.submit("launch", payload)
+    until(lambda: client.environment(payload["name"])["replicas"])
+    return client.request(request["id"])
+
+
+def take_all_down(client: DaemonClient) -> None:
+    for environment in client.environments():
+        payload = {"name": environment["name"], "grace_seconds": 0}
+        with contextlib.suppress(ApiRefused):  # stopped meanwhile
+            wait(client, client.submit("down", payload)["id"])
+
+
+def until(check: Callable[[], Any]) -> Any:
+    """Of what the API offers no event for."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not (found := check()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def becomes(client: DaemonClient, name: str, state: str) -> Json:
+    """The environment once it stands so."""
+    environment: Json = {}
+
+    def holds() -> bool:
+        environment.update(client.environment(name))
+        return bool(environment["state"] == state)
+
+    until(holds)
+    return environment
+
+
+# Requests.
+
+
+def test_an_operation_is_queued_run_and_kept_with_its_result(client: DaemonClient) -> None:
+    request = run(client, "check", {})
+    assert request["state"] == "SUCCEEDED"
+    assert "echo" in request["result"]["environments"]
+    assert client.request(request["id"][:8]) == client.request(request["id"])
+
+
+def test_a_request_can_be_waited_for_in_one_call(http_client: HttpClient) -> None:
+    body = {"operation": "check", "payload": {}}
+    request_id = http_client.request("POST", "/v1/requests", body)["request_id"]
+    path = f"/v1/requests/{request_id}"
+    answer = http_client.request("GET", path, query={"wait_seconds": WAIT_SECONDS})
+    assert answer["request"]["state"] == "SUCCEEDED"
+
+
+def test_many_requests_at_once_all_end(client: DaemonClient) -> None:
+    ids = [client.submit("prune", {})["id"] for _ in range(20)]  # the cheapest
+    assert [wait(client, request_id)["state"] for request_id in ids] == ["SUCCEEDED"] * 20
+
+
+def test_the_same_key_is_the_same_request(client: DaemonClient) -> None:
+    first = client.submit("check", {}, idempotency_key="once")
+    assert client.submit("check", {}, idempotency_key="once")["id"] == first["id"]
+    with pytest.raises(ApiRefused, match="is that of check") as caught:
+        client.submit("prune", {}, idempotency_key="once")
+    assert (caught.value.status, caught.value.kind) == (409, "key_reused")
+
+
+def test_an_unknown_request_is_not_found(client: DaemonClient) -> None:
+    with pytest.raises(ApiRefused) as caught:
+        client.request("0123456789abcdef")
+    assert (caught.value.status, caught.value.kind) == (404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status"), [("5", 404), ("61", 422), ("-1", 422), ("soon", 422)]
+)
+def test_a_wait_for_an_unknown_request_is_refused(
+    http_client: HttpClient, seconds: str, status: int
+) -> None:
+    with pytest.raises(ApiRefused) as caught:
+        http_client.request("GET", "/v1/requests/0123456789abcdef", query={"wait_seconds": seconds})
+    assert caught.value.status == status
+
+
+def test_an_operation_that_fails_says_why_and_what_next(client: DaemonClient) -> None:
+    request = wait(client, client.submit("probe", {"name": "nobody"})["id"])
+    assert request["state"] == "FAILED"
+    assert "nobody has no replica" in request["error"]["message"]
+    assert request["error"]["hint"]
+
+
+def test_a_launch_that_fails_is_shown_as_a_request_and_as_no_environment(
+    client: DaemonClient, name: str, tmp_path: Path
+) -> None:
+    run(client, "launch", {"source": "echo", "name": name})
+    payload = {"source": "json:Missing", "cwd": str(tmp_path), "name": f"{name}-missing"}
+    failed = wait(client, client.submit("launch", payload)["id"])
+    becomes(client, payload["name"], "FAILED")
+    assert set(listed(client)) == {name}
+    assert failed["id"] in [request["id"] for request in client.status()["requests"]]
+    assert payload["name"] in [each["name"] for each in client.environments()]
+
+
+@pytest.mark.parametrize("source", ["ech", "/nope", "./nope", "hf://org/env", "~nobody-here/x"])
+@pytest.mark.parametrize("operation", ["launch", "build_image"])
+def test_a_source_that_names_nothing_is_refused_before_it_is_queued(
+    client: DaemonClient, name: str, tmp_path: Path, operation: str, source: str
+) -> None:
+    before = [request["id"] for request in client.requests()]
+    payload = {"source": source, "cwd": str(tmp_path)}
+    with pytest.raises(ApiRefused) as refused:
+        client.submit(operation, payload | ({"name": name} if operation == "launch" else {}))
+    assert (refused.value.status, refused.value.kind) == (422, "invalid")
+    with pytest.raises(EnvironmentsError) as caught:
+        resolve(source, tmp_path)
+    assert (refused.value.message, refused.value.hint) == (caught.value.message, caught.value.hint)
+    assert [request["id"] for request in client.requests()] == before
+    assert name not in [each["name"] for each in client.environments()]
+
+
+@pytest.mark.parametrize("source", ["no_such:Env", "no.such:Env", "helper_env.sub:Env"])
+@pytest.mark.parametrize("operation", ["launch", "build_image"])
+def test_a_class_whose_module_is_nowhere_is_refused_before_it_is_queued(
+    client: DaemonClient, tmp_path: Path, operation: str, source: str
+) -> None:
+    before = [request["id"] for request in client.requests()]
+    module = source.partition(":")[0].partition(".")[0]
+    with pytest.raises(ApiRefused, match=f"there is no module {module} in ") as refused:
+        client.submit(operation, {"source": source, "cwd": str(tmp_path)})
+    assert (refused.value.status, refused.value.kind) == (422, "invalid")
+    assert [request["id"] for request in client.requests()] == before
+
+
+def test_openapi_shows_every_operation_with_its_fields(http_client: HttpClient) -> None:
+    schemas = http_client.request("GET", "/openapi.json")["components"]["schemas"]
+    for operation in registry.OPERATIONS:
+        body = schemas[f"{operation.name.title()}Request"]["properties"]
+        assert body["operation"]["const"] == operation.name
+        fields = schemas[operation.Payload.__name__].get("properties", {})
+        assert set(fields) == set(operation.Payload.model_fields)
+
+
+# Streams.
+
+
+def test_a_stream_sends_states_progress_and_log_in_order_and_ends(
+    client: DaemonClient, name: str
+) -> None:
+    request = client.submit("launch", {"source": "echo", "name": name})
+    events = list(client.request_events(request["id"], logs=True, after=None))
+    assert {event.name for event in events} == {"state", "progress", "log"}
+    places = [tuple(map(int, event.id.split(":"))) for event in events]
+    assert places == sorted(places)
+    assert [e.data["state"] for e in events if e.name == "state"][-1] == "SUCCEEDED"
+    log = "".join(event.data["text"] for event in events if event.name == "log")
+    assert log == "".join(client.request_log(request["id"]))
+    assert f"{name} is ready at" in log
+
+
+def test_a_stream_continues_where_it_was(client: DaemonClient, name: str) -> None:
+    request = wait(client, client.submit("launch", {"source": "echo", "name": name})["id"])
+    launch = client.submit("launch", {"source": "echo", "name": f"{name}-again"})
+    stream = client.request_events(launch["id"], logs=True, after=None)
+    first = []
+    for event in stream:
+        first.append(event)
+        if event.name == "progress":
+            break
+    wait(client, launch["id"])  # everything else happens while nobody listens
+    rest = list(client.request_events(launch["id"], logs=True, after=first[-1].id))
+    log = [event.data["text"] for event in [*first, *rest] if event.name == "log"]
+    assert "".join(log) == "".join(client.request_log(launch["id"]))
+    assert rest[-1].data["state"] == "SUCCEEDED"
+    assert request["id"] != launch["id"]
+
+
+def test_a_stream_of_an_ended_request_is_its_end_and_its_log(
+    client: DaemonClient, name: str
+) -> None:
+    request = run(client, "launch", {"source": "echo", "name": name})
+    events = list(client.request_events(request["id"], logs=True, after=None))
+    assert [event.name for event in events] == ["state", "log"]
+
+
+def test_the_stream_of_everything_sends_events_of_all_requests(client: DaemonClient) -> None:
+    run(client, "check", {})  # so that there is a first event, whichever test is the first
+    stream = client.changes(after="1:0")  # missed events come first
+    request = client.submit("check", {})
+    for event in stream:
+        if event.data["request_id"] == request["id"]:
+            break
+    assert (event.data["kind"], event.data["data"]["state"]) == ("request.state", "PENDING")
+
+
+def test_a_log_is_followed_to_the_end_of_its_request(client: DaemonClient, stuck: Json) -> None:
+    pieces = client.request_log(stuck["id"], follow=True)
+    text = next(pieces)
+    client.cancel(stuck["id"])
+    text += "".join(pieces)
+    assert text == "".join(client.request_log(stuck["id"]))
+
+
+def test_the_tail_of_a_log_is_its_last_lines(client: DaemonClient, name: str) -> None:
+    request = run(client, "launch", {"source": "echo", "name": name})
+    whole = "".join(client.request_log(request["id"])).splitlines()
+    assert "".join(client.request_log(request["id"], tail=1)).splitlines() == whole[-1:]
+    assert "".join(client.request_log(request["id"], tail=0)) == ""
+
+
+# Cancelling, waiting, dying.
+
+
+def test_a_request_without_a_worker_waits_says_so_and_is_cancelled_at_once(
+    client: DaemonClient, stuck: Json, name: str
+) -> None:
+    """SkyPilot #7703: a cancel waited in the queue behind what it was to cancel."""
+    waiting = client.submit("launch", {"source": "echo", "name": name})
+    waiting = client.request(waiting["id"])
+    assert (waiting["state"], bool(waiting["pending_reason"])) == ("PENDING", True)
+    assert run(client, "check", {})["state"] == "SUCCEEDED"  # SHORT ones do not wait for it
+    answer = client.cancel(waiting["id"])
+    assert (answer["cancelled"], answer["request"]["state"]) == (True, "CANCELLED")
+    assert becomes(client, name, "STOPPED")["replicas"] == []
+    assert client.cancel(waiting["id"])["cancelled"] is False
+    assert client.request(stuck["id"])["state"] == "RUNNING"
+
+
+def test_a_running_launch_is_cancelled_and_leaves_nothing(
+    client: DaemonClient, stuck: Json
+) -> None:
+    pids = [replica["pid"] for replica in client.environment(stuck["environment"])["replicas"]]
+    answer = client.cancel(stuck["id"])
+    assert (answer["cancelled"], answer["cancelling"]) == (False, True)
+    assert wait(client, stuck["id"])["state"] == "CANCELLED"
+    answer = client.cancel(stuck["id"])
+    assert (answer["cancelled"], answer["cancelling"]) == (False, False)
+    becomes(client, stuck["environment"], "STOPPED")
+    assert not [pid for pid in pids if pid and psutil.pid_exists(pid)]
+
+
+def test_a_worker_that_is_killed_is_named_and_harms_no_other(
+    client: DaemonClient, stuck: Json
+) -> None:
+    """SkyPilot #5048: the request of a killed worker stayed RUNNING and could not be cancelled."""
+    info = client.info()
+    [worker] = [w for w in info["workers"] if w["task_id"] == stuck["id"]]
+    others = {w["pid"] for w in info["workers"]} - {worker["pid"]}
+    os.kill(worker["pid"], signal.SIGKILL)
+    ended = wait(client, stuck["id"])
+    assert (ended["state"], ended["error"]["kind"]) == ("FAILED", "worker_lost")
+    assert "SIGKILL" in ended["error"]["message"]
+    assert ended["error"]["evidence"]["pid"] == worker["pid"]
+    assert ended["error"]["log_tail"]
+    answer = client.cancel(stuck["id"])
+    assert (answer["cancelled"], answer["cancelling"]) == (False, False)
+    becomes(client, stuck["environment"], "FAILED")
+    assert all(psutil.pid_exists(pid) for pid in others)
+    assert run(client, "launch", {"source": "echo", "name": "afterwards"})
+
+
+def test_a_request_past_its_timeout_fails_as_timed_out(
+    client: DaemonClient, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "stuck_env.py").write_text(NEVER_READY)
+    payload = {"source": "stuck_env:Stuck", "cwd": str(tmp_path), "name": name}
+    ended = wait(client, client.submit("launch", payload, timeout_seconds=0.5)["id"])
+    assert (ended["state"], ended["error"]["kind"]) == ("FAILED", "timed_out")
+    becomes(client, name, "FAILED")
+
+
+# Environments.
+
+
+def listed(client: DaemonClient) -> dict[str, tuple[str, str]]:
+    """State and address of each environment that `status` tells of; how full they are changes."""
+    environments = client.status()["environments"]
+    return {each["name"]: (each["state"], each["address"]) for each in environments}
+
+
+def test_an_environment_is_ready_once_its_launch_is_reported_to_have_succeeded(
+    client: DaemonClient, name: str
+) -> None:
+    for number in range(5):
+        run(client, "launch", {"source": "echo", "name": f"{name}-{number}"})
+        found = client.environment(f"{name}-{number}")
+        assert (found["state"], bool(found["address"])) == ("READY", True)
+        assert listed(client)[found["name"]] == ("READY", found["address"])
+
+
+def test_a_taken_name_is_refused_with_where_it_is(client: DaemonClient, name: str) -> None:
+    run(client, "launch", {"source": "echo", "name": name})
+    address = becomes(client, name, "READY")["address"]
+    with pytest.raises(ApiRefused) as caught:
+        client.submit("launch", {"source": "echo", "name": name, "update": False})
+    assert (caught.value.status, caught.value.kind) == (409, "name_taken")
+    assert caught.value.details["address"] == address
+
+
+def test_an_unknown_environment_is_refused_with_near_matches(
+    client: DaemonClient, name: str
+) -> None:
+    run(client, "launch", {"source": "echo", "name": name})
+    with pytest.raises(ApiRefused) as caught:
+        client.environment(f"{name}x")
+    assert caught.value.status == 404
+    assert caught.value.details["near"][0] == name
+
+
+def test_the_history_of_an_environment_has_each_launch_of_its_name(
+    client: DaemonClient, name: str, tmp_path: Path
+) -> None:
+    run(client, "launch", {"source": "echo", "name": name, "env": {"API_KEY": "hush"}})
+    becomes(client, name, "READY")
+    run(client, "down", {"name": name, "grace_seconds": 0})
+    becomes(client, name, "STOPPED")
+    missing = {"source": "json:Missing", "cwd": str(tmp_path), "name": name}
+    wait(client, client.submit("launch", missing)["id"])
+    found = becomes(client, name, "FAILED")
+    failed, retired = found["generations"]
+    assert (found["generation"], failed["number"], failed["state"]) == (2, 2, "FAILED")
+    assert failed["error"] == found["error"]["message"]
+    assert (retired["number"], retired["state"]) == (1, "RETIRED")
+    assert retired["created_at"] < retired["served_at"] < retired["ended_at"]
+    assert retired["spec"]["env"] == {"API_KEY": "***"}
+
+
+def test_a_down_calls_off_a_launch_that_is_under_way(client: DaemonClient, stuck: Json) -> None:
+    run(client, "down", {"name": stuck["environment"]})
+    assert wait(client, stuck["id"])["state"] == "CANCELLED"
+    becomes(client, stuck["environment"], "STOPPED")
+
+
+def test_the_output_of_a_replica_is_its_environments_log(
+    client: DaemonClient, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "stuck_env.py").write_text(NEVER_READY)
+    payload = {"source": "stuck_env:Stuck", "cwd": str(tmp_path), "name": name}
+    request = client.submit("launch", payload)
+    until(lambda: client.environment(name)["replicas"])
+    pieces = client.environment_log(name, follow=True)
+    assert "never" in next(pieces)
+    client.cancel(request["id"])
+    with pytest.raises(ApiRefused, match=f"{name} has no replica 'no-such-replica'") as refused:
+        "".join(client.environment_log(name, replica="no-such-replica"))
+    assert f"its replicas are {name}-0-" in str(refused.value.hint)
+
+
+def test_the_log_of_a_replica_is_not_that_of_one_whose_number_begins_alike(
+    client: DaemonClient, paths: Paths, name: str
+) -> None:
+    launched = run(client, "launch", {"source": "echo", "name": name})
+    launch_id = launched["id"]
+    folder = paths.environment_logs / name
+    for ordinal in (1, 11, 20, 21):  # the last is the newest
+        log = folder / f"{name}-{ordinal}-{launch_id}.log"
+        log.touch(mode=0o600)  # as all files of a home
+        log.write_text(f"replica {ordinal}\n")
+    for replica, ordinal in [("1", 1), ("11", 11), (f"1-{launch_id[:4]}", 1), ("20", 20)]:
+        found = "".join(client.environment_log(name, replica=f"{name}-{replica}"))
+        assert found == f"replica {ordinal}\n"
+    with pytest.raises(ApiRefused, match="has several replicas") as refused:
+        "".join(client.environment_log(name, replica=f"{name}-2"))
+    both = ", ".join(f"{name}-{ordinal}-{launch_id}" for ordinal in (20, 21))
+    assert refused.value.hint == f"name one of them: {both}"
+
+
+def test_a_log_that_is_followed_goes_on_after_an_update_and_ends_when_it_is_down(
+    client: DaemonClient, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "talking_env.py").write_text(TALKING)
+    payload = {"source": "talking_env:Talking", "cwd": str(tmp_path), "name": name}
+    wait(client, client.submit("launch", payload)["id"])
+    [first] = client.environment(name)["replicas"]
+    told: list[str | None] = []
+    pieces = client.environment_log(name, follow=True, on_change=told.append)
+    assert "imported" in next(pieces)
+    wait(client, client.submit("launch", payload)["id"])
+    until(lambda: first["id"] not in [r["id"] for r in client.environment(name)["replicas"]])
+    [second] = client.environment(name)["replicas"]
+    assert "imported" in next(pieces)
+    assert told == [second["id"]]
+    run(client, "down", {"name": name})
+    assert "".join(pieces) == ""
+    assert told == [second["id"], None]
+
+
+# Security.
+
+
+def tcp(client: DaemonClient, path: str, **headers: str) -> tuple[int, str]:
+    port = int(client.identity["port"])
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_SECONDS)
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request("GET", path, headers=given)
+    response = connection.getresponse()
+    try:
+        return response.status, response.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("path", ["/v1/health", "/metrics", "/openapi.json", "/docs", "/nothing"])
+def test_every_call_without_the_token_is_refused(client: DaemonClient, path: str) -> None:
+    assert tcp(client, path)[0] == 401
+
+
+def test_a_foreign_host_or_page_is_refused(client: DaemonClient, paths: Paths) -> None:
+    token = f"Bearer {paths.token.read_text().strip()}"
+    assert tcp(client, "/v1/health", Authorization=token)[0] == 200
+    assert tcp(client, "/v1/health", Authorization=token, Host="evil.example")[0] == 403
+    assert tcp(client, "/v1/health", Authorization=token, Origin="http://evil.example")[0] == 403
+
+
+def test_secrets_are_shown_nowhere(client: DaemonClient, paths: Paths, name: str) -> None:
+    env = {"API_TOKEN": "hush-1", "DATABASE": "postgres://me:hush-2@db/x", "MODEL": "small"}
+    request = run(client, "launch", {"source": "echo", "name": name, "env": env})
+    told = json.dumps([request, client.status(), client.info(), client.environment(name)])
+    told += "".join(client.request_log(request["id"])) + paths.daemon_log.read_text()
+    told += "".join(
+        json.dumps(event.data)
+        for event in client.request_events(request["id"], logs=True, after="1:0")
+    )
+    assert "hush" not in told
+    assert request["payload"]["env"] == {"API_TOKEN": "***", "DATABASE": "***", "MODEL": "small"}
+
+
+def test_every_file_and_folder_is_private(client: DaemonClient, paths: Paths, name: str) -> None:
+    run(client, "launch", {"source": "echo", "name": name})
+    for path in [paths.home, *paths.home.rglob("*")]:
+        if not path.is_symlink():
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+# The daemon itself.
+
+
+def test_metrics_are_what_prometheus_reads(client: DaemonClient, name: str, paths: Paths) -> None:
+    run(client, "launch", {"source": "echo", "name": name})
+    becomes(client, name, "READY")
+    token = f"Bearer {paths.token.read_text().strip()}"
+    _, page = tcp(client, "/metrics", Authorization=token)
+    samples = [line for line in page.splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r'openenvd_\w+(\{(\w+="[^"]*",?)*\})? \S+', line) for line in samples)
+    assert f'openenvd_environment_info{{environment="{name}",state="READY"}} 1' in samples
+    lag = [line for line in samples if line.startswith("openenvd_loop_lag_seconds")]
+    assert re.findall(r'quantile="([\d.]+)"', "".join(lag)) == ["0.5", "0.99", "1"]
+    assert lint(page) == []
+
+
+def test_the_dashboard_of_grafana_shows_metrics_that_there_are(
+    client: DaemonClient, paths: Paths
+) -> None:
+    token = f"Bearer {paths.token.read_text().strip()}"
+    nothing: Json = {"shards": [], "isolated": []}
+    page = tcp(client, "/metrics", Authorization=token)[1] + metrics_of_shards("any", nothing)
+    known = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
+    panels = json.loads((ROOT / "deploy" / "grafana.json").read_text())["panels"]
+    shown = [target["expr"] for panel in panels for target in panel["targets"]]
+    names = {name for expression in shown for name in re.findall(r"openenvd_\w+", expression)}
+    assert len(names) >= 10
+    assert names <= known
+
+
+def test_metrics_include_the_capacity_that_replicas_report(
+    client: DaemonClient, name: str, paths: Paths
+) -> None:
+    run(client, "launch", {"source": "echo", "name": name})
+    [replica] = becomes(client, name, "READY")["replicas"]
+    token = f"Bearer {paths.token.read_text().strip()}"
+    labels = f'environment="{name}",replica="{replica["id"]}"'
+
+    def page() -> str:
+        return str(tcp(client, "/metrics", Authorization=token)[1])
+
+    until(lambda: f"openenvd_replica_waiting{{{labels}}} 0\n" in page())
+    assert f"openenvd_replica_steps_total{{{labels}}} 0\n" in page()
+    assert f'openenvd_replica_shards{{{labels},state="' in page()
+
+
+def test_status_shows_the_lag_of_the_event_loop(client: DaemonClient) -> None:
+    loop = client.info()["daemon"]["loop"]
+    assert 0 <= loop["p50_seconds"] <= loop["p99_seconds"] <= loop["max_seconds"]
+
+
+def example(page: str, begins: str) -> Json:
+    """The JSON example of a documentation page that begins so."""
+    for block in re.findall(r"```json\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+        if block.startswith(begins):
+            found: Json = json.loads(block)
+            return found
+    raise AssertionError(f"{page} has no example {begins}")
+
+
+def test_answers_have_the_documented_shapes(client: DaemonClient, name: str) -> None:
+    request = wait(client, client.submit("probe", {"name": "nobody"})["id"])
+    documented = example("docs/api.md", '{"id"')
+    assert set(request) == set(documented)
+    assert set(request["error"]) == set(documented["error"])
+    run(client, "launch", {"source": "echo", "name": name})
+    environment = becomes(client, name, "READY")
+    documented = example("docs/api.md", '{"name"')
+    assert set(environment) == set(documented)
+    assert set(environment["generations"][0]) == set(documented["generations"][0])
+    assert set(environment["replicas"][0]) == set(documented["replicas"][0])
+
+
+def test_every_call_is_documented(http_client: HttpClient) -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    for path, methods in http_client.request("GET", "/openapi.json")["paths"].items():
+        shown = path.replace("{request_id}", "{id}")
+        for method in methods:
+            assert f"`{method.upper()} {shown}" in page, (method, path)
+
+
+def test_a_daemon_that_stops_ends_its_streams_itself(tmp_path: Path) -> None:
+    paths = Paths(tmp_path / "home")
+    client = daemon.connect(paths, settings=ONE_WORKER)
+    (tmp_path / "stuck_env.py").write_text(NEVER_READY)
+    payload = {"source": "stuck_env:Stuck", "cwd": str(tmp_path), "name": "stuck"}
+    request = client.submit("launch", payload)
+    until(lambda: client.environment("stuck")["replicas"])
+    streams: list[Iterator[Any]] = [
+        client.changes(after="1:0"),
+        client.request_events(request["id"], logs=True, after=None),
+        client.request_log(request["id"], follow=True),
+    ]
+    for stream in streams:
+        next(stream)
+    client.stop()
+    for stream in streams:
+        list(stream)  # a connection that is cut would raise
+    until(lambda: daemon.find(paths) is None)
+    client = daemon.connect(paths, settings=ONE_WORKER)
+    take_all_down(client)
+    daemon.stop(paths)

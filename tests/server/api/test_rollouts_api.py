@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`/v1/rollouts`: what a rollout of this daemon has written, and how it went."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from openenvd.client import daemon
+from openenvd.client.api import DaemonClient
+from openenvd.client.errors import ApiRefused
+from openenvd.client.following import run, wait
+from openenvd.client.http import HttpClient
+from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.records import NewRequest
+from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.transactions import dispatching, submitting
+from openenvd.rollouts.episodes import Step
+from openenvd.rollouts.folder.writer import RolloutWriter
+from openenvd.schema.settings import Paths
+from openenvd.schema.states import Schedule
+from openenvd.server.api.routes_rollouts import MOST_MARKS, history, last_mark
+from openenvd.system.text.json_lines import Json
+
+from ...rollouts.made import episode
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonClient]:
+    paths = Paths(tmp_path_factory.mktemp("rollouts") / "home")
+    yield daemon.connect(paths, settings={"port": 0})
+    daemon.stop(paths)
+
+
+@pytest.fixture
+def api(client: DaemonClient) -> HttpClient:
+    return client._http
+
+
+async def write(folder: Path) -> None:
+    writing = await RolloutWriter.open(folder, buffer_bytes=1 << 26)
+    async with writing as writer:
+        step = Step.of({"at": 0}, {"move": 1}, 2.0, True)
+        await writer.put_step("000000", 0, step)
+        await writer.finish(episode("000000", reward=2.0))
+
+
+def rollout_into(client: DaemonClient, folder: Path) -> Json:
+    """A rollout with nobody to play with: its folder is all there is of it."""
+    payload = {"name": "http://127.0.0.1:9", "out": str(folder), "episodes": 1, "retries": 0}
+    return wait(client, client.submit("rollout", payload)["id"])
+
+
+async def test_the_episodes_of_a_rollout_are_shown(
+    client: DaemonClient, api: HttpClient, tmp_path: Path
+) -> None:
+    await write(tmp_path / "out")
+    request = rollout_into(client, tmp_path / "out")
+    path = f"/v1/rollouts/{request['id']}"
+    assert api.request("GET", path)["rollout"]["id"] == request["id"]
+    assert api.request("GET", f"{path}/summary")["histogram"]["mean"] == 2.0
+    [row] = api.request("GET", f"{path}/episodes")["episodes"]
+    assert (row["episode_id"], row["total_reward"]) == ("000000", 2.0)
+    answer = api.request("GET", f"{path}/episodes/000000/steps")
+    assert [step["is_end"] for step in answer["steps"]] == [False, True]
+    assert request["id"] in [each["id"] for each in api.request("GET", "/v1/rollouts")["rollouts"]]
+
+
+def test_only_folders_of_rollouts_are_read(client: DaemonClient, api: HttpClient) -> None:
+    other = run(client, "check", {})
+    for rest in ("", "/summary", "/episodes", "/episodes/000000/steps"):
+        with pytest.raises(ApiRefused, match="is no rollout"):
+            api.request("GET", f"/v1/rollouts/{other['id']}{rest}")
+
+
+def test_a_folder_without_rollouts_is_told_apart(
+    client: DaemonClient, api: HttpClient, tmp_path: Path
+) -> None:
+    request = rollout_into(client, tmp_path / "out")
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)  # where it came to be made at all
+    with pytest.raises(ApiRefused, match="has no rollouts") as caught:
+        api.request("GET", f"/v1/rollouts/{request['id']}/summary")
+    assert caught.value.status == 404
+
+
+def test_the_dashboards_stream_has_rollouts_with_their_reports(
+    client: DaemonClient, api: HttpClient, tmp_path: Path
+) -> None:
+    request = rollout_into(client, tmp_path / "out")
+    events = api.events("/v1/dashboard/stream")
+    snapshot = next(event for event in events if event.name == "snapshot").data
+    rollout = snapshot["put"]["rollouts"][request["id"]]
+    assert (rollout["state"], rollout["out"]) == ("FAILED", str(tmp_path / "out"))
+    assert rollout["environments"] == ["http://127.0.0.1:9"]
+    assert "refused" in rollout["error"]["message"]
+
+
+@pytest.mark.parametrize("count", [1, MOST_MARKS, 2600])
+async def test_a_long_history_is_thinned_out_evenly(
+    store: AsyncStore, dispatch: WriteConnection, count: int
+) -> None:
+    new = NewRequest("rollout", Schedule.LONG, {"out": "/out"})
+    submitted = await store.write(submitting.submit, new, now=0.0)
+    assert isinstance(submitted, Submitted)
+    request_id = submitted.request.id
+    dispatch.write(dispatching.claim, Schedule.LONG, 1, 1.0)
+    reports = [
+        (request_id, {"rollout": {"steps": at, "lag": {"p99_seconds": 0.5}}}, float(at))
+        for at in range(count)
+    ]
+    dispatch.write(dispatching.record, progress=reports)
+    marks = await history(store, request_id)
+    steps = [mark["steps"] for mark in marks]
+    assert (steps[0], steps[-1]) == (0, count - 1)
+    assert min(count, MOST_MARKS // 2) <= len(steps) <= MOST_MARKS + 1
+    assert len({b - a for a, b in pairwise(steps[:-1])}) <= 1
+    assert marks[0]["lag_p99_seconds"] == 0.5
+    assert await last_mark(store, request_id) == marks[-1]

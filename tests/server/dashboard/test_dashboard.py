@@ -1,0 +1,510 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dashboard over the daemon's real TCP port, as a browser calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import http.client
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openenvd.client import daemon
+from openenvd.client.api import DaemonClient
+from openenvd.client.following import wait
+from openenvd.client.http import parse_events
+from openenvd.schema.settings import Paths
+from openenvd.server.api.routes_environments import log_to_show
+from openenvd.server.dashboard.followed_log import FollowedLog
+from openenvd.server.dashboard.page_files import FOLDER as STATIC
+from openenvd.server.dashboard.page_files import SECURITY_HEADERS
+
+from ..conftest import WAIT_SECONDS
+
+Json = dict[str, Any]
+MOST_BYTES = 150_000
+LATER = {"charts.js", "replay.js", "schema_form.js"} | {
+    "panels/environment.js",
+    "panels/launch.js",
+    "panels/request.js",
+    "panels/rollouts.js",
+}
+IDENTITY = {"Content-Type": "application/json"}
+TAKES_GZIP = {"Accept-Encoding": "br, gzip"}
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> Paths:
+    return Paths(tmp_path_factory.mktemp("dashboard") / "home")
+
+
+@pytest.fixture(scope="module")
+def client(paths: Paths) -> Iterator[DaemonClient]:
+    client = daemon.connect(paths, settings={"port": 0})
+    yield client
+    daemon.stop(paths)
+
+
+class Browser:
+    """What a browser sends from a page of the daemon, or another."""
+
+    def __init__(self, client: DaemonClient) -> None:
+        self.port = client.identity["port"]
+        self.origin = f"http://127.0.0.1:{self.port}"
+        self.signed_in: dict[str, str] = {}
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
+        with contextlib.closing(connection):
+            sent = {**IDENTITY, "Origin": self.origin, **self.signed_in}
+            sent |= headers or {}
+            content = None if body is None else json.dumps(body)
+            connection.request(method, path, content, {k: v for k, v in sent.items() if v})
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+
+    def sign_in(self, client: DaemonClient) -> None:
+        code = client.dashboard_link()["url"].partition("#")[2]
+        status, headers, answer = self.call("POST", "/dashboard/session", {"code": code})
+        assert status == 200, answer
+        cookie = str(headers["Set-Cookie"]).partition(";")[0]
+        self.signed_in = {"Cookie": cookie, "X-Openenvd-Key": json.loads(answer)["key"]}
+
+    @contextlib.contextmanager
+    def stream(self, query: str = "") -> Iterator[Iterator[tuple[str, Json]]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
+        with contextlib.closing(connection):
+            connection.request("GET", f"/v1/dashboard/stream{query}", headers=self.signed_in)
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
+            lines = iter(answer.readline, b"")
+            yield ((event.name, event.data) for event in parse_events(lines))
+
+
+@pytest.fixture
+def stranger(client: DaemonClient) -> Browser:
+    return Browser(client)
+
+
+@pytest.fixture
+def browser(client: DaemonClient) -> Browser:
+    browser = Browser(client)
+    browser.sign_in(client)
+    return browser
+
+
+# Signing in.
+
+
+def test_the_link_has_its_code_where_no_server_is_sent_it(client: DaemonClient) -> None:
+    link = client.dashboard_link()
+    assert link["url"].startswith(client.address + "/#")
+    assert "token" not in link["url"]
+
+
+def test_a_link_is_for_who_has_the_token(stranger: Browser) -> None:
+    assert stranger.call("POST", "/v1/dashboard/link")[0] == 401
+
+
+def test_a_link_signs_in_once(client: DaemonClient, stranger: Browser, paths: Paths) -> None:
+    code = client.dashboard_link()["url"].partition("#")[2]
+    paths.sign_in_page.write_text(code)
+    assert stranger.call("POST", "/dashboard/session", {"code": code})[0] == 200
+    assert not paths.sign_in_page.exists()
+    status, headers, answer = stranger.call("POST", "/dashboard/session", {"code": code})
+    assert status == 401
+    assert "Set-Cookie" not in headers
+    assert json.loads(answer)["error"]["hint"].startswith("openenv dashboard")
+
+
+@pytest.mark.parametrize("origin", ["", "http://127.0.0.1:3000", "http://localhost:3000", "null"])
+def test_no_other_page_signs_in(client: DaemonClient, stranger: Browser, origin: str) -> None:
+    code = client.dashboard_link()["url"].partition("#")[2]
+    status, _, _ = stranger.call("POST", "/dashboard/session", {"code": code}, {"Origin": origin})
+    assert status == 403
+    assert stranger.call("POST", "/dashboard/session", {"code": code})[0] == 200  # still unused
+
+
+def test_a_browser_that_has_signed_in_may_call_the_api(browser: Browser) -> None:
+    assert browser.call("GET", "/v1/status", headers={"Origin": ""})[0] == 200
+    cancelling = browser.call("POST", "/v1/requests/0123456789abcdef/cancel")
+    assert cancelling[0] == 404
+
+
+@pytest.mark.parametrize("name", ["Cookie", "X-Openenvd-Key"])
+def test_neither_cookie_nor_key_is_enough(browser: Browser, name: str) -> None:
+    assert browser.call("GET", "/v1/status", headers={name: ""})[0] == 401
+    assert browser.call("POST", "/v1/stop", headers={name: ""})[0] == 401
+
+
+@pytest.mark.parametrize("origin", ["", "http://127.0.0.1:1", "http://localhost:3000", "null"])
+def test_a_page_of_another_port_cannot_act_with_cookie_and_key(
+    browser: Browser, origin: str
+) -> None:
+    status, _, answer = browser.call("POST", "/v1/stop", headers={"Origin": origin})
+    assert status == 403, answer
+
+
+def test_a_page_of_another_port_cannot_read_with_cookie_and_key(browser: Browser) -> None:
+    assert browser.call("GET", "/v1/status", headers={"Origin": "http://localhost:3000"})[0] == 403
+    assert (
+        browser.call("GET", "/v1/status", headers={"Origin": "", "Sec-Fetch-Site": "same-site"})[0]
+        == 403
+    )
+
+
+def test_a_rebound_name_is_refused_the_page_and_the_session(browser: Browser) -> None:
+    rebound = {"Host": "evil.example", "Origin": "http://evil.example"}
+    assert browser.call("GET", "/", headers=rebound)[0] == 403
+    assert browser.call("GET", "/v1/status", headers=rebound)[0] == 403
+    assert browser.call("POST", "/v1/stop", headers=rebound)[0] == 403
+    assert browser.call("POST", "/dashboard/session", {"code": "x"}, rebound)[0] == 403
+
+
+# The page and its files.
+
+
+def test_every_file_comes_with_the_security_headers(stranger: Browser) -> None:
+    names = [str(path.relative_to(STATIC)) for path in STATIC.rglob("*") if path.is_file()]
+    assert "app.js" in names
+    for path in ["/", *(f"/dashboard/{name}" for name in names)]:
+        status, headers, _ = stranger.call("GET", path, headers={"Origin": ""})
+        assert status == 200, path
+        for name, value in SECURITY_HEADERS.items():
+            assert headers[name] == value, (path, name)
+
+
+def test_the_page_is_small(stranger: Browser) -> None:
+    assert sum(path.stat().st_size for path in STATIC.rglob("*") if path.is_file()) < MOST_BYTES
+
+
+def test_the_page_has_nothing_inline_and_nothing_from_elsewhere() -> None:
+    html = (STATIC / "index.html").read_text()
+    assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)", html)
+    for path in STATIC.rglob("*.*"):
+        text = path.read_text().replace("http://www.w3.org/2000/svg", "")
+        found = re.findall(r"(?:src|href|import|from|url\()\W{0,3}https?://", text)
+        assert not found, path
+        assert "innerHTML" not in text, path
+        assert not re.search(r"\.toLocale\w+\(|Intl\.", text), f"{path} is slow at first"
+
+
+def test_all_modules_are_asked_for_at_once() -> None:
+    """Else the browser finds each only when it has read the one that imports it.
+
+    But those of pages that are loaded when they are first shown.
+    """
+    html = (STATIC / "index.html").read_text()
+    loaded = set(re.findall(r'(?:href|src)="/dashboard/([^"]+\.js)"', html))
+    known = {str(path.relative_to(STATIC)) for path in STATIC.rglob("*.js")}
+    assert loaded == known - LATER
+
+
+def test_a_file_that_the_browser_has_is_not_sent_again(stranger: Browser) -> None:
+    _, headers, content = stranger.call("GET", "/dashboard/app.js", headers={"Origin": ""})
+    assert content
+    again = stranger.call(
+        "GET", "/dashboard/app.js", headers={"Origin": "", "If-None-Match": str(headers["ETag"])}
+    )
+    assert (again[0], again[2]) == (304, b"")
+
+
+def test_a_browser_asks_each_time_whether_it_has_the_newest_file(stranger: Browser) -> None:
+    for path in ("/", "/dashboard/app.js"):
+        _, headers, _ = stranger.call("GET", path, headers={"Origin": ""})
+        assert (headers["Cache-Control"], bool(headers["ETag"])) == ("no-cache", True)
+
+
+def test_files_and_stream_are_compressed_for_who_takes_that(browser: Browser) -> None:
+    takes = {"Origin": "", **TAKES_GZIP}
+    _, headers, content = browser.call("GET", "/dashboard/app.js", headers=takes)
+    assert headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(content) == (STATIC / "app.js").read_bytes()
+    plain = browser.call("GET", "/dashboard/app.js", headers={"Origin": ""})
+    assert (plain[1]["Content-Encoding"], plain[2]) == (None, gzip.decompress(content))
+    connection = http.client.HTTPConnection("127.0.0.1", browser.port, timeout=WAIT_SECONDS)
+    with contextlib.closing(connection):
+        connection.request("GET", "/v1/dashboard/stream", headers=browser.signed_in | TAKES_GZIP)
+        answer = connection.getresponse()
+        assert answer.headers["Content-Encoding"] == "gzip"
+        unpacker, text = zlib.decompressobj(wbits=31), b""
+        while not (b"event: snapshot" in text and text.endswith(b"\n\n")):
+            text += unpacker.decompress(answer.read1())
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/dashboard/../routes.py", "/dashboard/%2e%2e/routes.py", "/dashboard//etc/passwd",
+     "/dashboard/panels", "/dashboard/__init__.py", "/dashboard/"],
+)  # fmt: skip
+def test_no_other_file_is_given_out(stranger: Browser, path: str) -> None:
+    assert stranger.call("GET", path, headers={"Origin": ""})[0] == 404
+
+
+# The stream.
+
+
+def until(events: Iterator[tuple[str, Json]], kind: str, check: Any) -> Json:
+    """The first entity of a kind for which `check` holds."""
+    for _, data in events:
+        for entity in data["put"].get(kind, {}).values():
+            if check(entity):
+                found: Json = entity
+                return found
+    raise AssertionError(f"the stream has ended before {kind} was as expected")
+
+
+def test_the_stream_begins_with_everything(browser: Browser, client: DaemonClient) -> None:
+    done = wait(client, client.submit("check", {})["id"])
+    with browser.stream() as events:
+        name, data = next(events)
+    put = data["put"]
+    assert name == "snapshot"
+    assert put["daemon"][""]["address"] == client.address
+    assert put["plan"][""]["guaranteed_long"] >= 1
+    assert all(
+        {"cap_bytes", "rss_bytes", "task_id"} <= each.keys() for each in put["workers"].values()
+    )
+    assert done["state"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("kind", ["memory", "samples"])
+def test_the_memory_is_on_the_stream_when_it_was_measured(browser: Browser, kind: str) -> None:
+    with browser.stream() as events:
+        measured = until(events, kind, bool)
+    if kind == "memory":
+        assert measured["daemon"] > 0
+        assert measured["free"] + measured["other"] + measured["daemon"] <= measured["limit"]
+
+
+def test_the_stream_is_for_who_has_signed_in(stranger: Browser) -> None:
+    assert stranger.call("GET", "/v1/dashboard/stream")[0] == 401
+
+
+def test_a_request_is_seen_to_wait_run_and_fail(browser: Browser, client: DaemonClient) -> None:
+    with browser.stream() as events:
+        assert next(events)[0] == "snapshot"
+        request = client.submit("launch", {"source": "json:Source", "name": "never"})
+        failed = until(
+            events, "requests", lambda r: r["id"] == request["id"] and r["state"] == "FAILED"
+        )
+    assert failed["error"]["message"]
+    assert "payload" not in failed
+
+
+def test_the_log_that_a_page_shows_is_on_its_one_stream(
+    browser: Browser, client: DaemonClient, tmp_path: Path
+) -> None:
+    (tmp_path / "fails_env.py").write_text("exit(3)\n")
+    launch = client.submit("launch", {"source": "fails_env:Fails", "cwd": str(tmp_path)})
+    with browser.stream(f"?log=requests/{launch['id']}") as events:
+        logs = (data for name, data in events if name == "log")
+        assert next(logs) == {"text": "", "is_first": True, "place": f"{launch['id']}.log:0"}
+        seen = ""
+        while "1 replica starting" not in seen:
+            seen += next(logs)["text"]
+    wait(client, launch["id"])
+    with browser.stream(f"?log=requests/{launch['id']}&place={launch['id']}.log:1") as events:
+        data = next(data for name, data in events if name == "log")
+    assert not data["is_first"]
+    assert seen[1:] in data["text"]
+    with browser.stream(f"?log=requests/{launch['id']}") as events:
+        texts = [data["text"] for _, data in (next(events) for _ in range(3)) if "text" in data]
+    assert seen in "".join(texts)
+
+
+def test_a_look_ends_with_the_snapshot_and_what_there_is_of_the_log(
+    browser: Browser, client: DaemonClient, tmp_path: Path
+) -> None:
+    (tmp_path / "ends_env.py").write_text("exit(3)\n")
+    source = {"source": "ends_env:Ends", "cwd": str(tmp_path)}
+    done = wait(client, client.submit("launch", source)["id"])
+    with browser.stream("?is_look=true") as events:
+        assert [name for name, _ in events] == ["snapshot"]
+    place = ""
+    for is_told in (True, False):
+        with browser.stream(f"?is_look=true&log=requests/{done['id']}&place={place}") as events:
+            told = list(events)
+        assert [name for name, _ in told].count("snapshot") == 1
+        logs = [data for name, data in told if name == "log"]
+        assert bool("".join(data["text"] for data in logs)) == is_told
+        place = logs[-1]["place"] if logs else place
+
+
+def text_of(log: FollowedLog) -> str:
+    return "".join(json.loads(each.raw_data or "")["text"] for each in log.messages())
+
+
+async def test_the_line_without_an_end_is_shown_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("whole\ncut")
+    end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    log = FollowedLog(end)
+    await log.show(tmp_path / "log", 200)
+    assert text_of(log) == "whole\n"
+    end.set_result(None)
+    assert text_of(log) == "cut"
+
+
+@pytest.mark.parametrize(
+    ("place", "is_first", "told"),
+    [
+        ("", True, "two\nthree\n"),
+        ("log:8", False, "three\n"),
+        ("log:0", True, "two\nthree\n"),  # more than is shown has come since
+        ("other:8", True, "two\nthree\n"),
+    ],
+)
+async def test_who_comes_back_is_told_the_lines_since(
+    tmp_path: Path, place: str, is_first: bool, told: str
+) -> None:
+    (tmp_path / "log").write_text("one\ntwo\nthree\n")
+    log = FollowedLog(asyncio.get_running_loop().create_future(), place)
+    await log.show(tmp_path / "log", 2)
+    [*_, last] = messages = [json.loads(each.raw_data or "") for each in log.messages()]
+    assert messages[0]["is_first"] == is_first
+    assert last == {"text": told, "is_first": False, "place": "log:14"}
+
+
+A, B, C = (Path(f"echo-{ordinal}-launch.log") for ordinal in range(3))  # the oldest first
+
+
+@pytest.mark.parametrize(
+    ("logs", "living", "shown", "chosen"),
+    [
+        ([], {A.stem}, "", None),
+        ([A, B], {A.stem, B.stem}, "", B),
+        ([A, B], {A.stem, B.stem}, A.name, A),  # it stays, whichever was written to last
+        ([A, B, C], {B.stem}, A.name, B),  # its replica was replaced
+        ([A, B], set(), A.name, A),
+    ],
+)
+def test_the_log_shown_is_that_of_one_replica_until_it_is_no_more(
+    logs: list[Path], living: set[str], shown: str, chosen: Path | None
+) -> None:
+    assert log_to_show(logs, living, shown) == chosen
+
+
+def test_the_log_of_an_environment_is_shown_from_its_first_line_and_after_a_restart(
+    browser: Browser, client: DaemonClient
+) -> None:
+    with browser.stream("?log=environments/heard") as events:
+        logs = (data for name, data in events if name == "log")
+        assert next(logs)["place"] == ""
+        wait(client, client.submit("launch", {"source": "echo", "name": "heard"})["id"])
+        began = next(data for data in logs if data["is_first"])
+        wait(client, client.submit("restart", {"name": "heard"})["id"])
+        again = next(data for data in logs if data["is_first"])
+    assert began["place"].endswith(".log:0")
+    assert again["place"].partition(":")[0] != began["place"].partition(":")[0]
+    wait(client, client.submit("down", {"name": "heard"})["id"])
+
+
+@pytest.mark.parametrize("log", ["requests/0123456789abcdef", "environments/nonesuch"])
+def test_a_log_that_is_not_there_is_empty(browser: Browser, log: str) -> None:
+    with browser.stream(f"?log={log}") as events:
+        found = dict(next(events) for _ in range(2))
+    assert found["log"] == {"text": "", "is_first": True, "place": ""}
+    assert "daemon" in found["snapshot"]["put"]
+
+
+def test_what_a_request_does_is_seen_by_who_comes_later(
+    browser: Browser, client: DaemonClient, tmp_path: Path
+) -> None:
+    (tmp_path / "stuck_env.py").write_text("import time\ntime.sleep(3600)\n")
+    stuck = {"source": "stuck_env:Stuck", "name": "stuck-later", "cwd": str(tmp_path)}
+    launch = client.submit("launch", stuck)
+
+    def is_starting(request: Json) -> bool:
+        told = (request.get("progress") or {}).get("message") or ""
+        return bool(request["id"] == launch["id"] and "start" in told)
+
+    for _ in range(2):
+        with browser.stream() as events:
+            until(events, "requests", is_starting)
+    client.cancel(launch["id"])
+    assert wait(client, launch["id"])["state"] == "CANCELLED"
+
+
+def test_an_environment_is_seen_to_come_and_to_go(browser: Browser, client: DaemonClient) -> None:
+    with browser.stream() as events:
+        next(events)
+        launch = client.submit("launch", {"source": "echo", "name": "seen"})
+        ready = until(events, "environments", lambda e: e["state"] == "READY")
+        assert (ready["name"], ready["ready"], ready["replicas"]) == ("seen", 1, 1)
+        assert ready["request_id"] == launch["id"]
+        client.submit("down", {"name": "seen"})
+        for _, data in events:
+            if "seen" in data.get("drop", {}).get("environments", []):
+                break
+        else:
+            raise AssertionError("the environment was not dropped")
+
+
+def test_a_launch_that_runs_again_with_more_memory_keeps_all_else(client: DaemonClient) -> None:
+    told = {"source": "echo", "name": "hog", "memory_mb": 300, "session_memory_mb": 100}
+    more = {"max_sessions": 7, "env": {"FOO": "bar"}, "token": "auto", "cwd": "/tmp"}
+    first = wait(client, client.submit("launch", {**told, **more})["id"])
+    [before] = client.environment("hog")["generations"]
+    limits = {"memory_mb": 400, "session_memory_mb": 200}
+    again = wait(client, client.retry(first["id"], **limits)["id"])
+    assert again["state"] == "SUCCEEDED", again["error"]
+    update = {"update": True, "replaces": again["payload"]["replaces"]}
+    assert again["payload"] == {**first["payload"], **limits, **update}
+    after = client.environment("hog")["generations"][0]
+    assert (before["number"], after["number"]) == (1, 2)
+    assert after["spec"] == {**before["spec"], **limits}
+    wait(client, client.submit("down", {"name": "hog"})["id"])
+
+
+def test_what_was_scaled_stays_so_when_it_is_launched_again(
+    client: DaemonClient,
+) -> None:
+    def scale(replicas: int) -> None:
+        scaled = client.submit("scale", {"name": "wide", "replicas": replicas})
+        assert wait(client, scaled["id"])["state"] == "SUCCEEDED"
+
+    first = wait(client, client.submit("launch", {"source": "echo", "name": "wide"})["id"])
+    scale(2)
+    again = wait(client, client.retry(first["id"], memory_mb=300)["id"])
+    assert again["state"] == "SUCCEEDED", again["error"]
+    assert again["payload"]["replicas"] == 2
+    wait(client, client.submit("down", {"name": "wide"})["id"])
+
+
+def test_a_request_that_has_not_ended_is_not_submitted_again(
+    browser: Browser, client: DaemonClient, tmp_path: Path
+) -> None:
+    (tmp_path / "stuck_env.py").write_text("import time\ntime.sleep(3600)\n")
+    stuck = {"source": "stuck_env:Stuck", "name": "stuck", "cwd": str(tmp_path)}
+    launch = client.submit("launch", stuck)
+    status, _, answer = browser.call("POST", f"/v1/requests/{launch['id']}/retry", {})
+    assert status == 422, answer
+    client.cancel(launch["id"])
+    wait(client, launch["id"])
+
+
+def test_an_ended_request_is_submitted_again_as_it_was(
+    browser: Browser, client: DaemonClient
+) -> None:
+    secret = {"source": "json:Source", "name": "again", "env": {"API_KEY": "sesame"}}
+    first = wait(client, client.submit("launch", secret)["id"])
+    status, _, answer = browser.call("POST", f"/v1/requests/{first['id']}/retry", {"memory_mb": 64})
+    assert status == 202, answer
+    again = json.loads(answer)["request"]
+    assert again["id"] != first["id"]
+    assert again["payload"]["memory_mb"] == 64
+    assert again["payload"]["env"] == first["payload"]["env"]
+    assert b"sesame" not in answer

@@ -1,0 +1,556 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the dispatcher claims when memory is short, and what it makes of a kill for memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from openenvd.executor.errors import NoRoom
+from openenvd.executor.executor import BurstableExecutor
+from openenvd.executor.messages import Died, Raised, Started, Succeeded, Task, TaskError
+from openenvd.executor.policy.admission import FreeMemory
+from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.errors import DatabaseFull
+from openenvd.requests_db.migrate import open_database
+from openenvd.requests_db.records import Event, NewRequest, Outcome, Request
+from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.sql import queries
+from openenvd.requests_db.transactions import dispatching, submitting
+from openenvd.schema.settings import Paths, Settings
+from openenvd.schema.states import RequestState, Schedule
+from openenvd.server.dispatch.dispatcher import Dispatcher
+from openenvd.server.dispatch.memory_estimates import Declared, MemoryEstimates
+from openenvd.server.dispatch.request_traces import RequestTraces
+from openenvd.server.dispatch.running import DispatchContext, Timing
+from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
+
+from ..tracing.kept_spans import KeptSpans, attributes_of, ids_of
+
+MB = 2**20
+PATIENCE_SECONDS = 10.0
+KILLED = ExitReason(
+    ExitKind.OOM_KILLED,
+    7,
+    signal_number=9,
+    detector=Detector.CGROUP,
+    limit_bytes=256 * MB,
+    peak_bytes=255 * MB,
+    seconds=1.0,
+)
+
+
+class Executor:
+    """Takes what it is given, and has as much memory as the test says."""
+
+    def __init__(self, free_mb: int) -> None:
+        self.free_mb = free_mb
+        self.most = 8
+        self.tasks: list[Task] = []
+
+    def room(self, schedule: str) -> int:
+        return self.most
+
+    def free_memory(self, schedule: str) -> FreeMemory:
+        free = self.free_mb * MB - sum(task.expected_bytes for task in self.tasks)
+        return FreeMemory(schedule, free, 2**40, is_alone=not self.tasks)
+
+    def is_short(self, schedule: str, count: int, largest_bytes: int) -> bool:
+        return not self.free_memory(schedule).fits_all(count, largest_bytes)
+
+    def submit(self, task: Task) -> Started:
+        self.tasks.append(task)
+        return Started(task.id, "long-7", 4711, 1.5, time.time())
+
+    def cancel(self, task_id: str) -> bool:
+        return False
+
+
+def _schedule_of(operation: str) -> Schedule:
+    return Schedule.LONG if operation == "launch" else Schedule.SHORT
+
+
+class Bench:
+    """A dispatcher over a real database."""
+
+    def __init__(
+        self,
+        home: Path,
+        settings: Settings | None = None,
+        timing: Timing | None = None,
+        traces: RequestTraces | None = None,
+    ) -> None:
+        self.paths = Paths(home)
+        self.paths.request_logs.mkdir(parents=True)
+        open_database(self.paths.database)
+        self.writer = WriteConnection(self.paths.database)
+        self.store = WriteConnection(self.paths.database)
+        self.executor = Executor(free_mb=320)
+        self.events: list[Event] = []
+        self.dispatcher = Dispatcher(
+            DispatchContext(
+                self.store,
+                cast("BurstableExecutor", self.executor),
+                publish=self.events.extend,
+                operations={"launch": "module:launch", "check": "module:check"},
+                paths=self.paths,
+                settings=settings or Settings(),
+                estimates=MemoryEstimates(
+                    {"launch": Declared("LONG", 150 * MB), "check": Declared("SHORT", 30 * MB)}
+                ),
+                budget_bytes=1024 * MB,
+                timing=timing or Timing(),
+                traces=traces,
+            )
+        )
+
+    def submit(self, operation: str = "launch", **fields: Any) -> str:
+        request_id = self.write(operation, **fields)
+        self.dispatcher.submitted(_schedule_of(operation))
+        return request_id
+
+    def write(self, operation: str, **fields: Any) -> str:
+        """Write a request that nobody tells the dispatcher of."""
+        payload = fields.pop("payload", {"source": "echo"})
+        new = NewRequest(operation, _schedule_of(operation), payload, max_attempts=3, **fields)
+        with self.writer.transaction() as connection:
+            result = submitting.submit(connection, new, now=time.time())
+        assert isinstance(result, Submitted)
+        return result.request.id
+
+    def read(self, request_id: str) -> Request:
+        with self.writer.transaction() as connection:
+            found = queries.get(request_id).run(connection)
+        assert isinstance(found, Request)
+        return found
+
+    def submitted(self) -> list[str]:
+        return [task.id for task in self.executor.tasks]
+
+    def is_submitted(self, request_id: str) -> bool:
+        return request_id in self.submitted()
+
+    def end(self, event: Any) -> None:
+        # In place: the dispatcher's thread appends to it.
+        self.executor.tasks.remove(next(t for t in self.executor.tasks if t.id == event.task_id))
+        self.dispatcher.deliver(event)
+
+    def eventually(self, fact: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not fact():
+            assert time.monotonic() < deadline, (
+                self.submitted(),
+                self.dispatcher.claimer.shortages,
+            )
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        self.dispatcher.stop()
+        self.store.close()
+        self.writer.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with closing(Bench(tmp_path)) as made:
+        yield made
+
+
+def test_a_request_that_does_not_fit_stays_pending_with_its_shortage(bench: Bench) -> None:
+    ids = [bench.submit() for _ in range(4)]
+    bench.dispatcher.start()
+    bench.eventually(
+        lambda: bench.submitted() == ids[:2] and len(bench.dispatcher.claimer.shortages) == 2
+    )
+    told = bench.dispatcher.claimer.shortages[ids[2]].sentence()
+    assert told == "waiting for memory: needs 150 MB, 20 MB free"
+    assert bench.read(ids[2]).state is RequestState.PENDING
+
+
+def test_a_waiting_request_starts_when_another_has_ended(bench: Bench) -> None:
+    ids = [bench.submit() for _ in range(3)]
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == ids[:2])
+    bench.end(Succeeded(ids[0], None, None, time.time()))
+    bench.eventually(lambda: bench.submitted() == ids[1:])
+    bench.eventually(lambda: bench.dispatcher.claimer.shortages == {})
+
+
+def test_a_waiting_request_starts_when_another_process_frees_memory(bench: Bench) -> None:
+    ids = [bench.submit() for _ in range(3)]
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == ids[:2])
+    bench.executor.free_mb = 1000
+    bench.eventually(lambda: bench.submitted() == ids)
+
+
+def test_a_short_request_does_not_wait_with_long_ones(bench: Bench) -> None:
+    for _ in range(4):
+        bench.submit()
+    bench.executor.free_mb = 349  # two launches, and a check
+    bench.dispatcher.start()
+    bench.eventually(lambda: len(bench.submitted()) == 2)
+    check = bench.submit("check", payload={})
+    bench.eventually(lambda: check in bench.submitted())
+
+
+def test_a_small_request_passes_one_that_does_not_fit(bench: Bench) -> None:
+    bench.submit()
+    big, small = bench.submit(), bench.submit(payload={"source": "echo", "memory_mb": 20})
+    bench.executor.free_mb = 200
+    bench.dispatcher.start()
+    bench.eventually(lambda: small in bench.submitted())
+    assert big not in bench.submitted()
+
+
+def test_without_retry_oom_a_replica_killed_for_memory_fails_its_launch_with_the_evidence(
+    bench: Bench,
+) -> None:
+    request_id = bench.submit()
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [request_id])
+    error = TaskError("ReplicaFailed", "killed", kind="oom_killed", evidence=KILLED.to_json())
+    bench.end(Raised(request_id, error, 20 * MB, time.time()))
+    bench.eventually(lambda: bench.read(request_id).state is RequestState.FAILED)
+    failed = bench.read(request_id).error
+    assert failed is not None
+    assert (failed.kind, failed.evidence) == ("oom_killed", KILLED.to_json())
+
+
+def test_the_worker_is_written_while_the_request_runs(bench: Bench) -> None:
+    request_id = bench.submit()
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.read(request_id).worker == "long-7")
+    assert bench.read(request_id).worker_pid == 4711
+    assert bench.read(request_id).state is RequestState.RUNNING
+
+
+def test_the_event_of_an_outcome_carries_the_worker(bench: Bench) -> None:
+    request_id = bench.submit()
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [request_id])
+    bench.end(Succeeded(request_id, {"answer": 42}, 5, 9.5))
+    bench.eventually(lambda: bench.read(request_id).state is RequestState.SUCCEEDED)
+    told = bench.events[-1].request
+    assert told == bench.read(request_id)
+    assert told is not None
+    assert (told.worker, told.result, told.finished_at) == ("long-7", {"answer": 42}, 9.5)
+
+
+def test_an_outcome_that_cannot_be_written_fails_its_own_request_alone(bench: Bench) -> None:
+    odd, good = bench.submit("check", payload={}), bench.submit("check", payload={})
+    bench.dispatcher.start()
+    bench.eventually(lambda: len(bench.submitted()) == 2)
+    bench.dispatcher.deliver(Succeeded(odd, {1: object()}, None, time.time()))
+    bench.dispatcher.deliver(Succeeded(good, {"fine": True}, None, time.time()))
+    bench.eventually(lambda: bench.read(good).state is RequestState.SUCCEEDED)
+    bench.eventually(lambda: bench.read(odd).state is RequestState.FAILED)
+    error = bench.read(odd).error
+    assert error is not None
+    assert "cannot be written" in error.message
+
+
+def test_a_request_of_another_version_fails_alone(bench: Bench) -> None:
+    odd, good = bench.submit("fly", payload={}), bench.submit("check", payload={})
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [good])
+    bench.eventually(lambda: bench.read(odd).state is RequestState.FAILED)
+    error = bench.read(odd).error
+    assert error is not None
+    assert (error.kind, error.message) == ("invalid", "this openenvd has no operation 'fly'")
+
+
+def refuse_once(monkeypatch: pytest.MonkeyPatch, name: str) -> list[str]:
+    """Let one transaction of this function fail, as on a full disk."""
+    refused, works = [name], getattr(dispatching, name)
+
+    def refuse(*args: Any) -> Any:
+        if refused:
+            refused.pop()
+            raise DatabaseFull("the disk is full")
+        return works(*args)
+
+    monkeypatch.setattr(dispatching, name, refuse)
+    return refused
+
+
+def test_a_request_whose_claim_could_not_be_written_is_claimed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No further request has to come for it."""
+    with closing(Bench(tmp_path, timing=Timing(retry_seconds=0.01))) as bench:
+        refused = [refuse_once(monkeypatch, n) for n in ("claim", "claim_chosen")]
+        ids = {bench.submit(), bench.submit("check", payload={})}
+        bench.dispatcher.start()
+        bench.eventually(lambda: set(bench.submitted()) == ids)
+        assert refused == [[], []]
+
+
+def fill(folder: Path) -> Path:
+    """Take whatever is left of the disk."""
+    ballast = folder / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(b"\0" * 4096):
+            pass
+    return ballast
+
+
+def test_a_request_that_was_pending_when_the_disk_was_full_starts_when_there_is_room_again(
+    small_disk: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No further request has to come for it, and no restart."""
+    timing = Timing(retry_seconds=0.01)
+    with closing(Bench(small_disk / "home", timing=timing)) as bench:
+        bench.dispatcher.start()
+        first = bench.submit("check", payload={})
+        bench.eventually(lambda: bench.read(first).worker)  # it has written all, and sleeps
+        for operation, payload in (("launch", {"source": "echo"}), ("check", {})):
+            request_id = bench.write(operation, payload=payload)
+            ballast = fill(small_disk)
+            caplog.clear()
+            bench.dispatcher.submitted(_schedule_of(operation))
+            bench.eventually(lambda: "no space left on the disk" in caplog.text)
+            assert bench.read(request_id).state is RequestState.PENDING
+            ballast.unlink()
+            bench.eventually(partial(bench.is_submitted, request_id))
+
+
+def test_a_request_whose_release_could_not_be_written_is_released_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Bench(tmp_path, timing=Timing(retry_seconds=0.01))) as bench:
+        refused = refuse_once(monkeypatch, "release")
+        submit, has_room = bench.executor.submit, [False]
+
+        def submit_where_there_is_room(task: Task) -> Started:
+            if not has_room[0]:
+                has_room[0] = True
+                raise NoRoom("8 tasks are under way already")
+            return submit(task)
+
+        monkeypatch.setattr(bench.executor, "submit", submit_where_there_is_room)
+        request_id = bench.submit("check", payload={})
+        bench.dispatcher.start()
+        bench.eventually(lambda: bench.is_submitted(request_id))
+        assert refused == []
+
+
+def test_the_cap_asked_for_reaches_the_worker(bench: Bench) -> None:
+    bench.submit(payload={"source": "echo", "memory_mb": 300})
+    bench.dispatcher.start()
+    bench.eventually(lambda: len(bench.submitted()) == 1)
+    [task] = bench.executor.tasks
+    assert (task.memory_bytes, task.expected_bytes) == (300 * MB, 150 * MB)
+
+
+def test_a_peak_changes_the_estimate_and_is_stored(bench: Bench) -> None:
+    first = bench.submit()
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [first])
+    bench.end(Succeeded(first, None, 100 * MB, time.time()))
+    bench.eventually(lambda: bench.read(first).state is RequestState.SUCCEEDED)
+    bench.submit()
+    bench.eventually(lambda: bench.executor.tasks)
+    assert bench.executor.tasks[0].expected_bytes == int(100 * MB * 1.15)
+    bench.dispatcher.stop()
+    [kept] = bench.store.read(queries.memory_estimates(10))
+    assert (kept.operation, kept.source) == ("launch", "echo")
+
+
+def test_a_request_that_raised_leaves_the_estimate_unchanged(bench: Bench) -> None:
+    first = bench.submit()
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [first])
+    bench.end(Raised(first, TaskError("ValueError", "no"), MB, time.time()))
+    bench.submit()
+    bench.eventually(lambda: bench.executor.tasks)
+    assert bench.executor.tasks[0].expected_bytes == 150 * MB
+
+
+def test_a_kill_for_memory_is_explained_in_the_log_and_counted(bench: Bench) -> None:
+    request_id = bench.submit()
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [request_id])
+    bench.end(Died(request_id, "long-1", KILLED, (), 255 * MB, time.time()))
+    bench.eventually(lambda: bench.read(request_id).state is RequestState.FAILED)
+    error = bench.read(request_id).error
+    assert error is not None
+    assert "It was running `launch` for 1.0 s." in error.message
+    assert error.hint == f"openenv retry {request_id} --memory 512M"
+    last = bench.paths.request_log(request_id).read_text().splitlines()[-1]
+    assert last.startswith("openenvd: worker long-1 (pid 7) was killed by the kernel at 255 MB")
+    assert dict(bench.dispatcher.recorder.kills) == {("launch", "cgroup"): 1}
+    assert bench.dispatcher.recorder.estimates.of(bench.read(request_id)) > 400 * MB
+
+
+def test_with_retry_oom_a_killed_request_runs_again_with_more_memory(bench: Bench) -> None:
+    bench.executor.free_mb = 1000
+    payload = {"source": "echo", "env": {"API_KEY": "sesame-street"}}
+    request_id = bench.submit(payload=payload, retry_oom=True)
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [request_id])
+    tail = ("its key is sesame-street", "no answer of https://me:hunter2@host/")
+    bench.end(Died(request_id, "long-1", KILLED, tail, 255 * MB, time.time()))
+    bench.eventually(lambda: bench.submitted() == [request_id])
+    [task] = bench.executor.tasks
+    assert (task.memory_bytes, task.expected_bytes) == (512 * MB, 512 * MB)
+    assert bench.read(request_id).attempts == 2
+    [told] = [e.data["message"] for e in bench.events if e.data.get("phase") == "retrying"]
+    assert told.endswith("it runs again with 512 MB (attempt 2 of 3)")
+    [error] = [e.data["error"] for e in bench.events if e.data.get("phase") == "retrying"]
+    assert (error["kind"], error["evidence"]) == ("oom_killed", KILLED.to_json())
+    assert error["log_tail"] == ["its key is ***", "no answer of https://***@host/"]
+    assert dict(bench.dispatcher.recorder.retries) == {"launch": 1}
+
+
+def test_what_is_told_of_an_attempt_has_no_credentials(bench: Bench) -> None:
+    bench.executor.free_mb = 1000
+    request_id = bench.submit(retry_oom=True)
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [request_id])
+    text = "replica 0 of https://me:hunter2@host/ was killed"
+    error = TaskError("ReplicaFailed", text, text, "oom_killed", evidence=KILLED.to_json())
+    bench.end(Raised(request_id, error, None, time.time()))
+    bench.eventually(lambda: bench.submitted() == [request_id])
+    [data] = [e.data for e in bench.events if e.data.get("phase") == "retrying"]
+    assert "hunter2" not in str(data)
+    assert data["error"]["message"] == "replica 0 of https://***@host/ was killed"
+
+
+def test_logs_are_removed_with_their_requests(tmp_path: Path) -> None:
+    """SkyPilot #10023: logs filled the disk."""
+    with closing(Bench(tmp_path, Settings(keep_days=0))) as bench:
+        request_id = bench.submit()
+        [request] = bench.store.write(dispatching.claim, Schedule.LONG, 1, time.time()).requests
+        bench.store.write(
+            dispatching.record, outcomes=[Outcome(request_id, RequestState.SUCCEEDED, time.time())]
+        )
+        log = bench.paths.request_log(request.id)
+        log.write_text("done\n")
+        bench.dispatcher.start()
+        bench.eventually(lambda: not log.exists())
+
+
+def test_all_logs_together_are_kept_bounded(tmp_path: Path) -> None:
+    """SkyPilot #10023: logs filled the disk."""
+    with closing(Bench(tmp_path, Settings(max_logs_mb=1))) as bench:
+        bench.paths.runs.mkdir()
+        log = bench.paths.request_log("0" * 16)
+        log.write_bytes(b"x" * 2 * MB)
+        bench.dispatcher.start()
+        bench.eventually(lambda: not log.exists())
+
+
+def test_a_hundred_launches_start_as_many_as_memory_suffices_for(bench: Bench) -> None:
+    """SkyPilot #6642, #5017: a hundred launches froze an 8 GB laptop, hundreds crashed it."""
+    bench.executor.free_mb = 6000  # of 8 GB
+    bench.executor.most = 1000  # workers are not what is short
+    ids = [bench.submit() for _ in range(100)]
+    bench.dispatcher.start()
+    bench.eventually(lambda: len(bench.submitted()) == 6000 // 150)
+    for request_id in ids:
+        bench.eventually(partial(bench.is_submitted, request_id))
+        assert len(bench.submitted()) <= 6000 // 150
+        bench.end(Succeeded(request_id, None, None, time.time()))
+    bench.eventually(lambda: all(bench.read(i).state is RequestState.SUCCEEDED for i in ids))
+
+
+def test_the_log_of_a_long_request_is_kept_bounded(tmp_path: Path) -> None:
+    """SkyPilot #10023: logs filled the disk."""
+    settings, timing = Settings(max_log_mb=1), Timing(bound_logs_seconds=0.05)
+    with closing(Bench(tmp_path, settings, timing)) as bench:
+        request_id = bench.submit()
+        bench.dispatcher.start()
+        bench.eventually(lambda: bench.submitted() == [request_id])
+        log = bench.paths.request_log(request_id)
+        log.write_bytes(b"a line of the log\n" * 200_000)
+        bench.eventually(lambda: log.stat().st_size < MB)
+        assert log.read_bytes().endswith(b"a line of the log\n")
+
+
+def test_the_start_and_end_of_a_long_request_are_logged_with_their_fields(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "openenvd.server.dispatch")
+    request_id = bench.submit(environment="trial")
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.read(request_id).worker == "long-7")
+    bench.end(Died(request_id, "long-7", KILLED, (), 255 * MB, time.time()))
+    bench.eventually(lambda: len(caplog.records) == 2)
+    start, end = caplog.records
+    assert (
+        start.getMessage()
+        == f"request {request_id} (launch trial) runs on worker long-7 (pid 4711)"
+    )
+    assert f"request {request_id} (launch trial) failed (oom_killed): " in end.getMessage()
+    for record in (start, end):
+        assert vars(record)["request_id"] == request_id
+        assert (vars(record)["environment"], vars(record)["worker"]) == ("trial", "long-7")
+    assert (vars(start)["pid"], vars(end)["pid"]) == (4711, KILLED.pid)
+
+
+def test_short_requests_are_logged_at_debug_level_only(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "openenvd.server.dispatch")
+    request_id = bench.submit("check", payload={})
+    bench.dispatcher.start()
+    bench.eventually(lambda: bench.submitted() == [request_id])
+    bench.end(Succeeded(request_id, None, 5, 9.5))
+    bench.eventually(lambda: bench.read(request_id).state is RequestState.SUCCEEDED)
+    assert caplog.records == []
+
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def why_waited(kept: KeptSpans) -> dict[str, str]:
+    """The reason of each wait that has ended, by its request."""
+    told = [attributes_of(span) for span in kept.all if span.name.startswith("queue")]
+    return {each["openenvd.request.id"]: each["openenvd.queue.wait_reason"] for each in told}
+
+
+def test_a_trace_says_what_a_request_waited_for(tmp_path: Path) -> None:
+    kept = KeptSpans()
+    traced = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+    with closing(Bench(tmp_path, traces=RequestTraces(kept.provider))) as bench:
+        bench.executor.free_mb = 200  # one launch, or a check
+        at_once, for_memory = bench.submit(**traced), bench.submit(**traced)
+        bench.dispatcher.start()
+        bench.eventually(lambda: bench.dispatcher.claimer.shortages)
+        bench.eventually(lambda: bench.is_submitted(at_once))  # claimed, before it is submitted
+        bench.end(Succeeded(at_once, None, None, time.time()))
+        bench.eventually(lambda: bench.is_submitted(for_memory))
+        bench.executor.most = 0
+        for_worker = bench.submit("check", **traced)
+        bench.eventually(lambda: bench.dispatcher.claimer._queues[Schedule.SHORT].full_at > 0)
+        bench.executor.most = 8
+        bench.end(Succeeded(for_memory, None, None, time.time()))
+        bench.eventually(lambda: bench.is_submitted(for_worker))
+        bench.end(Succeeded(for_worker, None, None, time.time()))
+        bench.eventually(lambda: kept.named("process check"))
+    assert why_waited(kept) == {at_once: "nothing", for_memory: "memory", for_worker: "worker"}
+    kept.provider.shutdown()
+
+
+def test_the_worker_is_given_the_span_that_it_runs_in(tmp_path: Path) -> None:
+    kept = KeptSpans()
+    with closing(Bench(tmp_path, traces=RequestTraces(kept.provider))) as bench:
+        traced = bench.submit(traceparent=f"00-{TRACE}-b7ad6b7169203331-01")
+        untraced = bench.submit()
+        bench.dispatcher.start()
+        bench.eventually(lambda: bench.is_submitted(untraced))
+        given = {task.id: task.traceparent for task in bench.executor.tasks}
+        for request_id in (traced, untraced):
+            bench.end(Succeeded(request_id, None, None, time.time()))
+        bench.eventually(lambda: bench.read(untraced).state is RequestState.SUCCEEDED)
+    trace_id, span_id, _ = ids_of(kept.one("process launch"))
+    assert str(given[traced]).split("-")[1:3] == [trace_id, span_id]
+    assert (trace_id, given[untraced]) == (TRACE, None)
+    kept.provider.shutdown()

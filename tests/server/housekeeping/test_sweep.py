@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What killed shims and daemons leave behind, and who takes it away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from openenvd.environments.engines.new_replicas import RUN_DIR_VARIABLE
+from openenvd.environments.shim.files import open_control_socket
+from openenvd.executor.supervisor.memory import sweep_cgroups
+from openenvd.schema.layout import Layout
+from openenvd.schema.settings import Paths
+from openenvd.server.housekeeping.sweep import Sweeper, sweep_regularly
+from openenvd.system.memory.cgroups import CgroupManager
+
+from ...environments.shim.conftest import Replica
+
+WAIT_SECONDS = 30.0
+
+
+@pytest.fixture
+def replica(paths: Paths) -> Iterator[Replica]:
+    """A replica of this home that is ready."""
+    replica_id = f"echo-0-{os.getpid()}"
+    made = Replica(paths.home / "elsewhere", replica_id=replica_id, cgroups=paths.replica_groups)
+    made.run_dir = paths.runs / replica_id
+    yield made.ready()
+    made.close()
+
+
+def start_stray(home: Path, replica_id: str, *before: str) -> subprocess.Popen[bytes]:
+    """A process as a replica starts one."""
+    environ = {**os.environ, RUN_DIR_VARIABLE: str(home / "run" / replica_id)}
+    command = [*before, sys.executable, "-c", "print(flush=True); input()"]
+    pipe = subprocess.PIPE
+    stray = subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe)
+    assert stray.stdout is not None
+    stray.stdout.readline()
+    return stray
+
+
+def test_a_folder_without_a_run_file_is_removed_at_the_second_look(paths: Paths) -> None:
+    folder = paths.runs / "echo-0-1"
+    folder.mkdir()
+    (folder / "shim.lock").touch()
+    sweeper = Sweeper(paths)
+    assert sweeper.sweep() == []  # it may be about to get one
+    assert sweeper.sweep() == [f"{folder}, which has no run file"]
+    assert not folder.exists()
+
+
+def test_a_shim_whose_run_file_was_lost_goes_on(paths: Paths, replica: Replica) -> None:
+    (replica.run_dir / "replica.json").unlink()
+    sweeper = Sweeper(paths)
+    assert [sweeper.sweep(), sweeper.sweep()] == [[], []]
+    assert replica.link.status["state"] == "ready"
+
+
+def test_a_replica_that_has_an_owner_is_left_alone(paths: Paths, replica: Replica) -> None:
+    sweeper = Sweeper(paths)
+    assert [sweeper.sweep(), sweeper.sweep()] == [[], []]
+    assert replica.link.status["state"] == "ready"
+
+
+def test_processes_of_a_replica_that_is_gone_are_killed(paths: Paths, tmp_path: Path) -> None:
+    (paths.runs / "echo-0-2").mkdir()
+    (paths.runs / "echo-0-2" / "replica.json").write_text("{}")
+    strays = [
+        start_stray(paths.home, "echo-0-1"),
+        start_stray(paths.home, "echo-0-2"),  # whose replica is there
+        start_stray(tmp_path / "another", "echo-0-1"),
+    ]
+    try:
+        sweeper = Sweeper(paths)
+        sweeper.sweep()
+        [taken] = sweeper.sweep()
+        assert taken == f"process {strays[0].pid} of echo-0-1, which is gone"
+        assert strays[0].wait(WAIT_SECONDS) == -signal.SIGKILL
+        assert [stray.poll() for stray in strays[1:]] == [None, None]
+    finally:
+        for stray in strays:
+            stray.kill()
+            stray.communicate()
+
+
+def test_a_process_of_another_home_at_the_same_path_is_left_alone(
+    paths: Paths, tmp_path: Path
+) -> None:
+    """As a container has one: with a file system of its own, and seen in /proc."""
+    other = tmp_path / "other"
+    (other / "run").mkdir(parents=True)
+    inside = ["unshare", "--mount", "sh", "-c", 'mount --bind "$0" "$1" && shift && exec "$@"']
+    inside += [str(other), str(paths.home)]
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("mount namespaces cannot be made here")
+    stray = start_stray(paths.home, "echo-0-1", *inside)
+    try:
+        sweeper = Sweeper(paths)
+        assert [sweeper.sweep(), sweeper.sweep()] == [[], []]
+        assert stray.poll() is None
+    finally:
+        stray.kill()
+        stray.communicate()
+
+
+def test_what_looks_ownerless_is_left_alone_when_it_has_an_owner_again(paths: Paths) -> None:
+    stray = start_stray(paths.home, "echo-0-1")
+    try:
+        sweeper = Sweeper(paths)
+        sweeper.sweep()
+        (paths.runs / "echo-0-1").mkdir()
+        (paths.runs / "echo-0-1" / "replica.json").write_text("{}")
+        assert sweeper.sweep() == []
+        assert stray.poll() is None
+    finally:
+        stray.kill()
+        stray.communicate()
+
+
+def test_a_cgroup_whose_run_folder_is_gone_is_removed_with_its_processes(paths: Paths) -> None:
+    manager = CgroupManager(paths.replica_groups)
+    if not manager.available:
+        pytest.skip(f"no memory cgroups here: {manager.why_not}")
+    group = manager.create("echo-0-1")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stray:
+        group.add(stray.pid)
+        sweeper = Sweeper(paths)
+        sweeper.sweep()
+        assert stray.poll() is None
+        [taken] = sweeper.sweep()
+        assert "echo-0-1, whose replica is gone" in taken
+        assert stray.wait(WAIT_SECONDS) == -signal.SIGKILL
+    assert not group.exists()
+    assert manager.remove()
+
+
+def test_the_cgroups_of_homes_that_have_ended_are_removed_at_the_second_look(
+    paths: Paths, tmp_path: Path
+) -> None:
+    ended, living = (
+        CgroupManager(Layout(tmp_path / name).replica_groups) for name in ("ended", "living")
+    )
+    own = CgroupManager(paths.replica_groups)
+    if not own.available:
+        pytest.skip(f"no memory cgroups here: {own.why_not}")
+    made = ended.create("echo-0-1")
+    os.mkdir(f"{made.directory}/session-1")  # as a server makes for its sessions
+    entered = living.create("shims")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        entered.add(process.pid)
+        sweeper = Sweeper(paths)
+        sweeper.sweep_other_homes()
+        assert made.exists()  # its home may be about to use it
+        name = f"openenvd/{ended.name}"
+        assert name in sweeper.sweep_other_homes()
+        assert not Path(ended.directory).exists()
+        assert entered.exists()
+        assert Path(own.directory).exists()
+        process.communicate()
+    assert [living.remove(), own.remove()] == [True, True]
+
+
+def test_sockets_of_launches_that_were_killed_are_removed_at_the_second_look(paths: Paths) -> None:
+    """Of a process that bound them, and was killed before it wrote a run file."""
+    folder = paths.runs / "echo-0-2"
+    folder.mkdir()
+    run_file = {"version": 0, "environment": "echo"}  # of another version: it has its doors, too
+    (folder / "replica.json").write_text(json.dumps(run_file))
+    left = [paths.replica_socket("echo-0-1"), Path(f"{paths.doors('gone')}0.door")]
+    kept = [paths.replica_socket("echo-0-2"), Path(f"{paths.doors('echo')}0.door")]
+    kept += [paths.socket, paths.agent_socket("docker"), paths.replica_socket("echo-0-3")]
+    bind_and_die([*left, *kept[:-1]])
+    with open_control_socket(str(kept[-1])):  # somebody listens there
+        sweeper = Sweeper(paths)
+        assert sweeper.sweep() == []
+        assert all(path.exists() for path in left)  # their launch may be about to go on
+        assert set(sweeper.sweep()) == {f"socket {path}, whose replica is gone" for path in left}
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in kept)
+
+
+def test_a_socket_whose_launch_begins_again_is_left_alone(paths: Paths) -> None:
+    path = paths.replica_socket("echo-0-1")
+    bind_and_die([path])
+    sweeper = Sweeper(paths)
+    sweeper.sweep()
+    (paths.runs / "echo-0-1").mkdir()
+    assert sweeper.sweep() == []
+    assert path.exists()
+
+
+def bind_and_die(sockets: list[Path]) -> None:
+    """Bind control sockets in a process that is killed afterwards."""
+    program = (
+        "import os, signal, sys; from openenvd.environments.shim.files import open_control_socket; "
+    )
+    program += "made = [open_control_socket(path) for path in sys.argv[1:]]; "
+    program += "os.kill(os.getpid(), signal.SIGKILL)"
+    command = [sys.executable, "-c", program, *map(str, sockets)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+
+
+def test_the_cgroups_of_a_daemon_that_waits_to_be_reaped_are_removed() -> None:
+    """Where pid 1 reaps late, a killed daemon is a zombie for long."""
+    daemon = subprocess.Popen([sys.executable, "-c", ""])
+    manager = CgroupManager(f"executor-{daemon.pid}")
+    if not manager.available:
+        daemon.wait(WAIT_SECONDS)
+        pytest.skip(f"no memory cgroups here: {manager.why_not}")
+    group = manager.create("long-1")
+    os.waitid(os.P_PID, daemon.pid, os.WEXITED | os.WNOWAIT)
+    sweep_cgroups()
+    assert not group.exists()
+    assert not Path(manager.directory).exists()
+    daemon.wait(WAIT_SECONDS)
+
+
+async def test_the_sweep_looks_twice_soon_and_then_seldom_and_logs_what_it_takes(
+    paths: Paths, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = paths.runs / "echo-0-1"
+    folder.mkdir()
+    answers: list[list[str]] = [[], ["executor-5"]]
+    looks = 0
+
+    def sweep_worker_cgroups() -> list[str]:
+        nonlocal looks
+        looks += 1
+        return answers.pop(0) if answers else []
+
+    sweeping = sweep_regularly(
+        paths, sweep_worker_cgroups, second_look_seconds=0.0, every_seconds=3600.0
+    )
+    task = asyncio.create_task(sweeping)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while folder.exists():
+            await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)  # in which it would look again and again
+    task.cancel()
+    assert looks == 2
+    assert [record.message for record in caplog.records] == [
+        "taken away: cgroup executor-5, whose daemon has ended",
+        f"taken away: {folder}, which has no run file",
+    ]
+
+
+async def test_a_sweep_that_fails_is_logged_and_tried_again(
+    paths: Paths, caplog: pytest.LogCaptureFixture
+) -> None:
+    again = threading.Event()
+    looks = 0
+
+    def sweep_worker_cgroups() -> list[str]:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise OSError("no room")
+        again.set()
+        return []
+
+    sweeping = sweep_regularly(paths, sweep_worker_cgroups, second_look_seconds=0.0)
+    task = asyncio.create_task(sweeping)
+    assert await asyncio.to_thread(again.wait, WAIT_SECONDS)
+    task.cancel()
+    assert caplog.records[0].message == "the sweep failed: no room"

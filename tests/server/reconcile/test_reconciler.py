@@ -1,0 +1,1315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reconciler, with the real tables and real shims: what it makes of every end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from openenvd.environments import restart_policy, run_files, scaling, strays
+from openenvd.environments.gateway import process
+from openenvd.environments.gateway.configuration import GatewayOptions
+from openenvd.environments.gateway.process import config_folder
+from openenvd.environments.shim.client import ShimClient, ShimGone, read_status_file
+from openenvd.environments.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
+from openenvd.requests_db.async_store import AsyncStore
+from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.errors import DatabaseFull
+from openenvd.requests_db.records import (
+    Environment,
+    Event,
+    NewRequest,
+    Outcome,
+    Replica,
+    Request,
+    RequestError,
+)
+from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.sql import queries
+from openenvd.requests_db.transactions import dispatching, generations, observing, submitting
+from openenvd.schema.errors import EngineFailed, GatewayFailed
+from openenvd.schema.layout import Layout
+from openenvd.schema.settings import Paths
+from openenvd.schema.states import (
+    EnvironmentState,
+    ErrorKind,
+    ReplicaState,
+    RequestState,
+    Schedule,
+)
+from openenvd.server.api.views import environment_view, replica_view
+from openenvd.server.events.bus import EventBus
+from openenvd.server.operations.base import OperationContext
+from openenvd.server.operations.down import Down
+from openenvd.server.reconcile import replica_watch, replicas
+from openenvd.server.reconcile.reconciler import Reconciler
+from openenvd.server.reconcile.replica_watch import WAITING, ReplicaWatch
+from openenvd.server.reconcile.status_writer import Timing
+from openenvd.system.process.process_identity import ProcessIdentity
+from openenvd.system.text.json_lines import decode_line
+
+from ...environments.shim.conftest import Replica as ShimmedServer
+from ..conftest import WAIT_SECONDS, until
+
+S = EnvironmentState
+ADDRESS = "http://127.0.0.1:21000"
+
+
+class World:
+    """What surrounds a reconciler: a queue whose requests end as told, and kept servers."""
+
+    def __init__(
+        self, paths: Paths, store: AsyncStore, dispatch: WriteConnection, bus: EventBus
+    ) -> None:
+        self.paths = paths
+        self.store = store
+        self.dispatch = dispatch
+        self.bus = bus
+        self.servers: list[ShimmedServer] = []
+        self.reconcilers: list[Reconciler] = []
+
+    async def reconcile(self, timing: Timing | None = None) -> Reconciler:
+        """A reconciler at work."""
+        made = Reconciler(self.store, self.bus, self.paths, timing)
+        self.reconcilers.append(made)
+        await made.start()
+        return made
+
+    # Requests.
+
+    async def launch(self, name: str = "trial", **more: Any) -> Request:
+        """A launch that runs."""
+        now = time.time()
+        payload = {"source": "echo", "drain_timeout_seconds": 600.0, **more}
+        environment = Environment(name, payload, S.PENDING, now, now)
+        return await self._run("launch", Schedule.LONG, name, environment, **payload)
+
+    async def down(self, name: str = "trial") -> Request:
+        """A `down` that runs."""
+        await self.store.write(observing.set_environment_state, name, S.STOPPING, now=time.time())
+        return await self._run("down", Schedule.SHORT, name, None)
+
+    async def ends(self, request: Request, state: RequestState, **how: Any) -> None:
+        """The request ends so."""
+        outcome = Outcome(request.id, state, time.time(), **how)
+        self.bus.publish(
+            await asyncio.to_thread(self.dispatch.write, dispatching.record, outcomes=[outcome])
+        )
+
+    async def succeeds(self, request: Request) -> None:
+        result = {"environment": {"name": request.environment, "address": ADDRESS}}
+        await self.ends(request, RequestState.SUCCEEDED, result=result)
+
+    async def fails(self, request: Request, message: str) -> None:
+        error = RequestError(ErrorKind.OPERATION_ERROR, message)
+        await self.ends(request, RequestState.FAILED, error=error)
+
+    async def progresses(self, request: Request, data: dict[str, Any]) -> None:
+        row = (request.id, data, time.time())
+        self.bus.publish(
+            await asyncio.to_thread(self.dispatch.write, dispatching.record, progress=[row])
+        )
+
+    async def _run(
+        self,
+        operation: str,
+        schedule: Schedule,
+        name: str,
+        environment: Environment | None,
+        **payload: Any,
+    ) -> Request:
+        new = NewRequest(operation, schedule, {"name": name, **payload}, environment=name)
+        result = await self.store.write(
+            submitting.submit, new, environment=environment, now=time.time()
+        )
+        assert isinstance(result, Submitted)
+        self.bus.publish(result.events)
+        claim = await asyncio.to_thread(
+            self.dispatch.write, dispatching.claim, schedule, 1, time.time()
+        )
+        self.bus.publish(claim.events)
+        assert claim.requests[0].id == result.request.id
+        return claim.requests[0]
+
+    async def change(self, operation: str, **payload: Any) -> Request:
+        """A request that runs, and changes an environment that serves."""
+        return await self._run(operation, Schedule.LONG, "trial", None, **payload)
+
+    # Replicas.
+
+    def start(self, launch: Request, ordinal: int = 0, **changes: Any) -> ShimmedServer:
+        """A replica of this launch that is ready, as the launch's worker would start it."""
+        replica_id = f"{launch.environment}-{ordinal}-{launch.id}"
+        folder = self.paths.home.parent / f"{ordinal}-{launch.id}-{len(self.servers)}"
+        identity = {
+            "replica_id": replica_id,
+            "environment": launch.environment,
+            "ordinal": ordinal,
+            "request_id": launch.id,
+        }
+        server = ShimmedServer(folder, **identity, **changes)
+        server.run_dir = self.paths.runs / replica_id
+        self.servers.append(server)
+        return server.ready()
+
+    async def started(self, launch: Request, ordinal: int = 0, **changes: Any) -> ShimmedServer:
+        """The same, and the launch says so."""
+        server = await asyncio.to_thread(self.start, launch, ordinal, **changes)
+        replica_id = server.run_file["replica_id"]
+        await self.progresses(launch, {"replica": {"id": replica_id}})
+        return server
+
+    def out_of_reach(self, launch: Request, ordinal: int = 0) -> Path:
+        """The run folder of a replica of this launch, whose engine does not answer."""
+        run_dir = self.paths.runs / f"trial-{ordinal}-{launch.id}"
+        run_dir.mkdir(parents=True)
+        run = {"version": run_files.RUN_FILE_VERSION, "replica_id": run_dir.name}
+        run |= {"environment": "trial", "request_id": launch.id, "provider": "nowhere"}
+        run |= {"run_dir": str(run_dir), "socket_path": str(run_dir / "socket"), "port": 0}
+        run |= {"number": ordinal, "created_at": time.time(), "host": "127.0.0.1", "log_path": ""}
+        (run_dir / RUN_FILE_NAME).write_text(json.dumps(run | {"ordinal": ordinal}))
+        return run_dir
+
+    async def serving(self, name: str = "trial", replicas: int = 1) -> list[ShimmedServer]:
+        """An environment whose launch succeeded, and which is READY."""
+        launch = await self.launch(name)
+        servers = [await self.started(launch, ordinal) for ordinal in range(replicas)]
+        await self.succeeds(launch)
+        await self.becomes(S.READY, name)
+        return servers
+
+    async def updating(self, **more: Any) -> tuple[Request, ShimmedServer]:
+        """A launch of a name that runs, and its replica, which is held."""
+        update = await self.launch(**more)
+        assert update.payload["replaces"] is not None
+        return update, await self.started(update, held=True)
+
+    async def generations(self) -> dict[int, str]:
+        """The state of each generation, by its number."""
+        found = await self.store.read(queries.generations("trial"))
+        return {each.number: each.state.value for each in found}
+
+    async def generations_become(self, **states: str) -> None:
+        """`g1="RETIRED"`: the first is."""
+        wanted = {int(key[1:]): state for key, state in states.items()}
+
+        async def holds() -> bool:
+            return await self.generations() == wanted
+
+        await until(self.bus, holds)
+
+    # Looking.
+
+    async def environment(self, name: str = "trial") -> Environment:
+        found = await self.store.read(queries.environment(name))
+        assert found is not None
+        return found
+
+    async def becomes(self, state: EnvironmentState, name: str = "trial") -> Environment:
+        async def holds() -> bool:
+            return (await self.environment(name)).state is state
+
+        await until(self.bus, holds)
+        return await self.environment(name)
+
+    async def replica(self, name: str = "trial") -> Replica:
+        [found] = await self.store.read(queries.replicas(name))
+        return found
+
+    async def replica_becomes(self, state: ReplicaState, **fields: Any) -> Replica:
+        async def holds() -> bool:
+            found = await self.store.read(queries.replicas("trial"))
+            known = {"state": state, **fields}
+            return any(all(getattr(r, k) == v for k, v in known.items()) for r in found)
+
+        await until(self.bus, holds)
+        return await self.replica()
+
+
+@pytest.fixture
+async def world(
+    paths: Paths, store: AsyncStore, dispatch: WriteConnection, bus: EventBus
+) -> AsyncIterator[World]:
+    made = World(paths, store, dispatch, bus)
+    yield made
+    for reconciler in made.reconcilers:
+        await reconciler.stop()
+    for server in made.servers:
+        await asyncio.to_thread(server.close)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pauses before a restart."""
+    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_SECONDS", 0.01)
+
+
+def pid_of(server: ShimmedServer) -> int:
+    pid: int = server.link.status["pid"]
+    return pid
+
+
+def shim_pid(server: ShimmedServer) -> int:
+    status = read_status_file(server.run_dir)
+    assert status is not None
+    pid: int = status["shim"]["pid"]
+    return pid
+
+
+def is_running(server: ShimmedServer) -> bool:
+    status = server.link.status
+    return ProcessIdentity(status["pid"], status["pid_started_at"]).is_alive()
+
+
+# A launch and its ends.
+
+
+async def test_a_launch_that_succeeded_is_a_ready_environment_with_its_address(
+    world: World,
+) -> None:
+    reconciler = await world.reconcile()
+    [server] = await world.serving()
+    environment, replica = await world.environment(), await world.replica()
+    assert (environment.state, environment.address) == (S.READY, ADDRESS)
+    assert (replica.state, replica.pid) == (ReplicaState.READY, pid_of(server))
+    assert reconciler.replicas.live[replica.id]["info"]["max_sessions"] == 4
+
+
+async def test_sessions_are_those_of_the_shims_last_status(world: World) -> None:
+    reconciler = await world.reconcile()
+    [server] = await world.serving()
+    server.tell("sessions 3")
+    async with asyncio.timeout(WAIT_SECONDS):
+        while reconciler.replicas.live[server.run_file["replica_id"]]["sessions"] != 3:
+            await asyncio.sleep(0.01)  # sessions are no event
+
+
+async def test_a_replica_is_shown_while_its_launch_still_waits_for_it(world: World) -> None:
+    await world.reconcile()
+    await world.started(await world.launch())
+    await world.replica_becomes(ReplicaState.READY)
+    assert (await world.environment()).state is S.STARTING
+
+
+async def test_a_failed_launch_leaves_nothing_running_and_says_why(world: World) -> None:
+    await world.reconcile()
+    launch = await world.launch()
+    server = await world.started(launch)
+    await world.fails(launch, "no such folder")
+    environment = await world.becomes(S.FAILED)
+    assert environment.error is not None
+    assert environment.error.message == "no such folder"
+    assert not server.run_dir.exists()
+    assert not is_running(server)
+
+
+async def test_a_cancelled_launch_leaves_nothing_running(world: World) -> None:
+    await world.reconcile()
+    launch = await world.launch()
+    server = await world.started(launch)
+    await world.ends(launch, RequestState.CANCELLED)
+    await world.becomes(S.STOPPED)
+    assert not is_running(server)
+
+
+async def test_replicas_that_a_launch_leaves_after_the_down_are_stopped(
+    world: World,
+) -> None:
+    await world.reconcile()
+    launch = await world.launch()
+    await world.succeeds(await world.down())
+    await world.becomes(S.STOPPED)
+    server = await asyncio.to_thread(world.start, launch)
+    await world.ends(launch, RequestState.CANCELLED)
+    await asyncio.to_thread(server.wait_for_end)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while server.run_dir.exists():
+            await asyncio.sleep(0.01)  # that a folder goes is no event
+
+
+# Deaths.
+
+
+async def test_a_replica_that_dies_is_started_again(world: World) -> None:
+    await world.reconcile()
+    [server] = await world.serving()
+    first = pid_of(server)
+    os.kill(first, signal.SIGKILL)
+    await world.becomes(S.DEGRADED)
+    await world.becomes(S.READY)
+    replica = await world.replica()
+    assert (replica.restarts, replica.pid == first) == (1, False)
+    assert replica.exit is not None
+    assert replica.exit["signal"] == "SIGKILL"
+
+
+async def test_a_replica_is_not_started_again_while_its_launch_is_responsible(
+    world: World, impatient: None
+) -> None:
+    await world.reconcile()
+    launch = await world.launch()
+    server = await world.started(launch)
+    await world.replica_becomes(ReplicaState.READY)
+    os.kill(pid_of(server), signal.SIGKILL)
+    await asyncio.to_thread(server.wait_state, "exited")
+    await world.fails(launch, "it died")
+    await world.becomes(S.FAILED)
+    await asyncio.to_thread(server.wait_for_end)
+    assert server.link.status["generation"] == 1
+
+
+async def test_a_replica_that_keeps_dying_is_given_up_with_the_reason(
+    world: World, impatient: None
+) -> None:
+    await world.reconcile()
+    launch = await world.launch()
+    server = await world.started(launch)
+    await world.succeeds(launch)
+    for generation in range(1, restart_policy.BUDGET_EXITS + 2):
+        await asyncio.to_thread(server.wait_state, "ready", generation)
+        server.tell("exit 7")
+        await asyncio.to_thread(server.wait_state, "exited", generation)
+
+    async def explained() -> bool:
+        return (await world.environment()).error is not None
+
+    await until(world.bus, explained)
+    environment = await world.environment()
+    assert environment.state is S.FAILED
+    assert environment.error is not None
+    assert "exited with code 7" in environment.error.message
+    assert "it exited 6 times" in environment.error.message
+    await asyncio.to_thread(server.wait_for_end)
+
+
+async def test_a_killed_shim_is_replaced_on_its_run_file(world: World) -> None:
+    await world.reconcile()
+    [server] = await world.serving()
+    first = pid_of(server)
+    os.kill(shim_pid(server), signal.SIGKILL)
+    await world.becomes(S.DEGRADED)
+    await world.becomes(S.READY)
+    assert (await world.replica()).pid != first
+
+
+async def test_a_replica_whose_port_was_taken_waits_for_it(world: World) -> None:
+    """What it waits for is said, and is no exit: its budget is not spent."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    await world.reconcile(Timing(look_again_seconds=0.01))
+    launch = await world.launch()
+    server = await world.started(launch, port=port)
+    await world.replica_becomes(ReplicaState.READY)
+    os.kill(shim_pid(server), signal.SIGKILL)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while is_running(server):
+            await asyncio.sleep(0.01)
+    with socket.create_server(("127.0.0.1", port)):
+        await world.succeeds(launch)
+
+        async def waits() -> bool:
+            return WAITING in ((await world.replica()).exit or {})
+
+        await until(world.bus, waits)
+        replica = await world.replica()
+        assert replica.state is ReplicaState.BACKING_OFF
+        assert replica.exit is not None
+        assert f"port {port} is in use by" in replica.exit[WAITING]
+        assert f"(pid {os.getpid()})" in (replica_view(replica, None)["message"])
+        await asyncio.sleep(0.5)  # many tries, more than the budget has
+    await world.becomes(S.READY)
+    with socket.create_connection(("127.0.0.1", port)):
+        pass
+
+
+def changed(run: dict[str, Any], **changes: Any) -> bytes:
+    return json.dumps(run | changes).encode()
+
+
+# What may become of a run file, made of what it was.
+UNUSABLE: dict[str, Callable[[dict[str, Any]], bytes]] = {
+    "empty": lambda run: b"",
+    "cut": lambda run: json.dumps(run).encode()[:-20],
+    "no text": lambda run: b"\xff\x00" * 40,
+    "another value": lambda run: b"[1]",
+    "too deep": lambda run: b"[" * 100_000,
+    "a field is gone": lambda run: changed(run, created_at=None),
+    "a field of another type": lambda run: changed(run, socket_path=7),
+    "no version": lambda run: changed(run, version=None),
+    "a newer version": lambda run: changed(run, version=run_files.RUN_FILE_VERSION + 1),
+    "an older version": lambda run: changed(run, version=0),
+    "a version that is no number": lambda run: changed(run, version="2.1"),
+}
+
+
+@pytest.mark.parametrize("kind", UNUSABLE)
+async def test_a_run_file_that_cannot_be_used_is_named_and_its_replica_kept_until_its_down(
+    world: World, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    launch, server = await unwatched(world, kind)
+    whole = await asyncio.to_thread(world.start, launch, 1)
+    reconciler = await world.reconcile()
+    path = server.run_dir / RUN_FILE_NAME
+
+    async def whole_is_ready() -> bool:
+        rows = await world.store.read(queries.replicas("trial"))
+        return {row.id: row.state for row in rows}.get(whole.run_dir.name) is ReplicaState.READY
+
+    await until(world.bus, whole_is_ready)
+    environment = await world.becomes(S.DEGRADED)
+    assert environment.error is not None
+    rows = await world.store.read(queries.replicas("trial"))
+    view = environment_view(environment, rows, reconciler.replicas.live)
+    assert [each["state"] for each in view["replicas"]] == ["UNKNOWN", ReplicaState.READY]
+    why = "is damaged" if kind in list(UNUSABLE)[:8] else "was written by another version"
+    for text in (view["error"]["message"], view["replicas"][0]["message"], caplog.text):
+        assert f"its run file {path} {why}" in text
+        assert "openenv down trial ends it" in text
+    assert is_running(server)
+    assert reconciler.replicas.strays == []
+    down = await world.down()
+    stopped = await asyncio.to_thread(run_down, world)
+    assert set(stopped) == {server.run_dir.name, whole.run_dir.name}
+    assert not is_running(server)
+    await world.ends(down, RequestState.SUCCEEDED)
+    await world.becomes(S.STOPPED)
+    assert not server.run_dir.exists()
+    assert not Path(server.run_file["socket_path"]).exists()
+
+
+async def test_a_damaged_run_file_whose_shim_was_killed_is_cleaned_up_after_by_down(
+    world: World,
+) -> None:
+    _, server = await unwatched(world, "empty")
+    os.kill(shim_pid(server), signal.SIGKILL)
+    await asyncio.to_thread(run_files.stop_environment, world.paths.runs, "trial", 1.0)
+    assert not server.run_dir.exists()
+
+
+@pytest.mark.parametrize("kind", ["empty", "a newer version"])
+async def test_a_down_that_cannot_end_what_was_set_aside_says_so_until_somebody_else_has(
+    world: World, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a replica on an engine, whose agent is gone."""
+    monkeypatch.setattr(run_files, "_MARGIN_SECONDS", 0.1)
+    launch = await world.launch()
+    run_dir = world.out_of_reach(launch)
+    await world.progresses(launch, {"replica": {"id": run_dir.name}})
+    await world.succeeds(launch)
+    whole = json.loads((run_dir / RUN_FILE_NAME).read_bytes())
+    (run_dir / RUN_FILE_NAME).write_bytes(UNUSABLE[kind](whole))
+    await world.reconcile(Timing(retry_seconds=0.01))
+    down = await world.down()
+    with pytest.raises(EngineFailed, match="cannot be stopped: its run file") as caught:
+        await asyncio.to_thread(run_down, world)
+    assert caught.value.hint is not None
+    assert f"remove the folder {run_dir}" in caught.value.hint
+    await world.fails(down, caught.value.message)
+    await asyncio.sleep(0.1)  # in which the reconciler tries again
+    assert (await world.environment()).state is S.STOPPING
+    await asyncio.to_thread(shutil.rmtree, run_dir)
+    await world.becomes(S.STOPPED)
+
+
+@pytest.mark.parametrize("kind", ["cut", "a field is gone", "a newer version"])
+async def test_a_gateway_whose_run_file_cannot_be_used_is_named_and_kept_until_nothing_wants_it(
+    world: World, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    layout, anywhere = Layout(world.paths.home), GatewayOptions("127.0.0.1", 0)
+    gateway = await asyncio.to_thread(process.ensure_running, layout, anywhere)
+    path = gateway.run_file.run_dir / RUN_FILE_NAME
+    path.write_bytes(UNUSABLE[kind](json.loads(path.read_bytes())))
+    launch = await world.launch(gateway=True)
+    reconciler = await world.reconcile()
+    await world.started(launch)
+    await world.replica_becomes(ReplicaState.READY)
+    await world.succeeds(launch)
+    environment = await world.becomes(S.DEGRADED)
+    shown = await reconciler.gateway.status()
+    with pytest.raises(GatewayFailed) as refused:
+        await asyncio.to_thread(process.ensure_running, layout, anywhere)
+    assert environment.error is not None
+    said = (environment.error.message, shown["gateway"]["problem"], refused.value.message)
+    assert all(f"its run file {path} " in text for text in (*said, caplog.text))
+    with ShimClient.connect(gateway.run_file.socket_path) as link:
+        assert link.status["state"] == "ready"
+    down = await world.down()
+    await asyncio.to_thread(run_down, world)
+    await world.ends(down, RequestState.SUCCEEDED)
+    await world.becomes(S.STOPPED)
+    while path.exists():
+        await asyncio.sleep(0.05)
+    with pytest.raises(ShimGone):
+        ShimClient.connect(gateway.run_file.socket_path)
+
+
+async def test_what_was_set_aside_and_no_table_knows_is_a_stray_that_can_be_stopped(
+    world: World,
+) -> None:
+    launch = unknown_launch()
+    server = await asyncio.to_thread(start_at_its_own_socket, world, launch)
+    (server.run_dir / RUN_FILE_NAME).write_bytes(b"{}")
+    reconciler = await world.reconcile()
+    [stray] = [strays.stray_of(each) for each in reconciler.replicas.strays]
+    assert stray["id"] == server.run_dir.name
+    assert "is damaged" in stray["problem"]
+    assert is_running(server)
+    await asyncio.to_thread(strays.stop_stray, Layout(world.paths.home), stray, 1.0)
+    assert not is_running(server)
+    assert not server.run_dir.exists()
+
+
+async def unwatched(world: World, kind: str) -> tuple[Request, ShimmedServer]:
+    """An environment that serves, and that no daemon watches; its run file cannot be used."""
+    earlier = await world.reconcile()
+    launch = await world.launch()
+    server = await asyncio.to_thread(start_at_its_own_socket, world, launch)
+    await world.progresses(launch, {"replica": {"id": server.run_dir.name}})
+    await world.succeeds(launch)
+    await world.becomes(S.READY)
+    await earlier.stop()
+    path = server.run_dir / RUN_FILE_NAME
+    path.write_bytes(UNUSABLE[kind](json.loads(path.read_bytes())))
+    return launch, server
+
+
+def start_at_its_own_socket(world: World, launch: Request) -> ShimmedServer:
+    replica_id = f"trial-0-{launch.id}"
+    return world.start(launch, socket_path=str(world.paths.replica_socket(replica_id)))
+
+
+def run_down(world: World) -> list[str]:
+    """What the worker of a `down` does."""
+    payload = Down.Payload(name="trial", grace_seconds=1.0)
+    context = OperationContext("1" * 16, world.paths.home, lambda _: None)
+    stopped: list[str] = Down.run(payload, context)["stopped"]
+    return stopped
+
+
+async def test_replicas_stopped_from_outside_fail_their_environment_with_a_reason(
+    world: World,
+) -> None:
+    await world.reconcile()
+    [server] = await world.serving()
+    server.link.send("stop", grace_seconds=1.0)
+    environment = await world.becomes(S.FAILED)
+    assert environment.error is not None
+    assert "trial" in environment.error.message
+
+
+# Taking down.
+
+
+async def test_a_down_that_succeeded_ends_the_environment(world: World) -> None:
+    await world.reconcile()
+    [server] = await world.serving()
+    await world.succeeds(await world.down())
+    await world.becomes(S.STOPPED)
+    assert not is_running(server)
+    assert await world.store.read(queries.replicas("trial")) == []
+
+
+async def test_a_down_has_taken_effect_when_its_name_is_free(world: World) -> None:
+    reconciler = await world.reconcile()
+    [replica] = await world.serving()
+    down = await world.down()
+    os.kill(shim_pid(replica), signal.SIGSTOP)  # so that it takes a while to be stopped
+    await world.succeeds(down)
+    assert not await reconciler.has_taken_effect(down)
+    os.kill(shim_pid(replica), signal.SIGCONT)
+    await until(world.bus, lambda: reconciler.has_taken_effect(down))
+    assert (await world.environment()).state is S.STOPPED
+
+
+async def test_nothing_is_started_again_while_its_environment_is_taken_down(
+    world: World, impatient: None
+) -> None:
+    reconciler = await world.reconcile()
+    [server] = await world.serving()
+    down = await world.down()
+    async with asyncio.timeout(WAIT_SECONDS):
+        while reconciler.replicas.responsibility.is_ours(server.run_file["request_id"]):
+            await asyncio.sleep(0.01)
+    server.tell("exit 0")
+    await asyncio.to_thread(server.wait_state, "exited")
+    await world.succeeds(down)
+    await world.becomes(S.STOPPED)
+    await asyncio.to_thread(server.wait_for_end)
+    assert server.link.status["generation"] == 1
+
+
+async def test_a_down_that_failed_is_finished_by_the_reconciler(world: World) -> None:
+    await world.reconcile()
+    [server] = await world.serving()
+    await world.fails(await world.down(), "its worker was killed")
+    await world.becomes(S.STOPPED)
+    assert not is_running(server)
+    assert not server.run_dir.exists()
+
+
+async def test_an_environment_that_cannot_be_stopped_is_stopped_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = 2
+
+    def stop(*args: Any) -> Any:
+        nonlocal refusals
+        if refusals > 0:
+            refusals -= 1
+            raise OSError(errno.EMFILE, "too many open files")
+        return original(*args)
+
+    await world.reconcile(Timing(retry_seconds=0.01))
+    [server] = await world.serving()
+    original = run_files.stop_environment
+    monkeypatch.setattr(run_files, "stop_environment", stop)
+    await world.fails(await world.down(), "its worker was killed")
+    await world.becomes(S.STOPPED)
+    assert (refusals, is_running(server)) == (0, False)
+
+
+async def test_a_name_launched_again_is_independent_of_its_predecessor(
+    world: World, impatient: None
+) -> None:
+    reconciler = await world.reconcile()
+    [old] = await world.serving()
+    async with asyncio.timeout(WAIT_SECONDS):
+        while reconciler.queue._running:  # or it would take its successor for the old one
+            await asyncio.sleep(0.01)
+    reconciler.replicas.let_go("trial")
+    await world.store.write(observing.set_environment_state, "trial", S.FAILED, now=time.time())
+    launch = await world.launch()
+    await world.becomes(S.STARTING)
+    os.kill(pid_of(old), signal.SIGKILL)
+    await asyncio.to_thread(old.wait_state, "exited")
+    await world.started(launch)
+    await world.replica_becomes(ReplicaState.READY)
+    assert (await world.environment()).state is S.STARTING
+    assert set(reconciler.replicas.live) == {f"trial-0-{launch.id}"}
+    assert old.link.status["generation"] == 1
+
+
+async def test_an_environment_that_is_slow_to_stop_does_not_delay_another(world: World) -> None:
+    await world.reconcile()
+    launch = await world.launch("stubborn")
+    server = await world.started(launch)
+    server.tell("ignore_sigterm")
+    await asyncio.to_thread(server.wait, lambda s: s["sessions"] == 99)
+    await world.fails(launch, "no")
+    await world.serving("other")
+    assert (await world.environment("stubborn")).state is S.STARTING
+    os.kill(pid_of(server), signal.SIGKILL)
+    await world.becomes(S.FAILED, "stubborn")
+
+
+# Other daemons, other days.
+
+
+async def test_after_a_reboot_replicas_are_started_from_their_run_files(world: World) -> None:
+    first = await world.reconcile()
+    [server] = await world.serving()
+    await first.stop()
+    before, shim = pid_of(server), shim_pid(server)
+    os.kill(shim, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(before, signal.SIGKILL)
+    # Of an earlier boot, no process is any that runs now: its tag is another.
+    path = server.run_dir / "status.json"
+    status = json.loads(path.read_text())
+    status["shim"]["started_at"] += 2**30
+    path.write_text(json.dumps(status))
+    await world.reconcile()
+    async with asyncio.timeout(WAIT_SECONDS):  # its row is READY from the beginning
+        while (await world.replica()).pid in (None, before):
+            await asyncio.sleep(0.01)
+    await world.replica_becomes(ReplicaState.READY)
+    await world.becomes(S.READY)
+
+
+async def test_the_next_daemon_hears_of_a_death_in_between(world: World) -> None:
+    first = await world.reconcile()
+    [server] = await world.serving()
+    await first.stop()
+    os.kill(pid_of(server), signal.SIGSEGV)
+    await asyncio.to_thread(server.wait_state, "exited")
+    await world.reconcile()
+    replica = await world.replica_becomes(ReplicaState.READY, restarts=1)
+    assert replica.exit is not None
+    assert replica.exit["signal"] == "SIGSEGV"
+
+
+async def test_the_second_attempt_of_a_launch_is_adopted_however_the_first_ended(
+    world: World,
+) -> None:
+    launch = await world.launch()
+    replica_id = f"trial-0-{launch.id}"
+    stopped = Replica(
+        replica_id,
+        "trial",
+        0,
+        "local",
+        ReplicaState.STOPPED,
+        str(world.paths.runs / replica_id),
+        1.0,
+    )
+    await world.store.write(observing.upsert_replica, stopped, now=1.0)
+    await world.reconcile()
+    await world.started(launch)
+    await world.succeeds(launch)
+    await world.becomes(S.READY)
+
+
+async def test_the_second_attempt_of_a_launch_is_watched_instead_of_the_first(
+    world: World,
+) -> None:
+    reconciler = await world.reconcile()
+    launch = await world.launch()
+    first = await world.started(launch)
+    await world.replica_becomes(ReplicaState.READY)
+    os.kill(pid_of(first), signal.SIGKILL)  # and its worker is killed, too
+    await asyncio.to_thread(first.wait_state, "exited")
+    await asyncio.to_thread(run_files.stop_environment, world.paths.runs, "trial")
+    second = await world.started(launch, created_at=2.0)
+    await world.succeeds(launch)
+    await world.becomes(S.READY)
+    pid = reconciler.replicas.live[second.run_file["replica_id"]]["pid"]
+    assert (await world.replica()).pid == pid == pid_of(second)
+
+
+def unknown_launch(name: str = "trial") -> Request:
+    """A launch that is in no table."""
+    now = time.time()
+    return Request("ab" * 8, "launch", Schedule.LONG, {}, RequestState.SUCCEEDED, now, name)
+
+
+async def test_a_database_that_was_just_made_adopts_what_the_run_files_name(world: World) -> None:
+    launch = unknown_launch()
+    servers = [await asyncio.to_thread(world.start, launch, ordinal, port=0) for ordinal in (0, 1)]
+    await world.reconcile()
+    environment = await world.becomes(S.READY)
+    assert environment.request_id == launch.id
+    assert environment.address == run_files.address_of("127.0.0.1", 0)
+    assert environment.spec["provider"] == "local"
+    rows = await world.store.read(queries.replicas("trial"))
+    assert [row.pid for row in rows] == [pid_of(server) for server in servers]
+    os.kill(pid_of(servers[0]), signal.SIGKILL)  # from now on, it is restarted too
+    await world.becomes(S.DEGRADED)
+    await world.becomes(S.READY)
+
+
+@pytest.mark.parametrize("state", [S.READY, S.STOPPED])
+async def test_an_old_copy_of_the_database_adopts_what_was_launched_since(
+    world: World, state: EnvironmentState
+) -> None:
+    await world.succeeds(await world.launch())  # whose replicas have gone since
+    await world.store.write(observing.set_environment_state, "trial", state, now=time.time())
+    since = unknown_launch()
+    server = await asyncio.to_thread(world.start, since)
+    await world.reconcile()
+    environment = await world.becomes(S.READY)
+    assert environment.request_id == since.id
+    assert (await world.replica()).pid == pid_of(server)
+
+
+async def test_a_launch_that_no_table_knows_is_a_stray_where_its_name_is_taken(
+    world: World,
+) -> None:
+    earlier = await world.reconcile()
+    [server] = await world.serving()
+    await earlier.stop()
+    stray = await asyncio.to_thread(world.start, unknown_launch())
+    reconciler = await world.reconcile()
+    assert [each.replica_id for each in reconciler.replicas.strays] == [stray.run_dir.name]
+    assert is_running(stray)
+    assert is_running(server)
+    assert (await world.environment()).request_id == server.run_file["request_id"]
+
+
+async def test_what_an_engine_that_does_not_answer_has_does_not_keep_a_daemon_from_starting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_files, "_MARGIN_SECONDS", 0.1)
+    launch = await world.launch()
+    run_dir = world.out_of_reach(launch)
+    await world.store.write(observing.set_environment_state, "trial", S.STOPPED, now=time.time())
+    await world.reconcile()
+    assert run_files.read(run_dir) is not None
+
+
+async def test_replicas_that_belong_to_nothing_are_stopped_at_the_start(world: World) -> None:
+    launch = await world.launch()
+    server = await asyncio.to_thread(world.start, launch)
+    await world.store.write(observing.set_environment_state, "trial", S.STOPPED, now=time.time())
+    await world.reconcile()
+    assert not server.run_dir.exists()
+    assert not is_running(server)
+
+
+async def test_a_probe_of_an_environment_does_not_reconcile_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reconciler = await world.reconcile()
+    looked_at: list[str] = []
+    monkeypatch.setattr(reconciler.queue, "add", lambda name, **_: looked_at.append(name))
+    new = NewRequest("probe", Schedule.SHORT, {"name": "trial"}, environment="trial")
+    result = await world.store.write(submitting.submit, new, now=time.time())
+    assert isinstance(result, Submitted)
+    world.bus.publish(result.events)
+    await world.launch("another")
+
+    async def has_looked() -> bool:
+        return bool(looked_at)
+
+    await until(world.bus, has_looked)
+    assert set(looked_at) == {"another"}
+
+
+async def test_everything_is_reconciled_after_events_were_dropped(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.reconcile()
+    launch = await world.launch()
+    await asyncio.to_thread(world.start, launch)
+    monkeypatch.setattr(world.bus, "_most_waiting", 1)
+    noise = [Event(n, 1.0, "request.state", environment="nobody") for n in range(3)]
+    world.bus.publish(noise)  # and no turn of the loop before:
+    outcome = Outcome(launch.id, RequestState.SUCCEEDED, time.time(), result={})
+    world.bus.publish(world.dispatch.write(dispatching.record, outcomes=[outcome]))
+    await world.becomes(S.READY)
+
+
+async def test_a_replica_is_restarted_once_the_full_disk_can_be_written(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = 3
+
+    async def write(work: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal refusals
+        if refusals > 0 and work is observing.upsert_replica:
+            refusals -= 1
+            raise DatabaseFull("the disk is full")
+        return await original(work, *args, **kwargs)
+
+    reconciler = await world.reconcile(Timing(retry_seconds=0.01))
+    [server] = await world.serving()
+    original = world.store.write
+    monkeypatch.setattr(world.store, "write", write)
+    os.kill(pid_of(server), signal.SIGKILL)
+    replica = await world.replica_becomes(ReplicaState.READY, restarts=1)
+    assert refusals == 0
+    assert reconciler.replicas.live[replica.id]["generation"] == 2  # the same shim, asked once
+
+
+async def test_an_error_of_the_watch_is_not_taken_for_the_death_of_the_shim(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = True
+
+    def decode(line: bytes) -> Any:
+        nonlocal broken
+        if broken:
+            broken = False
+            raise ValueError("a line that makes no sense")
+        return decode_line(line)
+
+    monkeypatch.setattr(replica_watch, "decode_line", decode)
+    await world.reconcile(Timing(look_again_seconds=0.01))
+    [server] = await world.serving()
+    assert not broken
+    assert is_running(server)
+    assert (await world.replica()).restarts == 0
+
+
+async def test_nothing_is_kept_of_environments_that_have_ended(world: World) -> None:
+    reconciler = await world.reconcile()
+    for number in range(3):
+        launch = await world.launch(f"trial-{number}")
+        await world.ends(launch, RequestState.CANCELLED)
+        await world.becomes(S.STOPPED, f"trial-{number}")
+    replicas, queue = reconciler.replicas, reconciler.queue
+    held = (replicas.responsibility._events, queue._due, replicas._watches)
+    assert [len(each) for each in held] == [0, 0, 0]
+
+
+# Updates.
+
+
+async def test_an_update_takes_over_when_it_is_ready_and_what_it_replaces_is_drained(
+    world: World,
+) -> None:
+    await world.reconcile()
+    [old] = await world.serving()
+    update, new = await world.updating()
+    assert await world.generations() == {2: "STARTING", 1: "SERVING"}
+    assert (await world.environment()).state is S.READY
+    await world.succeeds(update)
+    await asyncio.to_thread(new.wait, lambda status: not status["held"])
+    await asyncio.to_thread(old.wait_for_end)
+    await world.generations_become(g2="SERVING", g1="RETIRED")
+    environment, replica = await world.environment(), await world.replica()
+    assert (environment.state, environment.request_id) == (S.READY, update.id)
+    assert (replica.id, replica.state) == (new.run_file["replica_id"], ReplicaState.READY)
+    async with asyncio.timeout(WAIT_SECONDS):  # it goes after the row
+        while old.run_dir.exists():
+            await asyncio.sleep(0.01)
+
+
+async def test_an_update_has_taken_effect_when_what_it_replaces_begins_no_session(
+    world: World,
+) -> None:
+    reconciler = await world.reconcile()
+    [old] = await world.serving()
+    update, new = await world.updating()
+    assert not await reconciler.has_taken_effect(update)
+    os.kill(pid_of(old), signal.SIGSTOP)  # it cannot take note
+    await world.succeeds(update)
+    await asyncio.to_thread(new.wait, lambda status: not status["held"])
+    await asyncio.to_thread(old.wait, lambda status: status["is_draining"])
+    assert (await world.environment()).request_id == update.id
+    assert not await reconciler.has_taken_effect(update)
+    os.kill(pid_of(old), signal.SIGCONT)
+    await until(world.bus, lambda: reconciler.has_taken_effect(update))
+
+
+async def test_an_update_has_not_switched_while_what_it_replaces_wakes(world: World) -> None:
+    """Clients wait for that: they get the sessions that they woke it for."""
+    reconciler = await world.reconcile()
+    [old] = await world.serving()
+    old.tell("sleep 0")
+    await world.becomes(S.ASLEEP)
+    update, new = await world.updating()
+    old.start_slowly(True)
+    old.link.send("start")
+    await asyncio.to_thread(old.wait_state, "starting", 2)
+    os.kill(pid_of(old), signal.SIGSTOP)  # it cannot take note
+    await world.succeeds(update)
+    await asyncio.to_thread(old.wait, lambda status: status["is_draining"])
+    assert (await world.environment()).request_id == update.id
+    assert not await reconciler.has_taken_effect(update)
+    os.kill(pid_of(old), signal.SIGCONT)
+    await until(world.bus, lambda: reconciler.has_taken_effect(update))
+    await world.generations_become(g2="SERVING", g1="RETIRED")
+    assert is_running(new)
+
+
+async def test_an_update_has_taken_effect_from_what_is_to_be_restarted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_SECONDS", 3600.0)
+    reconciler = await world.reconcile()
+    [old] = await world.serving()
+    os.kill(pid_of(old), signal.SIGKILL)
+    await world.replica_becomes(ReplicaState.BACKING_OFF)
+    update, new = await world.updating()
+    os.kill(shim_pid(new), signal.SIGSTOP)  # so that what it replaces is not drained yet
+    await world.succeeds(update)
+
+    async def serves() -> bool:
+        return (await world.environment()).request_id == update.id
+
+    await until(world.bus, serves)
+    rows = {row.request_id: row.state for row in await world.store.read(queries.replicas("trial"))}
+    assert rows[old.run_file["request_id"]] is ReplicaState.BACKING_OFF
+    assert await reconciler.has_taken_effect(update)
+    os.kill(shim_pid(new), signal.SIGCONT)
+    await world.generations_become(g2="SERVING", g1="RETIRED")
+
+
+async def test_the_gateway_is_told_of_what_takes_over_before_what_it_replaces_is_drained(
+    world: World,
+) -> None:
+    reconciler = await world.reconcile()
+    told: list[str] = []
+    until_reached = reconciler.replicas.until_reached
+
+    async def note(name: str, replicas: list[ReplicaWatch]) -> None:
+        await until_reached(name, replicas)
+        folder = config_folder(world.paths.run_dir(process.NAME))
+        told.append((folder / "routes.json").read_text())
+
+    reconciler.replicas.until_reached = note
+    for held in (False, True):
+        launch = await world.launch(gateway=True)
+        for ordinal in range(2):
+            known = {"held": held, "address": ADDRESS, "number": 2 * held + ordinal}
+            await world.started(launch, ordinal, **known)
+        await world.succeeds(launch)
+        await world.becomes(S.READY)
+    await world.generations_become(g2="SERVING", g1="RETIRED")
+    assert len(told) == 1
+    assert '"0002"' in told[0]
+    assert '"0003"' in told[0]
+
+
+@pytest.mark.parametrize("end", [RequestState.FAILED, RequestState.CANCELLED])
+async def test_an_update_that_is_not_ready_is_removed_and_nothing_else(
+    world: World, end: RequestState
+) -> None:
+    await world.reconcile()
+    [old] = await world.serving()
+    pid = pid_of(old)
+    before = await world.environment()
+    update, new = await world.updating()
+    if end is RequestState.FAILED:
+        await world.fails(update, "no such folder")
+    else:
+        await world.ends(update, end)
+    await world.generations_become(g2="FAILED", g1="SERVING")
+    assert (await world.environment(), pid_of(old)) == (before, pid)
+    assert (await world.replica()).id == old.run_file["replica_id"]
+    assert not new.run_dir.exists()
+    assert not is_running(new)
+    [failed, _] = await world.store.read(queries.generations("trial"))
+    why = "no such folder" if end is RequestState.FAILED else generations.CANCELLED
+    assert failed.error == why
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_what_serves_is_restarted_during_an_update_and_what_is_to_serve_is_not(
+    world: World,
+) -> None:
+    await world.reconcile()
+    [old] = await world.serving()
+    _, new = await world.updating()
+    os.kill(pid_of(new), signal.SIGKILL)
+    await asyncio.to_thread(new.wait_state, "exited")
+    os.kill(pid_of(old), signal.SIGKILL)
+    await world.becomes(S.DEGRADED)
+    await world.becomes(S.READY)
+    assert new.link.status["generation"] == 1
+
+
+async def test_an_environment_that_fails_during_its_update_is_mended_by_it(world: World) -> None:
+    await world.reconcile()
+    [old] = await world.serving()
+    update, new = await world.updating()
+    old.link.send("stop", grace_seconds=0.0)
+    await world.becomes(S.FAILED)
+    await world.succeeds(update)
+    await world.becomes(S.READY)
+    await asyncio.to_thread(new.wait, lambda status: not status["held"])
+    await world.generations_become(g2="SERVING", g1="FAILED")
+
+
+async def test_an_update_that_is_ready_when_its_environment_is_taken_down_is_removed(
+    world: World,
+) -> None:
+    await world.reconcile()
+    await world.serving()
+    update, new = await world.updating()
+    down = await world.down()
+    await world.succeeds(update)
+    await world.generations_become(g2="FAILED", g1="SERVING")
+    await world.succeeds(down)
+    await world.generations_become(g2="FAILED", g1="RETIRED")
+    assert not is_running(new)
+
+
+async def test_a_new_daemon_goes_on_with_an_update_wherever_it_was(world: World) -> None:
+    first = await world.reconcile()
+    [old] = await world.serving()
+    update, new = await world.updating()
+    await first.stop()
+    second = await world.reconcile()  # it is under way
+    assert await world.generations() == {2: "STARTING", 1: "SERVING"}
+    await second.stop()
+    await world.succeeds(update)
+    third = await world.reconcile()  # it has succeeded
+    await world.generations_become(g2="SERVING", g1="RETIRED")
+    await asyncio.to_thread(new.wait, lambda status: not status["held"])
+    await asyncio.to_thread(old.wait_for_end)
+    await third.stop()
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["the same daemon", "the next one"])
+async def test_what_was_replaced_is_stopped_when_its_engine_answers_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_killed: bool
+) -> None:
+    has_failed, loop = asyncio.Event(), asyncio.get_running_loop()
+    original = run_files.stop_all
+
+    def stop_all(*args: Any) -> list[str]:
+        try:
+            return original(*args)
+        finally:
+            loop.call_soon_threadsafe(has_failed.set)
+
+    monkeypatch.setattr(run_files, "stop_all", stop_all)
+    monkeypatch.setattr(run_files, "_MARGIN_SECONDS", 0.1)
+    monkeypatch.setattr(replicas, "DRAIN_MARGIN_SECONDS", 1.0)
+    timing = Timing(stop_again_seconds=0.05)
+    first = await world.reconcile(timing)
+    launch = await world.launch()
+    old = await world.started(launch)
+    run_dir = world.out_of_reach(launch, 1)
+    await world.succeeds(launch)
+    await world.becomes(S.DEGRADED)
+    update, _ = await world.updating(drain_timeout_seconds=0.0)
+    await world.succeeds(update)
+    await world.becomes(S.READY)
+    await asyncio.to_thread(old.wait_for_end)
+    await has_failed.wait()
+    assert await world.generations() == {2: "SERVING", 1: "DRAINING"}
+    if is_killed:
+        await first.stop()
+        await world.reconcile(timing)
+    write_json(str(run_dir / STATUS_FILE_NAME), {"state": "stopped"})
+    await world.generations_become(g2="SERVING", g1="RETIRED")
+    assert not run_dir.exists()
+
+
+async def test_a_new_daemon_goes_on_after_the_switch(world: World) -> None:
+    """The last daemon was killed when it had written that, and done nothing else."""
+    first = await world.reconcile()
+    [old] = await world.serving()
+    update, new = await world.updating()
+    await first.stop()
+    await world.succeeds(update)
+    [generation, _] = await world.store.read(queries.generations("trial"))
+    switch, now = observing.switch_generation, time.time()
+    await world.store.write(switch, generation, now=now, spec=update.payload, address=ADDRESS)
+    await world.reconcile()
+    await world.generations_become(g2="SERVING", g1="RETIRED")
+    await asyncio.to_thread(new.wait, lambda status: not status["held"])
+    await asyncio.to_thread(old.wait_for_end)
+
+
+async def test_of_two_generations_in_no_table_the_one_that_serves_is_adopted(world: World) -> None:
+    first = await world.reconcile()
+    [old] = await world.serving()
+    await world.updating()
+    await first.stop()
+    for table in ("requests", "environments", "generations", "replicas"):
+        await world.store.write(Connection.exec_driver_sql, f"DELETE FROM {table}")
+    await world.reconcile()
+    assert (await world.environment()).request_id == old.run_file["request_id"]
+
+
+# Scaling
+
+
+async def test_a_replica_that_is_being_added_is_left_alone_until_it_is_kept(world: World) -> None:
+    reconciler = await world.reconcile()
+    [first] = await world.serving()
+    scale = await world.change("scale", replicas=2)
+    launch = await world.environment()
+    launched = await world.store.read(queries.get(str(launch.request_id)))
+    assert isinstance(launched, Request)
+    second = await asyncio.to_thread(world.start, launched, 1, **{run_files.ADDED_BY: scale.id})
+    await reconciler.reconcile("trial", adopt=True)
+    assert [r.id for r in await world.store.read(queries.replicas("trial"))] == [
+        first.run_file["replica_id"]
+    ]
+    scaling.keep([second.run_dir])
+    await world.ends(scale, RequestState.SUCCEEDED, result={})
+
+    async def has_two() -> bool:
+        rows = await world.store.read(queries.replicas("trial"))
+        is_written = (await world.environment()).spec.get("replicas") == 2
+        return is_written and [r.state for r in rows] == [ReplicaState.READY] * 2
+
+    await until(world.bus, has_two)
+
+
+async def test_what_a_failed_request_has_not_kept_is_stopped(world: World) -> None:
+    await world.reconcile()
+    await world.serving()
+    scale = await world.change("scale", replicas=2)
+    environment = await world.environment()
+    launched = await world.store.read(queries.get(str(environment.request_id)))
+    assert isinstance(launched, Request)
+    second = await asyncio.to_thread(world.start, launched, 1, **{run_files.ADDED_BY: scale.id})
+    await world.fails(scale, "no room")
+    await asyncio.to_thread(second.wait_for_end)
+    assert (await world.replica()).ordinal == 0
+    assert (await world.environment()).spec.get("replicas") is None
+
+
+@pytest.mark.parametrize("how", ["serves", "sleeps", "has exited", "has lost its shim"])
+async def test_what_a_killed_restart_has_not_drained_is_drained(
+    world: World, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It was killed when it had kept the new replica, and done nothing else."""
+    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(restart_policy, "LONGEST_PAUSE_SECONDS", 3600.0)
+    reconciler = await world.reconcile()
+    [old] = await world.serving()
+    restart = await world.change("restart")
+    environment = await world.environment()
+    launched = await world.store.read(queries.get(str(environment.request_id)))
+    assert isinstance(launched, Request)
+    new = await asyncio.to_thread(world.start, launched, 1)
+    mark = {"replica": old.run_dir.name, "request_id": restart.id, "drain_timeout_seconds": 60.0}
+    scaling.keep([new.run_dir], [mark])
+    await reconciler.reconcile("trial", adopt=True)
+    assert not read_status_of(old)["is_draining"]  # it is the restart's to do
+    pid = pid_of(old)
+    if how == "sleeps":
+        old.tell("sleep 0")
+        await asyncio.to_thread(old.wait_state, "asleep")
+    elif how != "serves":
+        os.kill(pid if how == "has exited" else shim_pid(old), signal.SIGKILL)
+
+        async def backs_off() -> bool:
+            rows = await world.store.read(queries.replicas("trial"))
+            return ReplicaState.BACKING_OFF in [row.state for row in rows]
+
+        await until(world.bus, backs_off)
+    await world.fails(restart, "its worker was killed")
+    if how == "serves":
+        await asyncio.to_thread(old.wait_state, "draining")
+        old.tell("exit 0")
+    await asyncio.to_thread(old.wait_for_end)
+
+    async def is_alone() -> bool:
+        rows = await world.store.read(queries.replicas("trial"))
+        return [(r.id, r.state) for r in rows] == [(new.run_dir.name, ReplicaState.READY)]
+
+    await until(world.bus, is_alone)
+    async with asyncio.timeout(WAIT_SECONDS):
+        while old.run_dir.exists():
+            await asyncio.sleep(0.01)
+
+
+def read_status_of(server: ShimmedServer) -> dict[str, Any]:
+    status = read_status_file(server.run_dir)
+    assert status is not None
+    return status
+
+
+async def test_a_replica_that_was_drained_is_removed_and_no_longer_missed(world: World) -> None:
+    await world.reconcile()
+    first, second = await world.serving(replicas=2)
+    second.link.send("drain", timeout_seconds=3600.0)
+    await asyncio.to_thread(second.wait_state, "draining")
+
+    async def drains() -> bool:
+        rows = await world.store.read(queries.replicas("trial"))
+        return [r.state for r in rows] == [ReplicaState.READY, ReplicaState.DRAINING]
+
+    await until(world.bus, drains)
+    assert (await world.environment()).state is S.READY
+    second.tell("exit 0")
+    await asyncio.to_thread(second.wait_for_end)
+
+    async def is_gone() -> bool:
+        rows = await world.store.read(queries.replicas("trial"))
+        return [r.id for r in rows] == [first.run_file["replica_id"]]
+
+    await until(world.bus, is_gone)
+    assert (await world.environment()).state is S.READY
+    while second.run_dir.exists():
+        await asyncio.sleep(0.01)
