@@ -26,12 +26,12 @@ ENGINES = {
     "swarm": ("docker", "swarm"),
     "slurm": ("slurm",),
 }
-ENGINES_CODE = ("environments/engines/", "environments/engines/providers/", "environments/agent/")
+ENGINES_CODE = ("environments/engines/", "environments/agent/")
 ENGINES_SMOKE_TESTS = ("smoke_tests/", "smoke_tests/test_")
 IMAGES = ("environments/preparation/", "smoke_tests/test_images")
 # What every engine stands on, and the suite that all of them have in common.
 ALL_ENGINES = ("smoke_tests/providers/", "smoke_tests/conftest.py")
-OTHER_ENGINES = ("ray", "kubernetes")  # have stages of the long form
+OTHER_ENGINES = ("local", "ray", "kubernetes")  # have stages of the long form
 # What all test files depend on.
 EVERYTHING = ("pyproject.toml", "tests/conftest.py", ".ci/")
 ALWAYS = "repository"  # holds what the pages, the packages and the sizes are to be

@@ -28,11 +28,11 @@ from ..schema.states import RequestState
 from ..system.text.json_lines import Json
 from ..system.text.terminal_text import coloured, plain
 from . import exit_codes
+from .option_groups import in_words
+from .options import Command, declared_options, given_options, reconnect
 from .output import phrases
 from .output.drawing import is_coloured, new_console
 from .output.failures import request_failure
-from .option_groups import in_words
-from .options import Command, declared_options, given_options, reconnect
 from .output.output import Output
 
 if TYPE_CHECKING:

@@ -2,10 +2,10 @@
 """Environments: what can be launched, how it is prepared, and how its replicas are started.
 
     sources/       from what a user wrote to a program that runs
-    venv/          the virtual environments of projects
-    images/        container images of environments
-    providers/     start replicas: as local processes
-    engines/       what else can run replicas, each behind a process of ours
+    preparation/   virtual environments of projects, and container images
+    engines/       what runs replicas: this machine, Docker, Swarm, Slurm, Ray, Kubernetes
+    agent/         the process above the replicas of an engine, which outlives the daemon
+    gateway/       one address for all environments: Envoy, and its configuration
     image_names.py which names images can have, and those that are built here
     run_files.py   one file for each replica; stops and restarts replicas
     strays.py      what runs and nobody has written down: shown, and stopped when asked

@@ -50,9 +50,9 @@ from urllib.request import urlopen
 
 import psutil
 
-from openenvd.environments.sources.resolve import Project, resolve
-from openenvd.environments.preparation.venv_overlay import overlay_key
 from openenvd.environments.preparation.project_venv import venv_key
+from openenvd.environments.preparation.venv_overlay import overlay_key
+from openenvd.environments.sources.resolve import Project, resolve
 from openenvd.schema.errors import EnvironmentsError
 from openenvd.schema.layout import Layout
 

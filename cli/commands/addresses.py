@@ -17,8 +17,8 @@ import click
 
 from ...schema.settings import Paths
 from .. import completion, exit_codes
-from ..output import phrases
 from ..options import connect, json_option
+from ..output import phrases
 from ..output.output import Output, bad, faint, good
 
 _LEADS_ON = """\

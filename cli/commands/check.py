@@ -27,11 +27,11 @@ from ...schema.spec import LaunchOptions
 from ...system.text.json_lines import Json
 from ...system.text.terminal_text import plain
 from .. import completion, exit_codes
-from ..output import phrases
-from ..output.failures import error_lines
 from ..following import run, submit
 from ..option_groups import set_option
 from ..options import connect, declared_options, given_options, json_option
+from ..output import phrases
+from ..output.failures import error_lines
 from ..output.output import Output, bad, faint, good
 
 LOOK_SECONDS = 0.2  # between two looks at a launch

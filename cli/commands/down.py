@@ -11,10 +11,10 @@ from ...client.api import DaemonClient
 from ...client.errors import ApiRefused
 from ...schema.states import RequestState
 from .. import completion, exit_codes
-from ..output import phrases
-from ..output.failures import error_lines, request_failure
 from ..following import follow_request, run, wait_quietly
 from ..options import connect, json_option
+from ..output import phrases
+from ..output.failures import error_lines, request_failure
 from ..output.output import Output, good
 
 

@@ -13,9 +13,9 @@ from ...client.errors import ApiRefused
 from ...schema.states import RequestState
 from ...system.text.terminal_text import TextStream
 from .. import completion, exit_codes
+from ..options import connect, find_target, json_option
 from ..output import phrases
 from ..output.failures import environment_failure, request_failure
-from ..options import connect, find_target, json_option
 from ..output.output import Output
 
 _REMEMBERED = 16 * 1024  # characters, to know whether a log tail has been seen already

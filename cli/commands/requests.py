@@ -11,11 +11,11 @@ import click
 from ...schema.spec import LaunchOptions
 from ...schema.states import FINAL_STATES, RequestState
 from .. import completion, exit_codes
+from ..following import async_option, follow, leave, wait_quietly
+from ..options import connect, declared_options, json_option
 from ..output import phrases
 from ..output.drawing import requests_table
 from ..output.failures import request_failure
-from ..following import async_option, follow, leave, wait_quietly
-from ..options import connect, declared_options, json_option
 from ..output.output import Output, good
 
 DEFAULT_LIMIT = 50

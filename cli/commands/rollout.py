@@ -18,10 +18,10 @@ from ...schema.states import EnvironmentState, RequestState
 from ...system.text.terminal_text import plain
 from .. import completion, exit_codes, following
 from ..following import Detached, follow, follow_request, leave, submit, submit_options
-from .launch import launch_by_default
 from ..option_groups import grouped, set_option
 from ..options import connect, declared_options, given_options, json_option
 from ..output.output import Output, bad, good
+from .launch import launch_by_default
 
 if TYPE_CHECKING:
     from ...client.api import DaemonClient

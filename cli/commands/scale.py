@@ -9,9 +9,9 @@ import click
 
 from ...schema.operation_options import DrainOptions
 from .. import completion
-from ..output import phrases
 from ..following import async_option, carry_out
 from ..options import connect, declared_options, given_options, json_option
+from ..output import phrases
 from ..output.output import Output, good
 
 

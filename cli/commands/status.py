@@ -13,10 +13,10 @@ from ...client.api import DaemonClient
 from ...client.errors import ApiRefused
 from ...schema.states import EnvironmentState, RequestState
 from .. import completion, exit_codes
+from ..options import connect, find_target, json_option
 from ..output import phrases
 from ..output.drawing import Drawn, environments_table, generations_table, requests_table
 from ..output.failures import environment_failure, request_failure
-from ..options import connect, find_target, json_option
 from ..output.output import Output, bad, faint
 
 REQUESTS_OF_ENVIRONMENT = 10

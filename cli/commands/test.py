@@ -22,12 +22,12 @@ from ...schema.states import RequestState
 from ...system.text.json_lines import Json
 from ...system.text.terminal_text import plain
 from .. import completion, exit_codes
-from .bench import read_action
-from .check import ended_by_signals, take_down
 from ..following import follow_request, submit
 from ..option_groups import set_option
 from ..options import connect, declared_options, given_options, json_option
 from ..output.output import Output, bad, faint, good
+from .bench import read_action
+from .check import ended_by_signals, take_down
 
 OF_LAUNCH = ("env", "with_packages", "memory_mb", "gpus", "isolate")
 RARE = ("serve_as_is", "ready_timeout_seconds")  # as `openenv launch` has them

@@ -25,9 +25,9 @@ from ...schema.settings import (
 from ...schema.states import EnvironmentState
 from ...system.text.terminal_text import plain
 from .. import exit_codes
+from ..options import Command, Duration, connect, json_option
 from ..output import phrases
 from ..output.drawing import Table
-from ..options import Command, Duration, connect, json_option
 from ..output.output import Output, good
 
 DEFAULT = "default"

@@ -20,8 +20,8 @@ from rich.live import Live
 from ...client.api import DaemonClient
 from ...client.errors import ClientError, ConnectionLost
 from ...system.text.json_lines import Json
-from ..output.drawing import for_rich, new_console
 from ..options import reconnect
+from ..output.drawing import for_rich, new_console
 from ..output.output import Output, bad
 from .status import picture, read_status
 

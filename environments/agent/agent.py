@@ -48,12 +48,12 @@ from ...system.text.json_lines import Json, decode_line, encode_line
 from .. import run_files
 from ..agent_client import STRAYS_FILE_NAME, start_lock
 from ..engine_address import ADDRESS_FILE_NAME, EngineAddress
+from ..engines.base import Engine, EngineError, EngineGone, EngineRefused, Instance, ReplicaPlan
+from ..engines.registry import load
 from ..run_files import RunFile
 from ..shim.files import CONTROL_FD_VARIABLE, inherited_sockets, open_control_socket, write_json
 from ..shim.loop import enter_shims_group, leave_shims_group
-from ..engines.base import Engine, EngineError, EngineGone, EngineRefused, Instance, ReplicaPlan
 from .engine_watch import EngineWatch
-from ..engines.registry import load
 from .replica import EngineReplica, is_stopped
 
 IDLE_SECONDS = 60.0  # without a replica or a question

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from ...system.files.log_files import keep_newest_half
 from ...system.process.backoff import backoff_seconds
-from ..shim.files import open_log, write_json
 from ..engines.base import Engine, EngineGone, EngineRefused, Instance
+from ..shim.files import open_log, write_json
 
 log = logging.getLogger(__name__)
 

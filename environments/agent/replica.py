@@ -47,12 +47,6 @@ from ...system.process.backoff import backoff_seconds
 from ...system.process.process_identity import boot_seconds
 from ...system.text.json_lines import Json, encode_line
 from .. import run_files
-from ..run_files import RunFile, address_of
-from ..shim.client import read_status_file
-from ..shim.connections import read_operation
-from ..shim.files import STATUS_FILE_NAME, write_json
-from ..shim.server_exit import exit_without_start
-from ..shim.shutdown_policy import LEFT_GRACE_SECONDS
 from ..engines import server_answers
 from ..engines.base import (
     EngineGone,
@@ -63,6 +57,12 @@ from ..engines.base import (
     NameTaken,
     ReplicaPlan,
 )
+from ..run_files import RunFile, address_of
+from ..shim.client import read_status_file
+from ..shim.connections import read_operation
+from ..shim.files import STATUS_FILE_NAME, write_json
+from ..shim.server_exit import exit_without_start
+from ..shim.shutdown_policy import LEFT_GRACE_SECONDS
 from .engine_watch import EngineWatch
 from .exits import exit_reason
 from .log_pump import LogPump

@@ -32,16 +32,16 @@ from ...schema.spec import EnvironmentSpec
 from ...system.text.json_lines import Json
 from ...system.text.options import options_of
 from .. import run_files
-from .base import Labels, ReplicaPlan
-from .registry import address_here, traits_of
 from ..shim.client import ShimClient, ShimGone
 from ..shim.files import RUN_FILE_NAME, write_json
 from ..sizing import share_sessions
 from ..sources.program import Program
 from . import new_replicas
-from .provider import OnReplica, StartedReplica
-from .new_replicas import MAX_SESSIONS_VARIABLE, Place, child_environment, host_of
+from .base import Labels, ReplicaPlan
 from .local.ports import PortOwner, open_listeners
+from .new_replicas import MAX_SESSIONS_VARIABLE, Place, child_environment, host_of
+from .provider import OnReplica, StartedReplica
+from .registry import address_here, traits_of
 from .started_replicas import StartedReplicas
 
 _OUTSIDE = ("gpus",)  # an option of the instance: the server in it sees those that it got

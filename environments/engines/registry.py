@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 from ...system.files.extras import install_command
 from ..engine_address import EngineAddress
-from .kubernetes import options as kubernetes_options
-from .ray import options as ray_options
-from .slurm import options as slurm_options
-from .swarm import options as swarm_options
 from .base import Engine, EngineRefused
 from .docker.address import docker_address
 from .docker.options import host_config
+from .kubernetes import options as kubernetes_options
 from .kubernetes.address import kubernetes_address
+from .ray import options as ray_options
+from .slurm import options as slurm_options
+from .swarm import options as swarm_options
 
 Variables = Mapping[str, str]
 

@@ -35,7 +35,6 @@ from ...system.process.exit_reason import ExitReason
 from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from .. import run_files
-from ..engines.new_replicas import RUN_DIR_VARIABLE, child_environment
 from ..engines.local.ports import (
     FIRST_PORT,
     LAST_PORT,
@@ -44,6 +43,7 @@ from ..engines.local.ports import (
     reserve,
     reserved_for,
 )
+from ..engines.new_replicas import RUN_DIR_VARIABLE, child_environment
 from ..run_files import RunFile, SetAside
 from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_run_file, start_shim
 from ..shim.files import RUN_FILE_NAME

@@ -34,9 +34,9 @@ from ..sources.resolve import (
     ResolvedSource,
     without_module,
 )
-from .package_index import uv_variables
 from . import image_recipe as recipes
 from .image_recipe import Recipe
+from .package_index import uv_variables
 
 OWN_FOLDER = Path(__file__).resolve().parents[2]
 OWN_PACKAGES = ("env_host", "system")  # what runs in other projects' Pythons

@@ -71,7 +71,7 @@ def _pip_settings(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def pip_files(environ: Mapping[str, str]) -> list[Path]:
-    """pip's configuration files in the order in which it reads them; the later wins."""
+    """Pip's configuration files in the order in which it reads them; the later wins."""
     named = environ.get("PIP_CONFIG_FILE")
     if named == os.devnull:
         return []

@@ -34,10 +34,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ...schema.protocol import HOST_LIBRARIES
-from ...system.process.process_identity import boot_seconds
 from ...schema.errors import PreparationFailed
 from ...schema.layout import Layout, make_private
+from ...schema.protocol import HOST_LIBRARIES
+from ...system.process.process_identity import boot_seconds
 from ..sources.dockerfile import read_text
 from ..sources.needs import Way, metadata_of, read_toml, table_in
 from ..sources.resolve import COPY_IGNORED, Project
@@ -110,7 +110,7 @@ def make_once(venv: Path, note: dict[str, Any], build: Callable[[], None], say: 
 
 
 def note_use(venv: Path) -> bool:
-    """Mark the environment as used, so that it is not removed for a while; whether it is complete."""
+    """Mark the environment as used, so that it is kept for now; return whether it is complete."""
     if is_complete(venv):
         with contextlib.suppress(OSError):  # removed just now; or a disk that cannot be written
             (venv / USED).write_text(repr(boot_seconds()))
@@ -176,7 +176,7 @@ def _make(venv: Path, note: dict[str, Any], build: Callable[[], None], say: Say)
 
 
 class Unusable(Exception):
-    """A way to install what a project needs cannot be used; `failure` is for when it is the last."""
+    """A way to install what a project needs cannot be used; `failure` is raised by the last way."""
 
     def __init__(self, why: str, failure: PreparationFailed | None = None) -> None:
         super().__init__(why)
@@ -264,7 +264,9 @@ class Builder:
             ours = sys.version.split()[0]
             why = f"{needed}; there is none on this machine (this is {ours})"
             place = self._project.folder / "pyproject.toml"
-            hint = f"install one (uv python install '{wanted}'), or change requires-python in {place}"
+            hint = (
+                f"install one (uv python install '{wanted}'), or change requires-python in {place}"
+            )
             raise Unusable(why, PreparationFailed(why, hint)) from exc
 
     def _install_locked(self, way: Way, exported: Path) -> None:

@@ -11,17 +11,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ...schema.errors import PreparationFailed, with_last_lines
 from ...system.files import disk_space
 from ...system.text.hidden_values import hide_credentials
 from ..command_output import run_command
-from ...schema.errors import PreparationFailed, with_last_lines
 from .package_index import uv_variables
 
 LAST_LINES = 20  # of uv's output, in a failure
 # A hundred packages, one line each; and what a failure shows again.
 _TEDIOUS = ("+ ", "Downloaded ", "Using Python ", "error: ", "cause: ", "And because ", "hint: ")
 
-# `error: …`, then `  cause: …`; before 0.9 `  Caused by: …`, and `╰─▶ …` of what cannot be resolved.
+# `error: …`, then `  cause: …`; before 0.9 `  Caused by: …`, and `╰─▶ …` of unresolvable packages.
 _CAUSE = re.compile(r"\s*(?:error:|cause:|Caused by:|╰─▶)\s*(\S.*)")
 
 # Of failures that lie in what is asked for; a file of another hash is none of them.
@@ -56,7 +56,9 @@ class UvFailed(Exception):
         text = with_last_lines(f"{message}: {self.cause}\nuv's last lines:", self.lines)
         advice = f"{hint}; packages come from {package_source()}"
         if disk_space.tells_full("\n".join(self.lines)):
-            advice = "see with df -h which disk is full; uv cache clean and openenv prune free space"
+            advice = (
+                "see with df -h which disk is full; uv cache clean and openenv prune free space"
+            )
         return PreparationFailed(text, advice)
 
 

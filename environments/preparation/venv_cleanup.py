@@ -30,9 +30,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...schema.layout import Layout
 from ...system.process.process_identity import boot_seconds
 from .. import run_files
-from ...schema.layout import Layout
 from .project_venv import COMPLETE, USED, note_use, noted_of
 
 LAUNCH_SECONDS = 60.0  # at least, from asking for a Python until the run file is written

@@ -17,9 +17,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...schema.layout import Layout
 from ...schema.protocol import HOST_LIBRARIES
 from ...system.text.hidden_values import hide_credentials
-from ...schema.layout import Layout
 from ..sources.needs import normalized
 from .project_venv import KEY_VERSION, make_once, site_packages
 from .uv import Say, Uv, UvFailed

@@ -15,12 +15,12 @@ from pydantic import Field
 
 from ...environments import run_files
 from ...environments.engines.base import Check as EngineCheck
-from ...environments.gateway import process as gateway_process
 from ...environments.engines.providers import check_provider
+from ...environments.gateway import process as gateway_process
+from ...environments.preparation.uv import find_uv, package_source
 from ...environments.run_files import LOCAL, RunFile
 from ...environments.shim.client import read_status_file
 from ...environments.sources.resolve import bundled
-from ...environments.preparation.uv import find_uv, package_source
 from ...schema.errors import EnvironmentsError, PreparationFailed
 from ...schema.layout import Layout
 from ...system.net.request_origin import is_loopback

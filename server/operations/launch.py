@@ -26,13 +26,15 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from ...environments import run_files
+from ...environments.engines.provider import StartedReplica
+from ...environments.engines.providers import check_options, check_provider, provider_named
 from ...environments.engines.registry import traits_of
+from ...environments.engines.started_replicas import StartedReplicas
 from ...environments.gateway import process as gateway_process
 from ...environments.gateway.process import Gateway
 from ...environments.image_names import SCHEME
-from ...environments.engines.providers import check_options, check_provider, provider_named
-from ...environments.engines.provider import StartedReplica
-from ...environments.engines.started_replicas import StartedReplicas
+from ...environments.preparation.project_venv import project_python
+from ...environments.preparation.venv_overlay import overlay_python
 from ...environments.sources.program import Program, program_of
 from ...environments.sources.resolve import (
     Bundled,
@@ -42,8 +44,6 @@ from ...environments.sources.resolve import (
     describe,
     resolve,
 )
-from ...environments.preparation.venv_overlay import overlay_python
-from ...environments.preparation.project_venv import project_python
 from ...schema.errors import InvalidSpec, ReplicaFailed, UnknownProvider
 from ...schema.layout import Layout
 from ...schema.names import name_of_source, validate_name

@@ -22,9 +22,9 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from ...environments import run_files, scaling
-from ...environments.gateway import process as gateway_process
-from ...environments.engines.providers import provider_named
 from ...environments.engines.provider import StartedReplica
+from ...environments.engines.providers import provider_named
+from ...environments.gateway import process as gateway_process
 from ...environments.run_files import IN_PLACE_OF, RunFile
 from ...environments.sizing import share_sessions
 from ...schema.errors import InvalidSpec, NotReady, NotRunning

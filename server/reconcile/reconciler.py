@@ -52,7 +52,7 @@ Failure cases:
 * A shim exits (SIGKILL, a reboot): its socket ends; the server exited with it. A new shim is
   started from the same run file, on a sibling's listening socket when there is one.
 * Another process has taken the port of a replica that is to come back: it waits for the port, which
-  does not count as an exit. Other environments do not get it (`environments/engines/local/ports.py`).
+  does not count as an exit. Other environments do not get it (`engines/local/ports.py`).
 * The daemon exits: shims and servers continue. What happened meanwhile is in the shims' first
   message, or in their status files.
 * The database cannot be written: what was observed is tried again until it can, and meanwhile

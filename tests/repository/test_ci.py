@@ -58,7 +58,7 @@ def git(folder: Path, *arguments: str, date: str = "2026-01-03T00:00:00") -> str
 @pytest.mark.parametrize(
     ("path", "engines"),
     [
-        ("environments/engines/docker/options.py", ["docker", "swarm"]),
+        ("environments/engines/docker/engine.py", ["docker", "swarm"]),
         ("environments/engines/docker/options.py", ["docker", "swarm"]),
         ("environments/engines/swarm/engine.py", ["swarm"]),
         ("environments/engines/slurm/job.py", ["slurm"]),

@@ -47,10 +47,10 @@ from ..base import (
     NameTaken,
     ReplicaPlan,
 )
+from ..timed_output import pieces_after, since_of
 from .address import INSTALL, USUAL_SOCKET, hint_on
 from .containers import events_of, exit_of, is_rootless, own_address
 from .options import host_config
-from ..timed_output import pieces_after, since_of
 
 if TYPE_CHECKING:
     from docker.types.daemon import CancellableStream

@@ -59,6 +59,7 @@ from ..base import (
     NameTaken,
     ReplicaPlan,
 )
+from ..timed_output import lines_of, pieces_after, since_of
 from .api import ROLE_IS_IN, ApiRefused, Cluster
 from .options import (
     CONTAINER,
@@ -70,7 +71,6 @@ from .options import (
     service_of,
 )
 from .pods import id_of, instance_of, is_being_made, labels_of
-from ..timed_output import lines_of, pieces_after, since_of
 
 CORE = "/api/v1"
 WATCH_SECONDS = 10  # after which everything is looked at again: what is overdue makes no event

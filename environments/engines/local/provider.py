@@ -37,10 +37,10 @@ from ...shim.client import start_shim
 from ...sizing import share_sessions
 from ...sources.program import HOST_PRELOAD, Program
 from .. import new_replicas
-from ..provider import OnReplica, StartedReplica
 from ..new_replicas import RUN_DIR_VARIABLE, Place, child_environment, host_of
-from .ports import PortOwner, open_listeners
+from ..provider import OnReplica, StartedReplica
 from ..started_replicas import IMPORTS, StartedReplicas
+from .ports import PortOwner, open_listeners
 
 Listeners = list[socket.socket]  # of one address
 Devices = tuple[str, ...]  # as CUDA_VISIBLE_DEVICES names them

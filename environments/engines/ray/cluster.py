@@ -32,8 +32,9 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from ....system.text.json_lines import Json
-from . import actor as ray_actor, kv as ray_kv
 from ..base import EngineGone, EngineRefused
+from . import actor as ray_actor
+from . import kv as ray_kv
 from .kv import NAMESPACE, RECORD, REPORT
 
 ANSWER_SECONDS = 10.0  # of an actor

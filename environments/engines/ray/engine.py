@@ -59,7 +59,7 @@ if importlib.util.find_spec("ray") is None:
     raise ImportError("No module named 'ray'")
 
 
-PACKAGE = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[3]
 LOOK_SECONDS = 1.0  # between two looks at the cluster
 FIRST_READ_SECONDS, LONGEST_READ_SECONDS = 0.2, 2.0  # between two looks at a log
 END_SECONDS = 0.1  # between two looks whether a replica has ended

@@ -51,8 +51,8 @@ from ...shim.files import (
     open_control_socket,
     write_json,
 )
-from . import kv as ray_kv
 from ..node_program import http_address, listen, server_options
+from . import kv as ray_kv
 
 READ_BYTES = 256 * 1024
 RETRY_SECONDS = 1.0

@@ -50,7 +50,6 @@ from typing import ClassVar
 
 from ....system.net.request_origin import is_loopback
 from ....system.process.process_identity import boot_seconds
-from . import commands as commands
 from ..base import (
     Check,
     EngineGone,
@@ -62,6 +61,7 @@ from ..base import (
     ReplicaPlan,
 )
 from ..host_options import check_gpus, check_token
+from . import commands as commands
 from .commands import Row
 from .exits import ENDED, exit_facts, over_memory
 from .files import (

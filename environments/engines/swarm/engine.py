@@ -50,6 +50,7 @@ from ..base import (
     NameTaken,
     ReplicaPlan,
 )
+from ..docker.containers import events_of, exit_of
 from ..docker.engine import (
     LOG_FILE_SIZE,
     LOG_FILES,
@@ -60,12 +61,11 @@ from ..docker.engine import (
     port_inside,
     since,
 )
-from ..docker.containers import events_of, exit_of
 from ..docker.options import host_config
 from ..host_options import check_gpus, host_options, served_anywhere, with_host_options
 from ..server_answers import ask_to_drain
-from .options import container_spec, service_name, split_options
 from ..timed_output import pieces_after
+from .options import container_spec, service_name, split_options
 
 INIT = "docker swarm init --advertise-addr 127.0.0.1"
 LOOK_AGAIN_SECONDS = 1.0  # at all services; at a task on another node

@@ -23,8 +23,8 @@ from openenvd.system.process.exit_reason import ExitKind
 
 from ..conftest import StartHost
 from ..hosts import WAIT_SECONDS, Client, Host
-from .test_sessions import Gate
 from ..shard.test_shards import last_word, next_exit, pid_of
+from .test_sessions import Gate
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ import kmock as mock
 import pytest
 import yaml
 
-from openenvd.environments.engines.kubernetes.engine import engine as kubernetes
 from openenvd.environments.engines.base import (
     EngineGone,
     EngineRefused,
@@ -35,13 +34,14 @@ from openenvd.environments.engines.base import (
     NameTaken,
     ReplicaPlan,
 )
-from openenvd.environments.engines.kubernetes.engine.engine import KubernetesEngine
+from openenvd.environments.engines.kubernetes.engine import engine as kubernetes
 from openenvd.environments.engines.kubernetes.engine.address import kubernetes_address
+from openenvd.environments.engines.kubernetes.engine.engine import KubernetesEngine
 
 LABELS = Labels(home="0123456789ab", environment="echo", replica="echo-0-7f", generation="7f")
 PLAN = ReplicaPlan(labels=LABELS, image="openenvd-echo:1", host="127.0.0.1", port=9000)
 REVIEWS = "post /apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NAME = "openenvd-echo-0-7f"
 RUNNING: Any = {
     "phase": "Running",

@@ -20,14 +20,15 @@ import pytest
 from websockets.sync.client import connect
 
 from openenvd.environments import run_files
-from openenvd.environments.http_get import ask, base_url_by_name
-from openenvd.environments.engines.local import provider as local, ports
-from openenvd.environments.engines.provider import StartedReplica
+from openenvd.environments.engines.local import ports
+from openenvd.environments.engines.local import provider as local
 from openenvd.environments.engines.local.provider import (
     LocalProvider,
     check_process_room,
 )
+from openenvd.environments.engines.provider import StartedReplica
 from openenvd.environments.engines.started_replicas import StartedReplicas, readable
+from openenvd.environments.http_get import ask, base_url_by_name
 from openenvd.environments.shim.client import ShimClient, read_status_file
 from openenvd.environments.sizing import share_sessions
 from openenvd.environments.sources.program import program_of

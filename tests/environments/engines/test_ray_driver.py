@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from openenvd.environments.engines.ray.engine import driver as ray_driver
 from openenvd.environments.engines.base import EngineGone
+from openenvd.environments.engines.ray.engine import driver as ray_driver
 from openenvd.environments.engines.ray.engine.driver import RayDriver
 
 FUNCTIONS = """

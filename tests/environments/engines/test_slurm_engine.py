@@ -9,11 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.engines.slurm.engine import engine as slurm, commands as slurm_commands
 from openenvd.environments.engines.base import InstanceState, Labels, ReplicaPlan
-from openenvd.environments.engines.slurm.engine.engine import SlurmEngine
+from openenvd.environments.engines.slurm.engine import commands as slurm_commands
+from openenvd.environments.engines.slurm.engine import engine as slurm
 from openenvd.environments.engines.slurm.engine.commands import Row
-from openenvd.environments.engines.slurm.engine.files import JobReport, leave_job, left_jobs, write_job
+from openenvd.environments.engines.slurm.engine.engine import SlurmEngine
+from openenvd.environments.engines.slurm.engine.files import (
+    JobReport,
+    leave_job,
+    left_jobs,
+    write_job,
+)
 from openenvd.system.process.process_identity import boot_seconds
 
 LABELS = Labels("home", "echo", "echo-0-abc", "abc")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from openenvd.environments.engines.base import EngineRefused, Labels, ReplicaPlan
 from openenvd.environments.agent.exits import exit_reason
+from openenvd.environments.engines.base import EngineRefused, Labels, ReplicaPlan
 from openenvd.environments.engines.slurm.engine.commands import read_duration
 from openenvd.environments.engines.slurm.engine.exits import exit_facts, over_memory
 from openenvd.environments.engines.slurm.engine.files import (

@@ -9,7 +9,11 @@ import pytest
 
 from openenvd.environments.engines.base import EngineRefused
 from openenvd.environments.engines.docker.engine.options import host_config
-from openenvd.environments.engines.swarm.engine.options import container_spec, service_name, split_options
+from openenvd.environments.engines.swarm.engine.options import (
+    container_spec,
+    service_name,
+    split_options,
+)
 
 
 def spec_of(options: dict[str, str], *, sandbox: bool = False) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from openenvd.environments.run_files import RUN_FILE_VERSION
 from openenvd.environments.preparation import venv_cleanup as cleanup
+from openenvd.environments.preparation.project_venv import COMPLETE, USED, note_use
 from openenvd.environments.preparation.venv_cleanup import (
     LAUNCH_SECONDS,
     in_use,
@@ -21,7 +21,7 @@ from openenvd.environments.preparation.venv_cleanup import (
     prune_old,
     venvs_of,
 )
-from openenvd.environments.preparation.project_venv import COMPLETE, USED, note_use
+from openenvd.environments.run_files import RUN_FILE_VERSION
 from openenvd.schema.layout import Layout
 from openenvd.system.process.process_identity import boot_seconds
 

@@ -33,7 +33,7 @@ from openenvd.system.text.json_lines import Json
 from ...prometheus_rules import lint
 from ..conftest import WAIT_SECONDS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ONE_WORKER = {"port": 0, "max_long_workers": 1, "cancel_grace_seconds": 1.0}
 NEVER_READY = "import time\nprint('never', flush=True)\ntime.sleep(3600)\n"
 TALKING = """

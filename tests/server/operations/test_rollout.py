@@ -19,8 +19,8 @@ import pytest
 from pydantic import ValidationError
 
 from openenvd.environments import run_files
-from openenvd.environments.http_get import ask
 from openenvd.environments.engines.local.provider import LocalProvider
+from openenvd.environments.http_get import ask
 from openenvd.environments.run_files import RunFile
 from openenvd.environments.shim.client import read_status_file
 from openenvd.environments.sources.program import program_of

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ....schema.errors import InvalidSpec, UnknownProvider
-from ..base import EngineRefused
-from ..registry import entries
-from ...run_files import LOCAL
+from ...schema.errors import InvalidSpec, UnknownProvider
+from ..run_files import LOCAL
+from .base import EngineRefused
+from .registry import entries
 
 if TYPE_CHECKING:
-    from ..provider import Provider
+    from .provider import Provider
 
 
 def available() -> tuple[str, ...]:
@@ -55,9 +55,9 @@ def provider_named(name: str, home: Path) -> Provider:
         UnknownProvider
     """
     if check_provider(name) != LOCAL:
-        from ..engine_provider import EngineProvider
+        from .engine_provider import EngineProvider
 
         return EngineProvider(name, home)
-    from ..local.provider import LocalProvider
+    from .local.provider import LocalProvider
 
     return LocalProvider(home)

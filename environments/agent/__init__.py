@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent of an engine: one process for each engine and home, which outlives the daemon.
+
+    daemon, launches ──▶ agent ──▶ engine (`../engines/`) ──▶ instances
+
+To the rest an agent is the shim of all its replicas: run files, control sockets, status files and
+logs are the same. `../agent_client.py` starts an agent, and asks it.
+
+agent.py          which replicas it serves, its own socket, its life; start here
+replica.py        one replica's state machine; replica_status.py: what is known of it
+engine_watch.py   looks at everything when the engine says that something has changed
+log_pump.py       an instance's output, into its replica's log
+status_server.py  a replica's control socket: a shim's protocol
+exits.py          from what an engine knows of an exit to an `ExitReason`
+"""
