@@ -6,7 +6,7 @@
         │                              fields of the launch's payload
         └── EnvironmentSpec            and what is launched, under which name
 
-How a source becomes something that runs stands in `sources/`; what runs it, in `providers/`.
+How a source becomes something that runs stands in `sources/`; what runs it, in `engines/`.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ class SlurmCluster:
 
     def writers(self) -> list[psutil.Process]:
         """What writes to the shared file system from the last node, for the jobs' sake."""
-        return [each for each in self.processes_there() if "slurm_job" in _command(each)]
+        return [each for each in self.processes_there() if "slurm.job" in _command(each)]
 
     def kill_node(self) -> None:
         """Kill the last node's daemon, and all that it runs."""

@@ -2,7 +2,7 @@
 """The interface of an engine: what an agent asks of Docker, Swarm and whatever is added to them.
 
 An engine (one file beside this one, one line in `registry.py`) runs *instances*: containers,
-services, jobs, pods. One instance serves one replica. The agent (`agent.py`) decides what is to be
+services, jobs, pods. One instance serves one replica. The agent (`../agent/`) decides what is to be
 done and when; an engine only does it, and tells what there is:
 
     start(plan) ──▶ Instance ──▶ is RUNNING ──▶ logs, signal ──▶ stop ──▶ is EXITED ──▶ remove

@@ -60,19 +60,19 @@ class EngineEntry:
 
 
 ENGINES: dict[str, EngineEntry] = {
-    "docker": EngineEntry(".docker:DockerEngine", "docker", docker_address, host_config),
+    "docker": EngineEntry(".docker.engine:DockerEngine", "docker", docker_address, host_config),
     "swarm": EngineEntry(
-        ".swarm:SwarmEngine", "docker", docker_address, swarm_options.check_options
+        ".swarm.engine:SwarmEngine", "docker", docker_address, swarm_options.check_options
     ),
     "slurm": EngineEntry(
-        ".slurm:SlurmEngine",
+        ".slurm.engine:SlurmEngine",
         address=slurm_options.slurm_address,
         check_options=slurm_options.check_options,
         runs_programs=True,
         has_own_addresses=True,
     ),
     "ray": EngineEntry(
-        ".ray:RayEngine",
+        ".ray.engine:RayEngine",
         "ray",
         ray_options.ray_address,
         ray_options.check_options,
@@ -80,7 +80,7 @@ ENGINES: dict[str, EngineEntry] = {
         runs_programs=True,
     ),
     "kubernetes": EngineEntry(
-        ".kubernetes:KubernetesEngine",
+        ".kubernetes.engine:KubernetesEngine",
         "kubernetes",
         kubernetes_address,
         kubernetes_options.options_of,

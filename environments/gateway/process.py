@@ -5,7 +5,7 @@ The run file lies with those of replicas, in `run/gateway`, but is of a version 
 nobody takes it for a replica's. Envoy opens its own listening sockets, one a thread
 (`SO_REUSEPORT`). The shim holds another that never listens: bound first and exclusively, it fails
 when anybody has the port, and from then on keeps it from everybody else, whether Envoy runs or not;
-while there is no shim, the reservation of `providers/ports` does.
+while there is no shim, the reservation of `engines/local/ports.py` does.
 
 All functions block.
 """

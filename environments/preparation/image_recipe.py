@@ -94,7 +94,7 @@ def _build_stage(recipe: Recipe) -> Iterable[str]:
 
 
 def _installation(recipe: Recipe) -> Iterable[str]:
-    """Yield what `venv/project_venv.py` does on this machine."""
+    """Yield what `project_venv.py` does on this machine."""
     way = recipe.way or Way("", None)
     ours = shlex.join(HOST_REQUIREMENTS)
     if way.locked_wheels is not None:

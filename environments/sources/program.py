@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a replica runs: which Python, which folder, and what the env host serves.
 
-Decided once per launch, the same for all replicas; `providers/` turns it into processes.
+Decided once per launch, the same for all replicas; `engines/` turn it into processes.
 """
 
 from __future__ import annotations

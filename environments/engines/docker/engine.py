@@ -6,7 +6,7 @@
     logs                   its stream of one container's output, with times; a cursor is the time
                            of the last piece, and how many pieces had it
 
-Where the engine is found: `docker_address.py`, whose variables the agent has.
+Where the engine is found: `address.py`, whose variables the agent has.
 
 What an image has of its own, which is not changed: its entry point, its user, its STOPSIGNAL. Its
 first process is below Docker's init, which passes signals on and reaps: upstream's images start

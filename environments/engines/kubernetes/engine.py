@@ -19,10 +19,10 @@ Signals are sent by a command in the pod (`sh`, `kill`), as Kubernetes has none 
 image has no shell, or its node is not reached while a stop has time, a pod is deleted instead, and
 its log ends there.
 
-    kubernetes.py          the engine; kubernetes_api.py: its requests
-    kubernetes_options.py  what it is asked for: pods, services, and the options of a replica
-    kubernetes_pods.py     what it says of pods
-    kubernetes_address.py  which cluster
+    engine.py   the engine; api.py: its requests
+    options.py  what it is asked for: pods, services, and the options of a replica
+    pods.py     what it says of pods
+    address.py  which cluster
 
 Failure cases
 

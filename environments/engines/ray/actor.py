@@ -2,7 +2,7 @@
 """The actor of a replica: sent to its node by value, so that the cluster needs no openenvd.
 
 It imports the package from where the agent has it, if the node sees that folder, too, or else the
-one of its runtime environment; the work is done there (`ray_replica.py`). It imports of ours only
+one of its runtime environment; the work is done there (`replica.py`). It imports of ours only
 then, and nothing but the standard library before.
 """
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of a Ray cluster, in the process that is connected to it (`ray_driver.py`).
+"""What is asked of a Ray cluster, in the process that is connected to it (`driver.py`).
 
     replica:NAME     in the cluster's KV, by the agent: whose the instance is, its actor's name, id
-    report:ACTOR     by the actor: where it listens, how it has ended (`ray_replica.py`)
+    report:ACTOR     by the actor: where it listens, how it has ended (`replica.py`)
     NAME-1f2e3d4c    the actor: detached, in our namespace
     NAME-1f2e3d4c    its placement group: one bundle, which is the replica's place
 

@@ -5,7 +5,7 @@
           ◀──thread "ray answers"──(number, whether it did, result)──┘ a thread for each question
 
 Ray's library ends its process when the cluster is gone, and blocks until then. So it has a process
-of its own (`ray_cluster.py`), and each question may take so long at most. Questions do not wait for
+of its own (`cluster.py`), and each question may take so long at most. Questions do not wait for
 each other: an actor on a node that is lost answers none. Nothing is lost with the process: whatever
 matters is in the cluster.
 

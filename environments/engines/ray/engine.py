@@ -9,10 +9,10 @@ The actor owns a shim, as each local replica has one, so a replica's limits, exi
 the same there as here: Ray itself limits no memory and no CPU, it only counts them. It stays when
 its server has exited, with the server's log, until the agent has read that and removes it.
 
-    ray_options.py    what a plan asks of Ray, and which cluster is meant
-    ray_driver.py     the process that is connected to the cluster, as it is called from here
-    ray_cluster.py    what runs there; ray_kv.py: what is kept in the cluster
-    ray_actor.py      the actor, as it is sent to its node; ray_replica.py: what it does there
+    options.py    what a plan asks of Ray, and which cluster is meant
+    driver.py     the process that is connected to the cluster, as it is called from here
+    cluster.py    what runs there; kv.py: what is kept in the cluster
+    actor.py      the actor, as it is sent to its node; replica.py: what it does there
 
 Failure cases
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What openenvd keeps in a Ray cluster's own KV, in its GCS: small JSON objects by key.
 
-Imported where Ray's library is connected: in the driver, and in actors. Keys: `ray_cluster.py`.
+Imported where Ray's library is connected: in the driver, and in actors. Keys: `cluster.py`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 
     agent ──sbatch, squeue, scancel──▶ slurmctld ──▶ a node ──▶ the job's script
       ▲                                                            │ exec
-      └─── the replica's folder ◀── address, beats, exit ── slurm_job.py ──▶ env host
+      └─── the replica's folder ◀── address, beats, exit ── job.py ──▶ env host
            (a file system that all nodes see)
 
 Who a job belongs to stands in its comment, as JSON; `squeue` is asked for all jobs of this user at
@@ -11,11 +11,11 @@ once, at most every `LOOK_SECONDS`, however many replicas there are: slurmctld s
 
 Slurm cannot be made to forget a job, and forgets one by itself some minutes after its end
 (`MinJobAge`). So a job that has ended is a replica's while the replica's folder says so
-(`slurm_files.py`), and what the job has written there counts where Slurm knows nothing any more.
+(`files.py`), and what the job has written there counts where Slurm knows nothing any more.
 
-    slurm.py             the engine; slurm_commands.py: Slurm's commands; slurm_options.py: sbatch's
-    slurm_exits.py       how a job ended
-    slurm_job.py         what runs on the node; slurm_files.py: what both write into the folder
+    engine.py      the engine; commands.py: Slurm's commands; options.py: sbatch's
+    exits.py       how a job ended
+    job.py         what runs on the node; files.py: what both write into the folder
 
 Failure cases
 

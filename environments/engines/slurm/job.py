@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Slurm job of ours runs on its node: `python -m …engines.slurm_job FOLDER`.
+"""What a Slurm job of ours runs on its node: `python -m …engines.slurm.job FOLDER`.
 
     job ──starts──▶ env host          its sockets are opened here, before anybody is told of them
-     └──▶ FOLDER/slurm-JOB.json       address, heartbeat, exit (`slurm_files.py`)
+     └──▶ FOLDER/slurm-JOB.json       address, heartbeat, exit (`files.py`)
 
 It listens at the node's own address, as Slurm has it, and at the port that the replica's plan asks
 for, or at another where that is taken. Signals that Slurm sends it are passed on: SIGTERM, and

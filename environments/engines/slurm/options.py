@@ -100,7 +100,7 @@ def warned_seconds(options: Mapping[str, str]) -> float:
 
 def job_script(plan: ReplicaPlan) -> str:
     """Return the script of a replica's job, which Slurm keeps a copy of: it tells no secret."""
-    program = [sys.executable, "-P", "-m", f"{__package__}.slurm_job", plan.run_dir]
+    program = [sys.executable, "-P", "-m", f"{__package__}.job", plan.run_dir]
     return SCRIPT.format(environment=plan.labels.environment, command=shlex.join(program))
 
 
