@@ -44,7 +44,7 @@ class ReplicaActor:
 
     def __init__(self, told: dict[str, Any]) -> None:
         folder = None if told["runtime_env"] else told["package"]
-        module = import_here("environments.engines.ray_replica", folder)
+        module = import_here("environments.engines.ray.replica", folder)
         self._replica = module.RayReplica(told)
 
     def read_log(self, offset: int) -> tuple[bytes, int, bool]:

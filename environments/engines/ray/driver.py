@@ -41,7 +41,7 @@ from .options import check_answers
 CALL_SECONDS = 15.0
 CONNECT_SECONDS = 60.0  # Ray's library takes seconds to import on a busy machine
 QUESTIONS = 128  # at a time
-FUNCTIONS = f"{__package__}.ray_cluster"
+FUNCTIONS = f"{__package__}.cluster"
 PAUSE_SECONDS = 1.0  # after a failure, for which all are told the same
 # How long Ray's library waits for a cluster that is gone before it ends the process.
 _RAY_SETTINGS = {
@@ -136,7 +136,7 @@ class _Process:
     def __init__(self, environ: Mapping[str, str], functions: str) -> None:
         self._pipe, its = Pipe()
         try:
-            program = ["-m", f"{__package__}.ray_driver", functions, str(its.fileno())]
+            program = ["-m", f"{__package__}.driver", functions, str(its.fileno())]
             command = [sys.executable, "-P", *program]
             self._process = subprocess.Popen(
                 command,
