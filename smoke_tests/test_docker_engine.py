@@ -21,7 +21,7 @@ from openenvd.environments.engines.base import (
     Labels,
     ReplicaPlan,
 )
-from openenvd.environments.engines.docker.engine.engine import DockerEngine
+from openenvd.environments.engines.docker.engine import DockerEngine
 from openenvd.schema.spec import DEFAULT_BASE
 from openenvd.system.text.units import MB
 

@@ -13,7 +13,7 @@ from signal import SIGKILL
 import psutil
 import pytest
 
-from openenvd.environments.engines.ray.engine.driver import RayDriver
+from openenvd.environments.engines.ray.driver import RayDriver
 
 from . import ray_engine
 from .conftest import eventually

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from openenvd.environments.engines.base import EngineRefused, Instance, InstanceState, ReplicaPlan
-from openenvd.environments.engines.docker.engine.engine import DockerEngine
-from openenvd.environments.engines.swarm.engine.engine import SwarmEngine
+from openenvd.environments.engines.docker.engine import DockerEngine
+from openenvd.environments.engines.swarm.engine import SwarmEngine
 from openenvd.schema.errors import NotAnswering
 from openenvd.schema.protocol import HOST_OPTIONS_VARIABLE
 

@@ -26,7 +26,7 @@ from ..providers.harness import Harness
 from ..providers.under_test import SAMPLE_IMAGE
 from .cluster import Cluster
 
-DEPLOY = REPOSITORY / "deploy"
+DEPLOY = REPOSITORY / "docs" / "deploy"
 NAMESPACE = "rl"
 CHARTS = "charts"  # a namespace of two releases
 IMAGE = "openenvd:0.1.0"

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from openenvd.environments.engines.base import Instance, InstanceState, Labels, ReplicaPlan
-from openenvd.environments.engines.kubernetes.engine.engine import KubernetesEngine
+from openenvd.environments.engines.kubernetes.engine import KubernetesEngine
 from openenvd.schema.spec import DEFAULT_BASE
 
 from ..conftest import eventually

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from openenvd.environments.engines.base import ENVIRONMENT_LABEL, REPLICA_LABEL
-from openenvd.environments.engines.kubernetes.engine.options import CONTAINER
+from openenvd.environments.engines.kubernetes.options import CONTAINER
 
 from ..conftest import eventually
 from ..links import why_no_namespace

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Protocol
 import psutil
 
 from openenvd.environments.engines.base import HOME_LABEL, REPLICA_LABEL
-from openenvd.environments.engines.ray.engine.driver import RayDriver
+from openenvd.environments.engines.ray.driver import RayDriver
 from openenvd.schema.layout import Layout
 from openenvd.schema.spec import DEFAULT_BASE
 
@@ -334,7 +334,7 @@ class Foreign:
         return None
 
 if labels:
-    from openenvd.environments.engines.ray.engine import kv as ray_kv
+    from openenvd.environments.engines.ray import kv as ray_kv
     record = {"name": name, "labels": labels, "actor_name": name}
     ray_kv.write(ray_kv.RECORD.format(name), record)
 actor = Foreign.options(name=name, lifetime="detached").remote()
@@ -343,7 +343,7 @@ ray.get(actor.answer.remote())
 _STOP_FOREIGN = """
 import sys, ray
 ray.init(namespace="openenvd", log_to_driver=False)
-from openenvd.environments.engines.ray.engine import kv as ray_kv
+from openenvd.environments.engines.ray import kv as ray_kv
 for name in sys.argv[1:]:
     ray_kv.delete(ray_kv.RECORD.format(name))
     try:

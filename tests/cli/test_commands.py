@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from openenvd.cli import exit_codes, options
-from openenvd.cli.output.output.drawing import requests_table
+from openenvd.cli.output.drawing import requests_table
 
 from ..client.fake_daemon import Call, FakeDaemon, new_environment, new_request
 from .conftest import PROGRAM, Command

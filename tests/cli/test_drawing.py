@@ -11,7 +11,7 @@ import click
 import pytest
 from rich.console import Console
 
-from openenvd.cli.output.output.drawing import Cell, Table, draw
+from openenvd.cli.output.drawing import Cell, Table, draw
 
 WIDE = 10_000
 
@@ -83,7 +83,7 @@ def test_off_a_terminal_nothing_is_coloured_and_nothing_folded(table: Table) -> 
 def test_drawing_a_table_imports_no_rich() -> None:
     script = """
 import sys
-from openenvd.cli.output.output.drawing import Table, draw
+from openenvd.cli.output.drawing import Table, draw
 table = Table("NAME", "STATE")
 for number in range(1000):
     table.add_row(f"name-{number}", "READY")

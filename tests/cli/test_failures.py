@@ -9,7 +9,7 @@ import pytest
 from click import unstyle
 
 from openenvd.cli import exit_codes
-from openenvd.cli.output.output import failures, phrases
+from openenvd.cli.output import failures, phrases
 from openenvd.client.errors import ApiRefused, ConnectionLost, RequestFailed
 
 from ..client.fake_daemon import new_environment, new_request

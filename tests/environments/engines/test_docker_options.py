@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from openenvd.environments.engines.base import EngineRefused, Labels, ReplicaPlan
-from openenvd.environments.engines.docker.engine.engine import _configuration
-from openenvd.environments.engines.docker.engine.options import host_config
+from openenvd.environments.engines.docker.engine import _configuration
+from openenvd.environments.engines.docker.options import host_config
 from openenvd.server.operations.launch import LaunchPayload
 
 

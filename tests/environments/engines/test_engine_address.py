@@ -16,7 +16,7 @@ import pytest
 from openenvd.environments import run_files
 from openenvd.environments.agent_client import ask_agent, ensure_agent
 from openenvd.environments.engine_address import EngineAddress
-from openenvd.environments.engines.docker.engine.address import docker_address
+from openenvd.environments.engines.docker.address import docker_address
 from openenvd.environments.engines.providers import provider_named
 from openenvd.environments.engines.registry import address_here
 from openenvd.environments.shim.client import ShimClient

@@ -10,7 +10,7 @@ import pytest
 from openenvd.environments.agent.exits import exit_reason
 from openenvd.environments.agent.replica_status import ReplicaStatus
 from openenvd.environments.engines.base import EngineRefused, ExitFacts, Labels, ReplicaPlan
-from openenvd.environments.engines.docker.engine.containers import exit_of
+from openenvd.environments.engines.docker.containers import exit_of
 from openenvd.environments.engines.registry import MORE_VARIABLE, load
 from openenvd.environments.engines.server_answers import where_it_answers
 from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from openenvd.environments.engines.base import EngineRefused, Labels, ReplicaPlan
-from openenvd.environments.engines.kubernetes.engine.address import kubernetes_address
-from openenvd.environments.engines.kubernetes.engine.options import (
+from openenvd.environments.engines.kubernetes.address import kubernetes_address
+from openenvd.environments.engines.kubernetes.options import (
     SIGNAL_SERVER,
     dns_name,
     label_values,

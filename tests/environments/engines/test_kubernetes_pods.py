@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from openenvd.environments.engines.base import ExitFacts, InstanceState, Labels
-from openenvd.environments.engines.kubernetes.engine.pods import instance_of
+from openenvd.environments.engines.kubernetes.pods import instance_of
 
 LABELS = Labels(home="0123456789ab", environment="echo", replica="echo-0-7f", generation="7f")
 NOW = datetime(2026, 5, 4, 10, 0, tzinfo=UTC)

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from openenvd.environments.engines.base import EngineGone
-from openenvd.environments.engines.ray.engine import driver as ray_driver
-from openenvd.environments.engines.ray.engine.driver import RayDriver
+from openenvd.environments.engines.ray import driver as ray_driver
+from openenvd.environments.engines.ray.driver import RayDriver
 
 FUNCTIONS = """
 import os, pathlib, time

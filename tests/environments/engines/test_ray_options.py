@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.engines.base import EngineRefused, Labels, ReplicaPlan
-from openenvd.environments.engines.ray.engine.options import (
+from openenvd.environments.engines.ray.options import (
     bundle,
     check_options,
     options_of,

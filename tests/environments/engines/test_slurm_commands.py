@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.engines.base import EngineGone
-from openenvd.environments.engines.slurm.engine import commands as slurm_commands
+from openenvd.environments.engines.slurm import commands as slurm_commands
 
 UNCONFIGURED = """\
 sinfo: error: fetch_config: DNS SRV lookup failed

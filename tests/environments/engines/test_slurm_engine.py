@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.engines.base import InstanceState, Labels, ReplicaPlan
-from openenvd.environments.engines.slurm.engine import commands as slurm_commands
-from openenvd.environments.engines.slurm.engine import engine as slurm
-from openenvd.environments.engines.slurm.engine.commands import Row
-from openenvd.environments.engines.slurm.engine.engine import SlurmEngine
-from openenvd.environments.engines.slurm.engine.files import (
+from openenvd.environments.engines.slurm import commands as slurm_commands
+from openenvd.environments.engines.slurm import engine as slurm
+from openenvd.environments.engines.slurm.commands import Row
+from openenvd.environments.engines.slurm.engine import SlurmEngine
+from openenvd.environments.engines.slurm.files import (
     JobReport,
     leave_job,
     left_jobs,

@@ -11,9 +11,9 @@ import pytest
 
 from openenvd.environments.agent.exits import exit_reason
 from openenvd.environments.engines.base import EngineRefused, Labels, ReplicaPlan
-from openenvd.environments.engines.slurm.engine.commands import read_duration
-from openenvd.environments.engines.slurm.engine.exits import exit_facts, over_memory
-from openenvd.environments.engines.slurm.engine.files import (
+from openenvd.environments.engines.slurm.commands import read_duration
+from openenvd.environments.engines.slurm.exits import exit_facts, over_memory
+from openenvd.environments.engines.slurm.files import (
     NO_JOB,
     JobReport,
     forget_job,
@@ -23,7 +23,7 @@ from openenvd.environments.engines.slurm.engine.files import (
     read_job,
     write_job,
 )
-from openenvd.environments.engines.slurm.engine.options import (
+from openenvd.environments.engines.slurm.options import (
     job_script,
     sbatch_arguments,
     warned_seconds,

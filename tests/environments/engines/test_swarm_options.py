@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from openenvd.environments.engines.base import EngineRefused
-from openenvd.environments.engines.docker.engine.options import host_config
-from openenvd.environments.engines.swarm.engine.options import (
+from openenvd.environments.engines.docker.options import host_config
+from openenvd.environments.engines.swarm.options import (
     container_spec,
     service_name,
     split_options,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.engines.docker.engine.address import hint_on
+from openenvd.environments.engines.docker.address import hint_on
 from openenvd.environments.image_names import digest_in_repository, image_of, tag_of
 from openenvd.environments.preparation.image_build import DockerCli
 from openenvd.environments.preparation.image_context import Context, context_of
@@ -77,7 +77,7 @@ def test_the_env_host_and_all_it_stands_on_are_in_the_archive(tmp_path: Path) ->
         "Dockerfile",
         "openenvd/__init__.py",
         "openenvd/env_host/__main__.py",
-        "openenvd/system/units.py",
+        "openenvd/system/text/units.py",
         "openenvd/env_host/bundled/echo/environment.py",
     } <= found
     assert not any(name.startswith("openenvd/server") for name in found)

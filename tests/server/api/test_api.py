@@ -528,7 +528,7 @@ def test_the_dashboard_of_grafana_shows_metrics_that_there_are(
     nothing: Json = {"shards": [], "isolated": []}
     page = tcp(client, "/metrics", Authorization=token)[1] + metrics_of_shards("any", nothing)
     known = set(re.findall(r"^# TYPE (\S+)", page, re.MULTILINE))
-    panels = json.loads((ROOT / "deploy" / "grafana.json").read_text())["panels"]
+    panels = json.loads((ROOT / "docs" / "deploy" / "grafana.json").read_text())["panels"]
     shown = [target["expr"] for panel in panels for target in panel["targets"]]
     names = {name for expression in shown for name in re.findall(r"openenvd_\w+", expression)}
     assert len(names) >= 10

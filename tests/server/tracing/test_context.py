@@ -36,7 +36,7 @@ def test_a_variable_that_no_header_can_carry_is_left_out(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("rooms", "absent"),
     [
-        (("client.http", "cli.main", "rollouts.run", "operations.rollout"), "opentelemetry"),
+        (("client.http", "cli.main", "rollouts.run", "server.operations.rollout"), "opentelemetry"),
         (("env_host.__main__", "executor.worker.main"), "opentelemetry"),
         (("server.daemon",), "opentelemetry.sdk"),  # FastAPI imports the API by itself
     ],
