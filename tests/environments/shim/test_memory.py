@@ -10,7 +10,7 @@ from pathlib import Path
 from openenvd.system.memory.cgroups import CgroupManager
 from openenvd.system.memory.usage import proportional_bytes, replica_bytes
 
-from ...environments.shim.conftest import Replica, forked
+from .conftest import Replica, forked
 
 MB = 1 << 20
 FUZZ = 8 * MB  # the kernel counts in batches on each processor, and adds them up now and then
