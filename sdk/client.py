@@ -18,6 +18,7 @@ from ..client.http import Json
 from ..client.policies import variables_of
 from ..client.sources import read_source, working_folder
 from ..server.settings import Paths
+from ..system.standard_streams import open_closed_streams
 from .handles import Environment, Request, environment_of, json_of
 from .options import LaunchOptions, RequestOptions, RolloutOptions
 
@@ -44,6 +45,7 @@ class Client:
                 f"home is a folder, not an address: {os.fspath(home)!r};"
                 " openenvd.sdk.Session(ADDRESS) opens a session of any environment"
             )
+        open_closed_streams()  # before a socket gets the descriptor of one
         environ = None if home is None else {"OPENENV_HOME": os.fspath(home)}
         self._paths = Paths.from_environment(environ)
         self._may_start = start

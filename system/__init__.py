@@ -5,7 +5,8 @@ Every room may import it, the env host too, which runs inside other projects' Py
 imports most of it as well, so it is light: no dataclasses, pathlib or subprocess where a shim
 comes by.
 
-    processes      process_identity.py, proc.py, installation.py (what one runs from)
+    processes      process_identity.py, proc.py, installation.py (what one runs from),
+                   standard_streams.py
     forks          forking.py, prctl.py, signal_pipe.py
     memory groups  cgroup_tree.py (where we stand, what is left), cgroups.py, units.py
     wires          descriptors.py (JSON with descriptors), json_lines.py, websocket.py (frames)
