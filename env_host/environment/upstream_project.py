@@ -139,8 +139,10 @@ def _candidates(config: HostConfig, failures: Mapping[str, Exception]) -> Iterat
 
 
 def _misnamed(config: HostConfig, failures: Mapping[str, Exception]) -> str:
-    place = f"{config.app_place}: " if config.app_place else ""
-    return f"{place}app: {failures[config.app_candidates[-1]]}"
+    place = (
+        f"{config.app_place}: app" if config.app_place else "no app was found, and none is named"
+    )
+    return f"{place}: {failures[config.app_candidates[-1]]}"
 
 
 def load_project(config: HostConfig, note: Callable[[str], None]) -> tuple[Definition | None, Any]:

@@ -249,6 +249,14 @@ def test_an_app_that_is_named_wrongly_is_found_where_it_usually_is_and_that_is_s
     assert told in host.log.read_text()
 
 
+def test_an_app_that_nothing_names_is_not_blamed_on_a_file(
+    start: StartHost, upstream: Path
+) -> None:
+    message, _ = failure(start(None, app_candidates=("server.app:app",)))
+    told = "no app was found, and none is named: No module named 'server'; tried server.app:app"
+    assert message == told
+
+
 def test_an_app_that_fails_is_not_replaced_by_another(start: StartHost, upstream: Path) -> None:
     (upstream / "special.py").write_text("import a_module_that_nobody_has\n")
     (upstream / "app.py").write_text(APP.format(name="Counter"))
