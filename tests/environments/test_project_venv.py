@@ -296,19 +296,28 @@ def test_nothing_is_compiled_without_a_word_and_never_for_the_sake_of_a_lock_fil
 
 
 @pytest.mark.usefixtures("wheels")
-def test_another_file_serves_where_the_python_that_pyproject_wants_is_missing(
-    tmp_path: Path, layout: Layout
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [(">=4.5", "; there is none"), ("==3.98.*", ", and uv cannot look for one: Querying Python")],
+)
+def test_another_file_serves_where_the_python_that_pyproject_wants_is_not_found(
+    tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch, wanted: str, why: str
 ) -> None:
+    broken = tmp_path / "python3.98"  # as pyenv has one for each version
+    broken.write_text("#!/bin/sh\nexit 127\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     project = make_project(
         tmp_path / "p",
-        'requires-python = ">=4.5"',
+        f'requires-python = "{wanted}"',
         'dependencies = ["thing"]',
         requirements_txt="thing==1.0\n",
     )
     said: list[str] = []
     assert version_seen_by(project_python(project, layout, said.append)) == "1.0"
     [told] = [line for line in said if line.startswith("pyproject.toml is not used")]
-    assert "needs Python >=4.5" in told
+    assert f"needs Python {wanted}{why}" in told
+    assert told.endswith("; installing from requirements.txt")
 
 
 @pytest.mark.usefixtures("index")
