@@ -35,6 +35,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only place where packages come from."""
     folder = tmp_path / "wheels"
     folder.mkdir()
+    monkeypatch.setenv("COLUMNS", "40")  # as a shell may export it
     monkeypatch.setenv("UV_NO_INDEX", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(folder))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
@@ -222,6 +223,21 @@ def test_a_file_that_has_not_the_hash_of_the_lock_file_is_not_installed(
     assert f"look at {path};" in str(caught.value.hint)
 
 
+@pytest.mark.usefixtures("index")
+def test_an_index_that_cannot_be_reached_is_no_fault_of_the_lock_file(
+    tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = locked(tmp_path / "p")
+    text = (project.folder / "uv.lock").read_text()
+    (project.folder / "uv.lock").write_text(re.sub(r"127.0.0.1:\d+", "127.0.0.1:9", text))
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    with pytest.raises(PreparationFailed) as caught:
+        project_python(project, layout, lambda _: None)
+    reached = "see whether this machine reaches http://127.0.0.1:9/simple, where packages come from"
+    assert caught.value.hint == reached
+
+
 def test_a_version_that_the_index_no_longer_has_is_named_and_another_is_installed(
     tmp_path: Path, layout: Layout, index: Path
 ) -> None:
@@ -241,6 +257,12 @@ version = "1.0"
 source = { registry = "wheels" }
 sdist = { path = "thing-1.0.tar.gz" }
 """
+BESIDE = """dependencies = [{ name = "thing" }]
+[[package]]
+name = "thing"
+version = "1.0"
+source = { directory = "../thing" }
+"""
 HEAD = 'version = 1\nrequires-python = ">=3.10"\n'
 
 
@@ -254,6 +276,7 @@ HEAD = 'version = 1\nrequires-python = ">=3.10"\n'
         (HEAD, "has no packages"),
         (HEAD + OWN.format("sample"), "lacks thing"),
         (HEAD.replace("1", "9", 1) + OWN.format("sample") + THING, "uv cannot read it"),
+        (HEAD + OWN.format("sample") + BESIDE, "Distribution not found at: file://"),
     ],
 )
 @pytest.mark.parametrize("follows", ["pyproject.toml", "requirements.txt", "Dockerfile"])
