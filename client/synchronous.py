@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from ..schema.settings import Paths
+from ..system.process.standard_streams import open_closed_streams
 from ..system.text.json_lines import Json
 from . import daemon as daemons
 from .api import DaemonClient, RequestFilters
@@ -44,6 +45,7 @@ class Client:
                 f"home is a folder, not an address: {os.fspath(home)!r};"
                 " openenvd.client.Session(ADDRESS) opens a session of any environment"
             )
+        open_closed_streams()  # before a socket gets the descriptor of one
         environ = None if home is None else {"OPENENV_HOME": os.fspath(home)}
         self._paths = Paths.from_environment(environ)
         self._may_start = start

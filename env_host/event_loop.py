@@ -17,6 +17,8 @@ import importlib
 import selectors
 import signal
 import sys
+import threading
+from _thread import get_ident
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -57,7 +59,9 @@ with suppress(ImportError), host_libraries():
 def run_loop(main: Awaitable[None], on_end: Callable[[], None], *, has_project_code: bool) -> None:
     """Run `main` on an event loop; `on_end` before the loop is taken down."""
     is_projects = _FOLDER.is_dir() and not _is_hosts(uvloop)
-    is_wanted = uvloop is not None and (is_projects or not has_project_code)
+    # uvloop takes no signals in a thread that it does not know as the main one.
+    is_main = threading.main_thread().ident == get_ident()  # not after gevent's patches
+    is_wanted = uvloop is not None and is_main and (is_projects or not has_project_code)
 
     async def run() -> None:
         await main

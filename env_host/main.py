@@ -39,11 +39,9 @@ from ..schema.protocol import (
     LISTEN_ADDRESS_VARIABLE,
     LISTEN_FD_VARIABLE,
     LOOPBACK,
-    NO_SESSIONS,
     NOTIFY_FD_VARIABLE,
     TRIAL_VARIABLE,
     HostConfig,
-    Serving,
 )
 from ..system.net.listening_sockets import listening, open_listening_sockets, sockets_of
 from ..system.process.proc import raise_fd_limit
@@ -165,22 +163,23 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
     from .environment.upstream_project import example_route, has_sessions
     from .event_loop import run_loop
     from .serving.access import Access
-    from .serving.own_app import WithoutSessions
+    from .serving.own_app import AppAsItIs
     from .serving.uvicorn_server import serve
 
-    how: dict[str, Any] = {"serving": Serving.AS_IS}
-    if not has_sessions(app):
-        note = f"{NO_SESSIONS}; it is served as it is"
-        notifier.note(note)
-        how = {"serving": Serving.HTTP, "route": example_route(app)}
-        app = WithoutSessions(app, how | {"notes": [note]})
+    served = AppAsItIs(app, has_sessions(app), example_route(app))
+
+    def report_ready() -> None:
+        for note in served.how.get("notes", ()):
+            notifier.note(note)
+        notifier.ready(max_sessions=None, **served.how)
+
     serving = serve(
-        app,
+        served,
         listening(inputs.listeners),
         access=Access.of(inputs.config),
         headers=inputs.config.headers,
         max_message_bytes=inputs.config.max_message_bytes,
-        on_ready=lambda: notifier.ready(max_sessions=None, **how),
+        on_ready=report_ready,
         on_draining=lambda: notifier.report(draining=True),
     )
     run_loop(serving, _exit_soon, has_project_code=True)

@@ -129,8 +129,11 @@ def test_a_daemon_that_is_killed_meanwhile_finds_it_asleep(
     assert replica(machine)["restarts"] == 0
 
 
-def test_the_last_replica_of_a_range_sleeps(machine: Machine, clients: Clients) -> None:
-    words = ("--replicas", "2", "--min", "0", "--max", "2", "--max-sessions", "4")
+@pytest.mark.parametrize("sessions", ["4", "8"])
+def test_the_last_replica_of_a_range_sleeps(
+    machine: Machine, clients: Clients, sessions: str
+) -> None:
+    words = ("--replicas", "2", "--min", "0", "--max", "2", "--max-sessions", sessions)
     address = launch(machine, *words, "--set", "scale-down=0.5")
     eventually(lambda: sleeps(machine), within=60)
     assert clients(address, 2)["errors"] == []

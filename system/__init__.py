@@ -12,7 +12,7 @@ on first use, where there is no /proc.
     process/   process_identity.py, proc.py, tree.py (members; terminate, grace, kill, wait),
                forking.py, prctl.py, signal_pipe.py, descriptors.py (JSON with descriptors),
                diagnose.py (from `Evidence` to an `ExitReason`), oom_evidence.py, exit_reason.py,
-               macos.py, loop_lag.py, backoff.py
+               macos.py, loop_lag.py, backoff.py, standard_streams.py
     memory/    cgroup_tree.py (where we stand, what is left), cgroups.py, limits.py (what may be
                used), usage.py (what is held), pids_limit.py
     text/      units.py, options.py, json_lines.py, prometheus.py, terminal_text.py (foreign text),

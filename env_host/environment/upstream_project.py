@@ -86,14 +86,17 @@ def _no_asgi(candidate: str, app: Any) -> str:
     return f"{candidate} is {what}, and no ASGI application, so it can answer no request; {advice}"
 
 
-def has_sessions(app: Any, path: str = "/ws") -> bool:
-    """Tell whether an app that is not upstream's answers WebSockets at the path of sessions."""
+def has_sessions(app: Any, path: str = "/ws") -> bool | None:
+    """Tell whether an app that is not upstream's has a route of sessions; None: it is not shown."""
     app = _unwrapped(app)
-    middleware = [each.cls for each in getattr(app, "user_middleware", ())]
-    if not hasattr(app, "routes") or not all(map(is_http_only, middleware)):
-        return True  # for all that is known
+    if not hasattr(app, "routes"):
+        return None
     scope = {"type": "websocket", "path": path, "root_path": "", "headers": [], "query_string": b""}
-    return any(_answers(route, scope) for route in app.routes)
+    answers = {_answers(route, scope) for route in app.routes}
+    if True in answers:
+        return True
+    middleware = [each.cls for each in getattr(app, "user_middleware", ())]
+    return None if None in answers or not all(map(is_http_only, middleware)) else False
 
 
 def _unwrapped(app: Any) -> Any:
@@ -102,22 +105,24 @@ def _unwrapped(app: Any) -> Any:
     return app
 
 
-def _answers(route: Any, scope: dict[str, Any]) -> bool:
+def _answers(route: Any, scope: dict[str, Any]) -> bool | None:
     try:
         match, inner = route.matches(dict(scope))
     except Exception:  # a route of its own kind
-        return True
+        return None
     if match.value == 0 or not hasattr(route, "app") or hasattr(route, "endpoint"):
         return bool(match.value)
     below = scope["path"].removeprefix(inner.get("root_path", "")) or "/"  # another app, mounted
-    return type(route.app).__name__ != "StaticFiles" and has_sessions(route.app, below)
+    return False if type(route.app).__name__ == "StaticFiles" else has_sessions(route.app, below)
 
 
 def example_route(app: Any) -> str | None:
     """Return a route to try of an app without sessions, `POST /reset`; None: it shows none."""
+    while not hasattr(app, "routes") and hasattr(app, "app"):  # middleware, of any kind
+        app = app.app
     shown = [
         f"{method} {route.path}"
-        for route in getattr(_unwrapped(app), "routes", ())
+        for route in getattr(app, "routes", ())
         for method in sorted(getattr(route, "methods", None) or ())
         if getattr(route, "include_in_schema", True)
     ]
@@ -134,8 +139,10 @@ def _candidates(config: HostConfig, failures: Mapping[str, Exception]) -> Iterat
 
 
 def _misnamed(config: HostConfig, failures: Mapping[str, Exception]) -> str:
-    place = f"{config.app_place}: " if config.app_place else ""
-    return f"{place}app: {failures[config.app_candidates[-1]]}"
+    place = (
+        f"{config.app_place}: app" if config.app_place else "no app was found, and none is named"
+    )
+    return f"{place}: {failures[config.app_candidates[-1]]}"
 
 
 def load_project(config: HostConfig, note: Callable[[str], None]) -> tuple[Definition | None, Any]:

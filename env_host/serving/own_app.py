@@ -49,7 +49,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
-from ...schema.protocol import NO_SESSIONS
+from ...schema.protocol import NO_SESSIONS, Serving
 from ...system.net.access_tokens import split_target, without_parameter
 from ...system.net.http_limits import MAX_HEAD_BYTES, Headers, send_answer
 from ..environment.own_middleware import Receive, Send, answered_by
@@ -59,6 +59,9 @@ from ..websocket.handshake import END_OF_HEAD, Upgrade
 NOT_FOUND = HTTPStatus.NOT_FOUND.value
 _ASKED = (("GET", "/health"), ("GET", "/capacity"))
 CHECK_SECONDS = 30.0  # for the middleware to answer
+ASK_SECONDS = 5.0  # for an app that is asked whether it has sessions
+_LOOPBACK = ("127.0.0.1", 80)
+_ASKING = Upgrade("/ws", "", b"", {b"host": b"127.0.0.1"})
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 Message = dict[str, Any]
@@ -66,33 +69,65 @@ Message = dict[str, Any]
 log = logging.getLogger("openenvd.env_host")
 
 
-class WithoutSessions:
-    """An app that has no sessions, with answers for clients that ask for what it lacks.
+class AppAsItIs:
+    """An app that is not upstream's; without sessions, it refuses who begins one.
 
-    A session is refused. By `/health` and `/capacity` an engine's agent and the gateway see that
-    the server is ready: where the app answers 404, they are answered here.
+    By `/health` and `/capacity` an engine's agent and the gateway see that the server is ready:
+    where an app without sessions answers 404, they are answered here.
 
     Args:
         app: The app.
-        how: How it is served, for the agent: `serving`, `route` and `notes`.
+        has_sessions: None: its routes do not tell; it is asked when it has started.
+        route: One to try, for people.
     """
 
-    def __init__(self, app: Any, how: Message) -> None:
+    def __init__(self, app: Any, has_sessions: bool | None, route: str | None) -> None:
         self._app = app
-        self._answer = json.dumps(how | {"sessions": 0}).encode()
+        self._has_sessions = has_sessions
+        self._route = route
+
+    @property
+    def how(self) -> Message:
+        """How it is served, for the shim and an engine's agent."""
+        if self._has_sessions is not False:
+            return {"serving": Serving.AS_IS}
+        notes = [f"{NO_SESSIONS}; it is served as it is"]
+        return {"serving": Serving.HTTP, "route": self._route, "notes": notes}
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Refuse a session's handshake; everything else is the app's first."""
-        if scope["type"] == "http" and (scope["method"], scope["path"]) in _ASKED:
-            await self._app(scope, receive, self._instead_of_404(send))
-            return
-        if scope["type"] != "websocket" or scope["path"] != "/ws":
+        """Refuse a session's handshake, if there are none; everything else is the app's first."""
+        if scope["type"] == "lifespan":
+            await self._start(scope, receive, send)
+        elif self._has_sessions is not False:
             await self._app(scope, receive, send)
-            return
-        await receive()
-        headers = [(b"content-type", b"text/plain")]
-        body = NO_SESSIONS.encode()
-        await send_answer(send, NOT_FOUND, headers, body, "websocket.http.response")
+        elif scope["type"] == "http" and (scope["method"], scope["path"]) in _ASKED:
+            await self._app(scope, receive, self._instead_of_404(send))
+        elif scope["type"] != "websocket" or scope["path"] != "/ws":
+            await self._app(scope, receive, send)
+        else:
+            await receive()
+            headers = [(b"content-type", b"text/plain")]
+            body = NO_SESSIONS.encode()
+            await send_answer(send, NOT_FOUND, headers, body, "websocket.http.response")
+
+    async def _start(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Run the app's own start, and ask it before uvicorn listens."""
+
+        async def send_later(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                await self._ask(scope)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_later)
+        finally:  # it may know no lifespan, which uvicorn allows
+            await self._ask(scope)
+
+    async def _ask(self, lifespan: Message) -> None:
+        if self._has_sessions is None:
+            transport = asyncio.Transport({"sockname": _LOOPBACK, "peername": _LOOPBACK})
+            scope = _scope(_ASKING, transport) | {"state": {**lifespan.get("state", {})}}
+            self._has_sessions = await _may_have_sessions(self._app, scope)
 
     def _instead_of_404(self, send: Send) -> Send:
         is_missing = False
@@ -101,10 +136,11 @@ class WithoutSessions:
             nonlocal is_missing
             if message["type"] == "http.response.start" and message["status"] == NOT_FOUND:
                 is_missing = True
-                size = b"%d" % len(self._answer)
+                body = json.dumps(self.how | {"sessions": 0}).encode()
+                size = b"%d" % len(body)
                 headers = [(b"content-type", b"application/json"), (b"content-length", size)]
                 await send({**message, "status": HTTPStatus.OK.value, "headers": headers})
-                await send({"type": "http.response.body", "body": self._answer})
+                await send({"type": "http.response.body", "body": body})
             elif not is_missing:
                 await send(message)
 
@@ -178,6 +214,33 @@ async def check_handshake(
     Returns:
         The headers that the answer is to have, when it was accepted; otherwise the whole answer.
     """
+    sent, failure = await _shake_hands(
+        answered_by(_accept, _scope(upgrade, transport)), app, CHECK_SECONDS
+    )
+    if failure is not None and not _is_accepted(sent):
+        log.error("the middleware of this project failed at a handshake", exc_info=failure)
+    if _is_accepted(sent):
+        return _headers_of(sent[0])
+    return _refusal(sent)
+
+
+async def _may_have_sessions(app: Any, scope: Message) -> bool:
+    """Begin a session, and leave: whether an app answers as one that has no such route."""
+    sent, failure = await _shake_hands(scope, app, ASK_SECONDS)
+    if not sent:
+        return isinstance(failure, TimeoutError)
+    first = sent[0]
+    if first["type"] == "websocket.close":  # with a reason, it refuses whom it does not know
+        return not (first.get("code", 1000) == 1000 and not first.get("reason"))
+    if first["type"] == "websocket.http.response.start":
+        return bool(first["status"] != NOT_FOUND)
+    return bool(first["type"] == "websocket.accept")
+
+
+async def _shake_hands(
+    scope: Message, app: Any, seconds: float
+) -> tuple[list[Message], Exception | None]:
+    """Send a handshake through an app, and leave; returns what it sent, and what it raised."""
     sent: list[Message] = []
     received = iter([{"type": "websocket.connect"}])
 
@@ -188,14 +251,11 @@ async def check_handshake(
         sent.append(message)
 
     try:
-        async with asyncio.timeout(CHECK_SECONDS):
-            await app(answered_by(_accept, _scope(upgrade, transport)), receive, send)
-    except Exception:
-        if not _is_accepted(sent):
-            log.exception("the middleware of this project failed at a handshake")
-    if _is_accepted(sent):
-        return _headers_of(sent[0])
-    return _refusal(sent)
+        async with asyncio.timeout(seconds):
+            await app(scope, receive, send)
+    except Exception as exc:
+        return sent, exc
+    return sent, None
 
 
 async def _accept(_: Message, receive: Receive, send: Send) -> None:

@@ -45,6 +45,7 @@ class EngineWatch:
 
     Attributes:
         problem: Why it cannot be asked, in a sentence; None: it can, as far as is known.
+        has_answered: Whether the engine has done anything that it was asked by this process.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class EngineWatch:
         on_problem: Callable[[str | None], None],
     ) -> None:
         self.problem: str | None = None
+        self.has_answered = False
         self.engine = engine
         self._on_look = on_look
         self._on_problem = on_problem
@@ -89,10 +91,12 @@ class EngineWatch:
         self, threads: ThreadPoolExecutor, function: Callable[..., T], *args: object
     ) -> T:
         try:
-            return await self._loop.run_in_executor(threads, function, *args)
+            answer = await self._loop.run_in_executor(threads, function, *args)
         except EngineGone as exc:
             self._note(exc.message)
             raise
+        self.has_answered = True
+        return answer
 
     def look_soon(self) -> None:
         """Look at everything again."""

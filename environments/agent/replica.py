@@ -23,9 +23,12 @@ line leaves a state from which the next one goes on:
     starting, no instance     `start` is called (again); one that was created is found by its name
     ready, no instance        somebody has removed it: exited, as lost
     stopping, no instance     it was removed, and only not reported: stopped
+    stopping, never asked     the engine has nothing of it: stopped, also where it does not answer
 
 The engine may be gone, or refuse, for a while: the state stays, `problem` says why, and whatever
 was to be done is tried again. Only the engine's word that there is no such instance makes it lost.
+One that this agent has never reached counts as not there (not configured, say): after
+`REACH_SECONDS`, a replica that no engine was asked to start is refused.
 """
 
 from __future__ import annotations
@@ -81,6 +84,7 @@ SILENT_TIMEOUT_SECONDS = 5.0  # for the server of a silent instance to answer
 SILENT_QUESTIONS = 3  # at least, that it has not answered, when it counts as ended,
 SILENT_ASKED_SECONDS = 8.0  # and this long since the first of them
 RETRY_SECONDS = 1.0  # after the engine did not answer
+REACH_SECONDS = 4.0  # for an engine to answer at all, since it was asked first
 DRAIN_SIGNAL = signal.SIGUSR1
 
 
@@ -109,6 +113,7 @@ class EngineReplica:
         self._has_capacity = True  # until it has answered that it has not
         self._has_signalled = False
         self._probes = 0
+        self._reached_by: float | None = None  # an engine that has never answered
         self._unanswered: list[float] = []  # when a silent instance's server did not answer
         self._server = StatusServer(run_file.socket_path, self._line, self._obey)
         if self.status.host is None:
@@ -210,6 +215,7 @@ class EngineReplica:
     async def _bring_up(self) -> float | None:
         try:
             if self._instance is None:
+                await self._reach()
                 self._take(await self._watch.call(self._engine.start, self.plan))
             instance = await self._find()
         except EngineRefused as exc:
@@ -239,6 +245,27 @@ class EngineReplica:
             self.status.note_ready(info, time.time())
             self._publish()
         return 0.0
+
+    async def _reach(self) -> None:
+        """Note that the engine is asked to start it, once it has answered anything.
+
+        Raises:
+            EngineGone: It does not answer.
+            EngineRefused: It has not answered for so long that it will not.
+        """
+        if self.status.is_asked:
+            return
+        if not self._watch.has_answered:
+            now = time.monotonic()
+            self._reached_by = self._reached_by or now + REACH_SECONDS
+            try:
+                await self._watch.call(self._engine.find, self.plan)
+            except EngineGone as exc:
+                if now < self._reached_by:
+                    raise
+                raise EngineRefused(exc.message, exc.hint) from exc
+        self.status.is_asked = True
+        self._write_status()
 
     async def _look_after(self) -> float | None:
         instance = await self._find()
@@ -323,6 +350,8 @@ class EngineReplica:
         return instance
 
     async def _find_to_stop(self) -> Instance | None:
+        if self._watch.problem is not None and not self.status.is_asked:
+            return None
         was_refused = self.status.instance is None and self.status.exit is not None
         try:
             return await self._find()

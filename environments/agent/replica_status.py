@@ -31,6 +31,7 @@ class ReplicaStatus:
     """What is known of one replica. No effects.
 
     Attributes:
+        is_asked: Whether the engine may have been asked to start it: if not, it has nothing of it.
         state: As a shim's: starting, ready, draining, exited, stopping, stopped.
         generation: How many times it has been started.
         runs: How many times the engine itself has begun this instance anew.
@@ -44,6 +45,7 @@ class ReplicaStatus:
         deadline: When draining, or the grace of stopping, is over, as `boot_seconds` counts.
     """
 
+    is_asked: bool = False
     state: str = "starting"
     generation: int = 1
     instance: str | None = None

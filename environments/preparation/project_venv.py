@@ -260,7 +260,8 @@ class Builder:
             needed = f"{self._name} needs Python {wanted}"
             if not exc.cause.startswith(_NO_PYTHON):  # it could not look
                 message = f"{needed}, and uv cannot look for one"
-                raise exc.explained(message, "uv python list shows what it finds") from exc
+                failure = exc.explained(message, "uv python list shows what it finds")
+                raise Unusable(f"{message}: {exc.cause}", failure) from exc
             ours = sys.version.split()[0]
             why = f"{needed}; there is none on this machine (this is {ours})"
             place = self._project.folder / "pyproject.toml"

@@ -25,7 +25,13 @@ _TEDIOUS = ("+ ", "Downloaded ", "Using Python ", "error: ", "cause: ", "And bec
 _CAUSE = re.compile(r"\s*(?:error:|cause:|Caused by:|╰─▶)\s*(\S.*)")
 
 # Of failures that lie in what is asked for; a file of another hash is none of them.
-_OF_THE_WAY = ("No solution found", "Failed to build", "Failed to parse", "Couldn't parse")
+_OF_THE_WAY = (
+    *("No solution found", "Failed to build", "Failed to parse", "Couldn't parse"),
+    "Distribution not found at",  # of a folder beside the project, which was not published
+)
+
+# Of failures to reach the index, or what it names.
+_OF_THE_INDEX = ("error sending request", "HTTP status server error", "operation timed out")
 
 Say = Callable[[str], None]
 
@@ -55,6 +61,8 @@ class UvFailed(Exception):
         """
         text = with_last_lines(f"{message}: {self.cause}\nuv's last lines:", self.lines)
         advice = f"{hint}; packages come from {package_source()}"
+        if any(sign in line for line in self.lines for sign in _OF_THE_INDEX):
+            advice = f"see whether {package_source()}, where packages come from, is reached"
         if disk_space.tells_full("\n".join(self.lines)):
             advice = (
                 "see with df -h which disk is full; uv cache clean and openenv prune free space"
@@ -131,6 +139,7 @@ def uv_environment() -> dict[str, str]:
     # `uv python find` looks here first: our own Python, if the project can use it.
     environ |= uv_variables(environ) | {"VIRTUAL_ENV": sys.prefix}
     environ |= {"UV_PYTHON_DOWNLOADS": "never", "PYTHONDONTWRITEBYTECODE": "1"}
+    environ["UV_NO_WRAP"] = "1"  # else `COLUMNS` would cut the lines that causes are read from
     environ.pop("UV_PROJECT_ENVIRONMENT", None)
     return environ
 

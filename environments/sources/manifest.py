@@ -70,7 +70,7 @@ def read_manifest(folder: Path) -> Manifest:
             raise
         fault = exc
     warning = f"{fault.message}; going on as if there were none"
-    return Manifest(path, folder.name, app_place=str(path), warnings=(warning,), fault=fault)
+    return Manifest(path, folder.name, warnings=(warning,), fault=fault)
 
 
 def _read(path: Path) -> str:
@@ -95,7 +95,7 @@ def parse_manifest(path: Path, text: str) -> Manifest:
         path=path,
         name=fields.read("name", _name) or path.parent.name,
         app=fields.read("app", _app),
-        app_place=f"{path}, line {lines['app']}" if "app" in lines else str(path),
+        app_place=f"{path}, line {lines['app']}" if "app" in lines else "",
         env_class=fields.read("class", _reference),
         gpus=fields.read("validation.resources.gpus", lambda value: int(_number(value))),
         episode_timeout_seconds=fields.read("validation.resources.episode_timeout_s", _number),

@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from ...system.process.standard_streams import open_closed_streams
+
 _T = TypeVar("_T")
 
 
@@ -28,6 +30,7 @@ class LoopThread:
     """An event loop on a daemon thread."""
 
     def __init__(self) -> None:
+        open_closed_streams()
         self.pid = os.getpid()
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(

@@ -28,13 +28,13 @@ from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Environment
 from ...schema.states import ReplicaState
 from ..errors import ApiError
-from .replica_watch import ReplicaWatch
+from .replica_watch import BEGIN_SESSIONS, ReplicaWatch
 from .work_queue import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 5.0  # after a request was refused, or has failed
-_COUNTED = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.BACKING_OFF)
+_COUNTED = (*BEGIN_SESSIONS, ReplicaState.BACKING_OFF)
 
 # Submits a `scale`: the environment's name, how many replicas, and why.
 Submit = Callable[[str, int, str], Coroutine[Any, Any, None]]

@@ -40,8 +40,6 @@ def render(habits: list[Habit]) -> str:
 def cell(habit: Habit, way: str, reasons: dict[str, int]) -> str:
     """One word, with the number of its reason or the name of its entry."""
     declared = habit.declared(way)
-    if habit.worse:
-        return f"worse ({reasons.setdefault(habit.worse, len(reasons) + 1)})"
     if declared.startswith(BETTER):
         why = declared.removeprefix(BETTER)
         return f"better ({reasons.setdefault(why, len(reasons) + 1)})"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -83,6 +84,22 @@ def observation(**data: object) -> str:
 
 def error(message: str, code: str) -> str:
     return json.dumps({"type": "error", "data": {"message": message, "code": code}})
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_session_is_had_with_standard_streams_closed(closed: str, tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from openenvd import Client;"
+        " from openenvd.client import Session; Client();"
+        " session = Session(sys.argv[1]); result = session.__enter__().reset();"
+        " Path(sys.argv[2]).write_text(str(result.observation))"
+    )
+    out = tmp_path / "seen"
+    with server(observation(observation={"x": 1})) as address:
+        shell = ["/bin/sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-c", program]
+        done = subprocess.run([*shell, address, out], timeout=60, check=False)
+    assert done.returncode == 0
+    assert out.read_text() == "{'x': 1}"
 
 
 def test_an_answer_without_reward_and_end_is_a_result() -> None:

@@ -273,6 +273,26 @@ def test_an_engine_whose_library_is_missing_refuses_each_launch_at_once(
     monkeypatch.setenv(MORE_VARIABLE, f"{NAME}=process_engine:ProcessEngine")
 
 
+def test_an_engine_that_has_never_answered_fails_a_launch_with_the_remedy(
+    home: Path, image: Path, engine: ProcessEngine
+) -> None:
+    (home / "engine.gone").touch()
+    started = launch(home, image)
+    with pytest.raises(ReplicaFailed, match=r"does not answer \(start it\)"):
+        started.wait_until_ready(SECONDS, lambda _: None)
+    started.stop()
+
+
+def test_what_no_engine_was_asked_to_start_is_stopped_without_its_answer(
+    home: Path, layout: Layout, image: Path, engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_files, "_MARGIN_SECONDS", 0.5)
+    (home / "engine.gone").touch()
+    launch(home, image).release()
+    run_files.stop_environment(layout.runs, "sample", 0.0)
+    assert list(layout.runs.iterdir()) == []
+
+
 def test_an_engine_runs_images_alone(home: Path, engine: ProcessEngine) -> None:
     spec = EnvironmentSpec("sample", "echo", provider=NAME)
     program = Program(Path("/"), Path("/"), HostConfig("sample"))

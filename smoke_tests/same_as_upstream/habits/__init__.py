@@ -9,14 +9,14 @@ from .habit import Habit, habits_in
 
 # By the heading of the table.
 MODULES = {
-    "answers": "Answers",
+    "answers": "Observations and other answers",
     "errors": "Errors and ends",
     "processes": "Processes",
     "threads": "Threads and loops",
     "coroutines": "Asynchronous steps",
     "process_state": "State of the process",
     "imports": "Modules and imports",
-    "forms": "Sessions",
+    "forms": "Sessions, factories and apps",
 }
 
 

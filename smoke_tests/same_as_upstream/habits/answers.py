@@ -22,29 +22,23 @@ class Point:
 
 class Habits:
     def large_text(self, how):
-        """An observation of 5 MB of text."""
+        """5 MB of text."""
         return "0123456789" * 500000
 
     def many_numbers(self, how):
-        """An observation of 200,000 numbers."""
+        """200,000 numbers."""
         return [number / 7 for number in range(200000)]
 
+    @habit(steps=("200", "5000"))
     def deep_nesting(self, how):
-        """An observation of lists in lists, 200 deep."""
+        """Lists in lists, 200 and 5,000 deep."""
         nested = "bottom"
-        for _ in range(200):
-            nested = [nested]
-        return nested
-
-    def too_deep_nesting(self, how):
-        """An observation of lists in lists, 5,000 deep."""
-        nested = "bottom"
-        for _ in range(5000):
+        for _ in range(int(how)):
             nested = [nested]
         return nested
 
     def not_finite(self, how):
-        """An observation with NaN and infinities."""
+        """NaN and infinities."""
         return {"nan": float("nan"), "inf": [float("inf"), -float("inf")]}
 
     @habit(steps=("nan", "inf", "-inf"))
@@ -57,50 +51,46 @@ class Habits:
         return Told(how, reward="high")
 
     def binary_bytes(self, how):
-        """An observation of bytes that are no text, as a picture's."""
+        """Bytes that are no text, as a picture's."""
         return {"png": b"\x89PNG\r\n\x1a\n\xff\xfe"}
 
     def collections(self, how):
-        """An observation of tuples, sets, deques and counters."""
+        """Tuples, sets, deques and counters."""
         point = collections.namedtuple("point", "x y")(1, 2)
         queue = collections.deque([1, 2], maxlen=3)
         kinds = [(1, "a"), {5}, frozenset({6}), point, queue, range(3)]
         return [*kinds, collections.Counter("aab"), collections.OrderedDict(b=1, a=2)]
 
     def lazy(self, how):
-        """An observation of a generator and of a dictionary's view."""
+        """A generator, and a dictionary's view."""
         return {"generator": (number for number in range(3)), "keys": {"a": 1}.keys()}
 
     def values(self, how):
-        """An observation of dates, decimals, UUIDs and enumerations."""
+        """Dates, UUIDs, enumerations and dataclasses."""
         colour = enum.Enum("colour", "RED GREEN")
         number = enum.IntEnum("number", "ONE TWO")
         now = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
-        values = [now, now.date(), dt.timedelta(hours=1)]
+        values = [now, now.date(), dt.timedelta(hours=1), Point(1), {"points": [Point(2, (3, 4))]}]
         return [*values, uuid.UUID(int=7), colour.RED, number.TWO, 1 + 2j]
 
-    def data_classes(self, how):
-        """An observation of dataclasses."""
-        return {"point": Point(1), "points": [Point(2, (3, 4))]}
-
     def other_keys(self, how):
-        """An observation of a dictionary whose keys are numbers, None and booleans."""
+        """A dictionary whose keys are numbers, None and booleans."""
         return {1: "one", 2.5: "half", None: "nothing"}
 
     def tuple_keys(self, how):
-        """An observation of a dictionary whose keys are tuples, as boards have them."""
+        """A dictionary whose keys are tuples, as boards have them."""
         return {(0, 1): "X"}
 
     def half_surrogate(self, how):
-        """An observation with half a surrogate pair, as from a file name."""
+        """Half a surrogate pair, as from a file name."""
         return "broken \ud800 text"
 
     def odd_text(self, how):
-        """An observation with NUL, control characters, emoji and separators of lines."""
+        """NUL, control characters, emoji and separators of lines."""
         return {"\x00key": "\x00 \x1b[31m \u2028 \u202e 😀 \ufeff é", "": ""}
 
     def huge_integers(self, how):
-        """An observation of integers beyond 64 bits."""
+        """Integers beyond 64 bits."""
         return [2**63, -(2**64), 2**200]
 
     def cycle(self, how):
@@ -109,16 +99,13 @@ class Habits:
         board.append(board)
         return board
 
+    @habit(steps=("dictionary", "none"))
     def no_observation(self, how):
-        """A step that returns None."""
-        return Bare(None)
-
-    def plain_dictionary(self, how):
-        """A step that returns a dictionary in the place of an observation."""
-        return Bare({"said": "plain", "reward": 1.0, "done": False})
+        """Steps that return a dictionary, and None, in the place of an observation."""
+        return Bare({"said": how, "reward": 1.0, "done": False} if how != "none" else None)
 
     def metadata(self, how):
-        """An observation with metadata."""
+        """Metadata."""
         return Told("see there", metadata={"lives": 3, "note": None, "path": [1, 2]})
 
     @habit(steps=("a", "b", "c"), also="reset")
@@ -126,7 +113,6 @@ class Habits:
         """Each step returns the same list, grown by one."""
         if how == "reset":
             self.history: list[str] = []
-            return None
         self.history.append(how)
         return self.history
 
@@ -147,6 +133,4 @@ class Habits:
     @habit(options={"seed": 7, "task": {"level": [1, 2]}, "difficulty": "hard"}, also="reset")
     def reset_options(self, how):
         """A reset with a seed and options, one of them nested."""
-        if how == "reset":
-            return self.options
-        return how
+        return self.options

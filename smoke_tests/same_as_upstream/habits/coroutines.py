@@ -5,18 +5,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
+import os
+import signal
 import time
 from typing import Any
 
 from .habit import BETTER, habit
 
-WHO: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
-
 
 async def soon(value: Any) -> Any:
     await asyncio.sleep(0.01)
     return value
+
+
+async def echoed(how: str) -> Any:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec("echo", how, stdout=pipe)
+    said, _ = await process.communicate()
+    return [said.decode(), process.returncode]
 
 
 class Habits:
@@ -39,11 +45,7 @@ class Habits:
 
     async def task_that_fails(self, how):
         """A task that raises, and is not waited for."""
-
-        async def fail() -> None:
-            raise RuntimeError("in the background")
-
-        self.task = asyncio.create_task(fail())
+        self.task = asyncio.create_task(asyncio.to_thread(int, "no number"))
         return await soon(how)
 
     async def async_deadline(self, how):
@@ -64,13 +66,10 @@ class Habits:
         return how
 
     async def runs_program(self, how):
-        """A program by `asyncio.create_subprocess_shell`, and one at its deadline."""
-        pipe = asyncio.subprocess.PIPE
-        process = await asyncio.create_subprocess_shell(f"echo {how}", stdout=pipe)
-        said, _ = await process.communicate()
-        slow = await asyncio.create_subprocess_exec("sleep", "60")
+        """Programs, one of them killed at its deadline."""
+        slow = await asyncio.create_subprocess_shell("exec sleep 60")
         slow.kill()
-        return [said.decode(), await slow.wait()]
+        return [await echoed(how), await slow.wait()]
 
     async def runs_loop_in_loop(self, how):
         """An asynchronous step that calls `asyncio.run`, which is refused."""
@@ -89,14 +88,8 @@ class Habits:
     @habit(steps=("a", "b"), also="reset")
     async def async_generator(self, how):
         """A session as an asynchronous generator that steps on."""
-
-        async def play():
-            for number in range(9):
-                yield number
-
         if how == "reset":
-            self.turns = play()
-            return None
+            self.turns = (await soon(number) for number in range(9))
         return await anext(self.turns)
 
     async def connections(self, how):
@@ -104,7 +97,6 @@ class Habits:
 
         async def shout(reader: Any, writer: Any) -> None:
             writer.write((await reader.readline()).upper())
-            await writer.drain()
             writer.close()
 
         server = await asyncio.start_server(shout, "127.0.0.1", 0)
@@ -119,15 +111,17 @@ class Habits:
 
     async def signal_on_loop(self, how):
         """A handler of SIGUSR1 on the loop."""
-        import os
-        import signal
-
         rang = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, rang.set)
         os.kill(os.getpid(), signal.SIGUSR1)
         async with asyncio.timeout(5):
             await rang.wait()
         return how
+
+    @habit(alone=True, at_import="import nest_asyncio; nest_asyncio.apply()")
+    async def nest_asyncio(self, how):
+        """`nest_asyncio.apply()` at import, and a loop within the loop."""
+        return asyncio.run(soon(how))
 
     @habit(
         at_import="""

@@ -52,11 +52,7 @@ class Habits:
     @habit(steps=("deep", "deep"))
     def recursion(self, how):
         """A step that recurses without an end."""
-
-        def deeper():
-            return deeper() + 1
-
-        return deeper()
+        return Habits.recursion.call(self, how)
 
     @habit(ours=BETTER + "the client gets an error instead of no answer")
     def stops_iterating(self, how):
@@ -69,7 +65,7 @@ class Habits:
         raise asyncio.CancelledError
 
     def reads_terminal(self, how):
-        """A step that asks at the terminal by `input()`."""
+        """`input()` in a step."""
         return input("continue? ")
 
     @habit(steps=("debug", "go on"))
@@ -96,12 +92,11 @@ class Habits:
         """A `close()` that takes two seconds."""
         if how == "close":
             time.sleep(2)
-            return None
         return how
 
     @habit(ours=OTHERS_LIVE)
     def exits(self, how):
-        """A step that calls `sys.exit`."""
+        """`sys.exit` in a step."""
         sys.exit("the game is over")
 
     @habit(ours=OTHERS_LIVE)
@@ -111,7 +106,7 @@ class Habits:
 
     @habit(ours=OTHERS_LIVE)
     def exits_at_once(self, how):
-        """A step that calls `os._exit`."""
+        """`os._exit` in a step."""
         os._exit(3)
 
     @habit(also="close")
@@ -119,7 +114,6 @@ class Habits:
         """A `close()` that calls `sys.exit`."""
         if how == "close":
             sys.exit(0)
-            return None
         return how
 
     @habit(ours=OTHERS_LIVE)
@@ -132,6 +126,12 @@ class Habits:
     def kills_itself(self, how):
         """A step that kills its own process."""
         os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(5)
+
+    @habit(shared=BETTER + "the server starts again", isolated=OTHERS_LIVE)
+    def kills_its_group(self, how):
+        """A step that kills its process group."""
+        os.killpg(0, signal.SIGKILL)
         time.sleep(5)
 
     @habit(ours=OTHERS_LIVE)
@@ -165,5 +165,4 @@ class Habits:
         """A constructor that takes four seconds, as a model's."""
         if how == "begin":
             time.sleep(4)
-            return None
         return how

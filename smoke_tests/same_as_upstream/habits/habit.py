@@ -49,14 +49,14 @@ class Habit:
     resets: bool = True  # before the first step
     posts: tuple[tuple[str, Any], ...] = ()  # paths and bodies of HTTP requests
     alone: bool = False
-    at_import: str = ""  # of a project alone: what begins its `server/app.py`
-    files: dict[str, str] = field(default_factory=dict)  # of a project alone: more, or others
+    at_import: str = ""  # what begins the project's `server/app.py`
+    at_end: str = ""  # what ends it
+    files: dict[str, str] = field(default_factory=dict)  # more, or others
     ours: str = SAME
     shared: str = ""  # where it is not `ours`
     isolated: str = ""
     docker: str = ""  # where it is not `shared`
     unsteady: bool = False  # upstream's server is not always worse where ours is better
-    worse: str = ""  # a fault that is open: why the habit is worse here
 
     @property
     def name(self) -> str:

@@ -7,7 +7,7 @@ import importlib
 import pickle
 from typing import Any
 
-from .habit import Habit, habit
+from .habit import Bare, Habit, habit
 
 # Files that are called as a module of the standard library, or as one that a host may import.
 NAMES = (
@@ -28,16 +28,14 @@ def named(path: str) -> Habit:
     return Habit(call, files={path: "OWN = 'mine'"})
 
 
-class Board:
-    """A class of the project's."""
-
-    def __init__(self, size):
-        self.size = size
-
-
 class Habits:
     for path in NAMES:
         locals()[path] = named(path)
+
+    @habit(alone=True, files={"__init__.py": "import torch_of_the_trainer"})
+    def package_that_fails(self, how):
+        """A package whose `__init__.py` needs what trainers alone have."""
+        return how
 
     @habit(files={"game/rules/moves.py": "MOVES = ['left']"})
     def namespace_package(self, how):
@@ -51,8 +49,6 @@ class Habits:
             def find_spec(self, name, path, target=None):
                 if name.startswith("made_"):
                     return importlib.util.spec_from_loader(name, self)
-            def create_module(self, spec):
-                return None
             def exec_module(self, module):
                 module.ANSWER = 42
         sys.meta_path.insert(0, Finder())
@@ -72,10 +68,10 @@ class Habits:
 
     def pickles_own_classes(self, how):
         """Objects of the project's classes that are pickled and loaded again."""
-        return pickle.loads(pickle.dumps(Board(3))).size
+        return pickle.loads(pickle.dumps(Bare(3))).value
 
     def makes_code(self, how):
-        """Code that a step compiles and runs, with definitions of its own."""
+        """Code that a step compiles and runs."""
         scope: dict[str, Any] = {}
         exec("def double(number):\n    return 2 * number\nanswer = double(21)", scope)
         return scope["answer"]

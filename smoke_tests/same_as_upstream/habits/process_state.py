@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import builtins
 import gc
+import io
 import locale
 import logging
 import os
+import queue
 import random
+import resource
 import signal
 import socket
 import sys
@@ -20,10 +23,20 @@ from .habit import ON_PURPOSE, habit
 
 STATE = ON_PURPOSE + "module state"
 COUNTS = {"steps": 0}
-HEARD: list[int] = []
+HEARD: queue.SimpleQueue[int] = queue.SimpleQueue()
 
 
 class Habits:
+    @habit(steps=("change", "read"), also="close")
+    def changes_folder(self, how):
+        """`os.chdir` in a step, and a file by a relative path in the next."""
+        if how == "change":
+            os.chdir(tempfile.mkdtemp())
+            Path("note.txt").write_text("here")
+        if how == "close":
+            return os.chdir(Path(__file__).parents[1])
+        return Path("note.txt").read_text()
+
     @habit(files={"data/level.txt": "one"})
     def relative_files(self, how):
         """Files of the project by relative paths, by `__file__`, and one that is written."""
@@ -54,6 +67,17 @@ class Habits:
         sys.stdout.buffer.write(b"\xff\xfe")
         sys.stderr.write("\x1b[31mred")
         return how
+
+    @habit(steps=("replace", "read"), also="close")
+    def replaces_stdout(self, how):
+        """Standard output replaced in a step, and read in the next."""
+        if how == "close":
+            sys.stdout = sys.__stdout__
+            return None
+        if how == "replace":
+            sys.stdout = io.StringIO()
+        print(how)
+        return sys.stdout.getvalue()
 
     def redirects_descriptors(self, how):
         """Standard output caught at its descriptor."""
@@ -86,6 +110,12 @@ class Habits:
 
         return [sys.getrecursionlimit(), depth(3000)]
 
+    def few_descriptors(self, how):
+        """A limit of open files that a step lowers."""
+        resource.setrlimit(resource.RLIMIT_NOFILE, (128, resource.getrlimit(7)[1]))
+        with open(os.devnull) as file:
+            return file.fileno() < 128
+
     @habit(at_import="import gc; gc.disable(); gc.set_threshold(5, 5, 5)")
     def collector(self, how):
         """The garbage collector disabled at import."""
@@ -96,7 +126,7 @@ class Habits:
             import signal
             import habits.process_state
             for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-                signal.signal(number, lambda number, _: habits.process_state.HEARD.append(number))
+                signal.signal(number, lambda number, _: habits.process_state.HEARD.put(number))
         """,
         steps=("USR1", "USR2", "HUP"),
     )
@@ -104,10 +134,7 @@ class Habits:
         """Handlers of SIGUSR1, SIGUSR2 and SIGHUP that the import sets."""
         number = signal.Signals[f"SIG{how}"]
         os.kill(os.getpid(), number)
-        deadline = time.monotonic() + 3
-        while number not in HEARD and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return number in HEARD
+        return HEARD.get(timeout=3) == number
 
     @habit(
         at_import="import signal; signal.pthread_sigmask(0, [signal.SIGWINCH, signal.SIGALRM])",
@@ -120,17 +147,12 @@ class Habits:
         at_import="""
             import builtins
             opened = builtins.open
-            def refuse(file, *arguments, **options):
-                if "secret" in str(file):
-                    raise PermissionError("not for you")
-                return opened(file, *arguments, **options)
-            builtins.open = refuse
-            builtins.print = lambda *words, **_: None
+            builtins.open = lambda name, *more, **named: opened(name or "/none", *more, **named)
         """,
     )
     def patched_builtins(self, how):
-        """`open` and `print` patched at import, as sandboxes do."""
-        return builtins.open("secret.txt").read()
+        """`open` patched at import, as sandboxes do."""
+        return builtins.open("").read()
 
     @habit(at_import="import time; time.time = lambda: 1_000_000.0")
     def patched_time(self, how):
@@ -142,6 +164,13 @@ class Habits:
         """`socket.setdefaulttimeout` at import."""
         time.sleep(1)
         return socket.getdefaulttimeout()
+
+    @habit(alone=True, at_import="import gevent.monkey; gevent.monkey.patch_all()")
+    def gevent(self, how):
+        """gevent's patches at import, and greenlets in a step."""
+        import gevent
+
+        return len(gevent.joinall([gevent.spawn(time.sleep, 0.1)], timeout=5))
 
     @habit(isolated=STATE)
     def module_state(self, how):
@@ -159,20 +188,15 @@ class Habits:
         """Random numbers of a seed that the reset sets."""
         if how == "reset":
             random.seed(self.options["seed"])
-            return None
         return random.random()
 
     @habit(
-        at_import="""
-            import os
-            import habits.process_state
-            habits.process_state.PID = os.getpid()
-        """,
+        at_import="import os; os.environ['PID_AT_IMPORT'] = str(os.getpid())",
         ours=ON_PURPOSE + "pids",
     )
     def pid_at_import(self, how):
         """A file named after the pid that the import has seen."""
-        return globals()["PID"] == os.getpid()
+        return os.environ["PID_AT_IMPORT"] == str(os.getpid())
 
     def closes_everything(self, how):
         """`os.closerange` over all descriptors from 3 on, as daemons do in a child."""

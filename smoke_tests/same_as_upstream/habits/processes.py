@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import pty
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -28,14 +27,6 @@ ENDS_THEM = BETTER + "the end of a session ends what it has started"
 
 def square(number: int) -> int:
     return number * number
-
-
-def fail(number: int) -> int:
-    raise ValueError(number)
-
-
-def exit_with(code: int) -> None:
-    sys.exit(code)
 
 
 def wait_for(seconds: float, ready: Any) -> None:
@@ -88,7 +79,7 @@ class Habits:
     @habit(ours=ENDS_AS_ASKED)
     def forked_exit(self, how):
         """Forked children that end by `sys.exit`, by an error, and by returning."""
-        cases = ((exit_with, 0, 0), (exit_with, 7, 7), (fail, 1, 1), (square, 2, 0))
+        cases = ((sys.exit, 0, 0), (sys.exit, 7, 7), (int, "x", 1), (square, 2, 0))
         return [child(FORK, do, number, code=code) for do, number, code in cases]
 
     def bare_fork_exits(self, how):
@@ -144,17 +135,15 @@ class Habits:
         """A pool that is kept from reset to close."""
         if how == "reset":
             self.pool = FORK.Pool(2)
-            return None
         if how == "close":
             self.pool.terminate()
-            self.pool.join()
-            return None
+            return self.pool.join()
         return self.pool.apply(square, (7,))
 
     def spawned_process(self, how):
         """Spawned children: one returns, one exits, one is terminated."""
         stopped = child(SPAWN, wait_for, 60, send=signal.SIGTERM, code=-15)
-        return [child(SPAWN, square, 2), child(SPAWN, exit_with, 7, code=7), stopped]
+        return [child(SPAWN, square, 2), child(SPAWN, sys.exit, 7, code=7), stopped]
 
     @habit(shared="same", isolated=ENDS_THEM)
     def fork_server(self, how):
@@ -162,7 +151,7 @@ class Habits:
         return child(multiprocessing.get_context("forkserver"), square, 3)
 
     def executor(self, how):
-        """A `ProcessPoolExecutor` with the default way to start processes."""
+        """A `ProcessPoolExecutor`."""
         with concurrent.futures.ProcessPoolExecutor(2) as pool:
             return list(pool.map(square, range(3)))
 
@@ -235,21 +224,13 @@ class Habits:
     def server_of_its_own(self, how):
         """A child server for the session, asked in each step and ended by `close()`."""
         if how == "reset":
-            with socket.create_server(("127.0.0.1", 0)) as free:
-                port = free.getsockname()[1]
-            command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
-            self.server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+            command = [sys.executable, "-um", "http.server", "0", "--bind", "127.0.0.1"]
+            self.server = subprocess.Popen(command, stdout=-1, stderr=-3, text=True)
+            port = self.server.stdout.readline().split()[5]
             self.address = f"http://127.0.0.1:{port}"
-            for _ in range(100):
-                with contextlib.suppress(OSError):
-                    socket.create_connection(("127.0.0.1", port)).close()
-                    return "up"
-                time.sleep(0.1)
-            return "down"
         if how == "close":
             self.server.terminate()
-            self.server.wait(10)
-            return None
+            return self.server.wait(10)
         with urllib.request.urlopen(self.address) as answer:
             return answer.status
 
@@ -275,14 +256,18 @@ class Habits:
     @habit(ours=ENDS_AS_ASKED, unsteady=True)
     def forks_beside_threads(self, how):
         """A fork while another thread holds a lock of its own."""
-        stop = threading.Event()
-        thread = threading.Thread(target=stop.wait)
-        thread.start()
+        timer = threading.Timer(60, print)
+        timer.start()
         try:
             return child(FORK, square, 4)
         finally:
-            stop.set()
-            thread.join()
+            timer.cancel()
+
+    @habit(alone=True, at_import="import signal; signal.signal(signal.SIGCHLD, signal.SIG_IGN)")
+    def ignores_its_children(self, how):
+        """SIGCHLD ignored at import, so that children need not be reaped."""
+        done = subprocess.run(["sh", "-c", "echo hello"], capture_output=True, text=True)
+        return [done.stdout, signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN]
 
     @habit(
         alone=True,

@@ -13,17 +13,13 @@ import threading
 import time
 from typing import Any
 
+from .coroutines import echoed, soon
 from .habit import habit
+from .processes import FORK
 
 WHO: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
-
-
-async def soon(value: Any) -> Any:
-    await asyncio.sleep(0.01)
-    return value
-
-
 RANG = threading.Event()
+POOL = concurrent.futures.ThreadPoolExecutor(1)
 
 
 def multiply(matrix: Any) -> float:
@@ -33,24 +29,20 @@ def multiply(matrix: Any) -> float:
 class Habits:
     @habit(steps=("go", "go"), also="reset close")
     def background_thread(self, how):
-        """A daemon thread that counts from reset to close."""
-
-        def tick():
-            while not self.stop.wait(0.01):
-                self.ticks += 1
-
+        """A daemon thread that lives from reset to close."""
         if how == "reset":
-            self.ticks, self.stop = (0, threading.Event())
-            self.thread = threading.Thread(target=tick, daemon=True)
+            self.stop = threading.Event()
+            self.thread = threading.Thread(target=self.stop.wait, daemon=True)
             self.thread.start()
-            return None
         if how == "close":
             self.stop.set()
             self.thread.join()
-            return None
-        before = self.ticks
-        time.sleep(0.2)
-        return self.ticks > before
+        return self.thread.is_alive()
+
+    def endless_thread(self, how):
+        """A thread, no daemon, that nothing ends."""
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        return how
 
     @habit(steps=("start", "wait"))
     def timer(self, how):
@@ -67,7 +59,6 @@ class Habits:
         if how == "reset":
             self.local = threading.local()
             self.local.steps = 0
-            return None
         self.local.steps += 1
         return self.local.steps
 
@@ -84,10 +75,8 @@ class Habits:
         if how == "reset":
             self.database = sqlite3.connect(":memory:")
             self.database.execute("create table moves (name text)")
-            return None
         if how == "close":
-            self.database.close()
-            return None
+            return self.database.close()
         self.database.execute("insert into moves values (?)", (how,))
         return self.database.execute("select count(*) from moves").fetchone()
 
@@ -108,7 +97,7 @@ class Habits:
 
     @habit(steps=("go", "go"))
     def runs_loop(self, how):
-        """A step that calls `asyncio.run`."""
+        """`asyncio.run` in a step."""
         return asyncio.run(soon(how))
 
     @habit(steps=("go", "go"), also="reset close")
@@ -116,14 +105,12 @@ class Habits:
         """An event loop that is kept from reset to close."""
         if how == "reset":
             self.loop = asyncio.new_event_loop()
-            return None
         if how == "close":
-            self.loop.close()
-            return None
+            return self.loop.close()
         return self.loop.run_until_complete(soon(how))
 
     def asks_for_loop(self, how):
-        """A step that asks for a loop by `asyncio.get_event_loop`, with the usual fall-back."""
+        """`asyncio.get_event_loop`, with the usual fall-back."""
         try:
             loop = asyncio.get_event_loop()
         except RuntimeError:
@@ -138,30 +125,26 @@ class Habits:
             self.loop = asyncio.new_event_loop()
             self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
             self.thread.start()
-            return None
         if how == "close":
             self.loop.call_soon_threadsafe(self.loop.stop)
             self.thread.join()
-            self.loop.close()
-            return None
+            return self.loop.close()
         return asyncio.run_coroutine_threadsafe(soon(how), self.loop).result(10)
 
     def loop_with_program(self, how):
-        """A program that is started by `asyncio.create_subprocess_exec` in `asyncio.run`."""
-
-        async def run() -> Any:
-            pipe = asyncio.subprocess.PIPE
-            process = await asyncio.create_subprocess_exec("echo", how, stdout=pipe)
-            said, _ = await process.communicate()
-            return [said.decode(), process.returncode]
-
-        return asyncio.run(run())
+        """A program by `asyncio.create_subprocess_exec` in `asyncio.run`."""
+        return asyncio.run(echoed(how))
 
     def thread_pool(self, how):
         """A pool of threads, with a call that is never waited for."""
         pool = concurrent.futures.ThreadPoolExecutor(4)
         pool.submit(time.sleep, 1)
         return list(pool.map(str.upper, ["a", "b"]))
+
+    @habit(at_import="import habits.threads; habits.threads.POOL.submit(int).result()")
+    def pool_at_import(self, how):
+        """A pool whose thread the import has started, and steps use."""
+        return POOL.submit(str.upper, how).result(10)
 
     def handler_in_step(self, how):
         """A step that sets a signal's handler, which only the main thread may."""
@@ -171,9 +154,7 @@ class Habits:
         at_import="""
             import signal
             import habits.threads
-            def rang(*_):
-                habits.threads.RANG.set()
-            signal.signal(signal.SIGALRM, rang)
+            signal.signal(signal.SIGALRM, lambda *_: habits.threads.RANG.set())
         """,
     )
     def alarm(self, how):
@@ -203,11 +184,8 @@ class Habits:
 
     def numpy_after_fork(self, how):
         """BLAS in the step, then in a forked child."""
-        import multiprocessing
-
         import numpy as np
 
         matrix = np.ones((400, 400))
-        fork = multiprocessing.get_context("fork")
-        with fork.Pool(1) as pool:
+        with FORK.Pool(1) as pool:
             return [float((matrix @ matrix).sum()), pool.apply(multiply, (matrix,))]

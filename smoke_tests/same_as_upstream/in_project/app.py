@@ -10,7 +10,6 @@ HABITS = {habit.name: habit for module in (MODULES,) for habit in habits_in(modu
 class Environment(SERVED):
     ONLY = HABITS.get("NAME")
     HABITS = {} if ONLY else HABITS
-    MEMBERS = ""
 
 
 app = create_app(Environment, Do, Seen, max_concurrent_envs=8, state_cls=Kept)

@@ -14,7 +14,12 @@ import pytest
 from ..conftest import StartHost
 
 PATCHED = """
-import _thread, asyncio, os, queue, select, selectors, subprocess, time
+import _thread, asyncio, os, queue, select, selectors, subprocess, threading, time
+
+thread_ident, main_ident = threading.get_ident, threading.get_ident()
+threading.get_ident = lambda: 7 if thread_ident() == main_ident else thread_ident()
+threading._active[7] = threading.main_thread()
+threading.main_thread()._ident = 7
 
 def patched(*args, **kwargs):
     raise RuntimeError("patched by the project")

@@ -249,6 +249,14 @@ def test_an_app_that_is_named_wrongly_is_found_where_it_usually_is_and_that_is_s
     assert told in host.log.read_text()
 
 
+def test_an_app_that_nothing_names_is_not_blamed_on_a_file(
+    start: StartHost, upstream: Path
+) -> None:
+    message, _ = failure(start(None, app_candidates=("server.app:app",)))
+    told = "no app was found, and none is named: No module named 'server'; tried server.app:app"
+    assert message == told
+
+
 def test_an_app_that_fails_is_not_replaced_by_another(start: StartHost, upstream: Path) -> None:
     (upstream / "special.py").write_text("import a_module_that_nobody_has\n")
     (upstream / "app.py").write_text(APP.format(name="Counter"))
@@ -295,6 +303,24 @@ class Own(GZipMiddleware):
     async def __call__(self, *call):
         await self.app(*call)
 """
+BARE = """
+made, started = app, []
+async def app(scope, receive, send):
+    if scope["type"] == "lifespan":
+        started.append(await receive())
+        await send({"type": "lifespan.startup.complete"})
+        return
+    if scope["type"] == "websocket":
+        assert started
+        HANDSHAKE
+    await made(scope, receive, send)
+"""
+
+
+def bare(handshake: str) -> str:
+    return BARE.replace("HANDSHAKE", handshake)
+
+
 OWN_SESSIONS = """
 @inner.websocket("/ws")
 async def ws(socket: WebSocket):
@@ -315,9 +341,16 @@ async def ws(socket: WebSocket):
         (OWN_SESSIONS + "app.mount('/', inner)", "as_is"),
         (OWN_SESSIONS + "app.include_router(inner.router)", "as_is"),
         (OWN_SESSIONS + "app = GZipMiddleware(inner)", "as_is"),
-        (OWN_MIDDLEWARE + "app = Own(app)", "as_is"),
-        (OWN_MIDDLEWARE + "app.add_middleware(Own)", "as_is"),
-        ("made = app\nasync def app(*call):\n    await made(*call)", "as_is"),
+        (OWN_MIDDLEWARE + "app = Own(app)", "http"),
+        (OWN_MIDDLEWARE + "app.add_middleware(Own)", "http"),
+        (OWN_MIDDLEWARE + OWN_SESSIONS + "app = Own(inner)", "as_is"),
+        (OWN_MIDDLEWARE + OWN_SESSIONS + "app.mount('/', Own(inner))", "as_is"),
+        (bare("pass"), "http"),
+        (bare("return"), "http"),
+        (bare("raise AssertionError"), "http"),
+        (bare("await send({'type': 'http.response.start', 'status': 400})"), "http"),
+        (bare("await send({'type': 'websocket.close', 'code': 1008}); return"), "as_is"),
+        (bare("await send({'type': 'websocket.accept'}); return"), "as_is"),
     ],
 )
 def test_an_app_without_sessions_says_so_at_the_handshake(
@@ -329,11 +362,11 @@ def test_an_app_without_sessions_says_so_at_the_handshake(
     assert ready["serving"] == serving
     if serving == "as_is":
         return
-    assert ready["route"] == "POST /reset"
+    assert ready["route"] == (None if "made" in more else "POST /reset")
     assert any(note.startswith(NO_SESSIONS) for note in ready["notes"])
     assert host.http("POST", "/reset", {}) == (200, {"observation": 0})
     for path in ("/health", "/capacity"):
-        assert host.http("GET", path)[1]["route"] == "POST /reset"
+        assert host.http("GET", path)[1]["route"] == ready["route"]
     address = f"http://127.0.0.1:{host.port}"
     with pytest.raises(SessionFailed) as failed:
         asyncio.run(Session.open(address))

@@ -40,6 +40,7 @@ def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The only place where packages come from."""
     folder = tmp_path / "wheels"
     folder.mkdir()
+    monkeypatch.setenv("COLUMNS", "40")  # as a shell may export it
     monkeypatch.setenv("UV_NO_INDEX", "1")
     monkeypatch.setenv("UV_FIND_LINKS", str(folder))
     monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "cache"))
@@ -227,6 +228,21 @@ def test_a_file_that_has_not_the_hash_of_the_lock_file_is_not_installed(
     assert f"look at {path};" in str(caught.value.hint)
 
 
+@pytest.mark.usefixtures("index")
+def test_an_index_that_cannot_be_reached_is_no_fault_of_the_lock_file(
+    tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = locked(tmp_path / "p")
+    text = (project.folder / "uv.lock").read_text()
+    (project.folder / "uv.lock").write_text(re.sub(r"127.0.0.1:\d+", "127.0.0.1:9", text))
+    monkeypatch.setenv("UV_DEFAULT_INDEX", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    with pytest.raises(PreparationFailed) as caught:
+        project_python(project, layout, lambda _: None)
+    reached = "see whether this machine reaches http://127.0.0.1:9/simple, where packages come from"
+    assert caught.value.hint == reached
+
+
 def test_a_version_that_the_index_no_longer_has_is_named_and_another_is_installed(
     tmp_path: Path, layout: Layout, index: Path
 ) -> None:
@@ -246,6 +262,12 @@ version = "1.0"
 source = { registry = "wheels" }
 sdist = { path = "thing-1.0.tar.gz" }
 """
+BESIDE = """dependencies = [{ name = "thing" }]
+[[package]]
+name = "thing"
+version = "1.0"
+source = { directory = "../thing" }
+"""
 HEAD = 'version = 1\nrequires-python = ">=3.10"\n'
 
 
@@ -259,6 +281,7 @@ HEAD = 'version = 1\nrequires-python = ">=3.10"\n'
         (HEAD, "has no packages"),
         (HEAD + OWN.format("sample"), "lacks thing"),
         (HEAD.replace("1", "9", 1) + OWN.format("sample") + THING, "uv cannot read it"),
+        (HEAD + OWN.format("sample") + BESIDE, "Distribution not found at: file://"),
     ],
 )
 @pytest.mark.parametrize("follows", ["pyproject.toml", "requirements.txt", "Dockerfile"])
@@ -301,19 +324,28 @@ def test_nothing_is_compiled_without_a_word_and_never_for_the_sake_of_a_lock_fil
 
 
 @pytest.mark.usefixtures("wheels")
-def test_another_file_serves_where_the_python_that_pyproject_wants_is_missing(
-    tmp_path: Path, layout: Layout
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [(">=4.5", "; there is none"), ("==3.98.*", ", and uv cannot look for one: Querying Python")],
+)
+def test_another_file_serves_where_the_python_that_pyproject_wants_is_not_found(
+    tmp_path: Path, layout: Layout, monkeypatch: pytest.MonkeyPatch, wanted: str, why: str
 ) -> None:
+    broken = tmp_path / "python3.98"  # as pyenv has one for each version
+    broken.write_text("#!/bin/sh\nexit 127\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     project = make_project(
         tmp_path / "p",
-        'requires-python = ">=4.5"',
+        f'requires-python = "{wanted}"',
         'dependencies = ["thing"]',
         requirements_txt="thing==1.0\n",
     )
     said: list[str] = []
     assert version_seen_by(project_python(project, layout, said.append)) == "1.0"
     [told] = [line for line in said if line.startswith("pyproject.toml is not used")]
-    assert "needs Python >=4.5" in told
+    assert f"needs Python {wanted}{why}" in told
+    assert told.endswith("; installing from requirements.txt")
 
 
 @pytest.mark.usefixtures("index")

@@ -64,6 +64,11 @@ def test_an_app_is_also_looked_for_where_the_template_has_it(tmp_path: Path) -> 
     assert config.app_place == f"{source.folder / 'openenv.yaml'}, line 2"
 
 
+def test_an_app_that_openenv_yaml_does_not_name_has_no_place_in_it(tmp_path: Path) -> None:
+    config = program_of(EnvironmentSpec("x", "p"), project(tmp_path / "p"), PYTHON).config
+    assert config.app_place == ""
+
+
 def test_an_app_is_imported_first_as_the_dockerfile_does(tmp_path: Path) -> None:
     folder = project(tmp_path / "p", MAPPED).folder
     (folder / "backend").mkdir()

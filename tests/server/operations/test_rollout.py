@@ -261,7 +261,8 @@ def test_episodes_of_a_group_share_a_seed_by_default() -> None:
 
 
 def test_the_daemon_reads_the_payload_without_the_rollouts_room() -> None:
-    code = "import openenvd.server.operations.registry, sys; print('openenvd.rollouts.run' in sys.modules)"
+    show = "print('openenvd.rollouts.run' in sys.modules)"
+    code = f"import openenvd.server.operations.registry, sys; {show}"
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert told.stdout.strip() == "False"
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from openenvd.environments.run_files import RunFile
+from openenvd.environments.sizing import Occupancy
 from openenvd.requests_db.records import Environment, Replica
 from openenvd.schema.states import EnvironmentState, ReplicaState
 from openenvd.server.errors import CannotChange
-from openenvd.server.reconcile.autoscaler import Autoscaler
+from openenvd.server.reconcile.autoscaler import Autoscaler, occupancy_of
 from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
 from openenvd.server.reconcile.status_writer import Timing
 from openenvd.server.reconcile.work_queue import BackgroundTasks
@@ -122,6 +123,19 @@ async def test_replicas_that_are_drained_count_for_nothing(world: World) -> None
     world.watches.append(watch(1, ReplicaState.DRAINING))
     world.sessions(4, 10)
     assert await world.is_quiet()
+
+
+@pytest.mark.parametrize("state", ReplicaState)
+async def test_replicas_that_may_begin_sessions_again_are_counted(
+    world: World, state: ReplicaState
+) -> None:
+    """One that sleeps has sessions again: an environment of it and one more has two replicas."""
+    world.serve(1)
+    world.watches.append(watch(1, state))
+    world.sessions(1, 0)
+    seen = occupancy_of(world.watches)
+    ends = state in (ReplicaState.DRAINING, ReplicaState.FAILED, ReplicaState.STOPPED)
+    assert seen == Occupancy(replicas=1 if ends else 2, slots=10, sessions=1)
 
 
 async def test_what_was_refused_is_asked_for_again(world: World) -> None:
