@@ -83,6 +83,7 @@ def environment_view(
     known = [size for r in staying if (size := _max_sessions(live.get(r.id)))]
     cause = sessions_fail(live.get(replica.id) for replica in replicas)
     is_failing = cause is not None and environment.state is EnvironmentState.READY
+    is_exposed = not is_loopback(spec.get("host") or LOOPBACK)
     return {
         "name": environment.name,
         "state": FAILING if is_failing else environment.state,
@@ -95,7 +96,8 @@ def environment_view(
         "gpus": gpus_of(spec),
         "source": hide_credentials(spec.get("source")),
         "host": spec.get("host") or LOOPBACK,
-        "is_exposed": not is_loopback(spec.get("host") or LOOPBACK),
+        "is_exposed": is_exposed,
+        "has_token": is_exposed or bool(spec.get("token")),
         "request_id": environment.request_id,
         "generation": environment.generation,
         "created_at": environment.created_at,

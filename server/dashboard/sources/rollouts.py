@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from ....requests_db.records import Request
 from ....requests_db.sql import queries
-from ....schema.states import RequestState
 from ....system.text.hidden_values import hide_credentials
 from ....system.text.json_lines import Json
 from ...api.dependencies import Dependencies
@@ -31,6 +30,8 @@ class RolloutSource:
         for event in turn.events:
             if event.request_id is not None and "rollout" in event.data:
                 self._reports[event.request_id] = mark_of(event.at, event.data["rollout"])
+        if turn.is_first:
+            self._reports.clear()  # events of newer ones may have been dropped
         if self._is_listed_anew(turn):
             await self._list()
         state.replace(KIND, {r.id: self._view(r) for r in self._requests.values()})
@@ -47,8 +48,8 @@ class RolloutSource:
         found = await self._deps.store.read(query)
         self._requests = {request.id: request for request in found}
         self._reports = {i: r for i, r in self._reports.items() if i in self._requests}
-        for request in found:
-            if request.state is RequestState.RUNNING and request.id not in self._reports:
+        for request in found:  # one that was cancelled or killed has its reports alone
+            if not request.result and request.id not in self._reports:
                 self._reports[request.id] = await last_mark(self._deps.store, request.id) or {}
 
     def _view(self, request: Request) -> Json:

@@ -239,7 +239,7 @@ def test_an_index_that_cannot_be_reached_is_no_fault_of_the_lock_file(
     monkeypatch.setenv("UV_HTTP_RETRIES", "0")
     with pytest.raises(PreparationFailed) as caught:
         project_python(project, layout, lambda _: None)
-    reached = "see whether this machine reaches http://127.0.0.1:9/simple, where packages come from"
+    reached = "see whether http://127.0.0.1:9/simple, where packages come from, is reached"
     assert caught.value.hint == reached
 
 

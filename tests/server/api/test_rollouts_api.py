@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -17,14 +20,17 @@ from openenvd.client.following import run, wait
 from openenvd.client.http import HttpClient
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections.write_connection import WriteConnection
-from openenvd.requests_db.records import NewRequest
+from openenvd.requests_db.records import NewRequest, Outcome
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.rollouts.episodes import Step
 from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.schema.settings import Paths
-from openenvd.schema.states import Schedule
+from openenvd.schema.states import RequestState, Schedule
+from openenvd.server.api.dependencies import Dependencies
 from openenvd.server.api.routes_rollouts import MOST_MARKS, history, last_mark
+from openenvd.server.dashboard.live_state import LiveState, Turn
+from openenvd.server.dashboard.sources.rollouts import RolloutSource
 from openenvd.system.text.json_lines import Json
 
 from ...rollouts.made import episode
@@ -121,3 +127,31 @@ async def test_a_long_history_is_thinned_out_evenly(
     assert len({b - a for a, b in pairwise(steps[:-1])}) <= 1
     assert marks[0]["lag_p99_seconds"] == 0.5
     assert await last_mark(store, request_id) == marks[-1]
+
+
+@pytest.mark.parametrize("state", list(RequestState))
+async def test_a_rollout_that_has_no_result_is_shown_as_it_last_reported(
+    store: AsyncStore, dispatch: WriteConnection, state: RequestState
+) -> None:
+    """Also one that was cancelled or killed, and whose events the dashboard has missed."""
+    new = NewRequest("rollout", Schedule.LONG, {"name": "echo", "out": "/out"})
+    submitted = await store.write(submitting.submit, new, now=0.0)
+    assert isinstance(submitted, Submitted)
+    request_id = submitted.request.id
+    shown, deps = LiveState(), cast("Dependencies", SimpleNamespace(store=store))
+    source = RolloutSource(deps)
+    await source.refresh(shown, Turn(1.0, is_first=True))
+    if state is not RequestState.PENDING:
+        dispatch.write(dispatching.claim, Schedule.LONG, 1, 1.0)
+        progress = [(request_id, {"rollout": {"episodes": 3}}, 2.0)]
+        dispatch.write(dispatching.record, progress=progress)
+    if state in (RequestState.SUCCEEDED, RequestState.FAILED, RequestState.CANCELLED):
+        result = {"episodes": 4} if state is RequestState.SUCCEEDED else None
+        dispatch.write(dispatching.record, outcomes=[Outcome(request_id, state, 3.0, result)])
+    await source.refresh(shown, Turn(4.0, is_first=True))
+    shown.flush()
+    with shown.viewer() as viewer:
+        [snapshot] = shown.messages_for(viewer)
+    report = json.loads(snapshot.raw_data or "")["put"]["rollouts"][request_id]["report"]
+    episodes = {RequestState.PENDING: None, RequestState.SUCCEEDED: 4}.get(state, 3)
+    assert report.get("episodes") == episodes

@@ -202,6 +202,16 @@ def test_an_environment_that_is_ready_and_whose_sessions_fail_is_failing(
     assert environment_view(environment, [replica], {"trial-0": failing})["state"] == state
 
 
+@pytest.mark.parametrize("host", [None, "127.0.0.1", "::1", "0.0.0.0", "10.0.0.1"])
+@pytest.mark.parametrize("token", [None, "***"])
+def test_that_clients_need_a_token_is_told(host: str | None, token: str | None) -> None:
+    spec = {"host": host, "token": token}
+    environment = Environment("trial", spec, EnvironmentState.READY, 1.0, 1.0)
+    view = environment_view(environment, [], {})
+    is_local = host in (None, "127.0.0.1", "::1")
+    assert view["has_token"] is (token is not None or not is_local)
+
+
 def test_a_replica_whose_sessions_fail_is_told_with_the_environment() -> None:
     failing = {**live(shards=1), "sessions_fail": "OSError: no licence"}
     assert sessions_fail([live(shards=1), None, failing]) == "OSError: no licence"

@@ -103,7 +103,7 @@ export default {
         for (const each of buttons) each.disabled = isOver;
         address.hidden = !environment.address || isOver;
         text(address.querySelector(".address"), environment.address);
-        text(upstreamCode, upstreamSnippet(environment.address));
+        text(upstreamCode, upstreamSnippet(environment.address + (environment.has_token ? "?token=…" : ""))); // a copy has it
         const own = [...app.store.all("replicas").values()].filter((each) => each.environment === name).sort((a, b) => a.ordinal - b.ordinal || a.id.localeCompare(b.id));
         const rows = own.flatMap((replica) => (whatHappened(replica) ? [replica, { id: `${replica.id} message`, replica }] : [replica]));
         keyed(replicas.body, rows, ({ id }) => id, (item) => (item.replica ? messageRow() : replicaRow(item)));
