@@ -415,7 +415,7 @@ def test_serve_as_is_does_not_change_the_projects_app(start: StartHost, upstream
 
 UPSTREAM_WITH_GRADIO = """
 try:
-    from ..web_interface import create_web_interface_app, WebInterfaceManager
+    from .web_interface import create_web_interface_app, WebInterfaceManager
 except ModuleNotFoundError:
     create_web_interface_app = None
     WebInterfaceManager = None
@@ -424,7 +424,7 @@ WEB_INTERFACE = """
 import gradio
 WebInterfaceManager = object
 def create_web_interface_app(*args, **named):
-    from ..http_server import create_app
+    from .http_server import create_app
     return create_app(*args, **named)
 """
 
