@@ -148,7 +148,6 @@ NOT_IN_THE_DAEMON = {
     "openenvd.environments.engines.kubernetes.engine",
     "openenvd.environments.engines.swarm.engine",
     "openenvd.environments.preparation.image_build",
-    "openenvd.environments.preparation.project_venv",
     "openenvd.rollouts.run",
     "openenvd.env_host.shard",
     "openenvd.env_host.sessions",
