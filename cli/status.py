@@ -14,7 +14,7 @@ from ..client.errors import ApiRefused
 from ..requests_db.states import EnvironmentState, RequestState
 from . import completion, exit_codes, phrases
 from .drawing import Drawn, environments_table, generations_table, requests_table
-from .failures import environment_failure, request_failure
+from .failures import environment_failure, exit_lines, request_failure
 from .options import connect, find_target, json_option
 from .output import Output, bad, faint
 
@@ -87,7 +87,10 @@ def picture(found: dict[str, Any], now: float) -> list[Drawn]:
         parts += ["", requests_table(requests, now, told=told_below)]
     if not environments and not requests:
         parts += ["", "Nothing has been launched yet. Try: openenv launch echo"]
-    failures = _failures(environments, failed)
+    failures = [
+        *_failures(environments, failed),
+        *exit_lines("  gateway:", found.get("gateway") or {}, now),
+    ]
     if failures:
         parts += ["", "\n".join(failures)]
     return parts

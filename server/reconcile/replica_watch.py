@@ -23,10 +23,11 @@ from ...environments import run_files
 from ...environments.providers.ports import port_in_use
 from ...environments.restart_policy import GiveUp, RestartAfter, restart_decision
 from ...environments.run_files import RunFile
-from ...processes.exits.exit_reason import ExitKind, ExitReason
+from ...processes.exits.exit_reason import ExitReason
 from ...requests_db.records import Json, Replica, RequestError
 from ...requests_db.states import ReplicaState
 from ...shim.client import read_status_file
+from ...shim.server_exit import exit_with_shim
 from ...system.json_lines import decode_line, encode_line
 from ...system.process_identity import ProcessIdentity
 from ...system.units import MB
@@ -268,8 +269,7 @@ class ReplicaWatch:
         if status is None or is_stopped:
             await self._set_state(ReplicaState.STOPPED, pid=None)
             return
-        lost = ExitReason(ExitKind.LOST, pid=status.get("pid") or 0)
-        reason = ExitReason.from_json(status["exit"]) if status.get("exit") else lost
+        reason = ExitReason.from_json(status.get("exit") or exit_with_shim(status))
         await self._restart_or_give_up(reason, ())
 
     def _is_on_engine(self) -> bool:
