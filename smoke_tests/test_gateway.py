@@ -134,11 +134,15 @@ def test_a_gateway_that_is_killed_comes_back_on_its_port_without_a_launch(machin
     eventually(lambda: answers(address), within=10)
     assert gateway(machine)["address"] == first["address"]
     eventually(lambda: gateway(machine)["restarts"] == 1)
+    assert f"ago Envoy (pid {first['pid']}) was killed by SIGKILL" in machine.ok("status").out
     shim = psutil.Process(gateway(machine)["pid"]).parent()
     assert shim is not None
     shim.kill()
     eventually(lambda: not shim.is_running() and answers(address), within=20)
     assert gateway(machine)["address"] == first["address"]
+    said = machine.ok("status").out
+    assert f"ended with its shim (pid {shim.pid}), which was killed or crashed" in said
+    assert f"Envoy (pid {first['pid']}) was killed by SIGKILL" in said
 
 
 def test_a_replica_that_is_killed_costs_its_own_sessions_alone(machine: Machine) -> None:

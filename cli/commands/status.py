@@ -16,7 +16,7 @@ from .. import completion, exit_codes
 from ..options import connect, find_target, json_option
 from ..output import phrases
 from ..output.drawing import Drawn, environments_table, generations_table, requests_table
-from ..output.failures import environment_failure, request_failure
+from ..output.failures import environment_failure, exit_lines, request_failure
 from ..output.output import Output, bad, faint
 
 REQUESTS_OF_ENVIRONMENT = 10
@@ -88,7 +88,10 @@ def picture(found: dict[str, Any], now: float) -> list[Drawn]:
         parts += ["", requests_table(requests, now, told=told_below)]
     if not environments and not requests:
         parts += ["", "Nothing has been launched yet. Try: openenv launch echo"]
-    failures = _failures(environments, failed)
+    failures = [
+        *_failures(environments, failed),
+        *exit_lines("  gateway:", found.get("gateway") or {}, now),
+    ]
     if failures:
         parts += ["", "\n".join(failures)]
     return parts

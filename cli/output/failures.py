@@ -80,9 +80,13 @@ def _remarks(name: str, replica: dict[str, Any]) -> Iterator[str]:
         them = "it" if len(left) == 1 else "them"
         what = f"ended sessions have left {', '.join(programs)} behind"
         yield f"{where} {what}; openenv restart {name} ends {them}"
+    if replica["state"] == ReplicaState.READY:
+        yield from exit_lines(where, replica, now)
+
+
+def exit_lines(where: str, replica: dict[str, Any], now: float) -> Iterator[str]:
+    """The last exits of processes of a replica, or of the gateway, and how many there were."""
     exits = replica.get("exits") or []
-    if not exits or replica["state"] != ReplicaState.READY:
-        return
     for one in exits[:_MAX_EXITS]:
         ago = phrases.duration(now - (one.get("at") or now))
         yield f"{where} {ago} ago {plain(one['message'])}"

@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from collections import deque
 
 from ...system.process.descriptors import Message, close_all, send_message
@@ -29,6 +30,7 @@ from .children import Child, Children
 from .close_notices import refuse
 from .spawn import Spawner
 
+STARTED_SECONDS = 0.1  # by which a process may seem to have started before it did
 LINGERING = 16  # processes of isolated sessions that are over, and have not exited
 
 log = logging.getLogger("openenvd.env_host")
@@ -126,38 +128,51 @@ class IsolatedSessions:
 class Orphans:
     """Kills the programs that the supervisor adopts from isolated sessions, and reaps all orphans.
 
-    Programs of a session become orphans when the session's process exits. An orphan that appears at
-    another time was started by a shard, and continues.
+    It looks when a child has exited: the programs of a session become orphans when its process
+    exits. An orphan that appears then is the session's, unless it was started before the session,
+    or is in the supervisor's own process group. Others were started by a shard, and continue.
     """
 
     def __init__(self, children: Children) -> None:
         self._children = children
         self._spared: set[int] = set()
-        self._killed: set[int] = set()
+        self._killed: dict[int, float] = {}  # of a session that began at that time
 
-    def look(self, state_pid: int | None, *, has_ended: bool = False) -> None:
+    def look(self, state_pid: int | None, *, ended_since: float | None = None) -> None:
         """Reap adopted processes that have exited, and kill those that sessions have left.
 
         Args:
             state_pid: The process of the shared state, which is no orphan.
-            has_ended: The process of an isolated session has just been reaped, so a new orphan is
-                of that session. Children of killed orphans are killed too.
+            ended_since: When the first of the isolated sessions began (monotonic) whose processes
+                have just been reaped; None: none has. Children of killed orphans are killed too.
         """
         pids = set(children_of(os.getpid())) - {*self._children.pids, state_pid}
         dead = {pid for pid in pids if _is_dead(pid)}
-        has_ended |= bool(dead & self._killed)
+        begins = [ended_since, *(self._killed.get(pid) for pid in dead)]
+        since = min((each for each in begins if each is not None), default=None)
         for pid in dead:
             reap(pid)
         self._spared &= pids - dead
-        self._killed = self._killed - dead if pids else set()
-        if not (new := pids - dead - self._spared - self._killed):
+        self._killed = {p: at for p, at in self._killed.items() if p not in dead} if pids else {}
+        if not (new := pids - dead - self._spared - self._killed.keys()):
             return
-        if has_ended:
-            for pid in new.union(*map(descendants_of, new)):
-                self._killed.add(pid)
+        if since is not None:
+            left = {pid for pid in new if _is_of_session(pid, since)}
+            self._spared |= new - left
+            for pid in left.union(*map(descendants_of, left)):
+                self._killed[pid] = since
                 kill(pid)
         elif not any(each.is_isolated and _is_dead(each.pid) for each in self._children):
             self._spared |= new  # otherwise the signal of an exit is about to tell whose they are
+
+
+def _is_of_session(pid: int, since: float) -> bool:
+    """Whether an orphan may be of a session that began then: it has a process group of its own."""
+    stat = read_stat(pid)
+    if stat is None or stat.group == os.getpgrp():
+        return False
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - stat.started_seconds
+    return time.monotonic() - age >= since - STARTED_SECONDS
 
 
 def _is_dead(pid: int) -> bool:

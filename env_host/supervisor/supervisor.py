@@ -216,7 +216,6 @@ class Supervisor:
                 self._reporter.report()
             self._memory.check(self._children)
             self._report_killed_programs()
-            self._look_at_orphans()
             self._replace_abandoned()
             self._stop_if_drained()
             self._sleep_if_unused()
@@ -511,9 +510,10 @@ class Supervisor:
         elif numbers & {*DRAIN_SIGNALS}:
             self._drain(is_replaced=signal.SIGUSR2 in numbers)
         if signal.SIGCHLD in numbers:
-            has_ended = False
+            ended = []
             for child, status, peak_bytes in self._children.reap():
-                has_ended |= child.is_isolated
+                if child.is_isolated:
+                    ended.append(child.started_at)
                 self._receive_last(child)
                 exited = exit_of(
                     child,
@@ -524,7 +524,8 @@ class Supervisor:
                     kills=self._kills,
                 )
                 self._on_exit(exited)
-            self._look_at_orphans(has_ended=has_ended)
+            if self._orphans is not None:
+                self._orphans.look(self._state_pid, ended_since=min(ended, default=None))
             self._reap_state()
 
     def _report_killed_programs(self) -> None:
@@ -545,10 +546,6 @@ class Supervisor:
     @property
     def _state_pid(self) -> int | None:
         return None if self._state is None else self._state.pid
-
-    def _look_at_orphans(self, *, has_ended: bool = False) -> None:
-        if self._orphans is not None:
-            self._orphans.look(self._state_pid, has_ended=has_ended)
 
     def _find_left(self) -> list[dict[str, Any]]:
         """Look, while no session is open, for programs that ended sessions left running."""

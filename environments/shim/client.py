@@ -12,7 +12,6 @@ The wire is one JSON object a line (`connections.py`), which the daemon's asynci
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import struct
@@ -36,6 +35,7 @@ from .files import (
     RUN_FILE_NAME,
     STATUS_FILE_NAME,
     open_control_socket,
+    read_json,
     write_json,
 )
 from .fork_server_client import fork_shim, spawn_detached
@@ -208,12 +208,12 @@ class ShimClient:
 
 def read_run_file(run_dir: str | os.PathLike[str]) -> Json | None:
     """Return the replica's run file; None when there is none, or it is unreadable."""
-    return _read_json(Path(run_dir) / RUN_FILE_NAME)
+    return read_json(Path(run_dir) / RUN_FILE_NAME)
 
 
 def read_status_file(run_dir: str | os.PathLike[str]) -> Json | None:
     """Return the last status that the shim wrote; None when it wrote none."""
-    return _read_json(Path(run_dir) / STATUS_FILE_NAME)
+    return read_json(Path(run_dir) / STATUS_FILE_NAME)
 
 
 def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 5.0) -> list[int]:
@@ -259,11 +259,3 @@ def end_group(cgroup: Cgroup) -> None:
     while not cgroup.remove_with_children() and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
         cgroup.kill()
-
-
-def _read_json(path: Path) -> Json | None:
-    try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    return data if isinstance(data, dict) else None

@@ -69,6 +69,16 @@ def read_run_file(run_dir: str) -> dict[str, Any]:
     return run
 
 
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """Return what a run or status file says; None when there is none, or it is unreadable."""
+    try:
+        with open(path, "rb") as file:
+            data = json.loads(file.read())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
 def write_json(path: str, data: dict[str, Any], *, sync: bool = False) -> None:
     """Replace a file by `data` atomically, readable by its owner alone.
 

@@ -69,6 +69,7 @@ from .files import (
     is_missing,
     lock,
     open_control_socket,
+    read_json,
     read_run_file,
     remove_if_empty,
     write_json,
@@ -137,6 +138,7 @@ class Shim:
             self._on_change,
             self._start_anew,
             is_forked=is_forked,
+            earlier=read_json(f"{run_dir}/{STATUS_FILE_NAME}"),
         )
         self._status_is_written = True
         self._run_dir_watch = RunDirectoryWatch()

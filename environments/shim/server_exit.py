@@ -170,6 +170,14 @@ class ExitHistory:
         self._kinds: dict[str, int] = dict(known.get("exit_kinds", {}))
         self._below: int = known.get("shard_exits", 0)
 
+    @classmethod
+    def of_earlier_shim(cls, status: Json | None) -> ExitHistory:
+        """Continue from the last status of a shim that was killed, and its server with it."""
+        history = cls(status)
+        if status is not None and status.get("pid") is not None:
+            history.add_server(exit_with_shim(status), time.time())
+        return history
+
     def add(self, report: Json) -> None:
         """Add an exit: what was reported of it, with `reason` and `at`."""
         kind = _kind_of(report)
@@ -203,6 +211,13 @@ def bare_exit(pid: int, status: int | None) -> Json:
     if number is not None:
         return {"kind": "signaled", "pid": pid, "signal_number": number}
     return {"kind": "exited", "pid": pid, "exit_code": code}
+
+
+def exit_with_shim(status: Json) -> Json:
+    """Return the `ExitReason` of a server whose shim did not end in order, by its last status."""
+    shim = (status.get("shim") or {}).get("pid")
+    why = f"ended with its shim (pid {shim}), which was killed or crashed"
+    return {"kind": "lost", "pid": status.get("pid") or 0, "evidence": why}
 
 
 def exit_without_start(why: str) -> Json:

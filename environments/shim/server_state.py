@@ -42,8 +42,8 @@ _NOTHING_KNOWN: Json = {"ready_at": None, "info": None, "exit": None, **_NOTHING
 class ServerStatus:
     """What is known of one server at a time, counted through its generations. No effects."""
 
-    def __init__(self) -> None:
-        """Begin before the first generation."""
+    def __init__(self, earlier: Json | None = None) -> None:
+        """Begin before the first generation; `earlier` is the last status of an earlier shim."""
         self.state = "starting"
         self.failed: str | None = None  # why the server gave up, in its own words
         self.sleeps = False  # it is about to exit, or has, since nobody uses it
@@ -51,7 +51,7 @@ class ServerStatus:
         self._wakes = 0
         self._last_exit: Json | None = None
         self._known = _NOTHING_KNOWN  # of this generation, as clients are sent it
-        self._history = ExitHistory()
+        self._history = ExitHistory.of_earlier_shim(earlier)
 
     def begin(self) -> None:
         """Begin the next generation; what the last one reported goes, its exit stays."""
@@ -114,8 +114,9 @@ class ServerStateMachine:
         wake: Callable[[], None],
         *,
         is_forked: bool,
+        earlier: Json | None,
     ) -> None:
-        """Make one without a server yet.
+        """Make one without a server yet; `earlier` is the last status of an earlier shim.
 
         `changed` is called after every change, with whether it must be written to disk; `wake` when
         a client connects while the server is asleep.
@@ -129,7 +130,7 @@ class ServerStateMachine:
         self.process = ServerProcess(run, groups, is_forked=is_forked)
         self._notify = NotifyPipe(selector, self._on_messages)
         self._evidence = ExitEvidence(run.get("memory_limit_bytes"))
-        self._status = ServerStatus()
+        self._status = ServerStatus(earlier)
         self.shutdown = ShutdownPolicy()
 
     @property

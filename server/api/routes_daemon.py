@@ -21,7 +21,7 @@ from .dependencies import Dependencies, Injected
 from .metrics import render_metrics
 from .request_notes import reasons, retries
 from .routes_environments import environment_views
-from .views import daemon_view, request_view
+from .views import daemon_view, exit_views, request_view
 
 ACTIVE = [RequestState.PENDING, RequestState.RUNNING]
 MAX_ACTIVE = 200
@@ -54,6 +54,7 @@ async def status(deps: Injected) -> Json:
     return {
         "daemon": await _daemon(deps, environments),
         "environments": environments,
+        "gateway": {"exits": exit_views(deps.reconciler.gateway.live, server="Envoy")},
         "strays": await _strays(deps),
         "requests": [request_view(r, why.get(r.id), again.get(r.id)) for r in shown],
     }

@@ -233,14 +233,18 @@ def _held_view(lives: Iterable[Json]) -> Json | None:
 
 
 def exit_views(
-    live: Json | None, shown: Json | None = None, environment: Environment | None = None
+    live: Json | None,
+    shown: Json | None = None,
+    environment: Environment | None = None,
+    *,
+    server: str = "the server",
 ) -> list[Json]:
     """The last exits of a replica's processes, those for lack of memory first, each in a sentence.
 
-    Without the exit of the server that is `shown` otherwise.
+    Without the exit of the server that is `shown` otherwise. `server` is what to call the server.
     """
     exits = (live or {}).get("exits") or ()
-    return [_exit_view(one, environment) for one in exits if not _is_shown(one, shown)]
+    return [_exit_view(one, environment, server) for one in exits if not _is_shown(one, shown)]
 
 
 def _is_shown(one: Json, shown: Json | None) -> bool:
@@ -248,14 +252,14 @@ def _is_shown(one: Json, shown: Json | None) -> bool:
     return bool(one.get("server") and shown and shown.get("pid") == reason.get("pid"))
 
 
-def _exit_view(one: Json, environment: Environment | None) -> Json:
+def _exit_view(one: Json, environment: Environment | None, server: str) -> Json:
     hint = None
     reason = one.get("reason") or {}
     if environment is not None and reason.get("kind") == ExitKind.OOM_KILLED:
         exited, is_session = ExitReason.from_json(reason), is_over_session_limit(one)
         more = more_memory_after(environment, exited, is_session=is_session)
         hint = more.command if more else None
-    return {**one, "message": _exit_message(one), "hint": hint}
+    return {**one, "message": _exit_message(one, server), "hint": hint}
 
 
 def _serving(shards: int) -> str:
@@ -270,7 +274,7 @@ def _isolated_serving(lives: Iterable[Json]) -> str:
     return f"isolated: a process per session{cost}"
 
 
-def _exit_message(one: Json) -> str:
+def _exit_message(one: Json, server: str) -> str:
     how = "exited"
     if one.get("reason"):
         reason, has_own_limit = ExitReason.from_json(one["reason"]), is_over_session_limit(one)
@@ -279,7 +283,7 @@ def _exit_message(one: Json) -> str:
         return _programs_message(one, programs, how)
     what = f"shard {one.get('shard')}"
     if one.get("server"):
-        what = "the server"
+        what = server
     elif one.get("shared_state"):
         what = "the process of the shared state"
     elif one.get("isolated"):

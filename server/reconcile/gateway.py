@@ -110,6 +110,11 @@ class GatewayManager:
             except (DatabaseError, EngineFailed, OSError) as exc:  # the next daemon tries again
                 log.warning("cannot see whether the gateway is still wanted: %s", exc)
 
+    @property
+    def live(self) -> Json | None:
+        """The last status of its shim; None where none is watched."""
+        return None if self._watch is None else self._watch.status
+
     async def status(self) -> Json:
         """What `openenv gateway status` shows; `gateway` is null where none runs."""
         found = await asyncio.to_thread(process.read_gateway, self.layout)

@@ -24,6 +24,7 @@ from ...environments.engines.local.ports import port_in_use
 from ...environments.restart_policy import GiveUp, RestartAfter, restart_decision
 from ...environments.run_files import RunFile
 from ...environments.shim.client import read_status_file
+from ...environments.shim.server_exit import exit_with_shim
 from ...requests_db.records import Replica, RequestError
 from ...schema.states import ReplicaState
 from ...system.process.exit_reason import ExitKind, ExitReason
@@ -268,8 +269,7 @@ class ReplicaWatch:
         if status is None or is_stopped:
             await self._set_state(ReplicaState.STOPPED, pid=None)
             return
-        lost = ExitReason(ExitKind.LOST, pid=status.get("pid") or 0)
-        reason = ExitReason.from_json(status["exit"]) if status.get("exit") else lost
+        reason = ExitReason.from_json(status.get("exit") or exit_with_shim(status))
         await self._restart_or_give_up(reason, ())
 
     def _is_on_engine(self) -> bool:

@@ -34,7 +34,7 @@ class ExitKind(StrEnum):
     STOPPED = "stopped"  # we asked it to stop, and it did
     OOM_KILLED = "oom_killed"  # out of memory, by one of the detectors
     TIMED_OUT = "timed_out"  # it ran past its time-out and we ended it
-    LOST = "lost"  # gone while it was not watched; no details are known, or an engine's alone
+    LOST = "lost"  # not seen to exit: no details are known, or those of an engine or a shim
 
 
 class Certainty(StrEnum):
@@ -124,7 +124,7 @@ class ExitReason:
             case ExitKind.LOST if self.detector is Detector.ENGINE:
                 return f"was ended from outside: {self.evidence}"
             case ExitKind.LOST:
-                return "disappeared while it was not watched"
+                return self.evidence or "disappeared while it was not watched"
 
     def _oom_sentence(self, *, shares_limit: bool) -> str:
         if self.detector is Detector.MEMORY_ERROR:

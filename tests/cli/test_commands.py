@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -501,6 +502,17 @@ def test_status_shows_how_an_environment_is_served_and_its_last_shard_exit(
     assert "ago shard 2 (pid 7) was killed by SIGKILL\n" in out
     assert "trial replica 0: so far 1 killed for memory, 2 exited\n" in out
     assert "    Try: openenv retry a0 --memory 600M\n" in out
+
+
+def test_status_shows_how_the_gateway_exited(
+    command: Command, fake: FakeDaemon, status: dict[str, Any]
+) -> None:
+    told = {"at": 1000.0, "message": "Envoy (pid 7) was killed by SIGKILL"}
+    fake.get("/v1/status", status | {"gateway": {"exits": [told]}})
+    out = command("status").out
+    assert re.search(
+        r"^  gateway: .* ago Envoy \(pid 7\) was killed by SIGKILL$", out, re.MULTILINE
+    )
 
 
 def test_status_names_steps_that_go_on(shown: Callable[..., str]) -> None:

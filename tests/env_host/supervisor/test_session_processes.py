@@ -3,17 +3,25 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from openenvd.env_host.supervisor import isolated_sessions
+from openenvd.env_host.supervisor.children import Children
+from openenvd.env_host.supervisor.isolated_sessions import Orphans
 from openenvd.system.text.json_lines import Json
 
 from ..conftest import StartHost
 from ..hosts import wait_until_exited
 
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 STARTERS = """
 import os, signal, subprocess, sys
 from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
@@ -108,3 +116,25 @@ def test_a_signal_to_the_group_of_an_isolated_session_is_for_it_alone(
         wait_until_exited(started)
         assert bystander.ask("step", {})["data"]["observation"] == before["data"]["observation"]
     assert host.stop() == 0
+
+
+def test_orphans_that_no_ended_session_can_have_started_continue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    earlier = subprocess.Popen(SLEEP, start_new_session=True)
+    since = time.monotonic()
+    monkeypatch.setattr(isolated_sessions, "STARTED_SECONDS", 0.0)
+    time.sleep(0.02)  # the kernel counts by hundredths
+    of_group = subprocess.Popen(SLEEP)
+    of_session = subprocess.Popen(SLEEP, start_new_session=True)
+    orphans = [earlier, of_group, of_session]
+    monkeypatch.setattr(isolated_sessions, "children_of", lambda _: [e.pid for e in orphans])
+    try:
+        Orphans(Children()).look(None, ended_since=since)
+        assert of_session.wait(10.0) == -signal.SIGKILL
+        assert earlier.poll() is None
+        assert of_group.poll() is None
+    finally:
+        for each in orphans:
+            each.kill()
+            each.wait()

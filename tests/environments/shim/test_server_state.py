@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from openenvd.environments.shim.server_state import ServerStatus
 
 NOW = 1.7e9
@@ -53,6 +55,18 @@ def test_the_next_generation_keeps_the_last_exit_alone() -> None:
     assert found(status, "state", "generation", "restarts") == ("starting", 2, 1)
     assert found(status, "exit", "last_exit", "failed", "info") == (None, EXIT, None, None)
     assert "log_tail" not in status.to_json()
+
+
+@pytest.mark.parametrize("pid", [7, None])
+def test_a_shim_continues_what_a_killed_one_knew_of_exits(pid: int | None) -> None:
+    """Whose server, if it had one, has ended with it; a kill for memory before that stays first."""
+    before = ServerStatus()
+    before.begin()
+    before.note_child_exit({"shard": 1, "at": 1.0, "reason": {"kind": "oom_killed"}})
+    status = ServerStatus({"shim": {"pid": 5}, "pid": pid, **before.to_json()})
+    kinds = ["oom_killed"] if pid is None else ["oom_killed", "lost"]
+    assert [one["reason"]["kind"] for one in status.to_json()["exits"]] == kinds
+    assert found(status, "exit_kinds", "shard_exits") == (dict.fromkeys(kinds, 1), 1)
 
 
 def test_lost_shards_are_counted_through_generations() -> None:

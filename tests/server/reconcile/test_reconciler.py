@@ -396,13 +396,18 @@ async def test_a_replica_that_keeps_dying_is_given_up_with_the_reason(
 
 
 async def test_a_killed_shim_is_replaced_on_its_run_file(world: World) -> None:
-    await world.reconcile()
+    reconciler = await world.reconcile()
     [server] = await world.serving()
-    first = pid_of(server)
-    os.kill(shim_pid(server), signal.SIGKILL)
+    first, shim = pid_of(server), shim_pid(server)
+    os.kill(shim, signal.SIGKILL)
     await world.becomes(S.DEGRADED)
     await world.becomes(S.READY)
-    assert (await world.replica()).pid != first
+    replica = await world.replica()
+    assert replica.pid != first
+    why = f"ended with its shim (pid {shim}), which was killed or crashed"
+    assert replica_view(replica, None)["message"] == f"its previous server {why}"
+    [told] = reconciler.replicas.live[replica.id]["exits"]
+    assert (told["pid"], told["reason"]["evidence"]) == (first, why)
 
 
 async def test_a_replica_whose_port_was_taken_waits_for_it(world: World) -> None:
