@@ -27,7 +27,7 @@ from ...environments.shim.client import read_status_file
 from ...environments.shim.server_exit import exit_with_shim
 from ...requests_db.records import Replica, RequestError
 from ...schema.states import ReplicaState
-from ...system.process.exit_reason import ExitKind, ExitReason
+from ...system.process.exit_reason import ExitReason
 from ...system.process.process_identity import ProcessIdentity
 from ...system.text.json_lines import Json, decode_line, encode_line
 from ...system.text.units import MB

@@ -14,15 +14,15 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_393,
-    "code lines": 47_451,
-    "modules": 474,
-    "test lines": 75_689,
-    "words of pages": 52_181,
+    "shipped lines": 74_533,
+    "code lines": 47_582,
+    "modules": 484,
+    "test lines": 75_992,
+    "words of pages": 52_157,
     "words of decisions": 10_957,
-    "folders at the root": 22,
-    "large classes": 10,
-    "crowded folders": 9,
+    "folders at the root": 15,
+    "large classes": 11,
+    "crowded folders": 2,
     "dialect words": 643,
     "private names": 323,
 }
