@@ -21,7 +21,7 @@ from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from ..dispatch.outcomes import is_over_session_limit, more_memory_after
 from ..dispatch.running import label_of
-from ..reconcile.replica_watch import WAITING
+from ..reconcile.replica_watch import EARLIER, WAITING
 
 SLEEPING = "sleeping; wakes on connect"
 _OWN_SERVERS = {
@@ -117,6 +117,8 @@ def replica_view(
     replica: Replica, live: Json | None, environment: Environment | None = None
 ) -> Json:
     """One replica, with its shim's last status."""
+    reason = dict(replica.exit or {})
+    exits = reason.pop(EARLIER, None) if live is None else live
     return {
         "id": replica.id,
         "ordinal": replica.ordinal,
@@ -125,10 +127,10 @@ def replica_view(
         "sessions": (live or {}).get("sessions", 0) if replica.state in _WITH_SESSIONS else 0,
         "restarts": replica.restarts,
         "wakes": (live or {}).get("wakes", 0),
-        "exit": replica.exit,
+        "exit": reason or None,
         "message": hide_credentials((live or {}).get("problem") or _replica_message(replica)),
-        "exits": exit_views(live, replica.exit, environment),
-        "exit_kinds": (live or {}).get("exit_kinds", {}),
+        "exits": exit_views(exits, replica.exit, environment),
+        "exit_kinds": (exits or {}).get("exit_kinds", {}),
         "abandoned": ((live or {}).get("capacity") or {}).get("abandoned", []),
         "left": ((live or {}).get("capacity") or {}).get("left", []),
     }

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = MB
 WAITING = "waiting"  # in the exit of a replica: what its restart waits for
+EARLIER = "earlier"  # in the exit of one that FAILED: these of its last status
+EXITS = ("exits", "exit_kinds")
 _GIVEN_UP_HINT = "fix what its log shows, then launch it again"
 
 _STATE_OF_STATUS = {
@@ -308,9 +310,10 @@ class ReplicaWatch:
                 if self._is_to_run:
                     await self._start_again()
             case GiveUp(reason=why):
-                self.replica = replace(
-                    self.replica, state=ReplicaState.FAILED, pid=None, exit=reason.to_json()
-                )
+                # Nothing watches the replica from now on: its row keeps how its processes exited.
+                earlier = {key: self.status[key] for key in EXITS if key in self.status}
+                told = {**reason.to_json(), EARLIER: earlier}
+                self.replica = replace(self.replica, state=ReplicaState.FAILED, pid=None, exit=told)
                 error = error_of_exit(f"replica {self.replica.id} (pid {reason.pid})", reason, tail)
                 message = f"{error.message}; {why}"
                 error = replace(error, message=message, hint=_GIVEN_UP_HINT)

@@ -20,8 +20,10 @@ from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
 from openenvd.environments.shim.files import RUN_FILE_NAME
 from openenvd.requests_db.records import Replica, RequestError
 from openenvd.schema.states import ReplicaState
+from openenvd.server.api.views import replica_view
 from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
 from openenvd.server.reconcile.status_writer import Timing
+from openenvd.system.process.exit_reason import ExitKind, ExitReason
 from openenvd.system.process.process_identity import ProcessIdentity
 from openenvd.system.text.json_lines import encode_line
 
@@ -244,6 +246,36 @@ def patient(*_: object, **__: object) -> RestartAfter:
 
 def impatient(exits: list[float], **_: object) -> RestartAfter | GiveUp:
     return RestartAfter(0.0) if len(exits) < 3 else GiveUp("it is enough")
+
+
+async def test_a_replica_that_is_given_up_keeps_how_its_processes_exited(
+    run_file: RunFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill for memory is shown, though its last exit was another and nothing watches it now."""
+    watched = "openenvd.server.reconcile.replica_watch.restart_decision"
+    monkeypatch.setattr(watched, lambda *_, **__: GiveUp("it is enough"))
+    killed = ExitReason(ExitKind.OOM_KILLED, pid=8).to_json()
+    last = ExitReason(ExitKind.EXITED, pid=9, exit_code=3).to_json()
+    history = {"exits": [{"pid": 8, "server": True, "reason": killed}]}
+    history["exit_kinds"] = {"oom_killed": 1, "exited": 1}
+
+    async def shim(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        status = {"event": "status", "state": "exited", "generation": 2, "exit": last, **history}
+        writer.write(encode_line(status))
+        writer.close()
+
+    observed = Observed(serving=True)
+    async with (
+        asyncio.timeout(TIMEOUT_SECONDS),
+        await asyncio.start_unix_server(shim, run_file.socket_path),
+        watching(run_file, observed),
+    ):
+        while not observed.recorded or observed.recorded[-1].state is not ReplicaState.FAILED:
+            await asyncio.sleep(0.01)
+    view = replica_view(observed.recorded[-1], None)
+    assert view["exit"] == last
+    assert view["exit_kinds"] == history["exit_kinds"]
+    assert [each["reason"]["kind"] for each in view["exits"]] == [ExitKind.OOM_KILLED]
 
 
 @pytest.mark.parametrize("last", ["stopped", "draining"])
