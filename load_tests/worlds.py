@@ -330,6 +330,7 @@ class Campaign:
         try:
             await asyncio.to_thread(self._launch, name)
             allowed[name] = {served + 1}
+            self.clients.urls[name] = await asyncio.to_thread(self._url, name)  # another token
         except SystemExit as exc:
             print(exc, file=sys.stderr)
             self.clients.seen["updates that failed"] += 1
