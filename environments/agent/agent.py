@@ -134,7 +134,7 @@ class Agent:
         for replica in list(self._replicas.values()):
             await replica.close()
         self._watch.close()
-        if following.done():
+        if not following.cancel():  # it has ended before
             following.result()
 
     # Replicas.

@@ -936,6 +936,11 @@ async def test_an_agent_without_replicas_ends(
     control = open_control_socket(str(path))
     await asyncio.wait_for(Agent(layout, AT, engine, control, idle_seconds=0.0).run(), SECONDS)
     assert not path.exists()
+    engine.close()
+    for thread in threading.enumerate():
+        if thread.name == "changes":  # which asks the engine, and so makes its folder
+            await asyncio.to_thread(thread.join, SECONDS)
+            assert not thread.is_alive()
 
 
 # Strays.
