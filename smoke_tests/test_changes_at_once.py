@@ -6,16 +6,21 @@ One test for each pair. Whatever it is, none hangs, and nothing is left of the e
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
+from openenvd.client.synchronous import Client
+from openenvd.environments.shim.client import read_status_file
+
 from .conftest import Machine, eventually, new_machine
 from .test_updates import session
 
-# A replica that starts, or is to end, waits for a file to go.
+# A replica that starts waits for a file to go.
 WAITING = """
 import os, time
 from openenvd.env_host.bundled.echo.environment import EchoEnvironment
@@ -27,9 +32,7 @@ def wait():
 wait()
 
 class Sample(EchoEnvironment):
-    def close(self):
-        wait()
-        super().close()
+    pass
 """
 DONE = ""  # instead of a refusal
 UPDATED, LAUNCHED = "is being updated to generation", "is being launched already"
@@ -80,19 +83,32 @@ class Trial:
 
     def begin(self, first: str, opened: ExitStack) -> str:
         """Begin the first change, which is under way when this returns; returns its request."""
-        if first in ("drain", "down"):
-            opened.enter_context(session(self.address))
         if first == "drain":
+            opened.enter_context(session(self.address))
             self.machine.ok(*self.commands["drain"])
             return ""
         before = len(self.folders())
         self.wait.touch()
-        request = self.machine.ok(*self.commands[first], "--async").out.strip()
-        if first == "down":
+        if first == "down":  # which is under way until the shim goes on
+            self._signal_shims(signal.SIGSTOP)
+            environment = Client(home=self.machine.home, start=False).environment(self.name)
+            down = environment.down(grace_seconds=600.0)
             eventually(lambda: self.machine.environment(self.name)["state"] == "STOPPING")
-        else:
-            eventually(lambda: len(self.folders()) > before)
+            return down.id
+        request = self.machine.ok(*self.commands[first], "--async").out.strip()
+        eventually(lambda: len(self.folders()) > before)
         return request
+
+    def release(self) -> None:
+        """Let the first change go on."""
+        self.wait.unlink(missing_ok=True)
+        self._signal_shims(signal.SIGCONT)
+
+    def _signal_shims(self, number: signal.Signals) -> None:
+        for folder in self.folders():
+            status = read_status_file(folder) or {}
+            with suppress(KeyError, ProcessLookupError):  # one that begins, or has just ended
+                os.kill(status["shim"]["pid"], number)
 
     def folders(self) -> list[Path]:
         """The run folders of its replicas."""
@@ -107,6 +123,7 @@ def test_a_change_that_meets_another(
     trial = Trial(changed, f"{first}-{second}", tmp_path / "wait")
     eventually(lambda: len(trial.folders()) == 1)  # of the first generation nothing is left
     with ExitStack() as opened:
+        opened.callback(trial.release)
         request = trial.begin(first, opened)
         answer = changed.run(*trial.commands[second], "--async")
         if told == DONE:
@@ -114,7 +131,7 @@ def test_a_change_that_meets_another(
         else:
             assert answer.code != 0
             assert f"{trial.name} {told}" in answer.err
-        trial.wait.unlink(missing_ok=True)
+        trial.release()
         ends = [each for each in (request, answer.out.strip()) if each]
         for each in ends:
             changed.run("wait", each)
