@@ -50,11 +50,13 @@ async def status(deps: Injected) -> Json:
     names = {launch.environment for launch in failed}
     environments = [e for e in await environment_views(deps) if e["name"] not in names]
     shown = [*active, *recent]
+    watch = deps.reconciler.gateway.watch
+    gateway = None if watch is None else watch.status
     why, again = await reasons(deps, active), await retries(deps, shown)
     return {
         "daemon": await _daemon(deps, environments),
         "environments": environments,
-        "gateway": {"exits": exit_views(deps.reconciler.gateway.live, server="Envoy")},
+        "gateway": {"exits": exit_views(gateway, server="Envoy")},
         "strays": await _strays(deps),
         "requests": [request_view(r, why.get(r.id), again.get(r.id)) for r in shown],
     }

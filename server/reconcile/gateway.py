@@ -74,7 +74,7 @@ class GatewayManager:
     replicas: ReplicaManager
     layout: Layout
     timing: Timing
-    _watch: ReplicaWatch | None = field(init=False, default=None)
+    watch: ReplicaWatch | None = field(init=False, default=None)  # over its process
     _written: dict[str, Backend] = field(init=False, default_factory=dict)  # by name
     _weights: dict[str, dict[int, int]] = field(init=False, default_factory=dict)  # by number
     _weighing: set[str] = field(init=False, default_factory=set)  # in a moment
@@ -110,11 +110,6 @@ class GatewayManager:
             except (DatabaseError, EngineFailed, OSError) as exc:  # the next daemon tries again
                 log.warning("cannot see whether the gateway is still wanted: %s", exc)
 
-    @property
-    def live(self) -> Json | None:
-        """The last status of its shim; None where none is watched."""
-        return None if self._watch is None else self._watch.status
-
     async def status(self) -> Json:
         """What `openenv gateway status` shows; `gateway` is null where none runs."""
         found = await asyncio.to_thread(process.read_gateway, self.layout)
@@ -127,8 +122,8 @@ class GatewayManager:
             "log": found.run_file.log_path,
             "state": "UNKNOWN",
         }
-        if self._watch is not None:
-            replica = self._watch.replica
+        if self.watch is not None:
+            replica = self.watch.replica
             shown |= {"state": replica.state.value, "pid": replica.pid, "exit": replica.exit}
             shown["restarts"] = replica.restarts
         try:
@@ -190,7 +185,7 @@ class GatewayManager:
     async def _look_aside(self) -> None:
         """Degrade the environments behind a gateway whose run file cannot be used."""
         found = None
-        if self._watch is None:
+        if self.watch is None:
             found = await asyncio.to_thread(process.set_aside, self.layout)
         if found != self.replicas.gateway_aside:
             names = [e.name for e in await self._environments() if e.state in SERVING]
@@ -305,8 +300,8 @@ class GatewayManager:
         found = await asyncio.to_thread(process.read_gateway, self.layout)
         if found is None:
             return
-        if self._watch is not None:
-            if self._watch.is_of(found.run_file) and not self._watch.task.done():
+        if self.watch is not None:
+            if self.watch.is_of(found.run_file) and not self.watch.task.done():
                 return
             await self._unwatch()
         self._begin_watch(found)
@@ -314,7 +309,7 @@ class GatewayManager:
     def _begin_watch(self, gateway: Gateway) -> None:
         responsibility = Responsibility()
         responsibility.take_over(gateway.run_file.request_id)
-        self._watch = ReplicaWatch(
+        self.watch = ReplicaWatch(
             _replica_of(gateway),
             gateway.run_file,
             responsibility,
@@ -323,7 +318,7 @@ class GatewayManager:
             self._give_up,
             revive=self._revive,
         )
-        self._watch.task = self.tasks.spawn(self._watch.run(), "watch the gateway")
+        self.watch.task = self.tasks.spawn(self.watch.run(), "watch the gateway")
 
     def _revive(self, _: RunFile) -> None:
         process.revive(self.layout)
@@ -339,14 +334,14 @@ class GatewayManager:
         await self._reconcile_insistently()
 
     async def _unwatch(self) -> None:
-        watch, self._watch = self._watch, None
+        watch, self.watch = self.watch, None
         if watch is not None:
             watch.task.cancel()
             await asyncio.gather(watch.task, return_exceptions=True)
 
     async def _stop_if_unused(self) -> bool:
         """Stop the gateway unless something wants it; whether there is none."""
-        if self._watch is None and not self.layout.run_dir(process.NAME).exists():
+        if self.watch is None and not self.layout.run_dir(process.NAME).exists():
             return True
         if await self._is_wanted():
             return False
