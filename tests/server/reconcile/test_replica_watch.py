@@ -256,8 +256,8 @@ async def test_a_replica_that_is_given_up_keeps_how_its_processes_exited(
     monkeypatch.setattr(watched, lambda *_, **__: GiveUp("it is enough"))
     killed = ExitReason(ExitKind.OOM_KILLED, pid=8).to_json()
     last = ExitReason(ExitKind.EXITED, pid=9, exit_code=3).to_json()
-    history = {"exits": [{"pid": 8, "server": True, "reason": killed}]}
-    history["exit_kinds"] = {"oom_killed": 1, "exited": 1}
+    kinds = {"oom_killed": 1, "exited": 1}
+    history = {"exits": [{"pid": 8, "server": True, "reason": killed}], "exit_kinds": kinds}
 
     async def shim(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         status = {"event": "status", "state": "exited", "generation": 2, "exit": last, **history}
@@ -274,7 +274,7 @@ async def test_a_replica_that_is_given_up_keeps_how_its_processes_exited(
             await asyncio.sleep(0.01)
     view = replica_view(observed.recorded[-1], None)
     assert view["exit"] == last
-    assert view["exit_kinds"] == history["exit_kinds"]
+    assert view["exit_kinds"] == kinds
     assert [each["reason"]["kind"] for each in view["exits"]] == [ExitKind.OOM_KILLED]
 
 
