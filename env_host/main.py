@@ -160,13 +160,13 @@ def _load(config: HostConfig, note: Callable[[str], None]) -> tuple[Definition |
 
 def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
     """Serve an app untouched: one process and no shards, since it may keep its state in memory."""
-    from .environment.upstream_project import example_route, has_sessions
+    from .environment.upstream_project import example_route, has_session_route
     from .event_loop import run_loop
     from .serving.access import Access
     from .serving.own_app import AppAsItIs
     from .serving.uvicorn_server import serve
 
-    served = AppAsItIs(app, has_sessions(app), example_route(app))
+    served = AppAsItIs(app, example_route(app), has_route=has_session_route(app))
 
     def report_ready() -> None:
         for note in served.how.get("notes", ()):

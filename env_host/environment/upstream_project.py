@@ -24,7 +24,7 @@ from ..errors import LoadError
 from . import deferred_imports
 from .definition import AnyAction, Definition
 from .interfaces import Observation, State
-from .own_middleware import is_http_only, own_middleware
+from .own_middleware import own_middleware
 
 UPSTREAM_SERVER = "openenv.core.env_server.http_server"
 OUR_PATHS = frozenset({"/ws", "/mcp", "/capacity", "/metrics"})
@@ -86,43 +86,26 @@ def _no_asgi(candidate: str, app: Any) -> str:
     return f"{candidate} is {what}, and no ASGI application, so it can answer no request; {advice}"
 
 
-def has_sessions(app: Any, path: str = "/ws") -> bool | None:
-    """Tell whether an app that is not upstream's has a route of sessions; None: it is not shown."""
-    app = _unwrapped(app)
-    if not hasattr(app, "routes"):
-        return None
-    scope = {"type": "websocket", "path": path, "root_path": "", "headers": [], "query_string": b""}
-    answers = {_answers(route, scope) for route in app.routes}
-    if True in answers:
-        return True
-    middleware = [each.cls for each in getattr(app, "user_middleware", ())]
-    return None if None in answers or not all(map(is_http_only, middleware)) else False
+def has_session_route(app: Any) -> bool:
+    """Tell whether an app that is not upstream's shows a route of sessions; it may hide one."""
+    for route in _routes(app):
+        path = getattr(route, "path", None)
+        if path == "/ws" or (path == "" and has_session_route(getattr(route, "app", None))):
+            return True
+    return False
 
 
-def _unwrapped(app: Any) -> Any:
-    while not hasattr(app, "routes") and is_http_only(type(app)):
+def _routes(app: Any) -> Iterable[Any]:
+    while not hasattr(app, "routes") and hasattr(app, "app"):  # middleware
         app = app.app
-    return app
-
-
-def _answers(route: Any, scope: dict[str, Any]) -> bool | None:
-    try:
-        match, inner = route.matches(dict(scope))
-    except Exception:  # a route of its own kind
-        return None
-    if match.value == 0 or not hasattr(route, "app") or hasattr(route, "endpoint"):
-        return bool(match.value)
-    below = scope["path"].removeprefix(inner.get("root_path", "")) or "/"  # another app, mounted
-    return False if type(route.app).__name__ == "StaticFiles" else has_sessions(route.app, below)
+    return getattr(app, "routes", None) or ()
 
 
 def example_route(app: Any) -> str | None:
     """Return a route to try of an app without sessions, `POST /reset`; None: it shows none."""
-    while not hasattr(app, "routes") and hasattr(app, "app"):  # middleware, of any kind
-        app = app.app
     shown = [
         f"{method} {route.path}"
-        for route in getattr(app, "routes", ())
+        for route in _routes(app)
         for method in sorted(getattr(route, "methods", None) or ())
         if getattr(route, "include_in_schema", True)
     ]

@@ -77,14 +77,14 @@ class AppAsItIs:
 
     Args:
         app: The app.
-        has_sessions: None: its routes do not tell; it is asked when it has started.
         route: One to try, for people.
+        has_route: It shows a route of sessions; otherwise it is asked when it has started.
     """
 
-    def __init__(self, app: Any, has_sessions: bool | None, route: str | None) -> None:
+    def __init__(self, app: Any, route: str | None, *, has_route: bool) -> None:
         self._app = app
-        self._has_sessions = has_sessions
         self._route = route
+        self._has_sessions = True if has_route else None
 
     @property
     def how(self) -> Message:
