@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import os
 import re
 import tarfile
@@ -23,7 +24,7 @@ from typing import IO, Any
 
 from ... import __version__
 from ...schema.errors import UnknownSource
-from ..sources.needs import Way, metadata_of, read_toml
+from ..sources.needs import Way, allows_python, metadata_of, read_toml
 from ..sources.program import Program
 from ..sources.resolve import (
     COPY_IGNORED,
@@ -40,6 +41,7 @@ from .package_index import uv_variables
 
 OWN_FOLDER = Path(__file__).resolve().parents[2]
 OWN_PACKAGES = ("env_host", "system")  # what runs in other projects' Pythons
+_ANY_PATCH = 99  # of the Python in a base image, whose tag names none
 _CERTIFICATES_VARIABLE = "SSL_CERT_FILE"
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INSECURE_HOST", "UV_HTTP_TIMEOUT")
 
@@ -217,8 +219,12 @@ def _way_in_image(project: Project, base: str) -> tuple[Way | None, list[str]]:
     found = re.search(r"python:(\d+)\.(\d+)", base)
     python = None if found is None else (int(found[1]), int(found[2]))
     why: list[str] = []
-    for way in project.ways:
-        if (fault := way.fault(python)) is None:
+    ways = project.ways
+    for way, following in itertools.zip_longest(ways, ways[1:]):
+        fault, wanted = way.fault(python), way.requires_python or ""
+        if following and python and not allows_python(wanted, (*python, _ANY_PATCH)):
+            fault = fault or f"{project.manifest.name} needs Python {wanted}, and {base} has none"
+        if fault is None:
             return way, why
         why.append(f"{way.name} is not used: {fault}")
     return None, why

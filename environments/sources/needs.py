@@ -58,7 +58,8 @@ class Way:
         """Say why its lock file cannot be used on this version of Python; None: it can."""
         if self.lock is None:
             return None
-        return lock_fault(read_text(self.lock), self.packaging, python)
+        text = read_text(self.lock)
+        return lock_fault(text, self.packaging, python) or _absence(text, self.lock.parent)
 
     @property
     def locked_wheels(self) -> tuple[str, ...] | None:
@@ -130,6 +131,14 @@ def lock_fault(text: str, packaging: Mapping[str, Any], python: Sequence[int] | 
     everywhere = [str(each) for each in project.get("dependencies", ()) if ";" not in str(each)]
     lacking = [each for each in map(normalized, everywhere) if each and each not in names]
     return f"it lacks {', '.join(lacking)}, which pyproject.toml names" if lacking else None
+
+
+def _absence(lock: str, folder: Path) -> str | None:
+    """Return the fault of a lock file that names a folder or file which was not published."""
+    sources = [each.get("source", {}) for each in parse_toml(lock).get("package", [])]
+    places = (each.get(kind) for each in sources for kind in ("directory", "editable", "path"))
+    absent = [each for each in places if each and not (folder / each).exists()]
+    return f"it names {absent[0]}, which is not there" if absent else None
 
 
 def allows_python(wanted: str, python: Sequence[int]) -> bool:

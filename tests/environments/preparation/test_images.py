@@ -172,6 +172,30 @@ def test_a_lock_file_that_cannot_serve_in_the_image_is_named_and_not_used(projec
     assert "-r pyproject.toml" in dockerfile(made.recipe)
 
 
+def test_requirements_serve_where_the_image_has_not_the_python_that_pyproject_wants(
+    project: Path,
+) -> None:
+    (project / "pyproject.toml").write_text(
+        '[project]\nname = "openenv-my-env"\nversion = "1"\nrequires-python = ">=3.12"\n'
+        'dependencies = ["openenv"]\n'
+    )
+    assert "-r pyproject.toml" in dockerfile(context(str(project), project).recipe)
+    (project / "requirements.txt").write_text("openenv\n")
+    made = context(str(project), project)
+    [told] = made.notes
+    assert told.startswith("pyproject.toml is not used: ")
+    assert "needs Python >=3.12, and python:3.11-slim has none" in told
+    assert "-r requirements.txt" in dockerfile(made.recipe)
+
+
+def test_a_lock_file_that_names_an_unpublished_folder_is_not_used_in_the_image(
+    project: Path,
+) -> None:
+    (project / "uv.lock").write_text(LOCK.replace('registry = "x"', 'directory = "../shared"'))
+    made = context(str(project), project)
+    assert made.notes == ("uv.lock is not used: it names ../shared, which is not there",)
+
+
 def test_the_metadata_of_the_project_are_written_where_packages_are(
     project: Path, tmp_path: Path
 ) -> None:
