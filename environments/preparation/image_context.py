@@ -40,7 +40,7 @@ from .image_recipe import Recipe
 from .package_index import uv_variables
 
 OWN_FOLDER = Path(__file__).resolve().parents[2]
-OWN_PACKAGES = ("env_host", "system")  # what runs in other projects' Pythons
+OWN_PACKAGES = ("env_host", "schema", "system")  # what runs in other projects' Pythons
 _ANY_PATCH = 99  # of the Python in a base image, whose tag names none
 _CERTIFICATES_VARIABLE = "SSL_CERT_FILE"
 _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INSECURE_HOST", "UV_HTTP_TIMEOUT")

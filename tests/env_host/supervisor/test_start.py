@@ -522,7 +522,7 @@ def test_our_own_byte_code_is_written_for_the_pythons_of_projects(
     upstream: Path, tmp_path: Path
 ) -> None:
     package = tmp_path / "openenvd"
-    for room in ("env_host", "system"):
+    for room in ("env_host", "schema", "system"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(PROGRAM.parents[1] / room, package / room, ignore=ignored)
     shutil.copy(PROGRAM.parents[1] / "__init__.py", package)

@@ -8,6 +8,7 @@ import json
 import shlex
 import subprocess
 import sys
+import sysconfig
 import tarfile
 from pathlib import Path
 
@@ -72,15 +73,20 @@ def test_no_path_of_this_machine_is_in_the_image(project: Path) -> None:
 
 
 def test_the_env_host_and_all_it_stands_on_are_in_the_archive(tmp_path: Path) -> None:
-    found = names(context("echo", tmp_path))
-    assert {
-        "Dockerfile",
-        "openenvd/__init__.py",
-        "openenvd/env_host/__main__.py",
-        "openenvd/system/text/units.py",
-        "openenvd/env_host/bundled/echo/environment.py",
-    } <= found
+    made = context("echo", tmp_path)
+    archive = io.BytesIO()
+    made.write(archive)
+    archive.seek(0)
+    with tarfile.open(fileobj=archive) as tar:
+        tar.extractall(tmp_path, filter="data")
+    found = names(made)
+    assert {"Dockerfile", "openenvd/env_host/__main__.py"} <= found
     assert not any(name.startswith("openenvd/server") for name in found)
+    folders = (str(tmp_path), sysconfig.get_path("purelib"))  # without `.pth`: ours is not there
+    modules = ("main", "supervisor.supervisor", "shard.shard", "bundled.echo.environment")
+    imports = "; ".join(f"import openenvd.env_host.{module}" for module in modules)
+    code = f"import sys; sys.path += {folders!r}; {imports}"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
 
 
 def test_caches_and_what_dockerignore_names_stay_out(project: Path) -> None:
