@@ -28,8 +28,7 @@ and below them, with the standard library alone and JSON as documented in `docs/
     api.py        `DaemonClient`: the API's calls by name
     following.py  follows one request to its end, across lost connections
     daemon.py     finds the daemon, starts one, stops it
-    sources.py    what the source of a launch means, seen from a folder
-    policies.py   what a policy behind a chat endpoint needs of the variables here
+    sources.py    what the source of a launch means, seen from a folder; variables for a policy
     health.py     a program for probes: whether a daemon answers; it starts none
     errors.py     what can go wrong
 

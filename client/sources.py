@@ -5,10 +5,13 @@ The daemon does not share our working directory: a folder is sent as an absolute
 `module:Class` with the folder it is to be found from. Whether a source can be served at all is
 decided where it is prepared. This module distinguishes the kinds of sources, and refuses a source
 that names nothing before a daemon is started for it.
+
+What a policy behind a chat endpoint needs of the variables that are set here.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +19,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from ..schema.names import suggest_name
+from ..schema.spec import suggest_name
 from .errors import ApiRefused
 
 MANIFEST = "openenv.yaml"
@@ -137,3 +140,14 @@ def _lines(path: Path) -> list[str]:
 def bundled_names() -> frozenset[str]:
     """The environments that come with this package."""
     return frozenset(found.parent.name for found in _BUNDLED.glob(f"*/{MANIFEST}"))
+
+
+CHAT_PREFIX = "openai:"
+CHAT_VARIABLES = ("OPENAI_API_KEY", "OPENAI_MODEL")
+
+
+def variables_of(policy: str | None) -> dict[str, str]:
+    """Return what is handed over to a rollout with this policy."""
+    if policy is None or not policy.startswith(CHAT_PREFIX):
+        return {}
+    return {name: os.environ[name] for name in CHAT_VARIABLES if name in os.environ}

@@ -19,8 +19,7 @@ from .api import DaemonClient, RequestFilters
 from .errors import DaemonUnreachable
 from .handles import Environment, Request, environment_of, json_of
 from .options import LaunchOptions, RequestOptions, RolloutOptions
-from .policies import variables_of
-from .sources import read_source, working_folder
+from .sources import read_source, variables_of, working_folder
 
 Result = TypeVar("Result")
 Folder = str | os.PathLike[str]

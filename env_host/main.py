@@ -239,7 +239,7 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
 
 def _serve_as_program(config: HostConfig, definition: Definition, child: dict[str, Any]) -> None:
     """Be a child that was started rather than forked: `spawn.what_forbids_forking`."""
-    from ..system.process.prctl import die_with_parent
+    from ..system.process.forking import die_with_parent
     from .ipc.child_config import ChildConfig
     from .ipc.scoreboard import Scoreboard
     from .shared_state.process import STATE_CONFIG, serve_as_program
@@ -297,7 +297,7 @@ async def _run_child(
     from .serving.app import HostApp
     from .serving.uvicorn_server import Server
     from .shard.shard import IsolatedSession, Shard
-    from .websocket.partial_messages import PartialMessages
+    from .websocket.frames import PartialMessages
 
     def make_server(served: Definition, table: SessionTable, siblings: Siblings | None) -> Server:
         if siblings is not None and config.token is not None:
@@ -323,8 +323,7 @@ async def _run_child(
     if own.state_address is None:
         await kind(config, definition, own, scoreboard, make_server).run(head)
         return
-    from .shared_state.connection import StateLink
-    from .shared_state.proxy import ProxyFactory
+    from .shared_state.connection import ProxyFactory, StateLink
 
     link = StateLink(own.state_address)
     shared = replace(definition, factory=ProxyFactory(definition.factory, link))

@@ -49,7 +49,7 @@ MODULES = (
     "openenvd.env_host.serving.app",
     "openenvd.env_host.serving.uvicorn_server",
     "openenvd.env_host.shard.shard",
-    "openenvd.env_host.shared_state.proxy",
+    "openenvd.env_host.shared_state.connection",
     "openenvd.env_host.startup",
     "openenvd.env_host.supervisor.supervisor",
 )

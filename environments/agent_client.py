@@ -5,7 +5,7 @@
         │ nothing listens                          ◀──{"ok": …} | {"error": …}──
         └─▶ the socket is made here, and passed to an agent that is started
 
-There is one for each engine and address (`engine_address.py`), which it is started with.
+There is one for each engine and address (`EngineAddress`), which it is started with.
 An agent (`engines/agent.py`) plays the part of a shim for every replica of its engine: clients talk
 to the replica's own socket, as its run file says. The agent's own socket is for the rest:
 
@@ -21,22 +21,33 @@ One JSON object a line, one answer a question. Failure cases:
 * Two start one at the same time: the lock of the engine's folder lets one of them do it.
 * It is ending, having had nothing to do: it does so with that lock, so that nobody connects to it.
 * It is killed while it answers: the question is asked again, of the next one, a few times.
+
+`EngineAddress`: one engine: its kind, and the variables that say which of that kind it is.
+
+    a launch ──▶ engines/registry.py: address_here ──▶ the run file ──▶ the agent of that address
+                    the launch's own variables, resolved                   its variables
+
+Everything about a replica is asked of the engine that was used at its launch: variables of whoever
+starts its agent again (a daemon, a `down`) change nothing. Two addresses of one kind have an agent
+each.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..schema.errors import EngineFailed
 from ..schema.layout import Layout, make_private
 from ..system.text.json_lines import Json, decode_line, encode_line
-from .engine_address import ADDRESS_FILE_NAME, EngineAddress
 from .shim.files import CONTROL_FD_VARIABLE, open_control_socket, write_json
 from .shim.fork_server_client import spawn_detached
 
@@ -152,3 +163,54 @@ def _spawn(layout: Layout, at: EngineAddress, control_fd: int) -> None:
     }
     log_path = str(layout.agent_log(at.key))
     spawn_detached(argv, environ, pass_fds=[control_fd], log_path=log_path)
+
+
+ADDRESS_FILE_NAME = "address.json"  # in the folder of an agent
+_DIGEST_LENGTH = 8
+_PLACE = "_HOST"  # ends the name of the variable that says where it is
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """One engine that replicas run on.
+
+    Attributes:
+        engine: Its name in `--provider`.
+        variables: Names and values, sorted, of what its library reads to find it.
+    """
+
+    engine: str
+    variables: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, engine: str, variables: Mapping[str, str]) -> EngineAddress:
+        """Return the one of these variables."""
+        return cls(engine, tuple(sorted(variables.items())))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> EngineAddress:
+        """Read what `to_json` wrote.
+
+        Raises:
+            LookupError, TypeError, ValueError: It is something else.
+        """
+        return cls.of(data["engine"], dict(data["variables"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON, which `from_json` reads."""
+        return {"engine": self.engine, "variables": dict(self.variables)}
+
+    @property
+    def key(self) -> str:
+        """What its agent's files are called."""
+        if not self.variables:
+            return self.engine
+        text = json.dumps(self.variables)
+        return f"{self.engine}-{hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]}"
+
+    def __str__(self) -> str:
+        """Return it for people: `docker at unix:///run/docker.sock`."""
+        where = next(
+            (text for name, text in self.variables if text and name.endswith(_PLACE)), None
+        )
+        return self.engine if where is None else f"{self.engine} at {where}"

@@ -40,8 +40,7 @@ from ..system.files.file_locks import is_locked
 from ..system.net.listening_sockets import open_listening_sockets
 from ..system.process.descriptors import close_all
 from ..system.text.json_lines import Json
-from .agent_client import ask_agent
-from .engine_address import EngineAddress
+from .agent_client import EngineAddress, ask_agent
 from .shim.client import (
     ShimClient,
     ShimGone,

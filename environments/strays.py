@@ -19,8 +19,7 @@ from ..schema.errors import EngineFailed
 from ..schema.layout import Layout
 from ..system.text.json_lines import Json
 from . import run_files
-from .agent_client import STRAYS_FILE_NAME, ask_agent
-from .engine_address import ADDRESS_FILE_NAME, EngineAddress
+from .agent_client import ADDRESS_FILE_NAME, STRAYS_FILE_NAME, EngineAddress, ask_agent
 
 
 def engines_used(layout: Layout) -> list[EngineAddress]:

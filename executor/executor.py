@@ -73,9 +73,8 @@ from .errors import NoRoom, NotRunning
 from .messages import LONG, EventSink, ExecutorStatus, Started, Task
 from .policy.admission import FreeMemory
 from .policy.plan import Plan
-from .policy.timing import Timing
-from .spawning.source import FORK_IS_SAFE, WorkerSource
-from .spawning.subprocess_source import SubprocessSource
+from .policy.watchdog import Timing
+from .spawning.source import FORK_IS_SAFE, SubprocessSource, WorkerSource
 from .spawning.zygote_client import ZygoteClient
 from .supervisor.loop import Supervisor
 from .supervisor.memory import AvailableMemory

@@ -48,7 +48,7 @@ from openenvd.rollouts.bench.plan import HANDSHAKE_SECONDS, BenchError, Plan
 from openenvd.rollouts.bench.results import Report, Summary
 from openenvd.rollouts.bench.sweep import Sweep
 from openenvd.rollouts.bench.target import Target
-from openenvd.system.files.extras import install_command
+from openenvd.system.files.installation import install_command
 
 DEFAULT_FOLDER = Path(__file__).with_name("results") / "scaling"
 COMPARE_LIMIT = [

@@ -2,7 +2,7 @@
 """`AsyncStore`: the queue as the API's event loop sees it.
 
     loop ──await write──▶ one thread: one transaction, from BEGIN to COMMIT ──▶ back to the loop
-              └───read──▶ aiosqlite: one query on a read-only connection             reader.py
+              └───read──▶ aiosqlite: one query on a read-only connection             sqlite.py
 
     await store.write(submitting.submit, new, now=now)      functions of `transactions/`
     await store.read(queries.environment(name))             of `sql/queries.py`
@@ -32,8 +32,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from .connections.reader import Reader
-from .connections.write_connection import WriteConnection
+from .connections.sqlite import Reader, WriteConnection
 from .sql.prepared import prepare
 from .sql.queries import Query
 

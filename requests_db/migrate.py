@@ -19,7 +19,7 @@ from sqlalchemy import Connection, insert, inspect, text
 
 from ..schema.states import RequestState
 from .connections import sqlite
-from .connections.write_connection import WriteConnection
+from .connections.sqlite import WriteConnection
 from .errors import DatabaseCorrupt, DatabaseTooNew
 from .sql.tables import metadata, tally
 

@@ -8,8 +8,8 @@ finished episode exists exactly once; an unfinished one is never visible.
 
     run.py                 `openenv rollout`: a rollout into a folder, or the rest of one
     failed_episodes.py     whether a failed episode is written, and when too many have failed
-    collector.py           many episodes at once, and their retries; episode_runner.py: one attempt
-    batches.py             whole episodes in memory, for Python callers
+    collector.py           many episodes at once, and their retries; whole episodes in memory, for
+                           Python callers; episode_runner.py: one attempt
     episodes.py            step, episode, sink
     buffers.py             a budget of memory, and how many episodes run within it
     loop_thread.py         the loop's thread

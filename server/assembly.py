@@ -23,9 +23,9 @@ from typing import Any
 from ..executor.executor import BurstableExecutor
 from ..executor.policy.plan import Plan
 from ..executor.spawning.zygote import PreforkedZygote
-from ..executor.supervisor.process_trees import sweep_orphans
+from ..executor.supervisor.memory import sweep_orphans
 from ..requests_db.async_store import AsyncStore
-from ..requests_db.connections.write_connection import WriteConnection
+from ..requests_db.connections.sqlite import WriteConnection
 from ..requests_db.errors import DatabaseError
 from ..requests_db.migrate import open_database
 from ..requests_db.sql import queries

@@ -44,9 +44,8 @@ from ..schema.settings import Given, Paths, Settings
 from ..system.memory.limits import read_limits
 from ..system.memory.pids_limit import is_no_room, no_room_text
 from .api.app import create_app
-from .api.browser_sessions import BrowserSessions
 from .api.dependencies import Dependencies
-from .api.security import Guard
+from .api.security import BrowserSessions, Guard
 from .assembly import running_parts
 from .dashboard.routes import add_dashboard
 from .dispatch.planning import NO_PROCESSES_HINT

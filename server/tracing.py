@@ -35,7 +35,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..system.files.extras import install_command
+from ..system.files.installation import install_command
 from ..system.text.hidden_values import hide_credentials
 
 if TYPE_CHECKING:

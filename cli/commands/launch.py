@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...client.sources import check_source, folder_note, read_source, working_folder
-from ...schema.names import suggest_name, why_not
 from ...schema.operation_options import DrainOptions, RequestOptions
-from ...schema.spec import LaunchOptions
+from ...schema.spec import LaunchOptions, suggest_name, why_not
 from ...schema.states import RequestState
 from .. import completion, following, passthrough
 from ..following import follow, leave, submit, submit_options

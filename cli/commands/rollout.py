@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...client.errors import ApiRefused
-from ...client.policies import variables_of
-from ...client.sources import MANIFEST, bundled_names, read_source, working_folder
+from ...client.sources import MANIFEST, bundled_names, read_source, variables_of, working_folder
 from ...schema.operation_options import RequestOptions, RolloutOptions
 from ...schema.states import EnvironmentState, RequestState
 from ...system.text.terminal_text import plain

@@ -27,7 +27,7 @@ from ..ipc.capacity import capacity_of, render_metrics
 from ..ipc.scoreboard import Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
-from ..websocket.partial_messages import PartialMessages
+from ..websocket.frames import PartialMessages
 from .http_routes import HttpRoutes, Reply
 from .mcp import Mcp
 from .own_app import Home

@@ -30,7 +30,7 @@ from ..environment.instances import keep_accepted
 from ..errors import NotReset, SessionEnded, SessionError, UnknownSession, WSErrorCode
 from ..sessions.session import Session
 from ..sessions.threads import plain_error
-from ..websocket.partial_messages import PartialMessages
+from ..websocket.frames import PartialMessages
 from ..websocket.protocol import WebSocketProtocol
 from . import messages
 

@@ -37,8 +37,7 @@ from ...system.text.units import MB
 from ..errors import SessionEnded
 from ..ipc.capacity import note_awake
 from ..ipc.child_config import HOME, ChildConfig
-from ..ipc.fd_messages import MessageChannel
-from ..ipc.replica_doors import ReplicaDoors
+from ..ipc.fd_messages import MessageChannel, ReplicaDoors
 from ..ipc.scoreboard import MICROSECONDS, Field, Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
@@ -51,7 +50,7 @@ from .connection_registry import ConnectionRegistry
 if TYPE_CHECKING:
     from ...schema.protocol import HostConfig
     from ..environment.definition import Definition
-    from ..shared_state.errors import WorldLost
+    from ..shared_state.frames import WorldLost
 
 HEARTBEAT_SECONDS = 0.1
 STOP_SECONDS = 3.0  # for sessions to close their environments

@@ -29,8 +29,8 @@ What fails, and how it shows:
       garbage
     the supervisor exits         the state process notices within a second and exits.
 
-    frames.py      frames, encoded and decoded
-    process.py     the state process               proxy.py         `self.world`
-    server.py      connections, in that process    connection.py    a shard's link to it
-    errors.py      what can go wrong
+    frames.py      frames, encoded and decoded; what can go wrong
+    process.py     the state process
+    server.py      connections, in that process
+    connection.py  a shard's link to it, and `self.world`
 """

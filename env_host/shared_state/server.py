@@ -30,8 +30,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .connection import EXPIRED, MAX_CALLS
-from .errors import WireError
-from .frames import Buffer, Frame, Kind, WireProtocol, encode, encode_value
+from .frames import Buffer, Frame, Kind, WireError, WireProtocol, encode, encode_value
 
 SESSIONS_PER_CONNECTION = 2**32
 RESERVED = frozenset({"session_ended", "close"})  # never called by a client

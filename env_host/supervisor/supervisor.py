@@ -60,13 +60,12 @@ from ...system.memory.cgroups import own_group
 from ...system.net.listening_sockets import listening
 from ...system.process import forking
 from ...system.process.descriptors import Message, receive_message
-from ...system.process.prctl import adopt_orphans
+from ...system.process.forking import adopt_orphans
 from ...system.process.proc import exit_sentence, kill
 from ...system.process.signal_pipe import DRAIN_SIGNALS, SignalPipe
 from ..environment.plan import ServingPlan
 from ..errors import ShardFailed
-from ..ipc.fd_messages import carried_bytes
-from ..ipc.replica_doors import ReplicaDoors
+from ..ipc.fd_messages import ReplicaDoors, carried_bytes
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
 from ..restart_backoff import RestartSchedule
 from ..shared_state.process import StateProcess

@@ -32,8 +32,15 @@ from ...system.net.websocket import (
     TEXT,
     frame_head,
 )
-from .frames import FrameError, FrameParser, Message, close_frame, code_of_close, whole_text
-from .partial_messages import PartialMessages
+from .frames import (
+    FrameError,
+    FrameParser,
+    Message,
+    PartialMessages,
+    close_frame,
+    code_of_close,
+    whole_text,
+)
 
 CLOSE_SECONDS = 10.0
 _LARGE = 1 << 16  # from here on, two writes are cheaper than joining

@@ -46,8 +46,7 @@ from ...system.process.proc import set_oom_score_adj
 from ...system.process.process_identity import ProcessIdentity
 from ...system.text.json_lines import Json, decode_line, encode_line
 from .. import run_files
-from ..agent_client import STRAYS_FILE_NAME, start_lock
-from ..engine_address import ADDRESS_FILE_NAME, EngineAddress
+from ..agent_client import ADDRESS_FILE_NAME, STRAYS_FILE_NAME, EngineAddress, start_lock
 from ..engines.base import Engine, EngineError, EngineGone, EngineRefused, Instance, ReplicaPlan
 from ..engines.registry import load
 from ..run_files import RunFile

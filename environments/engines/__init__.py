@@ -14,8 +14,8 @@ providers.py what starts replicas, by name; provider.py: its protocol; engine_pr
 new_replicas.py, started_replicas.py
              what is written down of a replica before it starts, and the wait until it serves
 
-host_options.py   what engines look at, change and refuse in what a replica is given
-node_program.py   what a program is given on its node: Slurm's, Ray's
+host_options.py   what engines look at, change and refuse in what a replica is given, and what a
+                  program is given on its node: Slurm's, Ray's
 server_answers.py what a replica's server says over HTTP
 timed_output.py   output with times, and where to go on in it
 """

@@ -12,11 +12,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ...system.files.extras import install_command
-from ..engine_address import EngineAddress
+from ...system.files.installation import install_command
+from ..agent_client import EngineAddress
 from .base import Engine, EngineRefused
-from .docker.address import docker_address
-from .docker.options import host_config
+from .docker.options import docker_address, host_config
 from .kubernetes import options as kubernetes_options
 from .kubernetes.address import kubernetes_address
 from .ray import options as ray_options

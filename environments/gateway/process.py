@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from ...schema.errors import GatewayFailed, NotReady, PortInUse, with_last_lines
 from ...schema.layout import GATEWAY, Layout, make_private
-from ...system.files.extras import install_command
+from ...system.files.installation import install_command
 from ...system.files.log_files import last_lines
 from ...system.memory.limits import read_limits
 from ...system.process.exit_reason import ExitReason

@@ -34,7 +34,7 @@ from ...schema.spec import DEFAULT_BASE
 from ...system.text.terminal_text import plain
 from ..command_output import run_command
 from ..engines.base import BUILT_LABEL
-from ..engines.docker.address import INSTALL, hint_on
+from ..engines.docker.options import INSTALL, hint_on
 from ..image_names import check_reference, digest_in_repository, tag_of
 from ..sources.program import Program
 from ..sources.resolve import Project, ResolvedSource

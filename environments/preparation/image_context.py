@@ -37,7 +37,7 @@ from ..sources.resolve import (
 )
 from . import image_recipe as recipes
 from .image_recipe import Recipe
-from .package_index import uv_variables
+from .uv import uv_variables
 
 OWN_FOLDER = Path(__file__).resolve().parents[2]
 OWN_PACKAGES = ("env_host", "schema", "system")  # what runs in other projects' Pythons

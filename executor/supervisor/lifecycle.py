@@ -31,12 +31,11 @@ import time
 from functools import partial
 
 from ..errors import FrameError
-from ..policy.timing import Timing
+from ..policy.watchdog import Timing
 from ..spawning.source import Exited, SourceFactory, signal_group
 from .channels import Channels, WakeUp
-from .memory import WorkerMemory
+from .memory import WorkerMemory, kill_leftovers, kill_tree
 from .pool import PooledWorker, Pools, Run, Stage, StopReason
-from .process_trees import kill_leftovers, kill_tree
 from .starting import WorkerStarter
 from .tasks import Tasks
 

@@ -23,7 +23,7 @@ import time
 
 from ..messages import EventSink
 from ..policy.plan import Plan
-from ..policy.timing import Timing
+from ..policy.watchdog import Timing
 from ..spawning.source import SourceFactory
 from .channels import Channels, Handler, WakeUp
 from .events import EventBuffer

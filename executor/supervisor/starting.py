@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from ...system.memory.usage import anonymous_bytes
 from ...system.process.process_identity import ProcessIdentity
 from ..policy.scaling import FAILED_STARTS_BEFORE_BARE, MOST_FAILED_STARTS, back_off_seconds
-from ..policy.timing import Timing
+from ..policy.watchdog import Timing
 from ..spawning.source import (
     Exited,
     Forked,

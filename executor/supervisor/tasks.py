@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from ..messages import LONG, Cancelled, Died, ExecutorEvent, Progressed, Started, Succeeded
 from ..policy.scaling import reason_to_recycle
-from ..policy.timing import Timing
+from ..policy.watchdog import Timing
 from .channels import Channels, WakeUp
 from .events import EventBuffer, Frame, exit_event, failure_event, never_started
 from .memory import WorkerMemory, machine_oom_kills

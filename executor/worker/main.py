@@ -378,7 +378,7 @@ def children_are_left() -> bool:
 
 
 def main() -> NoReturn:
-    """Run a worker as a program of its own, where fork is unsafe (`subprocess_source.py`)."""
+    """Run a worker as a program of its own, where fork is unsafe (`spawning/source.py`)."""
     config = json.loads(sys.argv[1])
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     pipe = socket.socket(fileno=config["pipe"])

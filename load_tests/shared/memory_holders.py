@@ -20,7 +20,7 @@ from load_tests.shared.operations import worker_path
 from openenvd.executor.executor import BurstableExecutor
 from openenvd.executor.messages import LONG, SHORT
 from openenvd.executor.policy.plan import plan_workers
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.transactions import submitting

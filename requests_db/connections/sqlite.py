@@ -8,27 +8,56 @@ lose the last commits; with `syncs`, each commit waits until they are on the dis
 
 Locking. SQLite lets one connection write at a time, and lets the others *poll* for their turn with
 sleeps of up to 100 ms. Writers inside the daemon therefore take turns by a lock of our own
-(`write_connection.py`), and `BEGIN IMMEDIATE` claims SQLite's before anything is read, so that no
+(`WriteConnection`), and `BEGIN IMMEDIATE` claims SQLite's before anything is read, so that no
 transaction fails half way because another wrote first. The busy time-out is for other processes.
 Connections that read are opened `mode=ro`: they can neither take the write lock nor create a file.
+
+`Reader`: an event loop's queries, on `aiosqlite` with one read-only connection.
+
+    loop ──await──▶ aiosqlite's thread ──▶ one statement, its rows fetched ──▶ back to the loop
+
+A query is one statement outside any transaction, so it crosses to the thread once, sees every
+commit that was acknowledged before it, waits for no writer (WAL), and leaves no snapshot open that
+would hold up a checkpoint. SQLAlchemy builds and compiles the statements (`sql/`); its asynchronous
+engine is not used: `docs/decisions/0010-aiosqlite-readers.md` has the figures.
+
+`WriteConnection`: a connection that writes, and the lock of all that do.
+
+    connection.write(dispatching.claim, schedule, 1, now)      functions of `transactions/`
+    connection.read(queries.RUNNING)                         of `sql/queries.py`
+
+The connection is opened when first used and again after an error, for whichever single thread uses
+it at the moment. Errors of the driver leave here as ours. Nothing of a transaction that raised has
+been done, and the same call may be repeated.
+
+The lock: all connections that write to one file within this process share one `threading.Lock`,
+held from BEGIN to COMMIT. Nothing else is locked while it is held, and nothing waits for the event
+loop: a transaction is one function that runs on one thread from end to end.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
+import threading
 import time
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import aiosqlite
 from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy import create_engine as _create_engine
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from ...system.files import disk_space
 from ..errors import DatabaseBusy, DatabaseCorrupt, DatabaseError, DatabaseFull, DatabaseUnwritable
+from ..sql.queries import Query
 
 BUSY_TIMEOUT_SECONDS = 10.0
 # Of statements that go straight to the driver (`prepared.py`). The latter: of a damaged file, a
@@ -171,3 +200,136 @@ def _is_full(path: Path) -> bool:
     return room.f_bavail * room.f_frsize < _FREE_BYTES_OF_A_FULL_DISK or (
         room.f_files > 0 and room.f_favail == 0
     )
+
+
+class Reader:
+    """One connection that only reads, opened when first used and again after an error."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = Path(path).resolve()
+        self._connection: aiosqlite.Connection | None = None
+        self._thread: threading.Thread | None = None
+        self._opening = asyncio.Lock()
+
+    async def rows(self, text: str, values: Iterable[Any]) -> list[Any]:
+        """The rows of one SELECT, each a tuple.
+
+        Raises:
+            DatabaseError: SQLite refused; the next query opens another connection.
+        """
+        try:
+            connection = self._connection or await self._open()
+            return list(await connection.execute_fetchall(text, values))
+        except DRIVER_ERRORS as exc:
+            await self.close()
+            raise error_of(exc, self._path) from exc
+
+    async def close(self) -> None:
+        """Answer the queries that wait, then close; the next query would open it again."""
+        async with self._opening:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                await connection.close()
+                self._join()
+
+    async def _open(self) -> aiosqlite.Connection:
+        async with self._opening:
+            if self._connection is None:
+                connection = aiosqlite.Connection(self._connect, iter_chunk_size=64)
+                # As SQLAlchemy's dialect does: a store that is never closed must not keep the
+                # process from exiting.
+                connection._thread.daemon = True  # noqa: SLF001
+                try:
+                    self._connection = await connection
+                except DRIVER_ERRORS:
+                    self._join()
+                    raise
+            return self._connection
+
+    def _join(self) -> None:
+        """Wait for the thread, which has answered and is at its last instruction."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _connect(self) -> sqlite3.Connection:
+        """On aiosqlite's thread."""
+        self._thread = threading.current_thread()
+        self._thread.name = "requests-db-reader"
+        return connect_read_only(self._path)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+# Weakly held by path, so that a lock goes with the last connection that shares it.
+_locks: weakref.WeakValueDictionary[Path, threading.Lock] = weakref.WeakValueDictionary()
+_locks_guard = threading.Lock()
+
+
+class WriteConnection:
+    """One connection that writes; any thread may use it, one at a time."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS,
+        *,
+        syncs: bool = False,
+    ) -> None:
+        """Connects when first used.
+
+        Args:
+            path: the database's file.
+            busy_timeout_seconds: how long to wait for another process that writes.
+            syncs: each commit survives a power cut, and waits for the disk.
+        """
+        self._path = Path(path).resolve()
+        self._engine = create_engine(self._path, busy_timeout_seconds, syncs=syncs)
+        with _locks_guard:
+            self._lock = _locks.setdefault(self._path, threading.Lock())
+        self._connection: Connection | None = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """All or nothing: committed at the end of the block, rolled back when it raises.
+
+        Raises:
+            DatabaseError: SQLite refused; the next transaction opens another connection.
+        """
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._connection = self._engine.connect()
+                with self._connection.begin():
+                    yield self._connection
+            except (DBAPIError, *DRIVER_ERRORS) as exc:
+                self._drop()  # what an error leaves of a connection is not worth guessing
+                orig = exc.orig if isinstance(exc, DBAPIError) else exc
+                raise error_of(orig, self._path) from exc
+
+    def write(
+        self, work: Callable[Concatenate[Connection, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Run `work` in a transaction, and return what it returns. Blocks.
+
+        Raises:
+            DatabaseError: SQLite refused.
+        """
+        with self.transaction() as connection:
+            return work(connection, *args, **kwargs)
+
+    def read(self, query: Query[R]) -> R:
+        """The query's answer. Blocks."""
+        return self.write(query.run)
+
+    def close(self) -> None:
+        """Close the connection; the next transaction would open another."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(DBAPIError):
+                connection.close()

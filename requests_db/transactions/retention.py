@@ -11,7 +11,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from ...schema.states import RequestState
-from ..connections.write_connection import WriteConnection
+from ..connections.sqlite import WriteConnection
 from ..sql import prepared, statements
 from . import generations
 from .journal import Journal

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import orjson
 
-from ...system.files.extras import install_command
+from ...system.files.installation import install_command
 from ...system.text.json_lines import Json
 from ..answers import Answer
 from ..episodes import FailureReason

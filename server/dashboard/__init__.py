@@ -4,13 +4,13 @@
     routes.py               the page, signing in, the stream
     page_files.py           the page's files, compressed, and the version of them all
     followed_log.py         the log that a page shows, on its stream
-    live_state.py           `LiveState`: entities as JSON, what changed of them, and for whom
-    feed.py                 `Feed`: while somebody looks, has the sources look, sends what changed
+    live_state.py           `LiveState`: entities as JSON, what changed of them, and for whom;
+                            `Feed`: while somebody looks, has the sources look, sends what changed
     memory.py               `MemoryHistory`: memory by what holds it, over the last hour
     sources/                one file for each group of kinds: reads the daemon, puts entities
     static/                 the page: HTML, CSS, JavaScript modules; nothing is built
 
-Signing in is in `server/api/browser_sessions.py`, beside the guard that checks it.
+Signing in is in `server/api/security.py`, beside the guard that checks it.
 
 The data flow:
 

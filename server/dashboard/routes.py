@@ -20,12 +20,11 @@ from pydantic import BaseModel, Field
 from starlette.middleware import Middleware
 
 from ...system.text.json_lines import Json
-from ..api.browser_sessions import LINK_SECONDS, BrowserSessions
 from ..api.dependencies import Dependencies, Injected
-from ..api.security import PAGE, PAGE_FILES, SIGN_IN
+from ..api.security import LINK_SECONDS, PAGE, PAGE_FILES, SIGN_IN, BrowserSessions
 from ..errors import Unauthorized
-from .feed import Feed
 from .followed_log import open_log
+from .live_state import Feed
 from .memory import MemoryHistory
 from .page_files import INDEX, SECURITY_HEADERS, Compressed, PageFiles, version_of_files
 from .sources import make_sources

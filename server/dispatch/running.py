@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...executor.executor import BurstableExecutor
-from ...requests_db.connections.write_connection import WriteConnection
+from ...requests_db.connections.sqlite import WriteConnection
 from ...requests_db.records import Event, NewRequest, Request
 from ...requests_db.sql.rows import QueueClock
 from ...schema.settings import Paths, Settings

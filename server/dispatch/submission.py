@@ -23,9 +23,8 @@ from ...requests_db.sql import queries
 from ...requests_db.sql.rows import QueueClock
 from ...requests_db.transactions import submitting
 from ...schema.errors import EnvironmentsError
-from ...schema.names import validate_name
 from ...schema.settings import Settings
-from ...schema.spec import sleep_seconds_of
+from ...schema.spec import sleep_seconds_of, validate_name
 from ...schema.states import EnvironmentState, Schedule
 from ...system.text.hidden_values import hide_credentials
 from ...system.text.json_lines import Json

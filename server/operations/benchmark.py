@@ -22,7 +22,7 @@ from ...environments.shim.client import ShimClient, ShimGone
 from ...rollouts.bench.plan import InvalidPlan, Plan
 from ...schema.layout import Layout, make_private
 from ...schema.operation_options import BenchmarkOptions
-from ...system.files.extras import install_command
+from ...system.files.installation import install_command
 from ...system.net.access_tokens import without_token
 from ...system.text.json_lines import Json
 from ...system.text.units import MB

@@ -46,13 +46,14 @@ from ...environments.sources.resolve import (
 )
 from ...schema.errors import InvalidSpec, ReplicaFailed, UnknownProvider
 from ...schema.layout import Layout
-from ...schema.names import name_of_source, validate_name
 from ...schema.operation_options import DrainOptions
 from ...schema.protocol import LOOPBACK
 from ...schema.spec import (
     EnvironmentSpec,
     LaunchOptions,
+    name_of_source,
     needs_gateway,
+    validate_name,
 )
 from ...system.net.request_origin import is_loopback
 from ...system.text.units import MB

@@ -3,11 +3,22 @@
 
 A process goes on when its files are removed or replaced (`uv cache clean`, `pip install -U`, a
 deleted virtual environment), but cannot import or start anything more from them.
+
+How a missing extra of this package is installed: from where the package itself came.
+
+It may have been installed from a clone, which no package index has. The installer has written
+down where from (`direct_url.json`, https://packaging.python.org/en/latest/specifications/direct-url/).
 """
 
 from __future__ import annotations
 
+import json
+import shlex
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 _PACKAGE = Path(__file__).parents[2]
 _FILE = "__init__.py"  # written anew by every installation
@@ -31,3 +42,42 @@ def is_as_it_was(marked: object) -> bool:
 def _identify(folder: Path) -> list[int]:
     found = (folder / _FILE).stat()
     return [found.st_ino, found.st_mtime_ns]
+
+
+_NAME = "openenvd"
+
+
+def install_command(extra: str) -> str:
+    """Return a command line: `pip install '/home/me/openenvd[gateway]'`.
+
+    Args:
+        extra: One of `project.optional-dependencies`.
+    """
+    program = "pip" if find_spec("pip") else "uv pip"  # `uv venv` makes environments without pip
+    return f"{program} install {shlex.quote(requirement(extra, _origin()))}"
+
+
+def requirement(extra: str, origin: dict[str, Any] | None) -> str:
+    """Return what pip is given.
+
+    Args:
+        extra: Its name.
+        origin: The content of `direct_url.json`; None: installed from a package index.
+    """
+    wanted = f"{_NAME}[{extra}]"
+    if origin is None:
+        return wanted
+    url = str(origin["url"])
+    if "dir_info" in origin:
+        return f"{unquote(urlsplit(url).path)}[{extra}]"
+    vcs = origin.get("vcs_info")
+    return f"{wanted} @ {vcs['vcs']}+{url}" if vcs else f"{wanted} @ {url}"
+
+
+def _origin() -> dict[str, Any] | None:
+    # The build in a clone leaves an `openenvd.egg-info` there, which comes first for `python -c`.
+    for found in metadata.distributions(name=_NAME):
+        if text := found.read_text("direct_url.json"):
+            origin: dict[str, Any] = json.loads(text)
+            return origin
+    return None

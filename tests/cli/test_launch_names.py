@@ -14,7 +14,7 @@ from openenvd.cli import exit_codes
 from openenvd.cli.commands.launch import check_name
 from openenvd.environments.sources.resolve import check_source
 from openenvd.schema.errors import UnknownSource
-from openenvd.schema.names import suggest_name
+from openenvd.schema.spec import suggest_name
 
 
 @pytest.mark.parametrize("text", ["Ünï Cöde", "../escape", "...", "", "a" * 200, "-x-"])

@@ -111,7 +111,7 @@ class LedgerWorld:
 _SHARD = """
 import asyncio, json, sys
 from openenvd.env_host.shared_state.connection import StateLink
-from openenvd.env_host.shared_state.proxy import StateProxy
+from openenvd.env_host.shared_state.connection import StateProxy
 
 def say(**facts):
     print(json.dumps(facts), flush=True)

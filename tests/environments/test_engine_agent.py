@@ -29,8 +29,12 @@ from openenvd.environments.agent.engine_watch import THREADS, EngineWatch
 from openenvd.environments.agent.log_pump import CURSOR_FILE_NAME, LogPump
 from openenvd.environments.agent.replica import CAPACITY_SECONDS, RETRY_SECONDS
 from openenvd.environments.agent.replica_status import ReplicaStatus
-from openenvd.environments.agent_client import STRAYS_FILE_NAME, ask_agent, ensure_agent
-from openenvd.environments.engine_address import EngineAddress
+from openenvd.environments.agent_client import (
+    STRAYS_FILE_NAME,
+    EngineAddress,
+    ask_agent,
+    ensure_agent,
+)
 from openenvd.environments.engines import started_replicas
 from openenvd.environments.engines.base import Instance, Labels, ReplicaPlan
 from openenvd.environments.engines.engine_provider import EngineReplicas

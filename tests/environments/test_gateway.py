@@ -42,7 +42,7 @@ from openenvd.schema.protocol import (
     RETRY_HEADER,
     HostConfig,
 )
-from openenvd.system.files.extras import install_command
+from openenvd.system.files.installation import install_command
 from openenvd.system.net.websocket import (
     BINARY,
     CLOSE,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from openenvd.schema.errors import InvalidName
-from openenvd.schema.names import name_of_source, suggest_name, validate_name
+from openenvd.schema.spec import name_of_source, suggest_name, validate_name
 
 
 @pytest.mark.parametrize(

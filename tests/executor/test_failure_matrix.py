@@ -25,9 +25,9 @@ from openenvd.executor.messages import (
     Started,
     Succeeded,
 )
-from openenvd.executor.policy.timing import Timing
-from openenvd.executor.spawning.subprocess_source import SubprocessSource
-from openenvd.executor.supervisor.process_trees import sweep_orphans
+from openenvd.executor.policy.watchdog import Timing
+from openenvd.executor.spawning.source import SubprocessSource
+from openenvd.executor.supervisor.memory import sweep_orphans
 from openenvd.executor.worker.main import WORKER_OOM_SCORE_ADJ
 from openenvd.system.memory.cgroups import CgroupManager
 from openenvd.system.memory.pids_limit import HINT, NO_ROOM

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import (
     Environment,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Executable
 
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.records import (
     MemoryEstimate,
     Outcome,

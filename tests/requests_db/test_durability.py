@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.sql import queries
 from openenvd.schema.states import RequestState
@@ -60,7 +60,7 @@ asyncio.run(main())
 HALF_DONE = """
 import os, signal, sys
 from openenvd.requests_db.transactions import submitting
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.records import NewRequest
 from openenvd.schema.states import Schedule
 

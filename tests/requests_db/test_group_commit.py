@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.results import QueueFull, Submitted
 from openenvd.requests_db.sql import queries

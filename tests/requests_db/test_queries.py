@@ -8,7 +8,7 @@ from collections.abc import Callable
 from sqlalchemy import func, select
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.sql.tables import requests

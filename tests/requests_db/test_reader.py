@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.reader import Reader
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import Reader, WriteConnection
 from openenvd.requests_db.errors import DatabaseCorrupt, DatabaseError, DatabaseUnwritable
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.results import Submitted

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.records import Request
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, recovery, submitting

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.records import (
     Environment,
     MemoryEstimate,

@@ -14,7 +14,7 @@ import pytest
 
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections import sqlite
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.errors import (
     DatabaseBusy,
     DatabaseCorrupt,

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.records import Environment, NewRequest, Request
 from openenvd.requests_db.results import (
     BeingUpdated,

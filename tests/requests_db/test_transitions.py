@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 from sqlalchemy import insert, select, update
 
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.errors import DatabaseError
 from openenvd.requests_db.records import Environment, Outcome, Request
 from openenvd.requests_db.sql.rows import ENVIRONMENTS

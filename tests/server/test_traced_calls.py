@@ -11,9 +11,8 @@ import pytest
 from opentelemetry.trace import get_current_span
 
 from openenvd.server.api.app import create_app
-from openenvd.server.api.browser_sessions import BrowserSessions
 from openenvd.server.api.dependencies import Dependencies
-from openenvd.server.api.security import Guard
+from openenvd.server.api.security import BrowserSessions, Guard
 from openenvd.server.dispatch.request_traces import RequestTraces
 from openenvd.server.errors import NotFound
 from openenvd.system.process.loop_lag import EventLoopLagMonitor

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from openenvd.system.files import extras
+from openenvd.system.files import installation
 
 _VCS = {"vcs": "git", "commit_id": "abc"}
 
@@ -28,14 +28,14 @@ _VCS = {"vcs": "git", "commit_id": "abc"}
 def test_an_extra_is_installed_from_where_the_package_came(
     origin: dict[str, object] | None, expected: str
 ) -> None:
-    assert extras.requirement("otel", origin) == expected
+    assert installation.requirement("otel", origin) == expected
 
 
 @pytest.mark.parametrize(("has_pip", "program"), [(True, ["pip"]), (False, ["uv", "pip"])])
 def test_the_command_is_one_for_a_shell_in_this_environment(
     monkeypatch: pytest.MonkeyPatch, has_pip: bool, program: list[str]
 ) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda _name: object() if has_pip else None)
-    *words, verb, wanted = shlex.split(extras.install_command("otel"))
+    monkeypatch.setattr(installation, "find_spec", lambda _name: object() if has_pip else None)
+    *words, verb, wanted = shlex.split(installation.install_command("otel"))
     assert (words, verb) == (program, "install")
     assert "[otel]" in wanted

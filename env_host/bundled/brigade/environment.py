@@ -17,7 +17,7 @@ from uuid import uuid4
 from pydantic import ConfigDict, Field
 
 from ...environment.interfaces import Action, Environment, EnvironmentMetadata, Observation, State
-from ...shared_state.proxy import StateProxy
+from ...shared_state.connection import StateProxy
 from .mixing import Brigade
 from .opus import FRAME_SAMPLES, Decoder, Encoder, NotOpus, pack, unpack
 

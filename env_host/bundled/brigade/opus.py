@@ -20,7 +20,7 @@ try:
     import av
     from av.codec import CodecContext
 except ImportError as exc:  # the message is what `openenv launch brigade` shows
-    from ....system.files.extras import install_command
+    from ....system.files.installation import install_command
 
     raise ImportError(f"the brigade needs a codec and numpy: {install_command('brigade')}") from exc
 

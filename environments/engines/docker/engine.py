@@ -6,7 +6,7 @@
     logs                   its stream of one container's output, with times; a cursor is the time
                            of the last piece, and how many pieces had it
 
-Where the engine is found: `address.py`, whose variables the agent has.
+Where the engine is found: `options.py`, whose variables the agent has.
 
 What an image has of its own, which is not changed: its entry point, its user, its STOPSIGNAL. Its
 first process is below Docker's init, which passes signals on and reaps: upstream's images start
@@ -48,9 +48,8 @@ from ..base import (
     ReplicaPlan,
 )
 from ..timed_output import pieces_after, since_of
-from .address import INSTALL, USUAL_SOCKET, hint_on
 from .containers import events_of, exit_of, is_rootless, own_address
-from .options import host_config
+from .options import INSTALL, USUAL_SOCKET, hint_on, host_config
 
 if TYPE_CHECKING:
     from docker.types.daemon import CancellableStream

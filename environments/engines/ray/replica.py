@@ -40,7 +40,7 @@ from typing import Any
 import ray
 
 from ....system.net.listening_sockets import descriptors_text
-from ....system.process.prctl import die_with_parent
+from ....system.process.forking import die_with_parent
 from ....system.text.json_lines import Json
 from ...shim import __file__ as _shim_file
 from ...shim.client import ShimClient, ShimGone, clean_up_after_shim, read_status_file
@@ -51,7 +51,7 @@ from ...shim.files import (
     open_control_socket,
     write_json,
 )
-from ..node_program import http_address, listen, server_options
+from ..host_options import http_address, listen, server_options
 from . import kv as ray_kv
 
 READ_BYTES = 256 * 1024

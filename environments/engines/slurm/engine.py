@@ -13,8 +13,8 @@ Slurm cannot be made to forget a job, and forgets one by itself some minutes aft
 (`MinJobAge`). So a job that has ended is a replica's while the replica's folder says so
 (`files.py`), and what the job has written there counts where Slurm knows nothing any more.
 
-    engine.py      the engine; commands.py: Slurm's commands; options.py: sbatch's
-    exits.py       how a job ended
+    engine.py      the engine; options.py: sbatch's
+    commands.py    Slurm's commands, and how a job ended
     job.py         what runs on the node; files.py: what both write into the folder
 
 Failure cases
@@ -61,9 +61,8 @@ from ..base import (
     ReplicaPlan,
 )
 from ..host_options import check_gpus, check_token
-from . import commands as commands
-from .commands import Row
-from .exits import ENDED, exit_facts, over_memory
+from . import commands
+from .commands import ENDED, Row, exit_facts, over_memory
 from .files import (
     BEAT_SECONDS,
     NO_JOB,

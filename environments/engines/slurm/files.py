@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ...shim.files import write_json
-from ..node_program import http_address
+from ..host_options import http_address
 
 BEAT_SECONDS = 5.0  # between two reports of a job
 JOB_FILE_NAME = "slurm.json"

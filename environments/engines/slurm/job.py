@@ -40,7 +40,7 @@ from ....system.text.units import MB
 from ...shim.files import read_run_file
 from ...shim.server_exit import ExitEvidence
 from ...shim.server_process import NotifyPipe
-from ..node_program import listen, server_options
+from ..host_options import listen, server_options
 from .files import BEAT_SECONDS, JobReport, is_replaced
 
 REPLACED_SECONDS = 5.0  # for the server of a job that was replaced to end

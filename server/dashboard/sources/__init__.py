@@ -2,10 +2,9 @@
 """The sources of the dashboard's entities: each reads a part of the daemon.
 
     machine.py         the daemon, memory, plan and workers
-    environments.py    environments, their replicas, and deaths of these
-    requests.py        the queue, what runs and what ended lately, and deaths of workers
-    rollouts.py        rollouts, with their last reports
-    deaths.py          a death for memory, as it is shown
+    environments.py    environments, their replicas, and deaths of these, as they are shown
+    requests.py        the queue, what runs and what ended lately, and deaths of workers; rollouts,
+                       with their last reports
 
 Nothing here blocks the loop.
 """
@@ -19,8 +18,7 @@ from ..live_state import Source
 from ..memory import MemoryHistory
 from .environments import EnvironmentSource
 from .machine import MachineSource
-from .requests import RequestSource
-from .rollouts import RolloutSource
+from .requests import RequestSource, RolloutSource
 
 
 def make_sources(deps: Dependencies, memory: MemoryHistory, page: str) -> Sequence[Source]:

@@ -2,7 +2,7 @@
 // Signing in, calls to the daemon, and the one stream of the window.
 //
 // The session is a cookie that no script sees, and a key that is kept for this origin alone: see
-// server/api/browser_sessions.py.
+// server/api/security.py.
 
 const KEY = "openenvd-key";
 const RETRY_MILLISECONDS = 1000;

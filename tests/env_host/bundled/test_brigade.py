@@ -38,11 +38,10 @@ from openenvd.env_host.bundled.brigade.opus import (
     pack,
     unpack,
 )
-from openenvd.env_host.shared_state.connection import StateLink
-from openenvd.env_host.shared_state.errors import WorldCallFailed
+from openenvd.env_host.shared_state.connection import ProxyFactory, StateLink
+from openenvd.env_host.shared_state.frames import WorldCallFailed
 from openenvd.env_host.shared_state.process import StateProcess
-from openenvd.env_host.shared_state.proxy import ProxyFactory
-from openenvd.system.files.extras import install_command
+from openenvd.system.files.installation import install_command
 
 LOOKAHEAD_SAMPLES = 312  # by which libopus delays what it encodes
 FRAMES = 10

@@ -19,8 +19,13 @@ import pytest
 
 from openenvd.env_host.environment.interfaces import State
 from openenvd.env_host.errors import StartError
-from openenvd.env_host.shared_state.connection import StateLink, socket_name
-from openenvd.env_host.shared_state.errors import (
+from openenvd.env_host.shared_state.connection import (
+    ProxyFactory,
+    StateLink,
+    StateProxy,
+    socket_name,
+)
+from openenvd.env_host.shared_state.frames import (
     BodyTooLarge,
     WorldBusy,
     WorldCallFailed,
@@ -29,7 +34,6 @@ from openenvd.env_host.shared_state.errors import (
     WorldTimeout,
 )
 from openenvd.env_host.shared_state.process import StateProcess
-from openenvd.env_host.shared_state.proxy import ProxyFactory, StateProxy
 
 from ..ledger import ROOT, LedgerWorld, ShardProcess
 

@@ -10,8 +10,7 @@ import psutil
 import pytest
 
 from openenvd.env_host.shared_state import frames as wire
-from openenvd.env_host.shared_state.errors import BodyTooLarge
-from openenvd.env_host.shared_state.frames import Kind
+from openenvd.env_host.shared_state.frames import BodyTooLarge, Kind
 
 
 class Reader(wire.WireProtocol):

@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 
 from openenvd.env_host.shared_state import frames as wire
-from openenvd.env_host.shared_state.connection import StateLink, socket_name
-from openenvd.env_host.shared_state.errors import WorldError, WorldLost
-from openenvd.env_host.shared_state.frames import Kind
+from openenvd.env_host.shared_state.connection import StateLink, StateProxy, socket_name
+from openenvd.env_host.shared_state.frames import Kind, WorldError, WorldLost
 from openenvd.env_host.shared_state.process import StateProcess
-from openenvd.env_host.shared_state.proxy import StateProxy
 
 from ..ledger import LedgerWorld
 

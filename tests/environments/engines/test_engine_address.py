@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from openenvd.environments import run_files
-from openenvd.environments.agent_client import ask_agent, ensure_agent
-from openenvd.environments.engine_address import EngineAddress
-from openenvd.environments.engines.docker.address import docker_address
+from openenvd.environments.agent_client import EngineAddress, ask_agent, ensure_agent
+from openenvd.environments.engines.docker.options import docker_address
 from openenvd.environments.engines.providers import provider_named
 from openenvd.environments.engines.registry import address_here
 from openenvd.environments.shim.client import ShimClient

@@ -10,7 +10,7 @@ import pytest
 
 from openenvd.environments.engines import check, registry
 from openenvd.environments.engines.registry import MORE_VARIABLE
-from openenvd.system.files.extras import install_command
+from openenvd.system.files.installation import install_command
 
 ENGINES = """
 import os, time

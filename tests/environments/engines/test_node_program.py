@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.environments.engines.node_program import http_address, listen, server_options
+from openenvd.environments.engines.host_options import http_address, listen, server_options
 from openenvd.schema.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from openenvd.environments.agent.exits import exit_reason
 from openenvd.environments.engines.base import EngineRefused, Labels, ReplicaPlan
-from openenvd.environments.engines.slurm.commands import read_duration
-from openenvd.environments.engines.slurm.exits import exit_facts, over_memory
+from openenvd.environments.engines.slurm.commands import exit_facts, over_memory, read_duration
 from openenvd.environments.engines.slurm.files import (
     NO_JOB,
     JobReport,

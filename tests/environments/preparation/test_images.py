@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.engines.docker.address import hint_on
+from openenvd.environments.engines.docker.options import hint_on
 from openenvd.environments.image_names import digest_in_repository, image_of, tag_of
 from openenvd.environments.preparation.image_build import DockerCli
 from openenvd.environments.preparation.image_context import Context, context_of

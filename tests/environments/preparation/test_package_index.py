@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.preparation import package_index
-from openenvd.environments.preparation.package_index import uv_variables
+from openenvd.environments.preparation import uv
+from openenvd.environments.preparation.uv import uv_variables
 
 MIRROR = "https://mirror.example/simple"
 
@@ -16,7 +16,7 @@ MIRROR = "https://mirror.example/simple"
 @pytest.fixture(autouse=True)
 def no_files_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(
-        package_index, "SYSTEM_FILES", (tmp_path / "etc" / "pip.conf", tmp_path / "etc" / "uv.toml")
+        uv, "SYSTEM_FILES", (tmp_path / "etc" / "pip.conf", tmp_path / "etc" / "uv.toml")
     )
     monkeypatch.setattr("sys.prefix", str(tmp_path / "prefix"))
 

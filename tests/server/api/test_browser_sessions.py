@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.server.api.browser_sessions import (
+from openenvd.server.api.security import (
     LINK_SECONDS,
     MAX_LINKS,
     SESSION_SECONDS,

@@ -10,9 +10,8 @@ import httpx
 import pytest
 
 from openenvd.server.api.app import create_app
-from openenvd.server.api.browser_sessions import BrowserSessions
 from openenvd.server.api.dependencies import Dependencies
-from openenvd.server.api.security import MAX_BODY_BYTES, Guard
+from openenvd.server.api.security import MAX_BODY_BYTES, BrowserSessions, Guard
 from openenvd.server.api.streams import Position
 from openenvd.system.process.loop_lag import EventLoopLagMonitor
 

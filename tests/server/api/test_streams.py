@@ -14,7 +14,7 @@ import pytest
 from fastapi.sse import ServerSentEvent
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.records import NewRequest, Outcome, Request
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries

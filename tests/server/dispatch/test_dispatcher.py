@@ -16,7 +16,7 @@ from openenvd.executor.errors import NoRoom
 from openenvd.executor.executor import BurstableExecutor
 from openenvd.executor.messages import Died, Raised, Started, Succeeded, Task, TaskError
 from openenvd.executor.policy.admission import FreeMemory
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.errors import DatabaseFull
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import Event, NewRequest, Outcome, Request

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries

@@ -11,7 +11,7 @@ import pytest
 from openenvd.client import daemon
 from openenvd.environments.preparation.project_venv import COMPLETE
 from openenvd.environments.preparation.venv_cleanup import UNUSED
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.transactions import retention
 from openenvd.schema.settings import Paths, Settings
 from openenvd.server.housekeeping.sweep import collect

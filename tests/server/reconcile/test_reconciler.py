@@ -26,7 +26,7 @@ from openenvd.environments.gateway.process import config_folder
 from openenvd.environments.shim.client import ShimClient, ShimGone, read_status_file
 from openenvd.environments.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.write_connection import WriteConnection
+from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.errors import DatabaseFull
 from openenvd.requests_db.records import (
     Environment,

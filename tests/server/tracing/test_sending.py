@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from openenvd.server.tracing import STOP_SECONDS, start, stop
-from openenvd.system.files.extras import install_command
+from openenvd.system.files.installation import install_command
 
 SPANS = 2000
 COLLECTOR_SECONDS = 1
