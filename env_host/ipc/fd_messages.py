@@ -158,7 +158,7 @@ RETRY_SECONDS = 0.005  # until a message that did not fit is sent again
 
 
 class ReplicaDoors:
-    """The doors of all replicas of one address; none of a server that nobody launched."""
+    """The doors of all replicas of one address; none of a server without a launch."""
 
     def __init__(self, prefix: str, own: int) -> None:
         self._prefix = prefix
@@ -203,7 +203,7 @@ class ReplicaDoors:
 
     def _send(self, replica: int, message: Message) -> None:
         if (end := self._connect(replica)) is not None:
-            with end, contextlib.suppress(OSError):  # that nobody listens any more is no matter
+            with end, contextlib.suppress(OSError):  # it may listen no more
                 if not send_message(end, message):
                     loop = asyncio.get_running_loop()
                     loop.call_later(RETRY_SECONDS, self._send, replica, message)

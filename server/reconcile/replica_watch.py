@@ -312,8 +312,8 @@ class ReplicaWatch:
             case GiveUp(reason=why):
                 # Nothing watches the replica from now on: its row keeps how its processes exited.
                 earlier = {key: self.status[key] for key in EXITS if key in self.status}
-                told = {**reason.to_json(), EARLIER: earlier}
-                self.replica = replace(self.replica, state=ReplicaState.FAILED, pid=None, exit=told)
+                last = {**reason.to_json(), EARLIER: earlier}
+                self.replica = replace(self.replica, state=ReplicaState.FAILED, pid=None, exit=last)
                 error = error_of_exit(f"replica {self.replica.id} (pid {reason.pid})", reason, tail)
                 message = f"{error.message}; {why}"
                 error = replace(error, message=message, hint=_GIVEN_UP_HINT)

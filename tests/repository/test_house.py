@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_533,
-    "code lines": 47_582,
-    "modules": 484,
-    "test lines": 75_992,
+    "shipped lines": 74_366,
+    "code lines": 47_480,
+    "modules": 460,
+    "test lines": 76_083,
     "words of pages": 52_157,
     "words of decisions": 10_957,
     "folders at the root": 15,
-    "large classes": 11,
+    "large classes": 10,
     "crowded folders": 2,
-    "dialect words": 643,
+    "dialect words": 641,
     "private names": 323,
 }
 
