@@ -239,7 +239,7 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
 
 def _serve_as_program(config: HostConfig, definition: Definition, child: dict[str, Any]) -> None:
     """Be a child that was started rather than forked: `spawn.what_forbids_forking`."""
-    from ..system.process.forking import die_with_parent
+    from ..system.process.prctl import die_with_parent
     from .ipc.child_config import ChildConfig
     from .ipc.scoreboard import Scoreboard
     from .shared_state.process import STATE_CONFIG, serve_as_program

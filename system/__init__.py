@@ -10,7 +10,7 @@ on first use, where there is no /proc.
                listening_sockets.py, request_origin.py, access_tokens.py, websocket.py (frames),
                traceparent.py
     process/   process_identity.py, proc.py, tree.py (members; terminate, grace, kill, wait),
-               forking.py, signal_pipe.py, descriptors.py (JSON with descriptors),
+               forking.py, prctl.py, signal_pipe.py, descriptors.py (JSON with descriptors),
                diagnose.py (from `Evidence` to an `ExitReason`), oom_evidence.py, exit_reason.py,
                macos.py, loop_lag.py, backoff.py, standard_streams.py
     memory/    cgroup_tree.py (where we stand, what is left), cgroups.py, limits.py (what may be

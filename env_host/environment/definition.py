@@ -27,8 +27,8 @@ from pydantic_core import SchemaValidator
 from ..errors import LoadError
 from . import interfaces, thread_affinity
 from .instances import may_use_loop
-from .interfaces import McpTypes, ObservationForm, installed_form, upstream_mcp_types
 from .own_middleware import OwnMiddleware
+from .upstream_types import McpTypes, ObservationForm, installed_form, upstream_mcp_types
 
 _BUNDLED = f"{__package__.rpartition('.')[0]}.bundled."
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)

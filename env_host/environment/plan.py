@@ -24,7 +24,7 @@ from typing import NamedTuple, Never
 
 from ...schema.protocol import DEFAULT_SESSIONS, HostConfig
 from ...system.memory.cgroup_tree import free_memory_bytes
-from ...system.process.forking import die_with_parent
+from ...system.process.prctl import die_with_parent
 from ...system.text.units import MB
 from ..errors import NotConcurrent
 from ..startup import fitting_sessions, sessions_of_process

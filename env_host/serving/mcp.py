@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ..environment.interfaces import JsonRpcRequest, RpcCode, rpc_error, rpc_result
+from ..environment.upstream_types import JsonRpcRequest, RpcCode, rpc_error, rpc_result
 from ..errors import SessionError, UnknownSession
 from . import messages
 from .ws_session import SessionSocket

@@ -23,7 +23,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import SchemaSerializer, core_schema, from_json
 
-from ..environment.interfaces import ObservationForm
+from ..environment.upstream_types import ObservationForm
 from ..errors import WSErrorCode
 
 to_json = SchemaSerializer(core_schema.any_schema()).to_json  # any value, by its type

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from ...system.net.connection_limit import turn_away
 from ...system.process.descriptors import Message
-from ...system.process.forking import adopt_orphans
+from ...system.process.prctl import adopt_orphans
 from ...system.process.proc import kill_descendants
 from ..errors import CapacityReached
 from ..ipc.child_config import HOME, ChildConfig

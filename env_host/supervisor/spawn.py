@@ -27,7 +27,7 @@ from ...schema.protocol import CHILD_CONFIG_VARIABLE, HOST_CONFIG_VARIABLE, Host
 from ...system.memory.cgroups import Cgroup
 from ...system.process import forking
 from ...system.process.descriptors import Message, packet_pair
-from ...system.process.forking import set_thread_name
+from ...system.process.prctl import set_thread_name
 from ...system.process.proc import children_of, oom_score_adj, set_oom_score_adj
 from ..ipc.child_config import ChildConfig
 from ..ipc.scoreboard import Counters, Field, Scoreboard

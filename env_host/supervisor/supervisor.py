@@ -60,7 +60,7 @@ from ...system.memory.cgroups import own_group
 from ...system.net.listening_sockets import listening
 from ...system.process import forking
 from ...system.process.descriptors import Message, receive_message
-from ...system.process.forking import adopt_orphans
+from ...system.process.prctl import adopt_orphans
 from ...system.process.proc import exit_sentence, kill
 from ...system.process.signal_pipe import DRAIN_SIGNALS, SignalPipe
 from ..environment.plan import ServingPlan

@@ -55,7 +55,7 @@ import sys
 import time
 
 from ...system.memory.cgroups import Cgroup, CgroupManager
-from ...system.process.forking import adopt_orphans
+from ...system.process.prctl import adopt_orphans
 from ...system.process.proc import set_oom_score_adj
 from ...system.process.process_identity import ProcessIdentity
 from ...system.process.signal_pipe import TERMINAL_SIGNALS, SignalPipe

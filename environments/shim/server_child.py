@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Never
 
 from ...system.memory.cgroups import Cgroup
-from ...system.process.forking import die_with_parent
+from ...system.process.prctl import die_with_parent
 from ...system.process.proc import set_oom_score_adj
 
 

@@ -47,13 +47,8 @@ from typing import Any, NoReturn
 import setproctitle
 
 from ...system.process.descriptors import Message, close_all, receive_message, send_message
-from ...system.process.forking import (
-    adopt_orphans,
-    close_all_but,
-    preload,
-    reset_handlers,
-    thread_count,
-)
+from ...system.process.forking import close_all_but, preload, reset_handlers, thread_count
+from ...system.process.prctl import adopt_orphans
 from ...system.process.proc import children_of
 from ...system.process.signal_pipe import SignalPipe
 from ..worker.main import run_worker

@@ -12,18 +12,12 @@
 The parent's Python objects are still there, and live as long as the process: the caller must
 not return from the frame that forked, or a socket that is garbage there would close a descriptor
 that has another use by then.
-
-Calls of prctl(2): its parent's death signal, orphans, its name.
-
-The C library is loaded on import: after a fork is no time to load one. Elsewhere than on Linux
-these functions do nothing.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import importlib
@@ -37,6 +31,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from .descriptors import close_all
+from .prctl import die_with_parent, set_thread_name
 
 EXIT_UNCAUGHT = 1  # as Python itself says it
 
@@ -199,37 +194,3 @@ def _finish(code: int) -> NoReturn:
         with contextlib.suppress(BaseException):
             stream.flush()
     os._exit(code)
-
-
-# <linux/prctl.h>
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
-_NAME_BYTES = 15  # the kernel keeps no more
-
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when `parent`, which forked it, has died.
-
-    It has, for the kernel, when the thread has ended that forked it.
-    """
-    _prctl(_PR_SET_PDEATHSIG, int(number))
-    if sys.platform == "linux" and os.getppid() != parent:
-        os._exit(127)  # the parent died before the line above took effect
-
-
-def adopt_orphans(wanted: bool = True) -> None:
-    """Make orphans below this process its children rather than init's (a "subreaper")."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, int(wanted))
-
-
-def set_thread_name(name: str) -> None:
-    """Set what `top` and `ps -o comm` show of this thread, or of the process if it is its first."""
-    _prctl(_PR_SET_NAME, name.encode()[:_NAME_BYTES])
-
-
-def _prctl(option: int, value: int | bytes) -> None:
-    if sys.platform == "linux":
-        _libc.prctl(option, value, 0, 0, 0)

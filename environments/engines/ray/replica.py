@@ -40,7 +40,7 @@ from typing import Any
 import ray
 
 from ....system.net.listening_sockets import descriptors_text
-from ....system.process.forking import die_with_parent
+from ....system.process.prctl import die_with_parent
 from ....system.text.json_lines import Json
 from ...shim import __file__ as _shim_file
 from ...shim.client import ShimClient, ShimGone, clean_up_after_shim, read_status_file

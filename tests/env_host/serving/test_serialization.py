@@ -13,7 +13,8 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, field_serializer
 from pydantic_core import PydanticSerializationError
 
-from openenvd.env_host.environment.interfaces import Observation, ObservationForm, State, serialize
+from openenvd.env_host.environment.interfaces import Observation, State
+from openenvd.env_host.environment.upstream_types import ObservationForm, serialize
 from openenvd.env_host.serving import messages
 from openenvd.env_host.serving.messages import ObservationWriter
 

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the protocol takes from upstream's package: JSON-RPC for MCP, and the form of observations.
+
+Error codes: https://www.jsonrpc.org/specification#error_object
+
+Versions of upstream's package differ in `metadata` of an observation: 0.2.0 to 0.3.1 leave it out,
+later ones send it among the observation's fields and beside them. So the installed serializer is
+asked once, with a probe.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+UPSTREAM_MCP_TYPES = "openenv.core.env_server.mcp_types"
+UPSTREAM_SERIALIZATION = "openenv.core.env_server.serialization"
+_PROBE = {"probe": True}
+
+
+class RpcCode(IntEnum):
+    """The `code` of a JSON-RPC error."""
+
+    PARSE_ERROR = -32700
+    INVALID_REQUEST = -32600
+    METHOD_NOT_FOUND = -32601
+    INVALID_PARAMS = -32602
+    INTERNAL_ERROR = -32603
+    SERVER_ERROR = -32000
+
+
+class JsonRpcRequest(BaseModel):
+    """One JSON-RPC request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    jsonrpc: Literal["2.0"]
+    method: str
+    params: dict[str, Any] = Field(default_factory=dict)
+    id: str | int | None = None
+
+
+def rpc_result(result: Any, request_id: str | int | None) -> dict[str, Any]:
+    """A JSON-RPC response that succeeded."""
+    return {"jsonrpc": "2.0", "id": request_id, "result": result}
+
+
+def rpc_error(
+    code: RpcCode, message: str, request_id: str | int | None = None, data: Any = None
+) -> dict[str, Any]:
+    """A JSON-RPC response that failed."""
+    error = {"code": int(code), "message": message, "data": data}
+    return {"jsonrpc": "2.0", "id": request_id, "error": error}
+
+
+class McpTypes:
+    """Upstream's classes for tools as actions and observations."""
+
+    def __init__(self, module: Any) -> None:
+        self.any_action = module.Action
+        self.list_action = module.ListToolsAction
+        self.call_action = module.CallToolAction
+        self.list_observation = module.ListToolsObservation
+        self.call_observation = module.CallToolObservation
+
+    def is_mcp_style(self, action_cls: Any) -> bool:
+        """Whether the environment takes tools as its actions."""
+        return action_cls in (self.list_action, self.call_action)
+
+    def action_type(self, data: dict[str, Any], action_cls: Any) -> Any:
+        """The tool action that `data` is, where the environment's own type leaves room for it."""
+        if action_cls is not self.any_action and not self.is_mcp_style(action_cls):
+            return None
+        kind = data.get("type")
+        if kind == "list_tools":
+            return self.list_action
+        return self.call_action if kind == "call_tool" else None
+
+
+def upstream_mcp_types() -> McpTypes | None:
+    """Upstream's classes, if its package has been imported."""
+    module = sys.modules.get(UPSTREAM_MCP_TYPES)
+    return None if module is None else McpTypes(module)
+
+
+def serialize(observation: Any) -> dict[str, Any]:
+    """Dump an observation as upstream 0.10.0 does: its fields, and three of them beside them."""
+    data = {
+        "observation": observation.model_dump(exclude={"reward", "done"}),
+        "reward": observation.reward,
+        "done": observation.done,
+    }
+    if observation.metadata:
+        data["metadata"] = observation.metadata
+    return data
+
+
+@dataclass(frozen=True, slots=True)
+class ObservationForm:
+    """How observations are dumped: by `serialize`, and in one pass where the form is known."""
+
+    serialize: Callable[[Any], dict[str, Any]] = serialize
+    has_metadata: bool | None = True  # sent, among the fields and beside them; None: unknown form
+
+
+def installed_form() -> ObservationForm:
+    """Return the form of upstream's package, if it has been imported; otherwise 0.10.0's."""
+    module: Any = sys.modules.get(UPSTREAM_SERIALIZATION)
+    if module is None:
+        return ObservationForm()
+    own = module.serialize_observation
+    return ObservationForm(own, _has_metadata(own(module.Observation(metadata=_PROBE))))
+
+
+def _has_metadata(dumped: dict[str, Any]) -> bool | None:
+    rest = {"reward": None, "done": False}
+    if dumped == {"observation": {"metadata": _PROBE}, "metadata": _PROBE, **rest}:
+        return True
+    return False if dumped == {"observation": {}, **rest} else None

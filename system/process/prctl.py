@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of prctl(2): its parent's death signal, orphans, its name.
+
+The C library is loaded on import: after a fork is no time to load one. Elsewhere than on Linux
+these functions do nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+# <linux/prctl.h>
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_NAME_BYTES = 15  # the kernel keeps no more
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when `parent`, which forked it, has died.
+
+    It has, for the kernel, when the thread has ended that forked it.
+    """
+    _prctl(_PR_SET_PDEATHSIG, int(number))
+    if sys.platform == "linux" and os.getppid() != parent:
+        os._exit(127)  # the parent died before the line above took effect
+
+
+def adopt_orphans(wanted: bool = True) -> None:
+    """Make orphans below this process its children rather than init's (a "subreaper")."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(wanted))
+
+
+def set_thread_name(name: str) -> None:
+    """Set what `top` and `ps -o comm` show of this thread, or of the process if it is its first."""
+    _prctl(_PR_SET_NAME, name.encode()[:_NAME_BYTES])
+
+
+def _prctl(option: int, value: int | bytes) -> None:
+    if sys.platform == "linux":
+        _libc.prctl(option, value, 0, 0, 0)
