@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_366,
-    "code lines": 47_480,
-    "modules": 460,
-    "test lines": 76_083,
+    "shipped lines": 74_374,
+    "code lines": 47_483,
+    "modules": 462,
+    "test lines": 76_084,
     "words of pages": 52_157,
     "words of decisions": 10_957,
     "folders at the root": 15,
