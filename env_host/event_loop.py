@@ -59,7 +59,7 @@ with suppress(ImportError), host_libraries():
 def run_loop(main: Awaitable[None], on_end: Callable[[], None], *, has_project_code: bool) -> None:
     """Run `main` on an event loop; `on_end` before the loop is taken down."""
     is_projects = _FOLDER.is_dir() and not _is_hosts(uvloop)
-    # uvloop takes no signals in a thread that it does not know as the main one.
+    # uvloop handles signals only in the thread that it considers the main thread.
     is_main = threading.main_thread().ident == get_ident()  # not after gevent's patches
     is_wanted = uvloop is not None and is_main and (is_projects or not has_project_code)
 

@@ -5,8 +5,8 @@
         │ nothing listens                          ◀──{"ok": …} | {"error": …}──
         └─▶ the socket is made here, and passed to an agent that is started
 
-There is one for each engine and address (`EngineAddress`), which it is started with.
-An agent (`engines/agent.py`) plays the part of a shim for every replica of its engine: clients talk
+Each agent serves one engine at one address (`EngineAddress`), which are its arguments.
+An agent (`agent/agent.py`) plays the part of a shim for every replica of its engine: clients talk
 to the replica's own socket, as its run file says. The agent's own socket is for the rest:
 
     {"op": "adopt", "run_dir"}    serve this replica: its socket listens when the answer comes
@@ -197,7 +197,7 @@ class EngineAddress:
         return cls.of(data["engine"], dict(data["variables"]))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON, which `from_json` reads."""
+        """Return a JSON object that `from_json` can read."""
         return {"engine": self.engine, "variables": dict(self.variables)}
 
     @property

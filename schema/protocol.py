@@ -215,7 +215,7 @@ class HostConfig(ServeOptions):
         return self.manifest.get("reset_first") if self.reset_first is None else self.reset_first
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON, which `from_json` reads."""
+        """Return a JSON object that `from_json` can read."""
         return asdict(self)
 
     @classmethod

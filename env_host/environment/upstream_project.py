@@ -254,7 +254,7 @@ def _noted_servers() -> Iterator[list[tuple[Any, Any]]]:
 
 @contextmanager
 def _without_servers() -> Iterator[None]:
-    """Make `uvicorn.run` return at once: some modules call it when they are imported."""
+    """Make `uvicorn.run` return at once, because some modules call it when they are imported."""
     uvicorn: Any = sys.modules.get("uvicorn")  # None: the project has something else of this name
     run = getattr(uvicorn, "run", None)
     if run is not None:

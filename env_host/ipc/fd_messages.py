@@ -165,7 +165,7 @@ class ReplicaDoors:
         self._own = own
 
     def open(self) -> socket.socket | None:
-        """Open the door of this replica; None when it needs none. Raises `OSError`."""
+        """Open this replica's socket, or return None if it needs none. Raises `OSError`."""
         if not self._prefix:
             return None
         path = Path(door_path(self._prefix, self._own))
@@ -177,14 +177,14 @@ class ReplicaDoors:
         return door
 
     def has(self, replica: int) -> bool:
-        """Tell whether another replica can be passed a connection."""
+        """Return whether another replica accepts connections that are passed to it."""
         end = self._connect(replica) if self._prefix and replica != self._own else None
         if end is not None:
             end.close()
         return end is not None
 
     def are_several(self) -> bool:
-        """Tell whether this address has, or had until now, other replicas."""
+        """Return whether other replicas listen, or listened recently, at this address."""
         prefix = Path(self._prefix)
         found = prefix.parent.glob(f"{prefix.name}*.door")
         return len(list(itertools.islice(found, 2))) > 1

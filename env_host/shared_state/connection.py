@@ -300,7 +300,7 @@ class StateProxy(Methods):
         within_seconds: float = CALL_SECONDS,
         **arguments: Any,
     ) -> Any:
-        """Call a method of the state; returns None, a JSON value, bytes, or (value, bytes).
+        """Call a method of the state, and return None, a JSON value, bytes, or (value, bytes).
 
         Raises `WorldError`, and `ValueError` when an argument has no JSON form or the
         deadline is no number.

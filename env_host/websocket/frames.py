@@ -331,7 +331,7 @@ class PartialMessages:
             connection.resume_reading()
 
     def _look(self) -> None:
-        """Let more go on, twice as many each time, until a message becomes whole."""
+        """Read from twice as many held connections each time, until a message is complete."""
         self._timer = None
         self._stalled_looks = 0 if self._is_any_whole else self._stalled_looks + 1
         if self._is_any_whole:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The agent: the process that holds one engine's library, for all replicas of one home.
 
-Started as `python -m openenvd.environments.agent.agent HOME ADDRESS` (`agent_client.py`).
+`agent_client.py` starts it as `python -m openenvd.environments.agent.agent HOME ADDRESS`.
 
     daemon, launches ──▶ a socket for each replica ──▶ EngineReplica ─┐
     launches, down   ──▶ its own socket (adopt, list, …) ──▶ Agent    ├──▶ EngineWatch ──▶ engine

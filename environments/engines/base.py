@@ -149,7 +149,7 @@ class ReplicaPlan:
         return f"openenvd-{self.labels.replica}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON, which `from_json` reads."""
+        """Return a JSON object that `from_json` can read."""
         return asdict(self)
 
     @classmethod

@@ -262,7 +262,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-# Weakly held by path, so that a lock goes with the last connection that shares it.
+# By path. The references are weak: a lock is freed with the last connection that shares it.
 _locks: weakref.WeakValueDictionary[Path, threading.Lock] = weakref.WeakValueDictionary()
 _locks_guard = threading.Lock()
 

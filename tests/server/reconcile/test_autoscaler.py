@@ -129,7 +129,7 @@ async def test_replicas_that_are_drained_count_for_nothing(world: World) -> None
 async def test_replicas_that_may_begin_sessions_again_are_counted(
     world: World, state: ReplicaState
 ) -> None:
-    """One that sleeps has sessions again: an environment of it and one more has two replicas."""
+    """A sleeping replica counts, because it can have sessions again: here there are two."""
     world.serve(1)
     world.watches.append(watch(1, state))
     world.sessions(1, 0)
