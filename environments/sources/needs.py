@@ -58,8 +58,7 @@ class Way:
         """Say why its lock file cannot be used on this version of Python; None: it can."""
         if self.lock is None:
             return None
-        text = read_text(self.lock)
-        return lock_fault(text, self.packaging, python) or _absence(text, self.lock.parent)
+        return lock_fault(read_text(self.lock), self.packaging, python, self.lock.parent)
 
     @property
     def locked_wheels(self) -> tuple[str, ...] | None:
@@ -103,13 +102,16 @@ def _names_needs(packaging: Mapping[str, Any], folder: Path) -> bool:
     return bool(packaging) and (builds or bool(table_in(packaging, "tool", "poetry")))
 
 
-def lock_fault(text: str, packaging: Mapping[str, Any], python: Sequence[int] | None) -> str | None:
+def lock_fault(
+    text: str, packaging: Mapping[str, Any], python: Sequence[int] | None, folder: Path
+) -> str | None:
     """Say why the versions of a lock file cannot be installed for a project; None: they can.
 
     Args:
         text: The lock file.
         packaging: What the project's `pyproject.toml` says.
         python: The version of the Python that runs it; None: not known.
+        folder: Where the lock file is.
     """
     try:
         lock = parse_toml(text)
@@ -130,12 +132,14 @@ def lock_fault(text: str, packaging: Mapping[str, Any], python: Sequence[int] | 
         return f"it is of another project: {own} is not in it"
     everywhere = [str(each) for each in project.get("dependencies", ()) if ";" not in str(each)]
     lacking = [each for each in map(normalized, everywhere) if each and each not in names]
-    return f"it lacks {', '.join(lacking)}, which pyproject.toml names" if lacking else None
+    if lacking:
+        return f"it lacks {', '.join(lacking)}, which pyproject.toml names"
+    return _absence(packages, folder)
 
 
-def _absence(lock: str, folder: Path) -> str | None:
+def _absence(packages: Sequence[Mapping[str, Any]], folder: Path) -> str | None:
     """Return the fault of a lock file that names a folder or file which was not published."""
-    sources = [each.get("source", {}) for each in parse_toml(lock).get("package", [])]
+    sources = [table_in(each, "source") for each in packages]
     places = (each.get(kind) for each in sources for kind in ("directory", "editable", "path"))
     absent = [each for each in places if each and not (folder / each).exists()]
     return f"it names {absent[0]}, which is not there" if absent else None

@@ -39,7 +39,7 @@ TEXTS = {
     ],
 )
 def test_a_lock_file_is_judged_before_anything_is_installed(text: str, why: str | None) -> None:
-    fault = lock_fault(text, PROJECT, (3, 11, 7))
+    fault = lock_fault(text, PROJECT, (3, 11, 7), Path())
     assert (fault is None) if why is None else (fault is not None and why in fault)
 
 
