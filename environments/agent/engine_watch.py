@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from ...system.process.backoff import backoff_seconds
-from ..engines.base import Engine, EngineError, EngineGone, Instance
+from ..engines.base import Engine, EngineError, EngineGone, EngineRefused, Instance
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 LEAST_PAUSE_SECONDS = 0.05  # between two looks, however much changes
 SETTLE_SECONDS = 1.0  # after a change, until what the engine lists is certainly up to date
+REACH_SECONDS = 4.0  # for an engine to answer at all, since it was asked first
 THREADS = 32  # most calls of the engine at a time; others wait
 
 T = TypeVar("T")
@@ -45,7 +46,6 @@ class EngineWatch:
 
     Attributes:
         problem: Why it cannot be asked, in a sentence; None: it can, as far as is known.
-        has_answered: Whether the engine has done anything that it was asked by this process.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class EngineWatch:
         on_problem: Callable[[str | None], None],
     ) -> None:
         self.problem: str | None = None
-        self.has_answered = False
+        self._has_answered = False  # this process
+        self._reach_by: float | None = None
         self.engine = engine
         self._on_look = on_look
         self._on_problem = on_problem
@@ -95,8 +96,26 @@ class EngineWatch:
         except EngineGone as exc:
             self._note(exc.message)
             raise
-        self.has_answered = True
+        self._has_answered = True
         return answer
+
+    async def reach(self, function: Callable[..., object], *args: object) -> None:
+        """Call a method, as `call` does, unless the engine has answered this process before.
+
+        Raises:
+            EngineGone: It does not answer.
+            EngineRefused: It has not answered for `REACH_SECONDS`, so it may not be configured.
+        """
+        if self._has_answered:
+            return
+        now = self._loop.time()
+        self._reach_by = self._reach_by or now + REACH_SECONDS
+        try:
+            await self.call(function, *args)
+        except EngineGone as exc:
+            if now < self._reach_by:
+                raise
+            raise EngineRefused(exc.message, exc.hint) from exc
 
     def look_soon(self) -> None:
         """Look at everything again."""

@@ -27,8 +27,8 @@ line leaves a state from which the next one goes on:
 
 The engine may be gone, or refuse, for a while: the state stays, `problem` says why, and whatever
 was to be done is tried again. Only the engine's word that there is no such instance makes it lost.
-One that this agent has never reached counts as not there (not configured, say): after
-`REACH_SECONDS`, a replica that no engine was asked to start is refused.
+If an engine has never answered this agent, it is refused after some seconds (`EngineWatch.reach`):
+it may not be configured, and it has nothing of the replica.
 """
 
 from __future__ import annotations
@@ -84,7 +84,6 @@ SILENT_TIMEOUT_SECONDS = 5.0  # for the server of a silent instance to answer
 SILENT_QUESTIONS = 3  # at least, that it has not answered, when it counts as ended,
 SILENT_ASKED_SECONDS = 8.0  # and this long since the first of them
 RETRY_SECONDS = 1.0  # after the engine did not answer
-REACH_SECONDS = 4.0  # for an engine to answer at all, since it was asked first
 DRAIN_SIGNAL = signal.SIGUSR1
 
 
@@ -113,7 +112,6 @@ class EngineReplica:
         self._has_capacity = True  # until it has answered that it has not
         self._has_signalled = False
         self._probes = 0
-        self._reached_by: float | None = None  # an engine that has never answered
         self._unanswered: list[float] = []  # when a silent instance's server did not answer
         self._server = StatusServer(run_file.socket_path, self._line, self._obey)
         if self.status.host is None:
@@ -247,25 +245,11 @@ class EngineReplica:
         return 0.0
 
     async def _reach(self) -> None:
-        """Note that the engine is asked to start it, once it has answered anything.
-
-        Raises:
-            EngineGone: It does not answer.
-            EngineRefused: It has not answered for so long that it will not.
-        """
-        if self.status.is_asked:
-            return
-        if not self._watch.has_answered:
-            now = time.monotonic()
-            self._reached_by = self._reached_by or now + REACH_SECONDS
-            try:
-                await self._watch.call(self._engine.find, self.plan)
-            except EngineGone as exc:
-                if now < self._reached_by:
-                    raise
-                raise EngineRefused(exc.message, exc.hint) from exc
-        self.status.is_asked = True
-        self._write_status()
+        """Write down that the engine may be asked to start the replica, as soon as it answers."""
+        if not self.status.is_asked:
+            await self._watch.reach(self._engine.find, self.plan)
+            self.status.is_asked = True
+            self._write_status()
 
     async def _look_after(self) -> float | None:
         instance = await self._find()
