@@ -14,8 +14,8 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_374,
-    "code lines": 47_483,
+    "shipped lines": 74_381,
+    "code lines": 47_488,
     "modules": 462,
     "test lines": 76_084,
     "words of pages": 52_157,
