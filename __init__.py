@@ -12,7 +12,7 @@ imports this package inside other projects' Pythons.
 
 import sys
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _ERRORS = ("ApiRefused", "ClientError", "DaemonUnreachable", "RequestFailed", "SessionError")
 _INTERFACES = ("Action", "Environment", "EnvironmentMetadata", "Observation", "State")

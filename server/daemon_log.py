@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon's own log: where it goes, and the form of its lines.
 
-    text    2026-01-31 12:00:00,000 INFO    openenvd.server.daemon: openenvd 0.1.0 answers at …
+    text    2026-01-31 12:00:00,000 INFO    openenvd.server.daemon: openenvd N.N.N answers at …
     json    {"time": "2026-01-31T11:00:00+00:00", "level": "INFO", "logger": "…", "message": "…",
              "request_id": "…", "environment": "…"}: one object a line
 

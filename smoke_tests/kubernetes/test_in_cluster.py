@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from openenvd import __version__
 from openenvd.schema.spec import DEFAULT_BASE
 
 from ..conftest import REPOSITORY, eventually, smoke_cache
@@ -29,7 +30,7 @@ from .cluster import Cluster
 DEPLOY = REPOSITORY / "docs" / "deploy"
 NAMESPACE = "rl"
 CHARTS = "charts"  # a namespace of two releases
-IMAGE = "openenvd:0.1.0"
+IMAGE = f"openenvd:{__version__}"
 BUILD_BASE = "openenvd-test-base:1"
 VOLUME = """
 apiVersion: v1

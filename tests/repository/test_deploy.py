@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-import tomllib
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
+
+from openenvd import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,14 +29,17 @@ def test_a_daemon_in_a_cluster_has_the_role_of_the_documentation() -> None:
     assert [account, role, binding] == objects("docs/openenvd-rbac.yaml")
 
 
-def test_the_image_is_of_this_version_in_the_chart() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    [about], [values] = (
-        objects("docs/deploy/chart/Chart.yaml"),
-        objects("docs/deploy/chart/values.yaml"),
-    )
-    assert values["image"] == f"openenvd:{version}"
-    assert about["version"] == about["appVersion"] == version
+def test_chart_and_pages_name_this_version() -> None:
+    [about] = objects("docs/deploy/chart/Chart.yaml")
+    assert about["version"] == about["appVersion"] == __version__
+    image = re.compile(r"openenvd:(\d+\.[\w.]+)")
+    for path in ("docs/deploy/chart/values.yaml", "docs/deploy/Dockerfile", "docs/clusters.md"):
+        assert set(image.findall((ROOT / path).read_text())) == {__version__}, path
+
+
+def test_the_newest_release_in_the_changelog_is_this_version() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## \[(\d[^]]*)\] - ", changes, re.MULTILINE)[:1] == [__version__]
 
 
 def test_the_daemons_volume_outlives_its_release() -> None:
