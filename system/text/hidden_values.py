@@ -10,16 +10,18 @@ from typing import Any
 
 REDACTED = "***"
 _SECRET_NAME = re.compile(
-    r"token|secret|passw|passphrase|pwd|credential|private|auth|bearer|webhook|cookie|dsn|jwt|hmac"
-    r"|mnemonic|seed_?phrase|encrypt|kubeconfig|netrc"
+    r"token|secret|passw|passphrase|passcode|pwd|credential|private|auth|bearer|webhook|cookie|dsn"
+    r"|jwt|hmac|mnemonic|seed_?phrase|encrypt|kubeconfig|netrc|keystore|keytab|signing|unseal|totp"
     r"|conn(?:ection)?_?str(?:ing)?|(?<!by)(?<!com)pass(?:_|\d*$)"
-    r"|(?:^|_)(?:pat|sas|sig(?:nature)?|pw|pin|otp|pem|salt|creds?|hook)(?:_|\d*$)|keys?(?:_|\d*$)",
+    r"|(?:^|_)(?:sig(?:nature)?|pin|otp|mfa|pem|salt|hook|login|licen[cs]e)(?:_|\d*$)"
+    r"|(?:(?<!com)(?<!ex)(?<!s)pat|(?<!kan)sas|ps?w|pswd|psk|tkn|(?<!sa)creds?)(?:_|\d*$)"
+    r"|(?:access|recovery|backup)_?codes?|(?:api|access|secret|account|master)_?key|keys?(?:_|\d*$)",
     re.IGNORECASE,
 )
 # Names that are shown though they hold a word of the above.
 _SHOWN_NAME = re.compile(
     r"(?:^|_)(?:(?:max|min|num|n|new|input|output|total|prompt|completion)_(?:\w+_)?tokens"
-    r"|tokenizers?(?:_\w+)?|tokens_per_\w+|authors?(?:_\w+)?|ssh_auth_sock|xauthority"
+    r"|tokenizers?(?:_\w+)?|tokens_per_\w+|tokens?_(?:limit|budget|count)|authors?(?:_\w+)?|ssh_auth_sock|xauthority"
     r"|(?:public|primary|foreign|sort|partition|row|hot|mon|tur|don|key)_?keys?(?:_\w+)?)$",
     re.IGNORECASE,
 )
@@ -29,8 +31,12 @@ _DIGEST_NAME = re.compile(
     r"|path|dirs?$|folder|file|model|checkpoint|dataset",
     re.IGNORECASE,
 )
-# A word of letters and digits as long as a key that a computer has drawn.
-_RANDOM = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9+=_-]*[A-Za-z0-9+=]{20}")
+# A word of letters and digits as long as a key that a computer has drawn; in base 64 with slashes,
+# all of the value; or with a number and a colon before it.
+_RANDOM = re.compile(
+    r"(?:\d{6,}:)?(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9+=_-]*[A-Za-z0-9+=]{20}"
+    r"|(?=\S*\d)(?=\S*[a-z])(?=\S*[A-Z])[A-Za-z0-9+][A-Za-z0-9+/]{37,}={0,2}$"
+)
 _URL_PARAMETER = re.compile(r"([?&]([^=&\s]{1,128})=)[^&#\s]+")
 # A password in an address, or a user's name that is long enough to be a token. A password may have
 # any character: all up to the last `@` is hidden.
@@ -45,10 +51,11 @@ _BEARER = re.compile(r"(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
 # What well-known services give as tokens, and JSON web tokens.
 _KNOWN_TOKEN = re.compile(
     r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|npm_|pypi-|dckr_pat_|whsec_"
-    r"|nvapi-|xai-|ya29\.|SG\.|[rs]k_(?:live|test)_)[\w.-]{8,}"
+    r"|nvapi-|xai-|ya29\.|SG\.|[rs]k_(?:live|test)_|gsk_|pplx-|dop_v1_|lin_api_|ntn_|ASIA|hvs\."
+    r"|shp(?:at|ca|pa|ss)_|AGE-SECRET-KEY-)[\w.-]{8,}"
     r"|\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|(?<=://)hooks\.slack\.com/services/\S+"
-    r"|(?<=://)(?:\w+\.)?discord(?:app)?\.com/api/webhooks/\S+"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----"
+    r"|(?<=://)[\w.-]{0,64}hooks?\.[\w.]+/\S+|(?<=://)[^\s/]{1,64}/[\w/]{0,64}hooks?/\S+"
 )
 _COMMON_WORDS = frozenset({"true", "false", "none", "null", "auto", "info", "debug", "warning"})
 _LEAST_CHARACTERS = 4  # of a value that is hidden wherever it stands: a shorter one is everywhere

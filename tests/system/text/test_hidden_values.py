@@ -77,6 +77,9 @@ RANDOM = "q7Zk2Lw9Xc4Vb8Nm3Ht6Rj1Pf5"
             "BEARER", "OPENAIKEY", "MYAPIKEY", "AZURE_SAS", "SLACK_WEBHOOK", "KEY2", "sas",
             "AWS_ACCESS_KEY_ID", "HF_TOKEN", "SIGNATURE", "DB_PASS", "AUTH", "API_KEY", "KEYS",
             "OTP", "CREDS", "PIN", "SEED_PHRASE", "MNEMONIC", "MY_PW", "HMAC", "NETRC",
+            "PASSCODE", "TOTP", "MFA_SEED", "RECOVERY_CODES", "ACCESS_CODE", "DBCREDS", "GHPAT",
+            "STORAGESAS", "PSWD", "DB_PSW", "ROOTPW", "WIFI_PSK", "MY_TKN", "KEYSTORE", "LOGIN",
+            "apiKeyProd", "APIKEYPROD", "SIGNING", "LICENSE",
         ]),
         *(("SETTING", value) for value in [
             RANDOM, "0123456789abcdef0123456789abcdef", "sk-abcdefgh1234", "Bearer abcdefghijkl",
@@ -84,7 +87,10 @@ RANDOM = "q7Zk2Lw9Xc4Vb8Nm3Ht6Rj1Pf5"
             "https://hooks.slack.com/services/T0/B0/x", "https://discord.com/api/webhooks/1/x",
             "A=h;Password=p;", "SG.abcdefgh.ijklmnop", "ya29.abcdefgh", "dckr_pat_abcdefgh",
             "rk_live_abcdefgh", "whsec_abcdefgh", "nvapi-abcdefgh", "xai-abcdefgh",
-            "https://a.blob.core.windows.net/c?sv=1&sig=abc%3D",
+            "https://a.blob.core.windows.net/c?sv=1&sig=abc%3D", "110201543:AAHdqTcvCH1vGWJxfSeofS",
+            "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "-----BEGIN PGP PRIVATE KEY BLOCK-----",
+            "https://c.webhook.office.com/webhookb2/a@b/c", "https://hooks.zapier.com/catch/1/a",
+            "https://chat.example.com/hooks/abc", "gsk_abcdefgh", "dop_v1_abcdefgh",
         ]),
     ],
 )  # fmt: skip
@@ -100,7 +106,8 @@ def test_a_variable_is_hidden_for_its_name_or_for_the_form_of_its_value(
         *((name, "plain") for name in [
             "MAX_TOKENS", "max_new_tokens", "TOKENIZERS_PARALLELISM", "TOKENIZER", "SSH_AUTH_SOCK",
             "GIT_AUTHOR_NAME", "PUBLIC_KEY", "SORT_KEY", "MONKEY", "KEYBOARD", "BYPASS", "COMPASS",
-            "SASH", "PATH", "SIGNAL", "DESIGN", "PINNED", "HOOKS", "SPIN",
+            "SASH", "PATH", "SIGNAL", "DESIGN", "PINNED", "HOOKS", "SPIN", "COMPAT", "ARKANSAS",
+            "SACRED", "SPAT", "PATTERN", "TOKEN_LIMIT", "CODE",
         ]),
         ("GIT_SHA", "0123456789abcdef0123456789abcdef01234567"),
         ("IMAGE", "sha256:" + "0a" * 32),
@@ -121,3 +128,4 @@ def test_a_variable_that_only_resembles_a_secret_is_shown(name: str, value: str)
 def test_a_long_value_is_read_once() -> None:
     assert not is_secret("SETTING", "a-" * 200_000)
     assert not is_secret("SETTING", "a1/" * 200_000)
+    assert not is_secret("SETTING", "https://a/hook" * 50_000)
