@@ -90,6 +90,7 @@ def test_the_pids_limit_bounds_the_plan() -> None:
         ({"living": 2, "idle": 2}, 0),
         ({"living": 2, "waiting": 3}, 3),  # a burst
         ({"living": 2, "waiting": 9}, 4),  # no further than the capacity
+        ({"living": 2, "waiting": 9, "requested": 1}, 3),  # of which those on their way take a part
         ({"living": 2, "waiting": 3, "requested": 3}, 0),  # on their way already
         ({"kept": 1, "living": 1, "leaving": 1}, 0),  # replaced once it is gone
         ({"kept": 1, "living": 1, "leaving": 1, "waiting": 1}, 1),  # work does not wait
