@@ -109,7 +109,7 @@ def test_replicas_answer_at_one_address_and_outlive_their_launch(
     assert list(layout.runs.iterdir()) == []
 
 
-def test_no_session_is_refused_while_another_replica_has_room(home: Path) -> None:
+def test_no_session_is_refused_while_another_replica_has_room(home: Path, layout: Layout) -> None:
     """Crowds that fill all replicas in one instant."""
     replicas = start(home, replicas=3, max_sessions=CROWD)
     url = replicas.address.replace("http", "ws") + "/ws"
@@ -125,6 +125,9 @@ def test_no_session_is_refused_while_another_replica_has_room(home: Path) -> Non
         for _ in range(20):
             with contextlib.ExitStack() as clients, ThreadPoolExecutor(CROWD) as threads:
                 assert list(threads.map(begin, range(CROWD))) == ["observation"] * CROWD
+            for run_file in run_files.all_of(layout.runs):  # until the last session has ended
+                with ShimClient.connect(run_file.socket_path) as link:
+                    link.wait(lambda status: status["sessions"] == 0, TIMEOUT_SECONDS)
     finally:
         replicas.stop()
 
