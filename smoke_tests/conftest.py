@@ -89,7 +89,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
-OPENENV = str(Path(sys.executable).with_name("openenv"))
+# Another installation's may be named, whose Python then runs what users' programs are.
+OPENENV = os.environ.get("OPENENVD_SMOKE_COMMAND") or str(Path(sys.executable).with_name("openenv"))
+PYTHON = str(Path(OPENENV).with_name("python"))
 REPOSITORY = Path(__file__).resolve().parent.parent
 UPSTREAM_REQUIREMENT = "openenv==0.10.0"
 GRACE_SECONDS = 30.0

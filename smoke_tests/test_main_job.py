@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import textwrap
+import urllib.request
 from pathlib import Path
 
-from .conftest import OPENENV, Machine, eventually
+from .conftest import OPENENV, PYTHON, REPOSITORY, Machine, eventually
 
 SAY_HELLO = Path(__file__).with_name("say_hello.py")
+STATIC = REPOSITORY / "server" / "dashboard" / "static"
 SLOW_TO_START = """
 import time
 from openenvd.env_host.bundled.echo.environment import EchoEnvironment
@@ -25,7 +26,7 @@ time.sleep(120)
 
 
 def say_hello(address: str) -> None:
-    subprocess.run([sys.executable, str(SAY_HELLO), address], check=True, timeout=60)
+    subprocess.run([PYTHON, str(SAY_HELLO), address], check=True, timeout=60)
 
 
 def test_launch_from_nothing_starts_the_daemon_and_prints_an_address(machine: Machine) -> None:
@@ -35,7 +36,7 @@ def test_launch_from_nothing_starts_the_daemon_and_prints_an_address(machine: Ma
     say_hello(environment["address"])
     code = textwrap.dedent(answer.out.partition("\n\n")[2])  # runs as it was printed
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [PYTHON, "-c", code],
         env=machine.environ,
         capture_output=True,
         text=True,
@@ -90,3 +91,14 @@ def test_openenvd_is_the_same_command_as_openenv(machine: Machine) -> None:
 def test_json_is_alone_on_stdout(machine: Machine) -> None:
     for command in ("status", "requests", "info", "check"):
         json.loads(machine.ok(command, "--json").out)
+
+
+def test_every_file_of_the_dashboard_is_served(machine: Machine) -> None:
+    machine.ok("up")
+    address = machine.status()["daemon"]["address"]
+    files = [path for path in STATIC.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        url = f"{address}/dashboard/{path.relative_to(STATIC)}"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            assert answer.read() == path.read_bytes(), url
