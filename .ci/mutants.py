@@ -640,6 +640,7 @@ def main() -> int:
     parser.add_argument(
         "--work", type=Path, default=Path(tempfile.gettempdir()) / "openenvd-mutants"
     )
+    parser.add_argument("--room", choices=ROOMS, action="append", help="of this room alone")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument(
         "--at-most", type=int, help="end after as many mutants; a later call continues"
@@ -676,7 +677,8 @@ def main() -> int:
         waiting = [
             mutant
             for mutant in drawn
-            if mutant.key not in reasons
+            if mutant.room in (options.room or ROOMS)
+            and mutant.key not in reasons
             and (mutant.key not in results or results[mutant.key]["status"] == options.again)
         ]
         waiting = waiting[: options.at_most]

@@ -107,15 +107,16 @@ async def test_more_are_asked_for_once_with_the_reason(world: World) -> None:
     assert (await world.asked())[1] == 4
 
 
+@pytest.mark.parametrize(("spec", "wanted"), [({}, 1), ({"min_replicas": 2}, 2)])
 async def test_fewer_are_asked_for_when_the_time_has_come_though_nothing_changes(
-    world: World,
+    world: World, spec: dict[str, Any], wanted: int
 ) -> None:
-    world.serve(3, scale_down_seconds=0.05)
+    world.serve(3, scale_down_seconds=0.05, **spec)
     world.now += 1
     world.sessions(1, 0, 0)
     assert await world.is_quiet()
     world.now += 1  # the timer follows the loop's clock
-    assert await world.asked() == ("trial", 1, "1 of 30 sessions are taken")
+    assert await world.asked() == ("trial", wanted, "1 of 30 sessions are taken")
 
 
 async def test_replicas_that_are_drained_count_for_nothing(world: World) -> None:
