@@ -58,6 +58,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")
 # A test may take this long, which is many times what the slowest takes.
 TEST_TIMEOUT_SECONDS = 90
 MAX_MUTANT_SECONDS = 600
+USAGE_ERROR = 4  # of pytest: no such test, or a conftest that cannot be imported
 SURVIVED, KILLED = "survived", "killed"
 
 # ---------------------------------------------------------------- which mutants there are
@@ -318,7 +319,7 @@ def _order(mutant: Mutant, seed: int) -> str:
 class Worktree:
     """A checkout, and a Python that runs its tests, on the libraries of the one that runs this."""
 
-    def __init__(self, folder: Path, commit: str) -> None:
+    def __init__(self, folder: Path, commit: str, work: Path) -> None:
         # The repository's root is the package: its parent is where Python looks for it.
         self.tree = folder / "openenvd"
         git("worktree", "add", "--force", "--detach", str(self.tree), commit)
@@ -333,7 +334,7 @@ class Worktree:
         env = {**os.environ, "PATH": path, "TMPDIR": str(temporary), "HOME": str(temporary)}
         with (folder / "output").open("wb") as output:
             self._server = subprocess.Popen(
-                [venv / "bin" / "python", "-P", __file__, "--serve", folder],
+                [venv / "bin" / "python", "-P", __file__, "--serve", folder, "--work", work],
                 cwd=self.tree,
                 env=env,
                 stdin=subprocess.PIPE,
@@ -373,7 +374,7 @@ class Run:
     lines: dict[str, dict[str, list[str]]]
 
 
-def serve(folder: Path) -> None:
+def serve(folder: Path, kept: Path) -> None:
     """Run pytest for each line of standard input, in a fork that has imported all libraries.
 
     What outlives its parent becomes this process's child, and is killed after the run.
@@ -383,7 +384,7 @@ def serve(folder: Path) -> None:
     signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
     out = os.dup(1)
     os.dup2(2, 1)
-    preload(folder)
+    preload(kept)
     report = folder / "report"
     for line in sys.stdin:
         arguments, measured, limit = json.loads(line)
@@ -418,17 +419,17 @@ def kill_children() -> None:
             os.waitpid(-1, 0)
 
 
-def preload(folder: Path) -> None:
-    """Import the libraries that tests import: forks need not do it."""
-    names = folder / "modules"
-    child = os.fork()
-    if not child:
-        run_pytest(["--collect-only", *{name for tests in ROOMS.values() for name in tests}])
-        found = [name for name in sys.modules if not name.startswith(("openenvd", "tests"))]
-        names.write_text("\n".join(found))
-        os._exit(0)
-    reap(child)
-    for name in names.read_text().split():
+def preload(kept: Path) -> None:
+    """Import the libraries that tests import, so that no fork does; `kept` has their names."""
+    if not kept.exists():
+        child = os.fork()
+        if not child:
+            run_pytest(["--collect-only", *{name for tests in ROOMS.values() for name in tests}])
+            found = [name for name in sys.modules if not name.startswith(("openenvd", "tests"))]
+            kept.write_text("\n".join(found))
+            os._exit(0)
+        reap(child)
+    for name in kept.read_text().split():
         with contextlib.suppress(Exception):
             importlib.import_module(name)
 
@@ -553,7 +554,7 @@ def try_mutant(mutant: Mutant, tests: list[str], worktree: Worktree) -> dict[str
                 break
             # A failure by chance does not count: it fails again, or the tests behind it decide.
             status, _ = _run_until_failure(worktree, [by])
-            tests = tests[tests.index(by) + 1 :]
+            tests = tests[tests.index(by) + 1 :] if by in tests else []
     finally:
         path.write_bytes(source)
     seconds = round(time.monotonic() - started, 1)
@@ -562,9 +563,11 @@ def try_mutant(mutant: Mutant, tests: list[str], worktree: Worktree) -> dict[str
 
 
 def _run_until_failure(worktree: Worktree, tests: list[str]) -> tuple[str, str | None]:
-    limit = MAX_MUTANT_SECONDS
-    timeout = f"--timeout={TEST_TIMEOUT_SECONDS}"
-    run = worktree.run_tests("-x", "--tb=no", timeout, *tests, limit=limit)
+    options = ("-x", "--tb=no", f"--timeout={TEST_TIMEOUT_SECONDS}")
+    run = worktree.run_tests(*options, *tests, limit=MAX_MUTANT_SECONDS)
+    if run.code == USAGE_ERROR:  # a case of a table may have another name now
+        tests = list(dict.fromkeys(name.partition("[")[0] for name in tests))
+        run = worktree.run_tests(*options, *tests, limit=MAX_MUTANT_SECONDS)
     if run.code is None:
         return "hung", None
     # Without a failed test the module could not be imported.
@@ -655,7 +658,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.serve:
-        serve(options.serve)
+        serve(options.serve, options.work / "modules")
         return 0
     commit = git("rev-parse", options.commit)
     results = {}
@@ -668,7 +671,7 @@ def main() -> int:
     made = []
     try:
         for number in range(options.jobs):
-            made.append(Worktree(folder / str(number), commit))
+            made.append(Worktree(folder / str(number), commit, options.work))
             worktrees.put(made[-1])
         drawn = draw(made[0].tree, options.number, options.seed)
         if options.list:
