@@ -516,24 +516,27 @@ def measure_room(worktree: Worktree, room: str) -> Run:
     return run
 
 
-def choose_tests(mutant: Mutant, measured: Run) -> list[str]:
-    """Return the tests that may notice a mutant, the fastest first.
+def choose_tests(mutant: Mutant, measured: dict[str, Run]) -> list[str]:
+    """Return the tests that may notice a mutant, the fastest of its own room first.
 
-    They are those that execute its lines, or all of the room where these lines run at import or in
-    other processes.
+    They are those of any room that execute its lines, or all of its own where these lines run at
+    import or in other processes.
     """
-    by_line = measured.lines.get(mutant.path, {})
-    first, last = mutant.lines
-    direct = {
-        name for line in range(first, last + 1) for name in by_line.get(str(line), ()) if name
-    } & measured.seconds.keys()
-    chosen = sorted(direct, key=measured.seconds.__getitem__)
-    if not direct:
-        # Those first that are named as the module is.
-        stem = Path(mutant.path).stem
-        others = measured.seconds.keys() - direct
-        chosen += sorted(others, key=lambda name: (stem not in name, measured.seconds[name]))
-    return chosen
+    chosen: dict[str, None] = {}
+    for room in (mutant.room, *measured):
+        found = measured[room]
+        by_line = found.lines.get(mutant.path, {})
+        names = {
+            name
+            for line in range(mutant.lines[0], mutant.lines[1] + 1)
+            for name in by_line.get(str(line), ())
+        } & found.seconds.keys()
+        chosen |= dict.fromkeys(sorted(names, key=found.seconds.__getitem__))
+    if chosen:
+        return list(chosen)
+    seconds = measured[mutant.room].seconds
+    # Those first that are named as the module is.
+    return sorted(seconds, key=lambda name: (Path(mutant.path).stem not in name, seconds[name]))
 
 
 def try_mutant(mutant: Mutant, tests: list[str], worktree: Worktree) -> dict[str, Any]:
@@ -690,7 +693,7 @@ def main() -> int:
         measured = measure(kept, rooms, worktrees, options.jobs)
 
         def work(worktree: Worktree, mutant: Mutant) -> dict[str, Any]:
-            return try_mutant(mutant, choose_tests(mutant, measured[mutant.room]), worktree)
+            return try_mutant(mutant, choose_tests(mutant, measured), worktree)
 
         with options.results.open("a") as file:
             for mutant, result in in_worktrees(waiting, work, worktrees, options.jobs):
