@@ -10,6 +10,9 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import openenvd
+from openenvd import envs
+
 from .house import OUTSIDE, copy_files, files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +61,11 @@ def test_the_source_distribution_has_what_the_pages_say_is_there(tmp_path: Path)
     deployed = {str(p.relative_to(ROOT)) for p in (ROOT / "docs/deploy").rglob("*") if p.is_file()}
     assert deployed
     assert {*deployed, "docs/openenvd-rbac.yaml"} <= found
+
+
+def test_a_module_of_a_user_imports_the_base_classes_by_either_name() -> None:
+    for name in envs.__all__:
+        assert getattr(envs, name) is getattr(openenvd, name)
 
 
 def test_every_data_file_of_a_bundled_environment_is_built() -> None:
