@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from ... import __version__
 from ...schema.errors import UnknownSource
-from ..sources.needs import Way, allows_python, metadata_of, read_toml
+from ..sources.needs import Way, allows_python, metadata_of
 from ..sources.program import Program
 from ..sources.resolve import (
     COPY_IGNORED,
@@ -116,7 +116,7 @@ def context_of(
     if isinstance(source, Project):
         files |= {f"{recipes.PROJECT}/{n}": path for n, path in _project_files(source.folder)}
         way, why = _way_in_image(source, base)
-        metadata = metadata_of(read_toml(source.folder / "pyproject.toml"))
+        metadata = metadata_of(source.folder)
     elif isinstance(source, ClassSource):
         files |= {f"{recipes.PROJECT}/{name}": path for name, path in _module_files(source).items()}
     files |= _files_of_needs(way, files)
@@ -132,6 +132,7 @@ def context_of(
         config=_config_in_image(source, program, folder),
         version=__version__,
         folder=folder,
+        workdir=_path_in_image(str(program.folder), source, folder),
         way=way,
         metadata=metadata,
         more=tuple(more),
@@ -149,11 +150,17 @@ def _folder_in_image(source: Buildable, program: Program) -> str | None:
     return f"{recipes.PROJECTS_FOLDER}/{name}"
 
 
+def _path_in_image(path: str, source: Buildable, folder: str | None) -> str:
+    if isinstance(source, Bundled) or folder is None:
+        return recipes.PROJECTS_FOLDER
+    return path.replace(str(source.folder), folder, 1)
+
+
 def _config_in_image(source: Buildable, program: Program, folder: str | None) -> dict[str, Any]:
     """Return what the env host is to serve, with the paths that it has in the image."""
     config = program.config
     here = "" if isinstance(source, Bundled) else str(source.folder)
-    paths = [path.replace(here, str(folder), 1) for path in config.import_paths]
+    paths = [_path_in_image(path, source, folder) for path in config.import_paths]
     if program.links:
         paths.insert(0, recipes.PROJECTS_FOLDER)
     return {
@@ -168,7 +175,8 @@ def _config_in_image(source: Buildable, program: Program, folder: str | None) ->
 
 
 def _own_files() -> Iterator[tuple[str, Path]]:
-    yield f"{recipes.PACKAGE}/__init__.py", OWN_FOLDER / "__init__.py"
+    for name in ("__init__.py", "envs.py"):
+        yield f"{recipes.PACKAGE}/{name}", OWN_FOLDER / name
     for package in OWN_PACKAGES:
         for path in (OWN_FOLDER / package).rglob("*"):
             if path.suffix in (".py", ".yaml") and path.is_file():
@@ -239,8 +247,8 @@ def _files_of_needs(way: Way | None, files: Files) -> Files:
         prefix = f"{recipes.PROJECT}/"
         own = {name.removeprefix(prefix): p for name, p in files.items() if name.startswith(prefix)}
         found = {f"{recipes.NEEDS}/{name}": path for name, path in own.items()}
-    named = [path for path in (way.file, way.lock) if path is not None]
-    return found | {f"{recipes.NEEDS}/{path.name}": path for path in named}
+    inside = (path for path in way.files if path.is_relative_to(way.folder))
+    return found | {f"{recipes.NEEDS}/{path.relative_to(way.folder)}": path for path in inside}
 
 
 def _hash_of(path: Path) -> bytes:

@@ -41,6 +41,7 @@ class Recipe:
         base: The image that it is based on; it has a Python.
         config: The part of the env host's configuration that belongs to the program.
         folder: Where the project's files are in the image; None: it has none.
+        workdir: Where it runs.
         way: How what it needs is installed, from files in the folder `needs`; None: it needs none.
         metadata: Of the project itself, as its installation would have them: texts by their paths.
         more: Packages to install beside what it needs.
@@ -52,6 +53,7 @@ class Recipe:
     config: Mapping[str, Any]
     version: str
     folder: str | None = None
+    workdir: str = PROJECTS_FOLDER
     way: Way | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     more: tuple[str, ...] = ()
@@ -97,19 +99,21 @@ def _installation(recipe: Recipe) -> Iterable[str]:
     """Yield what `project_venv.py` does on this machine."""
     way = recipe.way or Way("", None)
     ours = shlex.join(HOST_REQUIREMENTS)
+    beside = " ".join(f"-r {shlex.quote(str(p.relative_to(way.folder)))}" for p in way.beside)
+    more = " ".join(filter(None, [beside, ours, shlex.join(["--", *way.packages])]))
+    options = "".join(f"{shlex.quote(each)} " for each in way.options)
     if way.locked_wheels is not None:
         locked = "/tmp/locked.txt"  # noqa: S108  in the image's build stage
-        options = "--quiet --frozen --no-dev --no-emit-project"
         wheels = shlex.join(f"--only-binary={name}" for name in way.locked_wheels)
         yield (
-            f"uv export {options} --output-file {locked} "
-            f"&& uv pip install --no-cache --verify-hashes --no-deps {wheels} -r {locked} "
-            f"&& uv pip install --no-cache {ours}"
+            f"uv export --quiet --frozen --no-dev --no-emit-project {options}--output-file {locked}"
+            f" && uv pip install --no-cache --verify-hashes --no-deps {wheels} -r {locked}"
         )
+        install = "uv pip install --no-cache"
     else:
-        file = f"-r {shlex.quote(way.file.name)} " if way.file is not None else ""
-        packages = shlex.join(["--", *way.packages]) if way.packages else ""
-        yield f"uv pip install --no-cache {file}{ours} {packages}".rstrip()
+        file = way.file and f" -r {shlex.quote(str(way.file.relative_to(way.folder)))}"
+        install = f"uv pip install --no-cache{file or ''} {options}".rstrip()
+    yield f"{install} {more}" + (f" || {install} {ours}" if way.has_more else "")
     if recipe.more:
         yield f"uv pip install --no-cache -- {shlex.join(recipe.more)}"
     extras = shlex.join(HOST_EXTRAS)
@@ -127,7 +131,7 @@ def _image_stage(recipe: Recipe) -> Iterable[str]:
     yield f"COPY --from=build {PACKAGE_FOLDER} {PACKAGE_FOLDER}"
     if recipe.folder is not None:
         yield f"COPY {PROJECT} {recipe.folder}"
-    yield f"WORKDIR {recipe.folder or PROJECTS_FOLDER}"
+    yield f"WORKDIR {recipe.workdir}"
     yield f"ENV PATH={VENV}/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \\"
     yield f"    {LISTEN_ADDRESS_VARIABLE}=0.0.0.0:{CONTAINER_PORT} \\"
     config = json.dumps(dict(recipe.config), sort_keys=True)

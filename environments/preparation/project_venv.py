@@ -39,7 +39,7 @@ from ...schema.layout import Layout, make_private
 from ...schema.protocol import HOST_LIBRARIES
 from ...system.process.process_identity import boot_seconds
 from ..sources.dockerfile import read_text
-from ..sources.needs import Way, metadata_of, read_toml, table_in
+from ..sources.needs import Way, metadata_of, table_in
 from ..sources.resolve import COPY_IGNORED, Project
 from .uv import Say, Uv, UvFailed
 
@@ -150,11 +150,11 @@ def _key_parts(project: Project) -> Iterator[bytes]:
     yield str(KEY_VERSION).encode()
     yield f"{sys.version_info[:3]} {sys.base_prefix} {sys.platform}".encode()
     yield " ".join((*HOST_REQUIREMENTS, *HOST_EXTRAS)).encode()
-    yield repr(sorted(_metadata_of(project).items())).encode()
+    yield repr(sorted(metadata_of(project.folder).items())).encode()
     for way in project.ways:
-        for path in (way.lock, way.file):
-            yield b"" if path is None else path.read_bytes()
-        yield " ".join(way.packages).encode()
+        for path in way.files:
+            yield path.read_bytes()
+        yield " ".join((*way.options, "--", *way.packages)).encode()
         uv = table_in(way.packaging, "tool", "uv")
         # What it needs depends on where it lies: `../shared`, a workspace, `setup.py`.
         if "sources" in uv or "workspace" in uv or way.is_dynamic:
@@ -216,7 +216,7 @@ class Builder:
             self._uv.install(self._venv, *options, *HOST_EXTRAS)
         except UvFailed as exc:
             self._say(f"continuing without {', '.join(HOST_EXTRAS)}: {exc.cause}")
-        for name, text in _metadata_of(self._project).items():
+        for name, text in metadata_of(self._project.folder).items():
             path = site_packages(self._venv) / name
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
@@ -236,15 +236,17 @@ class Builder:
                 if way.lock is not None:
                     self._install_locked(way, Path(scratch, "requirements.txt"))
                     return
-                files = () if way.file is None else ("-r", str(self._copied(way, Path(scratch))))
-                self._uv.install(self._venv, *files, *HOST_REQUIREMENTS, "--", *way.packages)
+                files = (way.file, *way.beside) if way.file is not None else ()
+                listed = [f"-r{self._copied(each, way, Path(scratch))}" for each in files]
+                options = (*listed, *way.options, *HOST_REQUIREMENTS)
+                self._uv.install(self._venv, *options, "--", *way.packages)
         except UvFailed as exc:
             message = f"the dependencies of {self._name} cannot be installed"
             if way.lock is not None:
                 message = f"the versions that {way.lock} names cannot be installed"
             place = way.lock or way.file or self._project.folder / way.name
             failure = exc.explained(message, f"look at {place}")
-            if exc.is_of_the_way:
+            if exc.is_of_the_way or way.has_more:
                 raise Unusable(exc.cause, failure) from exc
             raise failure from exc
 
@@ -273,31 +275,29 @@ class Builder:
     def _install_locked(self, way: Way, exported: Path) -> None:
         if fault := way.fault(version_of(self._venv)):
             raise Unusable(fault)
-        options = ("--quiet", "--frozen", "--no-dev", "--no-emit-project")
+        options = ("--quiet", "--frozen", "--no-dev", "--no-emit-project", *way.options)
         try:
             self._uv.run("export", *options, "--output-file", str(exported), quiet=True)
         except UvFailed as exc:
             raise Unusable("uv cannot read it") from exc
         wheels = [f"--only-binary={name}" for name in way.locked_wheels or ()]
         self._uv.install(self._venv, "--verify-hashes", "--no-deps", *wheels, "-r", str(exported))
-        for line in self._uv.install(self._venv, *HOST_REQUIREMENTS):
+        more = [f"-r{self._copied(each, way, exported.parent)}" for each in way.beside]
+        for line in self._uv.install(self._venv, *more, *HOST_REQUIREMENTS, "--", *way.packages):
             if line.startswith(_REMOVED):
                 pinned = line.removeprefix(_REMOVED)
-                self._say(f"{pinned} of uv.lock is too old for the env host, and was replaced")
+                other = "the Dockerfile or the env host" if way.has_more else "the env host"
+                self._say(f"{pinned} of uv.lock was replaced: {other} needs another version")
 
-    def _copied(self, way: Way, scratch: Path) -> Path:
+    def _copied(self, file: Path, way: Way, scratch: Path) -> Path:
         """A file that uv can install from without writing into the project's folder."""
-        assert way.file is not None
         if not way.is_dynamic:
-            return way.file
+            return file
         # Its build system must be asked what it needs, and leaves traces where it is asked.
         copy = scratch / self._project.folder.name
-        shutil.copytree(self._project.folder, copy, ignore=COPY_IGNORED, symlinks=True)
-        return copy / way.file.name
-
-
-def _metadata_of(project: Project) -> dict[str, str]:
-    return metadata_of(read_toml(project.folder / "pyproject.toml"))
+        if not copy.exists():
+            shutil.copytree(self._project.folder, copy, ignore=COPY_IGNORED, symlinks=True)
+        return copy / file.relative_to(way.folder)
 
 
 def site_packages(venv: Path) -> Path:

@@ -48,7 +48,9 @@ class App:
     Attributes:
         reference: `module:attribute`; with `()` behind it the attribute is called.
         place: Where it is named, for messages.
-        folder: A further folder that modules are imported from.
+        folders: Further folders that modules are imported from.
+        cwd: Where it runs; None: in the project's folder.
+        package: The package that the project's folder stands for, where that is known.
         note: A sentence for the user, where there was a choice.
         is_own_form: Whether the author's own server imports it by this reference.
         fallback: What is served where it is not there.
@@ -56,7 +58,9 @@ class App:
 
     reference: str = DEFAULT_APP
     place: str = ""
-    folder: Path | None = None
+    folders: tuple[Path, ...] = ()
+    cwd: Path | None = None
+    package: str | None = None
     note: str | None = None
     is_own_form: bool = False
     fallback: str = DEFAULT_APP
@@ -89,11 +93,12 @@ def choose_app(
         scripts: The commands that the project declares: `module:function` by name.
     """
     dockerfile, text = read_dockerfile(folder)
-    own = next(_all_found(folder, started(text, folder, scripts)), None)
+    commands = list(started(text, folder, scripts))
+    own = next(_all_found(folder, commands), None)
     asked = next(_all_found(folder, [_parse(named)] if named else []), None)
     # Those that the project itself can import, by their own names.
-    commands = [_parse(target) for command, target in scripts.items() if command == "server"]
-    usual = _all_own(folder, [*map(Started, _USUAL), *commands])
+    servers = [_parse(target) for command, target in scripts.items() if command == "server"]
+    usual = _all_own(folder, [*map(Started, _USUAL), *servers])
     if not usual and (folder / MANIFEST_NAME).is_file():
         elsewhere = _all_own(folder, _modules(folder))
         usual = elsewhere if len(elsewhere) == 1 else []
@@ -102,11 +107,16 @@ def choose_app(
         note = f"serving {own.reference}, which {dockerfile} starts"
         note += f"; {place} names {named}" if asked in others else ""
         needs_note = bool(others) or own.path != folder / "server" / "app.py"
+        command = next(each for each in commands if _find(folder, each) == own)
+        further = (_find_folder(each, folder) for each in command.further)
+        package = own.asked.removesuffix(f".{own.module}")
         return App(
             own.reference,
             str(folder / dockerfile),
-            own.folder,
-            note if needs_note else None,
+            tuple(filter(None, [own.folder, *further])),
+            cwd=None if command.is_app_dir else own.folder,
+            package=package if package != own.asked else None,
+            note=note if needs_note else None,
             is_own_form=own.module == own.asked,
         )
     if named is not None:
@@ -199,8 +209,7 @@ def _locate(folder: Path, asked: Started) -> tuple[str, Path, Path | None] | Non
     author's command may run in one of the project's folders.
     """
     parts = asked.module.split(".")
-    inner = [part for part in Path(asked.folder).parts if part not in ("/", ".", "..")]
-    places = [folder.joinpath(*inner[start:]) for start in range(len(inner))]
+    places = _folders(asked.folder, folder)
     usual = [folder, folder / "src"]
     # A path of the image may be that of the whole project, and not of a folder called so in it.
     bases = [*usual, *places] if asked.folder.startswith("/") else [*places, *usual]
@@ -218,6 +227,16 @@ def _locate(folder: Path, asked: Started) -> tuple[str, Path, Path | None] | Non
         if path.is_file():
             return ".".join(parts[start:]), path, None
     return None
+
+
+def _folders(named: str, folder: Path) -> list[Path]:
+    """Return what a folder in the image may be in the project's: of `/app/x/y` `app/x/y`, `x/y`."""
+    parts = [part for part in Path(named).parts if part not in ("/", ".", "..")]
+    return [folder.joinpath(*parts[start:]) for start in range(len(parts))]
+
+
+def _find_folder(named: str, folder: Path) -> Path | None:
+    return next((path for path in _folders(named, folder) if path.is_dir()), None)
 
 
 def _contents(source: str) -> tuple[set[str], set[str], str]:

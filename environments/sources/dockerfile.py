@@ -17,18 +17,25 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 from ...system.text.units import MB
 
-NAMES = ("Dockerfile", "server/Dockerfile", "docker/Dockerfile")
+NAMES = tuple(
+    f"{folder}{name}"
+    for folder in ("", "server/", "docker/")
+    for name in ("Dockerfile", "dockerfile", "Containerfile")
+)
 MAX_BYTES = 16 * MB
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh")
 _SERVERS = ("uvicorn", "gunicorn", "hypercorn", "granian", "daphne")
 _REFERENCE = re.compile(r"([A-Za-z_][\w./]*?)(?:\.py)?:([A-Za-z_][\w.]*)(\(\))?")
 _REQUIREMENT = re.compile(r"(git\+\S+|[A-Za-z0-9][\w.-]*(\[[\w.,\s-]*\])?\s*($|[@=<>!~;,(].*))")
 _INSTALLERS = ("pip", "setuptools", "uv", "wheel")  # which the image needs, and no project does
+_PROJECT_WITH_EXTRAS = re.compile(r"[./][^\[\s]*\[([\w.,\s-]+)\]")
+_EXTRA_OPTIONS = ("--extra", "--group", "--all-extras", "--all-groups")
+_ALL_ARGUMENTS = re.compile(r"""["']?\$[@*]["']?""")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
 _ASSIGNMENT = re.compile(r"(\w+)=(.*)")
 _SHELL_SCRIPT = re.compile(r"#!.*\b(ba|da|a|z)?sh\b")
@@ -51,12 +58,16 @@ class Started:
         attribute: The app in it; empty: the module is run as a program.
         is_factory: Whether the attribute is called for the app.
         folder: Where the module is found, as the command or WORKDIR names it.
+        further: Further folders that modules are imported from, as PYTHONPATH names them.
+        is_app_dir: Whether the folder is not the one that the command runs in.
     """
 
     module: str
     attribute: str = ""
     is_factory: bool = False
     folder: str = ""
+    further: tuple[str, ...] = ()
+    is_app_dir: bool = False
 
 
 def read_dockerfile(folder: Path) -> tuple[str, str]:
@@ -75,18 +86,28 @@ def read_text(path: Path) -> str:
         return ""
 
 
-def installed(text: str) -> tuple[list[str], list[str]]:
-    """Return what the RUN instructions of a Dockerfile install for Python.
+@dataclass(slots=True)
+class Installed:
+    """What the RUN instructions of a Dockerfile install for Python.
 
-    Returns:
-        The files of requirements, as the commands name them; and the packages.
+    Attributes:
+        files: Those of requirements, as the commands name them.
+        packages: The packages, as requirements.
+        options: uv's, that ask for extras and groups of the project itself.
     """
-    files: dict[str, None] = {}
-    packages: dict[str, None] = {}
+
+    files: list[str] = field(default_factory=list)
+    packages: list[str] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
+
+
+def installed(text: str) -> Installed:
+    """Return what the RUN instructions of a Dockerfile install for Python."""
+    found = Installed()
     for name, rest in _instructions(text):
         for words in _commands(_words_of(rest), None) if name == "RUN" else ():
-            _take_installed(words, files, packages)
-    return list(files), list(packages)
+            _take_installed(words, found)
+    return Installed(*(list(dict.fromkeys(each)) for each in astuple(found)))
 
 
 def started(text: str, folder: Path, scripts: Mapping[str, str]) -> Iterator[Started]:
@@ -109,7 +130,8 @@ def started(text: str, folder: Path, scripts: Mapping[str, str]) -> Iterator[Sta
             if each[0] == "cd" and len(each) > 1:
                 directory = each[1]
             elif (found := _started_by(each, scripts)) is not None:
-                yield replace(found, folder=found.folder or directory)
+                further = tuple(filter(None, variables.get("PYTHONPATH", "").split(":")))
+                yield replace(found, folder=found.folder or directory, further=further)
 
 
 def _variables(text: str) -> Iterator[tuple[str, str]]:
@@ -158,7 +180,7 @@ def _commands(words: list[str], folder: Path | None, depth: int = 0) -> Iterator
         pairs = itertools.pairwise(words)
         text = next((after for word, after in pairs if re.fullmatch(r"-\w*c", word)), None)
     if text is None and folder is not None:
-        text = next(_scripts(words[:2], folder), None)
+        text = next(_scripts(words, folder), None)
     if text is None or depth > 2:
         yield words
         return
@@ -167,11 +189,12 @@ def _commands(words: list[str], folder: Path | None, depth: int = 0) -> Iterator
 
 
 def _scripts(words: list[str], folder: Path) -> Iterator[str]:
-    """Yield the text of each word that is a shell script of the project."""
-    for word in words:
+    """Yield the text of each of the first words that is a shell script, with its arguments."""
+    for number, word in enumerate(words[:2], 1):
         path = find_file(word, folder) if len(word) <= _MAX_PATH_CHARACTERS else None
         if path is not None and (path.suffix == ".sh" or _SHELL_SCRIPT.match(read_text(path))):
-            yield read_text(path)
+            arguments = shlex.join(words[number:]).replace("\\", r"\\")
+            yield _ALL_ARGUMENTS.sub(arguments, read_text(path))
 
 
 def find_file(named: str, folder: Path) -> Path | None:
@@ -195,20 +218,34 @@ def _split(text: str) -> Iterator[list[str]]:
                 yield list(command)
 
 
-def _take_installed(words: list[str], files: dict[str, None], packages: dict[str, None]) -> None:
+def _take_installed(words: list[str], found: Installed) -> None:
     programs = [PurePosixPath(word).name for word in words]
-    if "install" not in words or not any(re.fullmatch(r"pip[\d.]*", each) for each in programs):
+    is_sync = "sync" in words and "uv" in programs
+    is_pip = "install" in words and any(re.fullmatch(r"pip[\d.]*", each) for each in programs)
+    if not (is_sync or is_pip):
         return
-    rest = iter(words[words.index("install") + 1 :])
+    parts = words[words.index("sync" if is_sync else "install") + 1 :]
+    # `--extra=x` as `--extra x`
+    rest = iter([part for word in parts for part in (_option_parts(word) or [word])])
     for word in rest:
-        if word in ("-r", "--requirement", "--requirements"):
-            files[next(rest, "")] = None
+        if word in _EXTRA_OPTIONS:
+            value = [] if word.startswith("--all") else [next(rest, "")]
+            found.options.append(" ".join([word, *value]))
+        elif word in ("-r", "--requirement", "--requirements"):
+            found.files.append(next(rest, ""))
         elif word.startswith(("--requirement=", "-r")):
-            files[word.removeprefix("--requirement=").removeprefix("-r")] = None
+            found.files.append(word.removeprefix("--requirement=").removeprefix("-r"))
         elif word in _WITH_VALUE or set(word) <= set("<>"):
             next(rest, None)
-        elif _REQUIREMENT.fullmatch(word) and word not in _INSTALLERS:
-            packages[word] = None
+        elif extras := _PROJECT_WITH_EXTRAS.fullmatch(word):
+            found.options += [f"--extra {each.strip()}" for each in extras[1].split(",")]
+        elif is_pip and _REQUIREMENT.fullmatch(word) and word not in _INSTALLERS:
+            found.packages.append(word)
+
+
+def _option_parts(word: str) -> list[str]:
+    name, sign, value = word.partition("=")
+    return [name, value] if sign and name in _EXTRA_OPTIONS else []
 
 
 def _started_by(words: list[str], scripts: Mapping[str, str]) -> Started | None:
@@ -235,4 +272,5 @@ def _of_server(words: list[str]) -> Started | None:
     pairs = itertools.pairwise(part for word in words for part in word.split("=", 1))
     folder = next((after for word, after in pairs if word == "--app-dir"), "")
     module = found[1].replace("/", ".").strip(".")
-    return Started(module, found[2], bool(found[3]) or "--factory" in words, folder)
+    is_factory = bool(found[3]) or "--factory" in words
+    return Started(module, found[2], is_factory, folder, is_app_dir=bool(folder))

@@ -2,7 +2,11 @@
 """The ways to install what a project needs, in order; each where the ones before cannot be used.
 
     uv.lock ─▶ pyproject.toml ─▶ requirements: those that the Dockerfile installs, else those that
-    lie in the project ─▶ the packages that the Dockerfile installs
+    lie in the project ─▶ setup.py ─▶ the packages that the Dockerfile installs
+
+What the Dockerfile installs beside the project is installed beside what its `uv.lock` or
+`pyproject.toml` names: requirements, packages, and extras and groups of the project. Where that
+cannot be done, what `pyproject.toml` names is installed alone.
 
 The author's own set-up reads one of these files, and the others may be months old: above all a lock
 file is made once, and published with every later version. So each is judged by what is in it before
@@ -13,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,11 @@ from .dockerfile import find_file, installed, read_dockerfile, read_text
 
 _REQUIREMENTS = ("server/requirements.txt", "requirements.txt")
 _BUILDS = ("setup.py", "setup.cfg")
+_BY_SETUP: Mapping[str, Any] = {"build-system": {}}  # what a `pyproject.toml` for them would say
+# Of a file of requirements: a line that names another such file, and one that names a folder here.
+_NESTED = re.compile(r"(?m)^\s*(?:-r|-c|--requirement|--constraint)[\s=]*(\S+)")
+_FOLDER = re.compile(r"(?m)^\s*(?:(?:-e|--editable)[\s=]+(?!\w+[+:])|\.{1,2}(?:/|\[|\s*$)|file:)")
+_NAMED = re.compile(r"""(?m)^\s*(name|version)\s*=\s*["']?([\w.+!-]+)""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,9 @@ class Way:
         packages: What is installed beside, or instead of, what the file names.
         lock: The lock file whose versions are installed.
         packaging: What the file says, where it is the project's `pyproject.toml`.
+        beside: Further files of requirements.
+        options: uv's, for extras and groups of the project.
+        folder: The project's.
     """
 
     name: str
@@ -40,6 +52,20 @@ class Way:
     packages: tuple[str, ...] = ()
     lock: Path | None = None
     packaging: Mapping[str, Any] = field(default_factory=dict)
+    beside: tuple[Path, ...] = ()
+    options: tuple[str, ...] = ()
+    folder: Path = Path()
+
+    @property
+    def files(self) -> list[Path]:
+        """All files that say what is installed, also those that another one names."""
+        own = [each for each in (self.lock, self.file, *self.beside) if each is not None]
+        return list(dict.fromkeys(found for each in own for found in _with_nested(each)))
+
+    @property
+    def has_more(self) -> bool:
+        """Whether more is installed than the project itself says."""
+        return bool(self.packaging and (self.packages or self.beside))
 
     @property
     def requires_python(self) -> str | None:
@@ -52,7 +78,8 @@ class Way:
         """Whether what it needs stands in no file: its build system must be asked."""
         project = table_in(self.packaging, "project")
         is_static = bool(project) and "dependencies" not in project.get("dynamic", ())
-        return bool(self.packaging) and not is_static
+        names_folder = (_FOLDER.search(read_text(each)) for each in self.files if _is_list(each))
+        return (bool(self.packaging) and not is_static) or any(names_folder)
 
     def fault(self, python: Sequence[int] | None) -> str | None:
         """Say why its lock file cannot be used on this version of Python; None: it can."""
@@ -72,26 +99,64 @@ class Way:
 def ways_of(folder: Path) -> list[Way]:
     """Return the ways, the best first; none for a project that says nothing of what it needs."""
     packaging = read_toml(folder / "pyproject.toml")
-    by_project = Way("pyproject.toml", folder / "pyproject.toml", packaging=packaging)
+    by_project = Way(
+        "pyproject.toml", folder / "pyproject.toml", packaging=packaging, folder=folder
+    )
     ways = list(_ways(folder, by_project))
     return ways if ways or not (folder / "pyproject.toml").is_file() else [by_project]
 
 
 def _ways(folder: Path, by_project: Way) -> Iterator[Way]:
     lock = folder / "uv.lock"
-    if _names_needs(by_project.packaging, folder):
-        if lock.is_file():
-            yield Way("uv.lock", by_project.file, lock=lock, packaging=by_project.packaging)
-        yield by_project
     dockerfile, text = read_dockerfile(folder)
-    files, packages = installed(text)
-    named = [found for each in files if (found := find_file(each, folder)) is not None]
+    found = installed(text)
+    files = [path for each in found.files if (path := find_file(each, folder)) is not None]
+    named = list(filter(_is_list, files))
+    if _names_needs(by_project.packaging, folder):
+        by_project = replace(by_project, options=tuple(_declared(found.options, by_project)))
+        known = table_in(by_project.packaging, "project").get("dependencies", ())
+        names = set(map(normalized, known)) if isinstance(known, list) else set()
+        further = tuple(p for p in found.packages if "[" in p or normalized(p) not in names)
+        with_more = replace(by_project, packages=further, beside=tuple(named))
+        if lock.is_file():
+            yield replace(with_more, name=lock.name, lock=lock)
+        if with_more.has_more:
+            yield replace(with_more, name=f"{by_project.name} and {dockerfile}")
+        yield by_project
+    packages = tuple(found.packages)
     lying = [path for name in _REQUIREMENTS if (path := folder / name).is_file()]
-    for path in dict.fromkeys([*(path for path in named if path.suffix == ".txt"), *lying]):
-        beside = tuple(packages) if path in named else ()
-        yield Way(str(path.relative_to(folder)), path, beside)
+    for path in dict.fromkeys([*named, *lying]):
+        beside = packages if path in named else ()
+        yield Way(str(path.relative_to(folder)), path, beside, folder=folder)
+    builds = [path for name in _BUILDS if (path := folder / name).is_file()]
+    if builds and not by_project.packaging:
+        yield replace(by_project, name=builds[0].name, file=builds[0], packaging=_BY_SETUP)
     if packages:
-        yield Way(dockerfile, None, tuple(packages))
+        yield Way(dockerfile, None, packages)
+
+
+def _is_list(path: Path) -> bool:
+    return path.suffix == ".txt"
+
+
+def _with_nested(path: Path, depth: int = 0) -> Iterator[Path]:
+    """Yield a file, and those that it names as further lists of requirements."""
+    yield path
+    for line in _NESTED.finditer(read_text(path) if _is_list(path) and depth < 5 else ""):
+        if (nested := path.parent / line[1]).is_file():
+            yield from _with_nested(nested, depth + 1)
+
+
+def _declared(options: Sequence[str], way: Way) -> Iterator[str]:
+    """Yield uv's options for those extras and groups of a Dockerfile's that the project has."""
+    extras = table_in(way.packaging, "project", "optional-dependencies")
+    groups = table_in(way.packaging, "dependency-groups")
+    for option in options:
+        kind, _, asked = option.partition(" ")
+        there = extras if "extra" in kind else groups
+        for name in there:
+            if kind.startswith("--all") or normalized(name) == normalized(asked):
+                yield from ("--extra" if there is extras else "--group", name)
 
 
 def _names_needs(packaging: Mapping[str, Any], folder: Path) -> bool:
@@ -161,17 +226,21 @@ def normalized(requirement: str) -> str:
     return "" if found is None else re.sub(r"[-_.]+", "-", found[1]).lower()
 
 
-def metadata_of(packaging: Mapping[str, Any]) -> dict[str, str]:
+def metadata_of(folder: Path) -> dict[str, str]:
     """Return the files by which `importlib.metadata` finds a project, by their paths; maybe none.
 
     The project is served from its folder, and is not installed. Its version and its entry points
     are known all the same, as they are where its author has installed it.
     """
-    project = table_in(packaging, "project")
+    packaging = read_toml(folder / "pyproject.toml")
+    project = table_in(packaging, "project") or table_in(packaging, "tool", "poetry")
+    for build in _BUILDS:
+        text = re.sub(r"([(,])", r"\1\n", read_text(folder / build))
+        project = project or dict(_NAMED.findall(text))
     name, version = str(project.get("name", "")), str(project.get("version", "0"))
     if not (re.fullmatch(r"[\w.-]+", name) and re.fullmatch(r"[\w.+!-]+", version)):
         return {}
-    folder = f"{normalized(name).replace('-', '_')}-{version}.dist-info"
+    info = f"{normalized(name).replace('-', '_')}-{version}.dist-info"
     groups = {"console_scripts": table_in(project, "scripts"), **table_in(project, "entry-points")}
     points = [
         line
@@ -179,10 +248,10 @@ def metadata_of(packaging: Mapping[str, Any]) -> dict[str, str]:
         for line in (f"[{group}]", *(f"{key} = {value}" for key, value in entries.items()))
     ]
     return {
-        f"{folder}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
-        f"{folder}/INSTALLER": "openenvd\n",
-        f"{folder}/RECORD": "",
-        f"{folder}/entry_points.txt": "\n".join([*points, ""]),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/INSTALLER": "openenvd\n",
+        f"{info}/RECORD": "",
+        f"{info}/entry_points.txt": "\n".join([*points, ""]),
     }
 
 

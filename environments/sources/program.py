@@ -70,6 +70,7 @@ def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | Non
             config = HostConfig(spec.name, env_class=reference, import_paths=(str(folder),))
         case Project(folder=folder):
             config, links = _project_config(source, own)
+            folder = source.app.cwd or folder
         case Image(reference=image):
             folder, config = Path("/"), HostConfig(spec.name)
     if config.env_class is not None and spec.serve_as_is:
@@ -93,6 +94,7 @@ def package_of(project: Project) -> str | None:
     candidates = [
         *itself,
         module.partition(".server")[0] if ".server" in module else "",
+        project.app.package or "",
         project.manifest.name.replace("-", "_"),
         project.folder.name.replace("-", "_"),
     ]
@@ -127,10 +129,12 @@ def _project_config(project: Project, python: Path) -> tuple[HostConfig, dict[st
         app_fallbacks=tuple(app for app in usual if app not in candidates),
         app_place=app.place,
         venv=None if str(python) == sys.executable else str(python.parent.parent),
-        import_paths=paths if app.folder is None else (str(app.folder), *paths),
+        import_paths=(*map(str, app.folders), *paths),
     )
-    is_importable = package is None or any((Path(path) / package).is_dir() for path in paths)
-    return config, {} if is_importable else {str(package): folder}
+    names = [each for each in (package, app.package) if each is not None and each.isidentifier()]
+    return config, {
+        name: folder for name in names if not any((Path(path) / name).is_dir() for path in paths)
+    }
 
 
 def _plain(value: Any) -> Any:

@@ -299,9 +299,46 @@ def test_a_lock_file_that_cannot_serve_is_named_in_one_line_and_not_used(
     assert version_seen_by(project_python(project, layout, said.append)) == "2.0"
     [told] = [line for line in said if line.startswith("uv.lock")]
     assert why.replace("thing", wanted) in told
-    assert told.endswith("; installing from pyproject.toml")
+    assert "; installing from pyproject.toml" in told
     assert not any("--frozen" in line for line in said)
     assert any(line.endswith(f"; installing from {follows}") for line in said)
+
+
+@pytest.mark.usefixtures("index")
+@pytest.mark.parametrize("has_lock", [True, False])
+@pytest.mark.parametrize(
+    "run", ["pip install more", "pip install -r needs.txt", "uv sync --extra x", "pip install .[x]"]
+)
+def test_what_the_dockerfile_installs_beside_the_project_is_there(
+    tmp_path: Path, layout: Layout, wheels: Path, run: str, has_lock: bool
+) -> None:
+    make_wheel(wheels, "more", "1.0")
+    extras = '[project.optional-dependencies]\nx = ["more"]'
+    project = make_project(
+        tmp_path / "p", 'requires-python = ">=3.11"', 'dependencies = ["thing"]', extras
+    )
+    (project.folder / "needs.txt").write_text("-r nested.txt\n")
+    (project.folder / "nested.txt").write_text("more\n")
+    (project.folder / "Dockerfile").write_text(f"FROM x\nRUN {run}\n")
+    if has_lock:
+        lock(project)
+    python = project_python(project, layout, print)
+    assert (version_seen_by(python), version_seen_by(python, "more")) == ("2.0", "1.0")
+    before = venv_key(project)
+    (project.folder / "nested.txt").write_text("other\n")
+    assert (venv_key(project) != before) is ("-r" in run)
+
+
+@pytest.mark.usefixtures("wheels")
+def test_where_what_the_dockerfile_installs_is_not_to_be_had_the_project_is_installed_alone(
+    tmp_path: Path, layout: Layout
+) -> None:
+    project = make_project(tmp_path / "p", 'dependencies = ["thing"]')
+    (project.folder / "Dockerfile").write_text("FROM x\nRUN pip install not-there\n")
+    said: list[str] = []
+    assert version_seen_by(project_python(project, layout, said.append)) == "2.0"
+    [told] = [line for line in said if "is not used" in line]
+    assert told.startswith("pyproject.toml and Dockerfile is not used: Because not-there")
 
 
 @pytest.mark.usefixtures("index")
@@ -367,7 +404,7 @@ def test_what_the_host_needs_comes_beside_the_locked_versions(
     assert version_seen_by(python, "needed") == "1.0"
     monkeypatch.setattr(project_venv, "HOST_REQUIREMENTS", ("needed", "thing>=2"))
     assert version_seen_by(project_python(locked(tmp_path / "p"), layout, said.append)) == "2.0"
-    assert "thing==1.0 of uv.lock is too old for the env host, and was replaced" in said
+    assert "thing==1.0 of uv.lock was replaced: the env host needs another version" in said
 
 
 @pytest.mark.usefixtures("wheels")

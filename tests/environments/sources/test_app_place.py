@@ -73,7 +73,8 @@ def test_two_apps_and_no_word_on_which_is_said(tmp_path: Path) -> None:
 def test_one_app_that_two_name_alike_needs_no_word(tmp_path: Path) -> None:
     put(tmp_path, "server/app.py")
     (tmp_path / "Dockerfile").write_text("CMD uvicorn my_env.server.app:app\n")
-    assert choose(tmp_path, "server.app:app") == App("server.app:app", str(tmp_path / "Dockerfile"))
+    place = str(tmp_path / "Dockerfile")
+    assert choose(tmp_path, "server.app:app") == App("server.app:app", place, package="my_env")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,30 @@ def test_a_folder_that_the_command_runs_in_is_imported_from(
     found = choose(tmp_path)
     assert found is not None
     assert found.reference in ("core:app", "root:app")
-    assert found.folder == (None if folder is None else tmp_path / folder)
+    assert found.folders == (() if folder is None else (tmp_path / folder,))
+    assert found.cwd == (None if folder is None or "--app-dir" in lines else tmp_path / folder)
+
+
+def test_folders_of_pythonpath_are_imported_from(tmp_path: Path) -> None:
+    put(tmp_path, "main.py")
+    (tmp_path / "lib").mkdir()
+    lines = "ENV PYTHONPATH=/app/lib:/app/none:$PYTHONPATH\nCMD uvicorn main:app\n"
+    (tmp_path / "Dockerfile").write_text(lines)
+    found = choose(tmp_path)
+    assert found is not None
+    assert found.folders == (tmp_path / "lib",)
+
+
+@pytest.mark.parametrize("name", ["dockerfile", "Containerfile", "docker/Dockerfile"])
+def test_a_dockerfile_may_have_another_name(tmp_path: Path, name: str) -> None:
+    put(tmp_path, "main.py")
+    put(tmp_path, "app.py")
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("CMD uvicorn main:app\n")
+    found = choose(tmp_path)
+    assert found is not None
+    assert found.reference == "main:app"
 
 
 def test_a_package_is_imported_rather_than_the_module_beside_it(tmp_path: Path) -> None:

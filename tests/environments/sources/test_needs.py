@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.sources.needs import allows_python, lock_fault, ways_of
+from openenvd.environments.sources.needs import allows_python, lock_fault, metadata_of, ways_of
 
 PROJECT = {"project": {"name": "My.Env", "dependencies": ["thing>=1", "win; os_name == 'nt'"]}}
 OWN = '[[package]]\nname = "my-env"\nversion = "1"\nsource = { virtual = "." }\n'
@@ -18,6 +18,7 @@ TEXTS = {
     "uv.lock": HEAD,
     "requirements.txt": "thing\n",
     "server/requirements.txt": "thing\n",
+    "setup.py": "setup(install_requires=['thing'])\n",
     "Dockerfile": "FROM python:3.11\nRUN pip install --no-cache-dir 'thing>=1' other[x]\n",
 }
 
@@ -62,6 +63,7 @@ def test_a_required_python_is_compared_with_the_one_that_is_there(
         ("requirements.txt server/requirements.txt", "server/requirements.txt requirements.txt"),
         ("Dockerfile", "Dockerfile"),
         ("Dockerfile requirements.txt", "requirements.txt Dockerfile"),
+        ("setup.py", "setup.py"),
         ("", ""),
     ],
 )
@@ -94,6 +96,31 @@ def test_a_pyproject_that_names_no_needs_gives_way_to_requirements(
     assert [way.name for way in ways_of(tmp_path)] == ["pyproject.toml"]
     (tmp_path / "requirements.txt").write_text("a\n")
     assert ("pyproject.toml" in [way.name for way in ways_of(tmp_path)]) is is_used
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pyproject.toml", "[tool.poetry]\nname = 'my-env'\nversion = '1.2'\n"),
+        ("setup.cfg", "[metadata]\nname = my-env\nversion = 1.2\n"),
+        ("setup.py", "setup(name='my-env', version=\"1.2\", packages=[])\n"),
+    ],
+)
+def test_a_project_s_own_version_is_known_from_where_it_stands(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    metadata = metadata_of(tmp_path)["my_env-1.2.dist-info/METADATA"]
+    assert "Name: my-env\nVersion: 1.2\n" in metadata
+
+
+@pytest.mark.parametrize("line", ["-e .", ".[x]", "./part", "--editable=sub"])
+def test_requirements_that_name_a_folder_are_installed_from_a_copy(
+    tmp_path: Path, line: str
+) -> None:
+    (tmp_path / "requirements.txt").write_text(f"a\n{line}\n")
+    [way] = ways_of(tmp_path)
+    assert way.is_dynamic
 
 
 def test_the_requirements_that_the_dockerfile_installs_come_first(tmp_path: Path) -> None:
