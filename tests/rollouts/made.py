@@ -40,6 +40,13 @@ async def put_steps(
         await writer.put_step(episode_id, number, step(number, text))
 
 
+async def written(folder: Path, *episode_ids: str, **fields: Any) -> None:
+    """Finish these episodes, by a writer of their own."""
+    async with await RolloutWriter.open(folder) as writer:
+        for name in episode_ids:
+            await finish(writer, name, **fields)
+
+
 async def finish(
     writer: RolloutWriter, episode_id: str, steps: int = 3, text: str = "seen", **fields: Any
 ) -> None:

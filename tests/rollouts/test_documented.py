@@ -10,12 +10,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from openenvd.rollouts.folder.rows import Verdict
 from openenvd.rollouts.folder.writer import RolloutWriter
 
-from .made import episode, image, step
+from .made import episode, step
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "rollouts.md"
 
@@ -27,17 +25,6 @@ def example(words: str) -> dict[str, Any]:
     names: dict[str, Any] = {}
     exec(compile(block, str(PAGE), "exec"), names)
     return names
-
-
-async def test_the_example_of_reading_prints_an_episode(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    async with await RolloutWriter.open("out") as writer:
-        await writer.put_step("a", 0, step(arrays={"image": image(1)}))
-        await writer.finish(episode("a", reward=2.5))
-    example("rollouts.verify")
-    assert capsys.readouterr().out == "a 2.5\n"
 
 
 async def test_the_example_of_training_samples_joins_a_conversation(

@@ -162,12 +162,6 @@ async def test_a_small_rollout_of_which_all_fail_is_a_failure(serve: Serve, tmp_
         await run(order_of(address_of(serve()), tmp_path, "fail", episodes=3), tmp_path)
 
 
-async def test_a_slow_policy_fails_with_policy_timed_out(serve: Serve, tmp_path: Path) -> None:
-    config = order_of(address_of(serve()), tmp_path, "wait", episodes=2, policy_timeout_seconds=0.1)
-    with pytest.raises(AllFailed, match=r"policy_timed_out: the policy took more than 0\.1 s"):
-        await run(config, tmp_path)
-
-
 async def test_an_endpoint_that_nobody_serves_is_named_with_what_to_do(
     serve: Serve, tmp_path: Path, unused_port: int
 ) -> None:
@@ -202,7 +196,7 @@ async def test_too_much_lag_is_a_failure_and_what_was_played_is_kept(
 ) -> None:
     address = address_of(serve())
     config = order_of(address, tmp_path, "hold", episodes=1, max_loop_lag_seconds=0.1)
-    with pytest.raises(LoopLagged):
+    with pytest.raises(LoopLagged, match="100 allowed"):
         await run(config, tmp_path)
     assert len(rows(config.folder)) == 1
 

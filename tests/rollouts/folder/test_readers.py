@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from openenvd.rollouts.folder.readers import Rollouts, open_rollouts
 from openenvd.rollouts.folder.rows import LARGE_BYTES
 from openenvd.rollouts.folder.writer import CHUNK_BYTES, RolloutWriter
 
-from ..made import episode, finish, image, names, step
+from ..made import episode, finish, image, names, step, written
 
 ABC = {"a": [0, 1, 2], "b": [0, 1, 2], "c": [0, 1, 2]}
 
@@ -74,22 +75,17 @@ async def test_arrays_without_elements_or_dimensions_are_numpys(tmp_path: Path) 
     assert row.arrays["one"].numpy() == np.float32(1)
 
 
-async def test_an_unknown_episode_is_a_key_error(tmp_path: Path) -> None:
-    await write(tmp_path)
-    with pytest.raises(KeyError):
-        open_rollouts(tmp_path).episode("z")
-
-
-def test_a_folder_without_rollouts_is_an_error(tmp_path: Path) -> None:
+async def test_a_folder_without_rollouts_is_an_error_and_an_empty_one_has_none(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(OutputDamaged, match="no rollouts"):
         open_rollouts(tmp_path)
-
-
-async def test_an_empty_rollout_has_nothing(tmp_path: Path) -> None:
     await (await RolloutWriter.open(tmp_path)).close()
     rollouts = open_rollouts(tmp_path)
     rollouts.verify()
     assert (len(rollouts), list(rollouts)) == (0, [])
+    with pytest.raises(KeyError):
+        rollouts.episode("z")
 
 
 async def test_an_episode_without_steps_beside_others_has_none(tmp_path: Path) -> None:
@@ -167,8 +163,7 @@ class Counted:
 async def test_an_observation_is_parsed_when_it_is_asked_for_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with await RolloutWriter.open(tmp_path) as writer:
-        await finish(writer, "a", steps=1)
+    await written(tmp_path, "a", steps=1)
     counted = Counted(monkeypatch)
     [row] = open_rollouts(tmp_path).episode("a").steps()
     assert (row.number, row.reward, row.done, row.info) == (0, 0.0, False, {})
@@ -182,7 +177,7 @@ async def test_text_that_only_the_standard_library_parses_is_read_back(
     tmp_path: Path, first: str
 ) -> None:
     """Half a surrogate pair, and numbers that are none."""
-    odd = Step(b'{"text":"\\ud83d","worth":NaN}', b"1", 0.0, True, b'{"far":Infinity}')
+    odd = Step(b'{"text":"\\ud83d","worth":NaN}', b"null", None, True, b'{"far":[1e999,-Infinity]}')
     async with await RolloutWriter.open(tmp_path) as writer:
         await writer.put_step("a", 0, odd)
         await writer.finish(episode("a", final_observation_json=b'"\\ud83d"'))
@@ -191,7 +186,7 @@ async def test_text_that_only_the_standard_library_parses_is_read_back(
     getattr(row, first)
     assert row.observation["text"] == "\ud83d"
     assert math.isnan(row.observation["worth"])
-    assert row.info == {"far": math.inf}
+    assert (row.info, row.action) == ({"far": [math.inf, -math.inf]}, None)
     assert found.final_observation == "\ud83d"
 
 
@@ -217,24 +212,28 @@ async def test_threads_may_share_a_folder(tmp_path: Path) -> None:
         assert list(threads.map(seen, [rollouts] * 8)) == [ABC] * 8
 
 
-async def damaged(folder: Path) -> Path:
-    """The file of an episode, which is to be damaged, and its reader."""
-    async with await RolloutWriter.open(folder) as writer:
-        await finish(writer, "a", text="x" * CHUNK_BYTES)
-    return folder / "episodes" / "a.jsonl"
+@pytest.fixture
+async def path(tmp_path: Path) -> Path:
+    """The file of an episode, which is to be damaged."""
+    await written(tmp_path, "a", text="x" * CHUNK_BYTES)
+    return tmp_path / "episodes" / "a.jsonl"
 
 
-async def test_a_file_that_was_cut_is_damaged(tmp_path: Path) -> None:
-    path = await damaged(tmp_path)
-    early = open_rollouts(tmp_path).episode("a")
-    os.truncate(path, 300)
-    for read in (lambda: list(early.steps()), open_rollouts(tmp_path).verify):
-        with pytest.raises(OutputDamaged, match=r"a\.jsonl"):
+@pytest.mark.parametrize("damage", [lambda path: os.truncate(path, 300), Path.unlink])
+async def test_a_file_that_was_cut_or_removed_is_named(
+    tmp_path: Path, path: Path, damage: Callable[[Path], object]
+) -> None:
+    rollouts = open_rollouts(tmp_path)
+    early = rollouts.episode("a")
+    damage(path)
+    told = r"a\.jsonl" if path.exists() else r"a\.jsonl is missing"
+    again = open_rollouts(tmp_path) if path.exists() else rollouts
+    for read in (lambda: list(early.steps()), rollouts.verify, again.verify):
+        with pytest.raises(OutputDamaged, match=told):
             read()
 
 
-async def test_a_file_with_other_bytes_is_damaged(tmp_path: Path) -> None:
-    path = await damaged(tmp_path)
+async def test_a_file_with_other_bytes_is_damaged(tmp_path: Path, path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"xxx', b"\xff\xffxx"))
     with pytest.raises(OutputDamaged, match="a row is not JSON"):
         seen(open_rollouts(tmp_path))
@@ -246,19 +245,8 @@ async def test_a_file_with_other_bytes_is_damaged(tmp_path: Path) -> None:
     "changed", [(b'"reward":1.0', b'"reward":9.0'), (b'"seed":7', b'"seed":8')]
 )
 async def test_a_changed_value_is_found_by_the_checksum(
-    tmp_path: Path, changed: tuple[bytes, bytes]
+    tmp_path: Path, path: Path, changed: tuple[bytes, bytes]
 ) -> None:
-    path = await damaged(tmp_path)
     path.write_bytes(path.read_bytes().replace(*changed))
     with pytest.raises(OutputDamaged, match="a has another checksum"):
         open_rollouts(tmp_path).verify()
-
-
-async def test_a_missing_file_is_named_in_the_error(tmp_path: Path) -> None:
-    path = await damaged(tmp_path)
-    rollouts = open_rollouts(tmp_path)
-    early = rollouts.episode("a")
-    path.unlink()
-    for read in (lambda: list(early.steps()), rollouts.verify):
-        with pytest.raises(OutputDamaged, match=r"a\.jsonl is missing"):
-            read()

@@ -77,6 +77,14 @@ async def give_up(threads: CpuThreads, function: Hanging) -> None:
         await waiting
 
 
+async def fill(threads: CpuThreads, function: Hanging) -> list[asyncio.Task[str]]:
+    """Both threads hang in it, and each is waited for."""
+    stuck = [asyncio.create_task(threads.run(function)) for _ in range(2)]
+    for _ in stuck:
+        await function.begun()
+    return stuck
+
+
 async def test_two_jobs_run_at_once_and_no_more(threads: CpuThreads) -> None:
     together, crowd = threading.Barrier(2), threading.Semaphore(2)
 
@@ -119,9 +127,7 @@ async def test_a_hung_thread_is_replaced_and_others_continue(
 async def test_queued_calls_run_after_both_threads_hung(
     threads: CpuThreads, hanging: Hanging
 ) -> None:
-    stuck = [asyncio.create_task(threads.run(hanging)) for _ in range(2)]
-    for _ in stuck:
-        await hanging.begun()
+    stuck = await fill(threads, hanging)
     others = [asyncio.create_task(threads.run(lambda: "done")) for _ in range(5)]
     await asyncio.sleep(0)
     for task in stuck:
@@ -129,21 +135,10 @@ async def test_queued_calls_run_after_both_threads_hung(
     assert await asyncio.gather(*others) == ["done"] * 5
 
 
-async def test_each_hung_call_is_reported(hanging: Hanging) -> None:
-    told: list[None] = []
-    threads = CpuThreads(on_hung=lambda: told.append(None))
-    for _ in range(2):
-        await give_up(threads, hanging)
-    hanging.let_go.set()
-    assert len(told) == 2
-
-
 async def test_a_call_cancelled_in_the_queue_is_never_begun(
     threads: CpuThreads, hanging: Hanging
 ) -> None:
-    stuck = [asyncio.create_task(threads.run(hanging)) for _ in range(2)]
-    for _ in stuck:
-        await hanging.begun()
+    stuck = await fill(threads, hanging)
     begun: list[None] = []
     waiting = asyncio.create_task(threads.run(lambda: begun.append(None)))
     await asyncio.sleep(0)
@@ -209,9 +204,7 @@ async def test_a_call_does_not_time_out_while_it_waits_for_a_thread(
         async with at_most(0.01):
             await threads.run(hanging)
 
-    stuck = [asyncio.create_task(threads.run(hanging)) for _ in range(2)]
-    for _ in stuck:
-        await hanging.begun()
+    stuck = await fill(threads, hanging)
     waiting = asyncio.create_task(call())
     await later()
     assert not waiting.done()

@@ -78,10 +78,6 @@ def test_random_actions_are_valid_by_the_schema() -> None:
         assert "metadata" not in action
 
 
-def test_the_same_generator_draws_the_same() -> None:
-    assert sample(SCHEMA, random.Random(5)) == sample(SCHEMA, random.Random(5))
-
-
 async def test_a_random_policy_plays_the_same_valid_actions_again_for_a_seed(serve: Serve) -> None:
     address = address_of(serve("openenvd.env_host.bundled.echo.environment:EchoEnvironment"))
     policy = await policy_named("random", address)
@@ -304,33 +300,6 @@ def test_an_endpoint_is_an_address_with_a_path() -> None:
         endpoint_of("v1")
 
 
-def _ran_out(_seen: Any) -> Any:
-    return next(iter(()))
-
-
-async def _was_cancelled(_seen: Any) -> Any:
-    raise asyncio.CancelledError
-
-
-def _no_array(_seen: Any) -> Any:
-    return Decision({"what": "go"}, {}, {"logits": [1.0]})  # type: ignore[dict-item]
-
-
-def _not_contiguous(_seen: Any) -> Any:
-    every_second = memoryview(b"abcdef")[::2]
-    return Decision({"what": "go"}, {}, {"logits": Array(every_second, "uint8", (3,))})
-
-
-@pytest.mark.parametrize("policy", [_ran_out, _was_cancelled, _no_array, _not_contiguous])
-async def test_a_policys_exception_fails_only_its_episode(serve: Serve, policy: Any) -> None:
-    """A StopIteration hung, a CancelledError lost the episode without a word, and what was no array
-    ended the rollout."""
-    collector = RolloutCollector(address_of(serve()), policy, retries=0)
-    async with asyncio.timeout(30):
-        episodes = [e async for batch in collector.batches(3, episodes=3) for e in batch]
-    assert [e.failure and e.failure.reason for e in episodes] == [FailureReason.POLICY_ERROR] * 3
-
-
 async def test_a_plain_function_may_return_an_awaitable(serve: Serve) -> None:
     async def act() -> dict[str, str]:
         return {"what": "go"}
@@ -397,18 +366,3 @@ async def test_a_policy_whose_calls_all_hang_ends_the_rollout(serve: Serve) -> N
             _ = [batch async for batch in collector.batches(1, episodes=100)]
     finally:
         let_go.set()
-
-
-@pytest.mark.parametrize("is_async", [True, False])
-async def test_a_policy_that_exits_fails_its_own_episode_alone(
-    serve: Serve, is_async: bool
-) -> None:
-    async def leave(_: Any) -> Any:
-        sys.exit(3)
-
-    policy = leave if is_async else (lambda _: sys.exit(3))
-    collector = RolloutCollector(address_of(serve()), policy, retries=0)
-    [[episode]] = [batch async for batch in collector.batches(1, episodes=1)]
-    assert episode.failure is not None
-    assert episode.failure.reason is FailureReason.POLICY_ERROR
-    assert "SystemExit" in episode.failure.message
