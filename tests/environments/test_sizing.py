@@ -16,6 +16,7 @@ from openenvd.environments.sizing import (
     share_sessions,
     wanted_replicas,
 )
+from openenvd.schema.errors import InvalidSpec
 
 NOW = 1000.0
 SCALING = Scaling(least=1, most=8, down_seconds=60.0)
@@ -90,7 +91,24 @@ def test_a_lull_ends_when_all_replicas_are_wanted_again() -> None:
     assert decide(Occupancy(4, 10, 25), SCALING, Lull(NOW - 59, 1), NOW) == Decision(4)
 
 
-def test_each_of_what_scales_itself_has_its_share_of_the_most() -> None:
-    assert share_sessions(16, 2, most=8) == [2, 2]
-    assert share_sessions(17, 3, most=8) == [3, 2, 2]
-    assert share_sessions(None, 2, most=8) == [None, None]
+@pytest.mark.parametrize(
+    ("max_sessions", "replicas", "most", "shares"),
+    [
+        (None, 2, None, [None, None]),
+        (64, 1, None, [64]),
+        (7, 3, None, [3, 2, 2]),
+        (3, 3, None, [1, 1, 1]),
+        (16, 2, 8, [2, 2]),  # of what scales itself: its share of the most
+        (17, 3, 8, [3, 2, 2]),
+        (None, 2, 8, [None, None]),
+    ],
+)
+def test_sessions_are_shared_evenly(
+    max_sessions: int | None, replicas: int, most: int | None, shares: list[int | None]
+) -> None:
+    assert share_sessions(max_sessions, replicas, most=most) == shares
+
+
+def test_fewer_sessions_than_replicas_are_refused() -> None:
+    with pytest.raises(InvalidSpec, match="cannot share 2 sessions"):
+        share_sessions(2, 3)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -258,14 +259,19 @@ def test_without_a_limit_no_aim_is_judged() -> None:
     assert ratios_of(batch_of("openenvd", total_p99=99.0)) == []
 
 
-def test_shares_of_a_batch_take_the_servers_addresses_in_turn() -> None:
+def test_shares_of_a_batch_add_up_and_take_the_servers_addresses_in_turn() -> None:
     target = Target("two", "http://127.0.0.1:80/echo", others=("10.0.0.2:81",))
     assert target.addresses == (("127.0.0.1", 80), ("10.0.0.2", 81))
     batch = Batch("127.0.0.1", 80, "", 7, {}, 1.0, 4, others=target.addresses[1:])
     shares = shares_of(batch, 3)
     reached = [(share.host, share.port) for share in shares]
     assert reached == [("127.0.0.1", 80), ("10.0.0.2", 81), ("127.0.0.1", 80)]
+    assert [share.count for share in shares] == [3, 2, 2]
     assert shares[1].sources == ()
+    sources = [
+        source for share in shares_of(replace(batch, others=()), 3) for source in share.sources
+    ]
+    assert len(sources) == len(set(sources)) > 0
 
 
 def test_a_split_is_judged_by_its_farthest_replica() -> None:
@@ -274,10 +280,3 @@ def test_a_split_is_judged_by_its_farthest_replica() -> None:
     assert unevenness("1:60 2:40", 2) == 20
     assert unevenness("1:100", 2) == 100
     assert unevenness("", 2) == math.inf
-
-
-def test_shares_of_a_batch_add_up_and_start_from_different_addresses() -> None:
-    shares = shares_of(Batch("127.0.0.1", 80, "", 7, {}, 1.0, 4), 3)
-    assert [share.count for share in shares] == [3, 2, 2]
-    sources = [source for share in shares for source in share.sources]
-    assert len(sources) == len(set(sources))

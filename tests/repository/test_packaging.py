@@ -29,15 +29,20 @@ def test_every_package_is_built() -> None:
     assert listed == {".".join(("openenvd", *path.parts)) for path in _package_folders()}
 
 
+def build(what: str, folder: Path) -> None:
+    """Build a wheel or a source distribution, as pip does, from what is in a checkout."""
+    script = f"import sys; from setuptools import build_meta as b; b.build_{what}(sys.argv[1])"
+    command = [sys.executable, "-c", script, str(folder)]
+    subprocess.run(command, cwd=folder / "clone", check=True, capture_output=True)
+
+
 def test_the_modules_of_the_tree_and_no_others_are_built(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     copy_files(clone)
     stale = clone / "build" / "lib" / "openenvd" / "server" / "gone.py"
     stale.parent.mkdir(parents=True)
     stale.write_text("")
-    script = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    subprocess.run(command, cwd=clone, check=True, capture_output=True)
+    build("wheel", tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     pages = [p for p in (ROOT / "server/dashboard/static").rglob("*") if p.is_file()]
@@ -50,11 +55,8 @@ def test_the_modules_of_the_tree_and_no_others_are_built(tmp_path: Path) -> None
 
 def test_the_source_distribution_has_what_the_pages_say_is_there(tmp_path: Path) -> None:
     """An image's file, manifests and chart; an account for Kubernetes: no wheel has them."""
-    clone = tmp_path / "clone"
-    copy_files(clone)
-    script = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    subprocess.run(command, cwd=clone, check=True, capture_output=True)
+    copy_files(tmp_path / "clone")
+    build("sdist", tmp_path)
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
         found = {name.partition("/")[2] for name in packed.getnames()}

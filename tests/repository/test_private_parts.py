@@ -11,7 +11,6 @@ import importlib
 import inspect
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import pydantic
@@ -91,7 +90,3 @@ def test_a_connection_shows_the_drivers_connection() -> None:
         driver = connection.connection.driver_connection
         assert driver is not None
         assert driver.execute("select 1").fetchone() == (1,)
-
-
-def test_python_waits_for_its_threads_by_the_function_that_a_forked_child_calls() -> None:
-    assert callable(threading._shutdown)  # type: ignore[attr-defined]

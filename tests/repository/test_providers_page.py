@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import sys
 from pathlib import Path
@@ -66,26 +65,6 @@ def test_every_fact_has_an_entry_for_each_other_system() -> None:
     from smoke_tests.providers import others, page
 
     assert set(others.read_others({fact.name for fact in page.facts()})) == {"openenv", "skypilot"}
-
-
-def test_a_table_has_a_column_for_each_provider_and_system() -> None:
-    from smoke_tests.providers import page
-
-    text = page.render(page.read_results(), page.read_systems())
-    columns = len(page.read_results()) + len(page.read_systems()) + 1
-    rows = [line for line in text.splitlines() if line.startswith("|")]
-    assert {line.replace("---", "").count("|") - 1 for line in rows} == {columns}
-    assert len(rows) == len(page.facts()) + 2 * len({fact.group for fact in page.facts()})
-
-
-def test_the_page_says_when_each_provider_was_tried_and_with_which_engine() -> None:
-    from smoke_tests.providers import page
-
-    text = page.render(page.read_results(), page.read_systems())
-    for name, result in page.read_results().items():
-        assert dt.date.fromisoformat(result.tried_on).isoformat() == result.tried_on
-        engine = f" ({result.engine})" if result.engine else ""
-        assert f"`{name}` on {result.tried_on}{engine}" in text
 
 
 def test_what_was_not_tried_again_is_written_as_it_was(

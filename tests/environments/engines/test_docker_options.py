@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from openenvd.environments.engines.base import EngineRefused, Labels, ReplicaPlan
-from openenvd.environments.engines.docker.engine import _configuration
+from openenvd.environments.engines.base import EngineRefused
 from openenvd.environments.engines.docker.options import host_config
 from openenvd.server.operations.launch import LaunchPayload
 
@@ -112,19 +111,3 @@ def test_an_option_that_is_not_known_is_refused_before_anything_starts() -> None
         LaunchPayload(source="docker://image:1", engine_options=["shmsize=1g"])
     with pytest.raises(ValidationError, match="a service of Swarm cannot have"):
         LaunchPayload(source="echo", provider="swarm", engine_options=["runtime=runsc"])
-
-
-def test_an_unknown_option_is_answered_with_the_one_that_was_meant() -> None:
-    with pytest.raises(EngineRefused) as refused:
-        host_config({"shmsize": "1g"}, sandbox=False)
-    assert "did you mean shm-size?" in str(refused.value.hint)
-
-
-def test_gpus_that_are_not_there_are_refused_rather_than_tried_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
-    labels = Labels("home", "trial", "trial-0-1", "1")
-    plan = ReplicaPlan(labels=labels, image="trial", host="127.0.0.1", port=1, gpus=2)
-    with pytest.raises(EngineRefused, match="this machine has 1 GPU"):
-        _configuration(plan, 8000)

@@ -14,13 +14,11 @@ import psutil
 import pytest
 
 from openenvd.environments import run_files
-from openenvd.environments.agent_client import EngineAddress, ask_agent, ensure_agent
+from openenvd.environments.agent_client import EngineAddress, ensure_agent
 from openenvd.environments.engines.docker.options import docker_address
 from openenvd.environments.engines.providers import provider_named
-from openenvd.environments.engines.registry import address_here
 from openenvd.environments.shim.client import ShimClient
 from openenvd.environments.sources.program import Program
-from openenvd.environments.strays import engines_used
 from openenvd.schema.errors import EngineFailed
 from openenvd.schema.layout import Layout
 from openenvd.schema.protocol import HostConfig
@@ -94,21 +92,6 @@ def test_a_context_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     environ = {"DOCKER_CONFIG": str(tmp_path), "DOCKER_CONTEXT": "nowhere"}
     with pytest.raises(EngineFailed, match="no context 'nowhere'"):
         docker_address(environ)
-
-
-def test_an_agent_asks_the_engine_of_its_address_and_not_of_its_starter(
-    layout: Layout, no_agent: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/starter.sock")
-    for name in ("one", "two"):
-        at = address_here("docker", {"DOCKER_HOST": f"unix:///nowhere/{name}.sock"})
-        with pytest.raises(EngineFailed, match=f"nothing answers at unix:///nowhere/{name}.sock"):
-            ask_agent(layout, at, "list")
-    assert len(agents(layout)) == 2
-    assert {str(at) for at in engines_used(layout)} == {
-        "docker at unix:///nowhere/one.sock",
-        "docker at unix:///nowhere/two.sock",
-    }
 
 
 def test_a_replica_is_asked_for_where_it_was_launched_whoever_starts_the_next_agent(

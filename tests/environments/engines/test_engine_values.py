@@ -11,7 +11,7 @@ from openenvd.environments.agent.exits import exit_reason
 from openenvd.environments.agent.replica_status import ReplicaStatus
 from openenvd.environments.engines.base import EngineRefused, ExitFacts, Labels, ReplicaPlan
 from openenvd.environments.engines.docker.containers import exit_of
-from openenvd.environments.engines.registry import MORE_VARIABLE, load
+from openenvd.environments.engines.registry import load
 from openenvd.environments.engines.server_answers import where_it_answers
 from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 
@@ -88,14 +88,6 @@ def test_what_could_not_be_started_says_why() -> None:
 def test_an_unknown_engine_is_refused_by_name() -> None:
     with pytest.raises(EngineRefused, match="'nowhere'"):
         load("nowhere")
-
-
-def test_an_engine_without_its_library_is_refused_with_the_librarys_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(MORE_VARIABLE, "mine=not_installed_anywhere:Engine")
-    with pytest.raises(EngineRefused, match="not_installed_anywhere"):
-        load("mine")
 
 
 @pytest.mark.parametrize(

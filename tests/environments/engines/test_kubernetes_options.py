@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -94,15 +95,6 @@ def test_the_token_and_values_that_look_secret_are_in_a_secret_of_the_pod() -> N
     assert secret_of(replace(PLAN, env={"A": "1"}), made) is None
 
 
-def test_a_sandbox_has_a_root_that_cannot_be_written_a_folder_that_can_and_no_rights() -> None:
-    plan = replace(PLAN, sandbox=True)
-    context = container(plan)["securityContext"]
-    assert context["readOnlyRootFilesystem"] is True
-    assert context["capabilities"] == {"drop": ["ALL"]}
-    assert container(plan)["volumeMounts"] == [{"name": "tmp", "mountPath": "/tmp"}]
-    assert pod(plan)["spec"]["volumes"] == [{"name": "tmp", "emptyDir": {}}]
-
-
 def test_options_and_a_patch_become_parts_of_the_pod() -> None:
     made = pod(
         node_selector="disk=ssd,zone=a",
@@ -120,7 +112,7 @@ def test_options_and_a_patch_become_parts_of_the_pod() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"namespcae": "rl"}, "has no option 'namespcae'"),
+        ({"namespcae": "rl"}, "has no option 'namespcae'.*did you mean namespace?"),
         ({"namespace": "R L"}, "namespace=R L"),
         ({"patch": "[]"}, "write an object"),
         ({"patch": "{"}, "no JSON"),
@@ -135,14 +127,9 @@ def test_options_and_a_patch_become_parts_of_the_pod() -> None:
 def test_options_that_cannot_be_are_refused_before_anything_is_started(
     options: dict[str, str], words: str
 ) -> None:
-    with pytest.raises(EngineRefused, match=words):
-        options_of(options, sandbox=False)
-
-
-def test_an_option_that_is_nearly_right_is_named() -> None:
     with pytest.raises(EngineRefused) as refusal:
-        options_of({"namespcae": "rl"}, sandbox=False)
-    assert str(refusal.value.hint).startswith("did you mean namespace?")
+        options_of(options, sandbox=False)
+    assert re.search(words, f"{refusal.value.message} {refusal.value.hint}")
 
 
 def test_names_that_kubernetes_does_not_take_get_others_that_stay_apart() -> None:

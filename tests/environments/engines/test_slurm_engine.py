@@ -6,10 +6,11 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from openenvd.environments.engines.base import InstanceState, Labels, ReplicaPlan
+from openenvd.environments.engines.base import Instance, InstanceState, Labels, ReplicaPlan
 from openenvd.environments.engines.slurm import commands as slurm_commands
 from openenvd.environments.engines.slurm import engine as slurm
 from openenvd.environments.engines.slurm.commands import Row
@@ -63,6 +64,17 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
     return made
 
 
+def found_by(engine: SlurmEngine, plan: ReplicaPlan) -> Instance:
+    found = engine.find(plan)
+    assert found is not None
+    return found
+
+
+def report(folder: Path, **fields: Any) -> None:
+    """Write down what job 7 says of itself."""
+    JobReport(job="7", node="n1", host="n1", port=1, **fields).write(folder)
+
+
 @pytest.fixture
 def plan(tmp_path: Path) -> ReplicaPlan:
     return ReplicaPlan(labels=LABELS, image="", host="127.0.0.1", port=1, run_dir=str(tmp_path))
@@ -98,8 +110,7 @@ def test_a_job_is_on_its_way_unless_slurm_has_a_reason(
 ) -> None:
     jobs.put("7", state)
     jobs.rows["7"] = replace(jobs.rows["7"], reason=reason)
-    found = SlurmEngine().find(plan)
-    assert found is not None
+    found = found_by(SlurmEngine(), plan)
     assert (found.state, found.is_on_its_way) == (InstanceState.STARTING, is_on_its_way)
 
 
@@ -107,9 +118,8 @@ def test_a_job_with_a_short_limit_is_not_replaced_as_soon_as_it_begins(
     jobs: Jobs, plan: ReplicaPlan, tmp_path: Path
 ) -> None:
     jobs.put("7", "RUNNING", left=120.0)
-    JobReport(job="7", node="n1", host="n1", port=1).write(tmp_path)
-    found = SlurmEngine().find(plan)
-    assert found is not None
+    report(tmp_path)
+    found = found_by(SlurmEngine(), plan)
     assert found.ends_at is not None
     assert found.replace_at == found.ends_at - 80
 
@@ -118,12 +128,11 @@ def test_when_a_job_ends_is_told_by_a_clock_that_no_step_moves_and_again_when_it
     jobs: Jobs, plan: ReplicaPlan, tmp_path: Path
 ) -> None:
     jobs.put("7", "RUNNING", left=120.0)
-    JobReport(job="7", node="n1", host="n1", port=1).write(tmp_path)
+    report(tmp_path)
     engine = SlurmEngine()
     changes = engine.changes()
     next(changes)
-    found = engine.find(plan)
-    assert found is not None
+    found = found_by(engine, plan)
     assert found.ends_at is not None
     assert 60 < found.ends_at - boot_seconds() <= 120.5
     jobs.put("7", "RUNNING", left=3600.0)
@@ -134,9 +143,8 @@ def test_a_requeue_that_is_seen_when_the_job_runs_again_has_a_reason(
     jobs: Jobs, plan: ReplicaPlan, tmp_path: Path
 ) -> None:
     jobs.put("7", "RUNNING")
-    JobReport(job="7", node="n1", host="n1", port=1, runs=1).write(tmp_path)
-    found = SlurmEngine().find(plan)
-    assert found is not None
+    report(tmp_path, runs=1)
+    found = found_by(SlurmEngine(), plan)
     assert (found.runs, found.why_anew) == (1, "Slurm has requeued job 7")
 
 
@@ -145,10 +153,9 @@ def test_a_silent_job_that_is_stopped_has_its_grace(
 ) -> None:
     monkeypatch.setattr(slurm, "SILENT_SECONDS", 0.0)
     jobs.put("7", "RUNNING")
-    JobReport(job="7", node="n1", host="n1", port=1).write(tmp_path)
+    report(tmp_path)
     engine = SlurmEngine()
-    found = engine.find(plan)
-    assert found is not None
+    found = found_by(engine, plan)
     assert found.is_silent
     engine.stop(found, 20.0)
     assert jobs.commands == [("scancel", "--batch", f"--signal={signal.SIGTERM:d}", "7")]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replica's plan is as arguments of `sbatch`, and what its job's end means."""
+"""A plan as arguments of `sbatch`, what a job's end means, and how a failing command is told."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from openenvd.environments.agent.exits import exit_reason
-from openenvd.environments.engines.base import EngineRefused, Labels, ReplicaPlan
+from openenvd.environments.engines.base import EngineGone, EngineRefused, Labels, ReplicaPlan
+from openenvd.environments.engines.slurm import commands as slurm_commands
 from openenvd.environments.engines.slurm.commands import exit_facts, over_memory, read_duration
 from openenvd.environments.engines.slurm.files import (
     NO_JOB,
@@ -165,3 +166,27 @@ def test_a_server_that_ended_well_was_not_out_of_memory() -> None:
     facts = exit_facts("7", {"JobState": "OUT_OF_MEMORY", "ExitCode": "0:125"}, report)
     assert not facts.is_oom
     assert facts.exit_code == 0
+
+
+UNCONFIGURED = """\
+sinfo: error: fetch_config: DNS SRV lookup failed
+sinfo: fatal: Could not establish a configuration source
+"""
+
+
+@pytest.mark.parametrize(
+    ("file", "how"),
+    [("", "without SLURM_CONF"), ("/etc/one.conf", "with SLURM_CONF=/etc/one.conf")],
+)
+def test_without_a_configuration_the_hint_names_the_variables_of_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, how: str
+) -> None:
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text(f"#!/bin/sh\ncat >&2 <<END\n{UNCONFIGURED}END\nexit 1\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("SLURM_CONF", file)
+    with pytest.raises(EngineGone) as raised:
+        slurm_commands.run(str(sinfo))
+    hint = str(raised.value.hint)
+    assert hint.startswith(f"the daemon was started {how}: openenv stop, export SLURM_CONF=")
+    assert hint.endswith("openenv up")

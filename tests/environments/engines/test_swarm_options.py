@@ -16,9 +16,9 @@ from openenvd.environments.engines.swarm.options import (
 )
 
 
-def spec_of(options: dict[str, str], *, sandbox: bool = False) -> dict[str, Any]:
+def spec_of(options: dict[str, str]) -> dict[str, Any]:
     rest, _ = split_options(options)
-    return container_spec(*host_config(rest, sandbox=sandbox))
+    return container_spec(*host_config(rest, sandbox=False))
 
 
 def test_the_name_of_a_service_has_no_dots_at_most_63_characters_and_is_no_others() -> None:
@@ -45,13 +45,6 @@ def test_volumes_are_mounted_with_their_rights() -> None:
 def test_a_tmpfs_keeps_its_size_and_its_mode() -> None:
     [mount] = spec_of({"tmpfs": "/run:size=8m,mode=700"})["Mounts"]
     assert mount["TmpfsOptions"] == {"SizeBytes": 8 * 2**20, "Mode": 0o700}
-
-
-def test_a_sandbox_is_read_only_without_capabilities_and_privileges() -> None:
-    spec = spec_of({}, sandbox=True)
-    assert (spec["ReadOnly"], spec["CapabilityDrop"]) == (True, ["ALL"])
-    assert spec["Privileges"] == {"NoNewPrivileges": True}
-    assert spec["Mounts"] == [{"Type": "tmpfs", "Target": "/tmp"}]
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,22 @@ def context(source: str, cwd: Path, base: str = DEFAULT_BASE, *more: str) -> Con
     return context_of(found, program_of(spec, found, None), base, more)
 
 
+def text_of(project: Path, base: str = DEFAULT_BASE) -> str:
+    """The Dockerfile of its image."""
+    return dockerfile(context(str(project), project, base).recipe)
+
+
 def names(made: Context) -> set[str]:
     archive = io.BytesIO()
     made.write(archive)
     archive.seek(0)
     with tarfile.open(fileobj=archive) as tar:
         return set(tar.getnames())
+
+
+def own_names(made: Context) -> set[str]:
+    """Of the project's files."""
+    return {name for name in names(made) if name.startswith("project/")}
 
 
 def test_the_project_lies_under_the_name_that_it_is_imported_by(project: Path) -> None:
@@ -66,10 +76,7 @@ def test_the_project_lies_under_the_name_that_it_is_imported_by(project: Path) -
     assert config.import_paths == ("/app", "/app/my_env")
     assert config.app_candidates == ("my_env.server.app:app", "server.app:app")
     assert config.app_place == "openenv.yaml, line 2"
-
-
-def test_no_path_of_this_machine_is_in_the_image(project: Path) -> None:
-    assert str(project.parent) not in dockerfile(context(str(project), project).recipe)
+    assert str(project.parent) not in text_of(project)  # no path of this machine
 
 
 def test_the_env_host_and_all_it_stands_on_are_in_the_archive(tmp_path: Path) -> None:
@@ -95,8 +102,7 @@ def test_caches_and_what_dockerignore_names_stay_out(project: Path) -> None:
         (project / name).write_text("x")
     (project / ".dockerignore").write_text("data\n*.md\n")
     (project / "README.md").write_text("x")
-    own = {name for name in names(context(str(project), project)) if name.startswith("project/")}
-    assert own == {
+    assert own_names(context(str(project), project)) == {
         "project/.dockerignore",
         "project/kept.txt",
         "project/openenv.yaml",
@@ -109,7 +115,7 @@ def test_of_a_class_its_module_alone_is_copied(tmp_path: Path) -> None:
     (tmp_path / "sample_env.py").write_text("class Sample: pass\n")
     (tmp_path / "secret.txt").write_text("x")
     made = context("sample_env:Sample", tmp_path)
-    assert {n for n in names(made) if n.startswith("project/")} == {"project/sample_env.py"}
+    assert own_names(made) == {"project/sample_env.py"}
     assert made.recipe.config["env_class"] == "sample_env:Sample"
     assert made.recipe.config["import_paths"] == ["/app/project"]
 
@@ -163,17 +169,29 @@ wheels = [{ url = "x" }]
 
 
 def test_a_locked_project_gets_the_versions_of_its_lock(project: Path) -> None:
-    assert "uv export" not in dockerfile(context(str(project), project).recipe)
+    assert "uv export" not in text_of(project)
     (project / "uv.lock").write_text(LOCK)
-    made = dockerfile(context(str(project), project).recipe)
-    assert "uv export" in made
-    assert "--no-deps --only-binary=openenv -r" in made
+    assert "uv export" in text_of(project)
+    assert "--no-deps --only-binary=openenv -r" in text_of(project)
 
 
-def test_a_lock_file_that_cannot_serve_in_the_image_is_named_and_not_used(project: Path) -> None:
-    (project / "uv.lock").write_text(LOCK)
-    made = context(str(project), project, "python:3.10-slim")
-    assert made.notes == ("uv.lock is not used: it was made for Python >=3.11, and this is 3.10",)
+@pytest.mark.parametrize(
+    ("text", "base", "why"),
+    [
+        (LOCK, "python:3.10-slim", "it was made for Python >=3.11, and this is 3.10"),
+        (
+            LOCK.replace('registry = "x"', 'directory = "../shared"'),
+            DEFAULT_BASE,
+            "it names ../shared, which is not there",
+        ),
+    ],
+)
+def test_a_lock_file_that_cannot_serve_in_the_image_is_named_and_not_used(
+    project: Path, text: str, base: str, why: str
+) -> None:
+    (project / "uv.lock").write_text(text)
+    made = context(str(project), project, base)
+    assert made.notes == (f"uv.lock is not used: {why}",)
     assert "uv export" not in dockerfile(made.recipe)
     assert "-r pyproject.toml" in dockerfile(made.recipe)
 
@@ -185,7 +203,7 @@ def test_requirements_serve_where_the_image_has_not_the_python_that_pyproject_wa
         '[project]\nname = "openenv-my-env"\nversion = "1"\nrequires-python = ">=3.12"\n'
         'dependencies = ["openenv"]\n'
     )
-    assert "-r pyproject.toml" in dockerfile(context(str(project), project).recipe)
+    assert "-r pyproject.toml" in text_of(project)
     (project / "requirements.txt").write_text("openenv\n")
     made = context(str(project), project)
     [told] = made.notes
@@ -194,18 +212,10 @@ def test_requirements_serve_where_the_image_has_not_the_python_that_pyproject_wa
     assert "-r requirements.txt" in dockerfile(made.recipe)
 
 
-def test_a_lock_file_that_names_an_unpublished_folder_is_not_used_in_the_image(
-    project: Path,
-) -> None:
-    (project / "uv.lock").write_text(LOCK.replace('registry = "x"', 'directory = "../shared"'))
-    made = context(str(project), project)
-    assert made.notes == ("uv.lock is not used: it names ../shared, which is not there",)
-
-
 def test_the_metadata_of_the_project_are_written_where_packages_are(
     project: Path, tmp_path: Path
 ) -> None:
-    lines = dockerfile(context(str(project), project).recipe).splitlines()
+    lines = text_of(project).splitlines()
     [line] = [each for each in lines if "METADATA" in each]
     program, texts = shlex.split(line.removeprefix("RUN "))[2:]
     patched = program.replace("sysconfig.get_path('purelib')", repr(str(tmp_path)))
@@ -217,7 +227,7 @@ def test_the_metadata_of_the_project_are_written_where_packages_are(
 def test_what_the_dockerfile_alone_names_is_installed_in_the_image(project: Path) -> None:
     (project / "pyproject.toml").unlink()
     (project / "Dockerfile").write_text("FROM x\nRUN pip install 'thing>=1'\n")
-    assert "-- 'thing>=1'" in dockerfile(context(str(project), project).recipe)
+    assert "-- 'thing>=1'" in text_of(project)
 
 
 def test_nothing_is_substituted_in_the_configuration() -> None:

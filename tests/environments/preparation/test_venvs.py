@@ -140,12 +140,6 @@ def test_a_step_of_the_clock_neither_removes_nor_keeps_an_environment(
     assert [gone.path for gone in prune(layout)] == [unused]
 
 
-def test_an_environment_that_a_launch_has_just_looked_up_is_kept(layout: Layout) -> None:
-    venv = make_venv(layout, "a")
-    assert note_use(venv)
-    assert prune(layout) == []
-
-
 def test_an_environment_that_is_being_made_is_kept(layout: Layout) -> None:
     venv = make_venv(layout, "a", half_made=True)
     with FileLock(layout.venvs / "a.lock"):
@@ -174,10 +168,6 @@ def test_an_interrupted_removal_is_finished_by_the_next_one(layout: Layout) -> N
     cleanup._take_away(chosen)
     assert [gone.path for gone in prune(layout)] == [venv]
     assert not venv.exists()
-
-
-def test_without_projects_there_is_nothing_to_do(layout: Layout) -> None:
-    assert prune(layout) == []
 
 
 @pytest.mark.parametrize(

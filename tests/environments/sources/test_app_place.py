@@ -29,15 +29,22 @@ def put(folder: Path, path: str, text: str = APP) -> str:
     return path.removesuffix(".py").replace("/", ".") + ":app"
 
 
-def choose(folder: Path, named: str | None = None) -> App | None:
-    return choose_app(folder, named, f"{folder}/openenv.yaml, line 2", {})
+def choose(folder: Path, named: str | None = None, **scripts: str) -> App:
+    found = choose_app(folder, named, f"{folder}/openenv.yaml, line 2", scripts)
+    assert found is not None
+    return found
+
+
+def starting(folder: Path, *lines: str) -> App:
+    """The app of a project whose Dockerfile has these lines."""
+    (folder / "Dockerfile").write_text("\n".join(["FROM x", *lines, ""]))
+    return choose(folder)
 
 
 @pytest.mark.parametrize("path", PLACES)
 def test_the_only_app_is_found_in_each_usual_place_and_named(tmp_path: Path, path: str) -> None:
     reference = put(tmp_path, path)
     found = choose(tmp_path)
-    assert found is not None
     assert found.reference == reference
     is_upstreams = path == "server/app.py"
     assert (found.note is None) is is_upstreams
@@ -56,7 +63,6 @@ def test_of_two_apps_that_of_the_dockerfile_is_served_and_named(
     text = COMMANDS[command].format(reference=reference, module=reference[:-4], path=path)
     (tmp_path / "Dockerfile").write_text(f"FROM x\n{text}\n")
     found = choose(tmp_path, named)
-    assert found is not None
     assert (found.reference, found.is_own_form) == (reference, True)
     assert f"serving {reference}, which Dockerfile starts" in str(found.note)
     assert ("line 2 names other:app" in str(found.note)) is (named is not None)
@@ -66,7 +72,6 @@ def test_two_apps_and_no_word_on_which_is_said(tmp_path: Path) -> None:
     put(tmp_path, "main.py")
     put(tmp_path, "app.py")
     found = choose(tmp_path)
-    assert found is not None
     assert found.note == "serving app:app; to serve main:app, name it as `app` in openenv.yaml"
 
 
@@ -102,14 +107,12 @@ def test_a_named_app_is_what_its_module_has_under_that_name(
 ) -> None:
     put(tmp_path, "server/app.py", text)
     found = choose(tmp_path, named)
-    assert found is not None
     assert (found.reference, found.place) == (reference, f"{tmp_path}/openenv.yaml, line 2")
 
 
 def test_a_named_app_that_is_not_there_gives_way_to_the_one_that_is(tmp_path: Path) -> None:
     put(tmp_path, "main.py")
     found = choose(tmp_path, "old.server:app")
-    assert found is not None
     assert (found.reference, found.fallback) == ("old.server:app", "main:app")
 
 
@@ -120,7 +123,6 @@ def test_a_program_that_serves_another_module_names_its_app(tmp_path: Path, is_r
     if is_run_by == "docker":
         (tmp_path / "Dockerfile").write_text('CMD ["python", "-m", "server.app"]\n')
     found = choose(tmp_path)
-    assert found is not None
     assert found.reference == "backend:app"
 
 
@@ -140,9 +142,7 @@ def test_a_folder_that_the_command_runs_in_is_imported_from(
 ) -> None:
     for path in ("backend/core.py", "root.py", "app/root.py"):
         put(tmp_path, path)
-    (tmp_path / "Dockerfile").write_text(f"{lines}\n")
-    found = choose(tmp_path)
-    assert found is not None
+    found = starting(tmp_path, lines)
     assert found.reference in ("core:app", "root:app")
     assert found.folders == (() if folder is None else (tmp_path / folder,))
     assert found.cwd == (None if folder is None or "--app-dir" in lines else tmp_path / folder)
@@ -181,7 +181,7 @@ def test_a_package_is_imported_rather_than_the_module_beside_it(tmp_path: Path) 
 @pytest.mark.parametrize("text", ["", "def app(): ...\n", "class App: ...\n"])
 def test_a_folder_without_an_app_has_none(tmp_path: Path, text: str) -> None:
     put(tmp_path, "main.py", text)
-    assert choose(tmp_path) is None
+    assert choose_app(tmp_path, None, "", {}) is None
 
 
 BUILD = "def build():\n    pass\n"
@@ -235,22 +235,17 @@ def test_an_app_is_found_as_its_author_starts_it(tmp_path: Path, kind: str) -> N
 def test_a_function_that_makes_the_app_is_called(tmp_path: Path, text: str, reference: str) -> None:
     put(tmp_path, "web.py", BUILD)
     put(tmp_path, "run.py", text)
-    (tmp_path / "Dockerfile").write_text("FROM x\nCMD python run.py\n")
-    found = choose(tmp_path)
-    assert found is not None
-    assert found.reference == reference
+    assert starting(tmp_path, "CMD python run.py").reference == reference
 
 
 def test_the_command_of_fastapi_finds_an_app_called_api(tmp_path: Path) -> None:
     put(tmp_path, "main.py")
     put(tmp_path, "backend/api.py", "api = FastAPI()\n")
-    (tmp_path / "Dockerfile").write_text('FROM x\nCMD ["fastapi", "run", "backend/api.py"]\n')
-    found = choose(tmp_path)
-    assert found is not None
+    found = starting(tmp_path, 'CMD ["fastapi", "run", "backend/api.py"]')
     assert found.reference == "backend.api:api"
 
 
 def test_of_several_apps_in_unusual_places_none_is_taken(tmp_path: Path) -> None:
     for path in ("web/api.py", "other.py", "openenv.yaml"):
         put(tmp_path, path)
-    assert choose(tmp_path) is None
+    assert choose_app(tmp_path, None, "", {}) is None
