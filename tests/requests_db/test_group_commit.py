@@ -100,6 +100,7 @@ async def test_closing_a_store_finishes_the_calls_that_wait(path: Path) -> None:
     await store.close()
     assert all(isinstance(call.result(), Submitted) for call in calls)
     await store.close()
+    assert list(path.parent.iterdir()) == [path]  # the last connection removes the journal
     assert not [t for t in threading.enumerate() if t.name.startswith("requests-db")]
 
 
