@@ -328,10 +328,10 @@ class Worktree:
         libraries = next((venv / "lib").glob("python*")) / "site-packages"
         installed = next(path for path in sys.path if path.endswith("site-packages"))
         (libraries / "mutants.pth").write_text(f"{folder}\n{installed}\n")
-        temporary = folder / "t"
-        temporary.mkdir()
+        # The names of sockets in it must stay short.
+        self._temporary = tempfile.mkdtemp(prefix="m")
         path = f"{venv / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        env = {**os.environ, "PATH": path, "TMPDIR": str(temporary), "HOME": str(temporary)}
+        env = {**os.environ, "PATH": path, "TMPDIR": self._temporary, "HOME": self._temporary}
         with (folder / "output").open("wb") as output:
             self._server = subprocess.Popen(
                 [venv / "bin" / "python", "-P", __file__, "--serve", folder, "--work", work],
@@ -349,11 +349,15 @@ class Worktree:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         print(json.dumps([arguments, measured, limit]), file=self._server.stdin, flush=True)
-        return Run(**json.loads(self._server.stdout.readline()))
+        run = Run(**json.loads(self._server.stdout.readline()))
+        for left in Path(self._temporary).iterdir():
+            shutil.rmtree(left, ignore_errors=True)
+        return run
 
     def remove(self) -> None:
         """Remove the worktree."""
         self._server.communicate()
+        shutil.rmtree(self._temporary, ignore_errors=True)
         git("worktree", "remove", "--force", str(self.tree))
 
 

@@ -33,6 +33,7 @@ from openenvd.environments.gateway.configuration import Backend, Endpoint, Gatew
 from openenvd.environments.gateway.process import Gateway
 from openenvd.environments.run_files import all_of
 from openenvd.environments.shim.client import ShimClient
+from openenvd.environments.shim.files import RUN_FILE_NAME
 from openenvd.schema.errors import GatewayFailed, PortInUse
 from openenvd.schema.layout import Layout
 from openenvd.schema.protocol import (
@@ -663,6 +664,30 @@ def test_what_cannot_be_listened_with_is_told_before_anything_starts(
     with pytest.raises(GatewayFailed, match=message):
         process.ensure_running(layout, options)
     assert process.read_gateway(layout) is None
+
+
+@pytest.mark.parametrize(
+    ("run_file", "problem"), [("{", "is damaged"), ('{"version": 99}', "by another version")]
+)
+def test_a_run_file_that_cannot_be_used_is_told_with_the_reason(
+    layout: Layout, run_file: str, problem: str
+) -> None:
+    layout.run_dir(process.NAME).mkdir(parents=True)
+    (layout.run_dir(process.NAME) / RUN_FILE_NAME).write_text(run_file)
+    with pytest.raises(GatewayFailed, match=problem):
+        process.ensure_running(layout, GatewayOptions("127.0.0.1", 0))
+
+
+@pytest.mark.parametrize(
+    ("options", "address"),
+    [
+        (GatewayOptions("0.0.0.0", 1), "http://127.0.0.1:1"),
+        (GatewayOptions("::", 1), "http://[::1]:1"),
+        (GatewayOptions("::2", 1, "c", "k"), "https://[::2]:1"),
+    ],
+)
+def test_its_address_is_one_that_can_be_connected_to(options: GatewayOptions, address: str) -> None:
+    assert options.address == address
 
 
 def test_a_missing_package_is_told_with_the_command_that_installs_it(
