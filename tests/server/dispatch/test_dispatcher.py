@@ -488,7 +488,8 @@ def test_the_start_and_end_of_a_long_request_are_logged_with_their_fields(
         start.getMessage()
         == f"request {request_id} (launch trial) runs on worker long-7 (pid 4711)"
     )
-    assert f"request {request_id} (launch trial) failed (oom_killed): " in end.getMessage()
+    failed = f"request {request_id} (launch trial) failed (oom_killed): worker long-7 (pid 7) was"
+    assert end.getMessage().startswith(failed)
     for record in (start, end):
         assert vars(record)["request_id"] == request_id
         assert (vars(record)["environment"], vars(record)["worker"]) == ("trial", "long-7")
