@@ -58,6 +58,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent_mutants.json")
 # A test may take this long, which is many times what the slowest takes.
 TEST_TIMEOUT_SECONDS = 90
 MAX_MUTANT_SECONDS = 600
+FIRST_TESTS = 20
 USAGE_ERROR = 4  # of pytest: no such test, or a conftest that cannot be imported
 SURVIVED, KILLED = "survived", "killed"
 
@@ -555,13 +556,16 @@ def try_mutant(mutant: Mutant, tests: list[str], worktree: Worktree) -> dict[str
     status, by = SURVIVED, None
     try:
         path.write_bytes(changed)
-        while tests and status == SURVIVED:
-            status, by = _run_until_failure(worktree, tests)
-            if by is None:
-                break
-            # A failure by chance does not count: it fails again, or the tests behind it decide.
-            status, _ = _run_until_failure(worktree, [by])
-            tests = tests[tests.index(by) + 1 :] if by in tests else []
+        left = tests
+        while left and status == SURVIVED:
+            # A few first: most mutants are noticed by these, and few files need be imported.
+            some = left[:FIRST_TESTS] if len(left) == len(tests) else left
+            status, by = _run_until_failure(worktree, some)
+            if status == KILLED and by is not None:
+                # A failure by chance does not count: it fails again, or those behind it decide.
+                status, _ = _run_until_failure(worktree, [by])
+                some = some[: some.index(by) + 1] if by in some else some
+            left = left[len(some) :]
     finally:
         path.write_bytes(source)
     seconds = round(time.monotonic() - started, 1)
@@ -667,6 +671,8 @@ def main() -> int:
     if options.serve:
         serve(options.serve, options.work / "modules")
         return 0
+    for number in (signal.SIGINT, signal.SIGTERM):  # ends after the mutants that are being tried
+        signal.signal(number, signal.default_int_handler)
     commit = git("rev-parse", options.commit)
     results = {}
     for line in options.results.read_text().splitlines() if options.results.exists() else ():

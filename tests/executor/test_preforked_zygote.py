@@ -11,6 +11,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from .executor_bench import wait_gone
 
 DAEMON = """
@@ -25,6 +27,9 @@ DAEMON = """
         print(json.dumps({"zygote": zygote.pid}), flush=True)
         os._exit(1)
     bench.executor.start()
+    if then == "fail later":
+        print(json.dumps({"zygote": zygote.pid}), flush=True)
+        sys.exit(1)  # waits for no thread of the executor
     def parent() -> int:
         worker = bench.run("context").result["pid"]
         return psutil.Process(worker).ppid()
@@ -57,8 +62,9 @@ def test_a_lost_preforked_zygote_is_replaced_by_a_fresh_program(tmp_path: Path) 
     wait_gone(told["next_parent"])
 
 
-def test_a_zygote_exits_with_a_daemon_that_fails_to_start(tmp_path: Path) -> None:
-    wait_gone(run_daemon(tmp_path, "fail to start")["zygote"])
+@pytest.mark.parametrize("then", ["fail to start", "fail later"])
+def test_a_zygote_exits_with_a_daemon_that_fails(tmp_path: Path, then: str) -> None:
+    wait_gone(run_daemon(tmp_path, then)["zygote"])
 
 
 def test_no_zygote_is_forked_where_there_is_a_thread(tmp_path: Path) -> None:
