@@ -64,7 +64,8 @@ OTHER_WORDS = {
 # What is meant by an argument of a command that takes none.
 _WITH_ARGUMENT = {"openenv stop": "down", "openenv requests": "status", "openenv up": "launch"}
 _ONE_TOO_MANY = "Got unexpected extra argument ("  # click says it in words alone
-_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # of stdout and stderr
+# Of stdout and stderr; the last: it was opened for reading alone.
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _EXIT_CODES_HELP = (
     "Exit codes: 0 ok, 1 request failed, 2 usage, 3 daemon not reachable, 4 not found, "
     "130 interrupted, 137 out of memory, 141 stdout was closed early."

@@ -19,6 +19,7 @@ from ...schema.states import (
     GenerationState,
     ReplicaState,
 )
+from ...system.text.hidden_values import without_secrets
 from ...system.text.json_lines import Json
 from ..records import Environment, Event, Generation, Replica, RequestError
 from ..sql import statements
@@ -55,6 +56,8 @@ def set_environment_state(
         text = "environment %s: transition from %s to %s refused"
         log.debug(text, name, before.state, to_state, extra={"environment": name})
         return None
+    if error is not None:
+        error = replace(error, message=without_secrets(error.message, before.spec))
     kept = before.error if to_state is before.state is EnvironmentState.FAILED else None
     after = replace(
         before,

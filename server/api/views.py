@@ -16,7 +16,7 @@ from ...schema.states import FAILING, EnvironmentState, ReplicaState, RequestSta
 from ...system.net.request_origin import is_loopback
 from ...system.process.exit_reason import ExitKind, ExitReason
 from ...system.process.loop_lag import LagSnapshot
-from ...system.text.hidden_values import hide_credentials, hide_values, redact, secret_values
+from ...system.text.hidden_values import hide_credentials, redact, without_secrets
 from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from ..dispatch.outcomes import is_over_session_limit, more_memory_after
@@ -69,8 +69,7 @@ def error_view(error: RequestError | None, payload: Json) -> Json | None:
     """Why something failed, without the secrets that it was given; None when nothing did."""
     if error is None:
         return None
-    shown = {name: hide_credentials(value) for name, value in asdict(error).items()}
-    return dict(hide_values(shown, secret_values(payload)))
+    return {name: without_secrets(value, payload) for name, value in asdict(error).items()}
 
 
 def environment_view(
@@ -91,7 +90,7 @@ def environment_view(
         "sessions": sum(view["sessions"] for view in views),
         "max_sessions": sum(known) if known else spec.get("max_sessions"),
         "serving": _serving_now(environment, [live.get(replica.id) for replica in replicas]),
-        "sessions_fail": cause,
+        "sessions_fail": without_secrets(cause, spec),
         "provider": spec.get("provider"),
         "gpus": gpus_of(spec),
         "source": hide_credentials(spec.get("source")),
@@ -119,6 +118,7 @@ def replica_view(
     """One replica, with its shim's last status."""
     reason = dict(replica.exit or {})
     exits = reason.pop(EARLIER, None) if live is None else live
+    told = (live or {}).get("problem") or _replica_message(replica)
     return {
         "id": replica.id,
         "ordinal": replica.ordinal,
@@ -128,7 +128,7 @@ def replica_view(
         "restarts": replica.restarts,
         "wakes": (live or {}).get("wakes", 0),
         "exit": reason or None,
-        "message": hide_credentials((live or {}).get("problem") or _replica_message(replica)),
+        "message": without_secrets(told, environment.spec if environment else {}),
         "exits": exit_views(exits, replica.exit, environment),
         "exit_kinds": (exits or {}).get("exit_kinds", {}),
         "abandoned": ((live or {}).get("capacity") or {}).get("abandoned", []),

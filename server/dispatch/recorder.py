@@ -41,7 +41,12 @@ from ...requests_db.records import (
 from ...requests_db.transactions import dispatching
 from ...schema.states import ErrorKind, RequestState, Schedule
 from ...system.process.exit_reason import ExitReason
-from ...system.text.hidden_values import hide_credentials, hide_values, secret_values
+from ...system.text.hidden_values import (
+    hide_credentials,
+    hide_values,
+    secret_values,
+    without_secrets,
+)
 from .memory_estimates import left_bytes
 from .outcomes import FailureContext, FinalEvent, outcome_of, reason_of, retry_of, what_happened
 from .running import DispatchContext, label_of, log_fields
@@ -253,7 +258,7 @@ def _with_error(retry: Retry, error: RequestError | None, request: Request) -> R
     told = (
         {name: hide_credentials(value) for name, value in asdict(error).items()} if error else None
     )
-    message = hide_values(hide_credentials(retry.message), secrets)
+    message = without_secrets(retry.message, request.payload)
     return replace(retry, message=message, error=hide_values(told, secrets))
 
 
@@ -270,7 +275,7 @@ def _log_end(request: Request, ending: _Ending) -> None:
     if ending.retry is not None:
         how = f"is queued again: {ending.retry.message}"
     elif error is not None:
-        first_line = error.message.partition("\n")[0]
+        first_line = without_secrets(error.message.partition("\n")[0], request.payload)
         how = f"failed ({error.kind}): {first_line}"
     else:
         assert ending.outcome is not None

@@ -88,6 +88,7 @@ from ...schema.errors import EngineFailed
 from ...schema.operation_options import DrainOptions
 from ...schema.settings import Paths
 from ...schema.states import EnvironmentState, GenerationState, RequestState
+from ...system.text.hidden_values import without_secrets
 from ...system.text.json_lines import Json
 from ..events.bus import EventBus
 from .autoscaler import Autoscaler, scaling_of
@@ -326,7 +327,9 @@ def _result_of(launch: Request | None) -> Json:
 
 
 def _why_not_ready(launch: Request | None) -> str:
-    return CANCELLED if launch is None or launch.error is None else launch.error.message
+    if launch is None or launch.error is None:
+        return CANCELLED
+    return str(without_secrets(launch.error.message, launch.payload))
 
 
 def _drain_seconds(launch: Request | None) -> float:

@@ -65,7 +65,7 @@ class StatusWriter:
             return
         self._bus.publish([event])
         level = logging.WARNING if error is not None else logging.INFO
-        why = "" if error is None else f": {error.message}"
+        why = f": {told}" if (told := event.data.get("error")) else ""
         extra = {"environment": name, "state": state.value}
         log.log(level, "environment %s is %s%s", name, state.value, why, extra=extra)
 

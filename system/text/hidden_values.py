@@ -97,6 +97,14 @@ def secret_values(payload: Mapping[str, Any]) -> list[str]:
     return [*found, payload["token"]] if payload.get("token") else found
 
 
+def without_secrets(value: Any, payload: Mapping[str, Any]) -> Any:
+    """Return a JSON value without credentials in URLs, and without what a payload has of secrets.
+
+    For what may repeat them: the error of a request, or of an environment and its spec.
+    """
+    return hide_values(hide_credentials(value), secret_values(payload))
+
+
 def hide_values(value: Any, secrets: Collection[str]) -> Any:
     """Hide texts wherever they stand in a JSON value: the longest first, and no short ones."""
     known = sorted({s for s in secrets if _is_hidden_anywhere(s)}, key=len, reverse=True)

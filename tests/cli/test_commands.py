@@ -1089,10 +1089,16 @@ def test_closed_standard_streams_change_no_exit_code(
 
 
 @pytest.mark.parametrize("words", [["config"], ["--help"], ["config", "--json"]])
-def test_a_full_disk_behind_stdout_is_named(tmp_path: Path, words: list[str]) -> None:
-    done = _run_redirected(tmp_path, ">/dev/full", words)
+@pytest.mark.parametrize(
+    ("stdout", "why"),
+    [(">/dev/full", "No space left on device"), ("1</dev/null", "Bad file descriptor")],
+)
+def test_a_stdout_that_cannot_be_written_is_named(
+    tmp_path: Path, words: list[str], stdout: str, why: str
+) -> None:
+    done = _run_redirected(tmp_path, stdout, words)
     assert done.returncode == 1
-    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+    assert done.stderr == f"error: the output cannot be written: {why}\n"
 
 
 @pytest.mark.parametrize(("words", "code"), [(["nonsense"], 1), (["config"], 0)])

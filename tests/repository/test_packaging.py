@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import openenvd
-from openenvd import envs
+import openenvd.envs
 
 from .house import OUTSIDE, copy_files, files
 
@@ -66,8 +66,8 @@ def test_the_source_distribution_has_what_the_pages_say_is_there(tmp_path: Path)
 
 
 def test_a_module_of_a_user_imports_the_base_classes_by_either_name() -> None:
-    for name in envs.__all__:
-        assert getattr(envs, name) is getattr(openenvd, name)
+    for name in openenvd.envs.__all__:
+        assert getattr(openenvd.envs, name) is getattr(openenvd, name)
 
 
 def test_every_data_file_of_a_bundled_environment_is_built() -> None:

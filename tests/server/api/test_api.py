@@ -498,6 +498,19 @@ def test_secrets_are_shown_nowhere(client: DaemonClient, paths: Paths, name: str
     assert request["payload"]["env"] == {"API_TOKEN": "***", "DATABASE": "***", "MODEL": "small"}
 
 
+def test_secrets_in_the_reason_of_a_failure_are_shown_nowhere(
+    client: DaemonClient, paths: Paths, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "leaky.py").write_text("import os\nraise KeyError(os.environ['API_TOKEN'])\n")
+    env = {"API_TOKEN": "hush-hush"}
+    payload = {"source": "leaky:Leaky", "cwd": str(tmp_path), "name": name, "env": env}
+    failed = wait(client, client.submit("launch", payload)["id"])
+    assert "KeyError: '***'" in failed["error"]["message"]
+    becomes(client, name, "FAILED")
+    told = json.dumps([failed, client.status(), client.environment(name)])
+    assert "hush" not in told + paths.daemon_log.read_text()
+
+
 def test_every_file_and_folder_is_private(client: DaemonClient, paths: Paths, name: str) -> None:
     run(client, "launch", {"source": "echo", "name": name})
     for path in [paths.home, *paths.home.rglob("*")]:

@@ -7,9 +7,15 @@ import json
 
 import pytest
 
-from openenvd.requests_db.records import Replica, RequestError
-from openenvd.schema.states import ErrorKind, ReplicaState
-from openenvd.server.api.views import error_view, gpus_of, replica_view, sessions_fail
+from openenvd.requests_db.records import Environment, Replica, RequestError
+from openenvd.schema.states import EnvironmentState, ErrorKind, ReplicaState
+from openenvd.server.api.views import (
+    environment_view,
+    error_view,
+    gpus_of,
+    replica_view,
+    sessions_fail,
+)
 from openenvd.system.text.hidden_values import REDACTED, redact
 
 
@@ -125,6 +131,16 @@ def test_a_failure_is_shown_without_the_secrets_that_its_request_had() -> None:
     assert told["message"] == f"no access with {REDACTED} at home"
     assert told["log_tail"] == [f"key: {REDACTED}", f"token: {REDACTED}"]
     assert told["evidence"] == {"evidence": [REDACTED]}
+
+
+def test_why_sessions_fail_is_shown_without_the_secrets_of_the_environment() -> None:
+    spec = {"env": {"API_KEY": "hush-hush"}}
+    environment = Environment("trial", spec, EnvironmentState.READY, 1.0, 1.0)
+    replica = Replica("trial-0", "trial", 0, "docker", ReplicaState.READY, "/run", 1.0)
+    live = {"sessions_fail": "KeyError: hush-hush", "problem": "no hush-hush"}
+    shown = environment_view(environment, [replica], {replica.id: live})
+    assert shown["state"] == "FAILING"
+    assert "hush" not in json.dumps(shown)
 
 
 def test_a_payload_without_variables_is_shown_as_it_is() -> None:
