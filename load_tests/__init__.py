@@ -4,21 +4,21 @@
     python -m load_tests.cold_cli        a cold `openenv status` against `import click`
     python -m load_tests.before_after    two trees in turn: what a large change must not change
     python -m load_tests.idle_cost       what is idle costs: CPU, wake-ups, PSS; and after a burst
-    python -m load_tests.launch          request to ready, each further shard, a dead one's return
+    python -m load_tests.launch          request to ready, a dead shard's return, waking
     python -m load_tests.queue_dispatcher  the dispatch rate, beside the seed's five arrangements
     python -m load_tests.low_resources   launches and memory in cgroups of 0.5 CPU/750 MB, 4/16 GB
     python -m load_tests.short_requests  a SHORT request through everything; 50 clients at once
     python -m load_tests.full_house      10,000 SHORT requests beside a full house of LONG ones
     python -m load_tests.scaling         sessions at once and their latencies, beside peer and limit
     python -m load_tests.held_sessions   65,536 open sessions: memory, and steps of some of them
-    python -m load_tests.rolling_update  two updates under 1,000 stepping sessions
+    python -m load_tests.changing_replicas  updates and autoscaling under stepping sessions
     python -m load_tests.steps           steps a second by sessions and weight; peer, limit
     python -m load_tests.fuzz            arbitrary bytes and messages: answered, or closed
     python -m load_tests.run_short       the short form of all of them
     python -m load_tests.brigade         singers of one state at once, in one process and in shards
     python -m load_tests.rollouts        episodes and bytes a second, beside three naive ways
 
-`rollout_crashes.py` is a part of `rollouts`. `shared/` has what several programs use: reports,
+`shared/` has what several programs use: reports,
 clients, operations for workers. `envs_for_load/` has environments to launch. `peers/` has what the
 programs compare with.
 

@@ -112,7 +112,6 @@ def every(part: str, combine: Callable[[list[float]], float]) -> Callable[[Lines
 
 
 def against(over: Callable[[Lines], float], under: Callable[[Lines], float]) -> Any:
-    """One line divided by another."""
     return lambda lines: over(lines) / under(lines)
 
 
@@ -196,7 +195,6 @@ class Comparison:
     runs: list[dict[str, Any]]
 
     def measure(self, name: str, words: str, repetition: int, tree: str) -> None:
-        """Measure once, unless that is known, and write it down."""
         key = {"program": name, "words": words, "tree": tree, "repetition": repetition}
         key["commit"] = self.commits[tree]
         if any(run["lines"] and key.items() <= run.items() for run in self.runs):

@@ -32,6 +32,7 @@ from typing import Any
 import psutil
 from playwright.sync_api import sync_playwright
 
+from load_tests.peers.scaling_servers import openenv
 from load_tests.shared.api_client import ApiClient
 from load_tests.shared.report import (
     MEGABYTE,
@@ -279,8 +280,7 @@ class _Repetition:
 
     def _death(self, page: Any) -> None:
         """From the last sign of life of what grows, to the page."""
-        address = json.loads(self._openenv("status", "hungry", "--json"))
-        url = address["environments"][0]["address"] + "/step"
+        url = openenv(self._environ, "status", "hungry")["environments"][0]["address"] + "/step"
         body = json.dumps({"action": {}}).encode()
         headers = {"Content-Type": "application/json"}
         step = urllib.request.Request(url, body, headers)
@@ -317,7 +317,6 @@ class _Busy(threading.Thread):
         self.rate = 0.0
 
     def run(self) -> None:
-        """The thread."""
         began = time.monotonic()
         asyncio.run(self._submit())
         self.rate = self._count / (time.monotonic() - began)

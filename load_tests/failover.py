@@ -25,7 +25,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -34,15 +33,16 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import PIPE
-from tempfile import NamedTemporaryFile
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments
+from load_tests.peers.scaling_servers import openenv
+from load_tests.shared.light_clients import playing
+from load_tests.shared.report import Report, daemon, parse_arguments
 from openenvd.environments.engines.new_replicas import RUN_DIR_VARIABLE
 from openenvd.environments.shim.client import read_status_file
 from openenvd.schema.layout import Layout
@@ -85,17 +85,10 @@ class Home:
 
     @property
     def layout(self) -> Layout:
-        """Where its files are."""
         return Layout(Path(self.environ["OPENENV_HOME"]))
 
     def openenv(self, *words: str) -> Any:
-        """The JSON answer of a command."""
-        done = subprocess.run(
-            [OPENENV, *words, "--json"], env=self.environ, check=False, capture_output=True
-        )
-        if done.returncode != 0:
-            raise SystemExit(f"openenv {' '.join(words)}: {done.stderr.decode()}")
-        return json.loads(done.stdout)
+        return openenv(self.environ, *words)
 
     def environment(self) -> dict[str, Any]:
         """The environment, as `openenv status` has it."""
@@ -115,7 +108,6 @@ class Home:
             time.sleep(0.1)
 
     def processes(self) -> Iterator[psutil.Process]:
-        """Everything that was started from this home."""
         for process in psutil.process_iter():
             try:
                 if process.environ().get("OPENENV_HOME") == self.environ["OPENENV_HOME"]:
@@ -130,12 +122,10 @@ class Home:
 
     @property
     def cluster(self) -> SlurmCluster:
-        """The cluster of Slurm's."""
         assert isinstance(self.engine, SlurmCluster)
         return self.engine
 
     def instances(self) -> list[str]:
-        """What the engine has."""
         if self.engine is None:
             return []
         if isinstance(self.engine, SlurmCluster):
@@ -143,7 +133,6 @@ class Home:
         return self.engine.docker("ps", "--all", "--quiet").split()
 
     def titled(self, title: str) -> psutil.Process:
-        """The one process of this title."""
         [found] = [each for each in self.processes() if title in " ".join(each.cmdline())]
         return found
 
@@ -186,7 +175,6 @@ def kill_daemon(home: Home, replica: dict[str, Any]) -> str | None:
 
 
 def kill_engine(home: Home, replica: dict[str, Any]) -> str | None:
-    """The engine, which is started again."""
     assert isinstance(home.engine, DockerEngine)
     home.engine.kill()
     home.engine.start()
@@ -194,7 +182,6 @@ def kill_engine(home: Home, replica: dict[str, Any]) -> str | None:
 
 
 def kill_node(home: Home, replica: dict[str, Any]) -> str | None:
-    """A node's daemon, and its replica."""
     home.cluster.kill_node()
     return str(replica["id"])
 
@@ -206,7 +193,6 @@ def cut_node(home: Home, replica: dict[str, Any]) -> str | None:
 
 
 def kill_gateway(home: Home, replica: dict[str, Any]) -> str | None:
-    """Envoy, with all sessions that go through it."""
     os.kill(home.openenv("gateway", "status")["gateway"]["pid"], signal.SIGKILL)
     return EVERY
 
@@ -288,29 +274,6 @@ def newcomers(base_url: str) -> Iterator[list[float]]:
         thread.join()
 
 
-@contextmanager
-def stepping(base_url: str, sessions: int) -> Iterator[Callable[[], Any]]:
-    """Sessions that all step; yields what ends them, and returns what they have seen."""
-    command = [sys.executable, "-m", "load_tests.shared.failover_clients", base_url]
-    command += [str(sessions), str(PACE_SECONDS)]
-    with (
-        NamedTemporaryFile(prefix="failover-") as result,
-        subprocess.Popen([*command, result.name], stdin=PIPE, stdout=PIPE) as clients,
-    ):
-
-        def end() -> Any:
-            clients.communicate(b"\n")
-            return json.load(result)
-
-        try:
-            assert clients.stdout is not None
-            if clients.stdout.readline() != b"ready\n":
-                raise SystemExit("the clients did not all get a session")
-            yield end
-        finally:
-            clients.kill()
-
-
 @dataclass
 class Loss:
     """What was seen when something was killed.
@@ -335,11 +298,13 @@ class Loss:
 
 
 def kill(home: Home, victim: str, sessions: int) -> Loss:
-    """Kill it under the sessions of the environment."""
     base_url, is_node = home.base_url, victim in NODES
     there = on_the_last_node(home) if is_node else None
     wrong: list[str] = []
-    with stepping(base_url, sessions) as end:
+    parts = urlsplit(base_url)
+    path = f"{parts.path}?{parts.query}".rstrip("?")
+    address = (parts.hostname or "", parts.port or 80, path)
+    with playing(*address, sessions, PACE_SECONDS) as clients:
         time.sleep(2 * PACE_SECONDS)
         replicas = home.environment()["replicas"]
         before = max(replicas, key=lambda each: (each["id"] == there, int(each["sessions"])))
@@ -354,7 +319,8 @@ def kill(home: Home, victim: str, sessions: int) -> Loss:
         if is_node:
             wrong = bring_back(home, victim)
         time.sleep(SETTLE_SECONDS)
-        found = end()
+        clients.tell("end")
+        found = clients.hear()
     return Loss(before, died, killed_at, ready_seconds, found, waited, wrong)
 
 
@@ -475,7 +441,6 @@ def own_engine(provider: str, replicas: int = 1) -> Iterator[DockerEngine | Slur
 
 
 def main() -> int:
-    """Each victim in its turn."""
     given = parse_arguments(
         "What is killed under stepping sessions, and what that costs.",
         1,

@@ -34,7 +34,6 @@ SLEEPY = "sleepy_environment:SleepyEnvironment"
 
 
 def main() -> None:
-    """A fresh daemon for each repetition."""
     options = parse_arguments(
         "A full house.",
         repetitions=3,

@@ -21,8 +21,9 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from load_tests.peers.scaling_servers import openenv
 from load_tests.shared import ws_fuzzing as fuzzing
-from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments, run
+from load_tests.shared.report import Report, daemon, parse_arguments
 
 EXAMPLES = 100  # of each property before the next has its turn
 
@@ -80,10 +81,8 @@ def main() -> int:
 
 def _launched(environ: dict[str, str], name: str, *more: str) -> int:
     """The port of the benchmark environment, launched under this name."""
-    command = [OPENENV, "launch", "benchmark", "--json", "--name", name, "--max-sessions", "64"]
-    run([*command, *more], environ)
-    shown = json.loads(run([OPENENV, "status", name, "--json"], environ).output)
-    port: int | None = urlsplit(str(shown["environments"][0]["address"])).port
+    words = ("launch", "benchmark", "--name", name, "--max-sessions", "64", *more)
+    port = urlsplit(str(openenv(environ, *words)["environment"]["address"])).port
     assert port is not None
     return port
 

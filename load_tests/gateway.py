@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from typing import Any
 from load_tests.held_sessions import WARMING_SESSIONS, held
 from load_tests.peers.cluster_servers import unevenness
 from load_tests.peers.scaling_servers import openenv
-from load_tests.shared.report import Report, daemon, parse_arguments, percentile, pss_bytes
+from load_tests.shared.report import Report, daemon, parse_arguments, percentile, pss_bytes, run
 from openenvd.rollouts.bench.plan import Plan
 from openenvd.rollouts.bench.sweep import Sweep
 from openenvd.rollouts.bench.target import Target
@@ -109,7 +108,6 @@ def weigh(report: Report, through: Target, replicas: int, sessions: int) -> None
 
 
 def steps(report: Report, targets: Sequence[Target], options: Any) -> None:
-    """Sessions that step as fast as they are answered."""
     for sessions in STEPPING_SESSIONS:
         medians: dict[str, list[float]] = {target.name: [] for target in targets}
         slowest: dict[str, list[float]] = {target.name: [] for target in targets}
@@ -131,10 +129,7 @@ def step(target: Target, sessions: int, seconds: float) -> list[float]:
     """The latencies of all steps, in seconds."""
     words = [str(target.port), str(sessions), str(seconds), str(PAYLOAD_BYTES)]
     command = [sys.executable, "-m", "load_tests.shared.step_clients", *words]
-    done = subprocess.run(
-        [*command, "--path", f"{target.path}/ws"], check=True, capture_output=True, text=True
-    )
-    outcome = json.loads(done.stdout)
+    outcome = json.loads(run([*command, "--path", f"{target.path}/ws"]).output)
     if outcome["failed"]:
         raise SystemExit(
             f"{target.name}: {outcome['failed']} sessions failed: {outcome['first_failure']}"
@@ -144,7 +139,6 @@ def step(target: Target, sessions: int, seconds: float) -> list[float]:
 
 
 def main() -> int:
-    """What the arguments say."""
     options = parse_arguments(
         "The gateway's price.",
         3,

@@ -21,10 +21,8 @@ Aims: 65,536 sessions, 4 kB or less of PSS each.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -33,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from load_tests.peers import scaling_servers
+from load_tests.shared.light_clients import Clients
 from load_tests.shared.report import Report, parse_arguments, percentile, pss_bytes
 from openenvd.rollouts.bench.target import Target, cpu_seconds
 
@@ -42,102 +41,20 @@ SPARE_FILES = 512  # of a process, beside its sessions
 WARMING_SESSIONS = 64
 SETTLE_SECONDS = 2.0
 IDLE_SECONDS = 5.0
-SOON_SECONDS = 0.2  # until a step is due: every client process has read it by then
 KB = 1024
-
-
-class ClientProcess:
-    """One process of `held_clients.py`."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "load_tests.shared.held_clients"]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
-
-    def tell(self, message: dict[str, Any]) -> None:
-        """One command; its answer comes from `hear`."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message) + "\n")
-        self._process.stdin.flush()
-
-    def hear(self) -> dict[str, Any]:
-        """The answer to the last command."""
-        assert self._process.stdout is not None
-        if not (line := self._process.stdout.readline()):
-            raise SystemExit("error: a client process ended early")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def end(self) -> None:
-        """Close everything."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
 
 
 @contextmanager
 def held(target: Target, sessions: int, processes: int, window: int) -> Iterator[Clients]:
     """So many sessions, open."""
     clients = Clients(processes)
+    sources = SOURCES if sys.platform == "linux" else []
+    address = {"host": target.host, "port": target.port, "path": target.path}
     try:
-        clients.open(target, sessions, window)
+        clients.open(sessions, window, sources, **address)
         yield clients
     finally:
         clients.end()
-
-
-class Clients:
-    """Several client processes, each with its part of the sessions."""
-
-    def __init__(self, processes: int) -> None:
-        self._members = [ClientProcess() for _ in range(processes)]
-        self.opened = 0
-        self.failed = 0
-        self.seconds = 0.0
-
-    def open(self, target: Target, sessions: int, window: int) -> None:
-        """All of them."""
-        began = time.monotonic()
-        for number, member in enumerate(self._members):
-            many = len(self._members)
-            count = sessions // many + (number < sessions % many)
-            member.tell(
-                {
-                    "open": {
-                        "host": target.host,
-                        "port": target.port,
-                        "path": target.path,
-                        "count": count,
-                        "sources": SOURCES if sys.platform == "linux" else [],
-                        "window": max(1, window // many),
-                    }
-                }
-            )
-        answers = self._heard()
-        self.seconds = time.monotonic() - began
-        self.opened = sum(answer["opened"] for answer in answers)
-
-    def step(self, share: float, seconds: float) -> list[float]:
-        """A random share of them steps once; returns the latencies."""
-        at = time.monotonic() + SOON_SECONDS
-        for number, member in enumerate(self._members):
-            step = {"share": share, "seconds": seconds, "at": at, "seed": number}
-            member.tell({"step": step})
-        return [value for answer in self._heard() for value in answer["latencies"]]
-
-    def end(self) -> None:
-        """Close all sessions."""
-        for member in self._members:
-            member.end()
-
-    def _heard(self) -> list[dict[str, Any]]:
-        answers = [member.hear() for member in self._members]
-        self.failed += sum(answer["failed"] for answer in answers)
-        for why in {answer["why"] for answer in answers if answer["failed"]}:
-            print(f"failed: {why}", flush=True)
-        return answers
 
 
 def kernel_bytes() -> dict[str, int]:
@@ -202,7 +119,6 @@ def client_processes(sessions: int) -> int:
 
 
 def main() -> int:
-    """What the arguments say."""
     options = parse_arguments(
         "Sessions held open: memory, and the latency of steps.",
         1,

@@ -30,7 +30,6 @@ import asyncio
 import contextlib
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -60,6 +59,7 @@ from load_tests.shared.report import (
     measure_family,
     measure_pss,
     parse_arguments,
+    run,
 )
 from openenvd.environments.agent_client import ask_agent
 from openenvd.environments.engines.registry import ENGINES, address_here
@@ -93,15 +93,7 @@ class Cost(NamedTuple):
     pss_bytes: int
 
 
-class Timed(NamedTuple):
-    """One command: how long it took, and its own processor time."""
-
-    seconds: float
-    cpu_seconds: float
-
-
 def main() -> None:
-    """Measure each number of environments, as often as asked."""
     options = parse_arguments(
         "What is idle costs nothing.",
         repetitions=1,
@@ -148,10 +140,10 @@ def _measure(count: int, options: argparse.Namespace) -> dict[tuple[str, str], f
         time.sleep(options.settle)
         roles = _daemon_roles(environ) | _environment_roles(Path(home))
         costs = _watch(roles, options.seconds)
-        status = _median(OPENENV, "status", environ=environ)
-        as_json = _median(OPENENV, "status", "--json", environ=environ)
-        down = _timed([OPENENV, "down", "--all"], environ)
-        left = sum(map(_is_there, (pid for r in ENVIRONMENT_ROLES for pid in roles.get(r, ()))))
+        status = _medians(environ, "status")
+        as_json = _medians(environ, "status", "--json")
+        down = run([OPENENV, "down", "--all"], environ)
+        left = sum(psutil.pid_exists(p) for r in ENVIRONMENT_ROLES for p in roles.get(r, ()))
     lines: dict[tuple[str, str], float] = {}
     for role, cost in alone.items():
         lines |= _lines(f"daemon alone: {role}", cost)
@@ -169,10 +161,10 @@ def _measure(count: int, options: argparse.Namespace) -> dict[tuple[str, str], f
     lines |= _lines(f"{head}each (aims: 0.05 %, 1, 17 MB)", each)
     return lines | {
         (f"{head}launched", "s"): launched,
-        (f"{head}openenv status", "s"): status.seconds,
-        (f"{head}  its own processor time", "s"): status.cpu_seconds,
-        (f"{head}openenv status --json (aim: 0.3)", "s"): as_json.seconds,
-        (f"{head}  its own processor time", "s "): as_json.cpu_seconds,
+        (f"{head}openenv status", "s"): status[0],
+        (f"{head}  its own processor time", "s"): status[1],
+        (f"{head}openenv status --json (aim: 0.3)", "s"): as_json[0],
+        (f"{head}  its own processor time", "s "): as_json[1],
         (f"{head}openenv down --all", "s"): down.seconds,
         (f"{head}  its own processor time", "s  "): down.cpu_seconds,
         (f"{head}processes left afterwards (aim: 0)", ""): left,
@@ -216,22 +208,13 @@ def _environment_roles(home: Path) -> dict[str, list[int]]:
     ]
     supervisors = [pid for shim in shims for pid in children_of(shim)]
     shards = [pid for supervisor in supervisors for pid in children_of(supervisor)]
-    fork_servers = {_parent_of(shim) for shim in shims} - {1}
+    fork_servers = {psutil.Process(shim).ppid() for shim in shims} - {1}
     return {
         "fork server": sorted(fork_servers),
         "shim": shims,
         "supervisor": supervisors,
         "shard": shards,
     }
-
-
-def _parent_of(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith("PPid:")))
-
-
-def _is_there(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 # What they use
@@ -291,23 +274,11 @@ async def _launch(home: str, count: int, spec: dict[str, Any]) -> None:
     await asyncio.gather(*(launch_some() for _ in range(LAUNCHES_AT_ONCE)))
 
 
-def _median(*command: str, environ: Mapping[str, str]) -> Timed:
-    runs = [_timed(list(command), environ) for _ in range(STATUS_REPETITIONS)]
-    return Timed(
-        statistics.median(timed.seconds for timed in runs),
-        statistics.median(timed.cpu_seconds for timed in runs),
-    )
-
-
-def _timed(command: list[str], environ: Mapping[str, str]) -> Timed:
-    began, used = time.monotonic(), _children_cpu()
-    subprocess.run(command, env=dict(environ), check=True, capture_output=True)
-    return Timed(time.monotonic() - began, _children_cpu() - used)
-
-
-def _children_cpu() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
+def _medians(environ: dict[str, str], *words: str) -> tuple[float, float]:
+    """Of several times a command: how long it took, and its own processor time."""
+    runs = [run([OPENENV, *words], environ) for _ in range(STATUS_REPETITIONS)]
+    both = [each.seconds for each in runs], [each.cpu_seconds for each in runs]
+    return statistics.median(both[0]), statistics.median(both[1])
 
 
 # Memory

@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How soon an environment is ready, what each further shard adds, and how soon a dead one is back.
+"""How soon an environment is ready, a dead shard is back, and one that sleeps answers.
 
     python -m load_tests.launch                     `echo` by the command line; `benchmark`
     python -m load_tests.launch --project           an upstream project too (installs it once)
+    python -m load_tests.launch --parts asleep --repetitions 40
 
 The project is the benchmark with its own virtual environment, upstream's base classes and
 `create_app`. Aims: `echo` from request to ready under 1 s, `--async` back within 50 ms of the
 command line being loaded (`openenv launch --help` is what loading costs); first ready under 2 s for
 the project, each further shard under 100 ms, 4 idle shards under 150 MB PSS together. A shard is
 killed with SIGKILL; it is back when a session is served by a pid that was not there before.
+
+Asleep: the bundled `echo`. Each repetition waits until it is asleep, measures the PSS of its
+processes, and times one client: from its connect to the answer to its first reset; then another
+one, which finds it awake. Aims: asleep the shim is all there is; nobody waits for half a second.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import signal
 import tempfile
@@ -21,9 +28,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from load_tests.peers.scaling_servers import openenv, seconds_to_ready, write_project
-from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments, pss_bytes, run
+from load_tests.shared.api_client import ApiClient
+from load_tests.shared.light_clients import open_session
+from load_tests.shared.report import (
+    MEGABYTE,
+    OPENENV,
+    Report,
+    daemon,
+    parse_arguments,
+    percentile,
+    pss_bytes,
+    run,
+)
 from openenvd.rollouts.bench.crew import HEAD_START_SECONDS, Crew
 from openenvd.rollouts.bench.generator import Batch
 from openenvd.rollouts.bench.target import Target
@@ -33,15 +52,28 @@ SHARDS = 4
 SESSIONS = 16  # enough to meet every shard
 BACK_SECONDS = 30.0
 BATCH_SECONDS = 5.0
+IDLE_SECONDS = "0.5"
+LOOK_SECONDS = 0.02
 
 
 def main() -> None:
-    """Measure, in turn."""
     options = parse_arguments(
-        "Launching.", 5, project={"action": "store_true", "help": "an upstream project too"}
+        "Launching.",
+        5,
+        parts={"nargs": "+", "choices": ["awake", "asleep"], "default": ["awake", "asleep"]},
+        project={"action": "store_true", "help": "an upstream project too"},
     )
     report = Report("Launching")
-    with daemon() as environ, tempfile.TemporaryDirectory() as folder, Crew(1) as crew:
+    with daemon() as environ:
+        if "awake" in options.parts:
+            _awake(report, environ, options)
+        if "asleep" in options.parts:
+            asyncio.run(_asleep(report, environ, options.repetitions))
+    report.finish(options.json)
+
+
+def _awake(report: Report, environ: dict[str, str], options: Any) -> None:
+    with tempfile.TemporaryDirectory() as folder, Crew(1) as crew:
         _commands(environ, -1, Report("the first launch of a daemon starts more than a replica"))
         for number in range(options.repetitions):
             _commands(environ, number, report)
@@ -53,8 +85,8 @@ def main() -> None:
                 pass  # its virtual environment is made now
             for _ in range(options.repetitions):
                 _shards(report, environ, crew, source)
-    report.note(f"the last line includes {HEAD_START_SECONDS * 1000:.0f} ms of the generator's own")
-    report.finish(options.json)
+    seconds = HEAD_START_SECONDS * 1000
+    report.note(f"kill -9 to a session: with {seconds:.0f} ms of the generator's own")
 
 
 def _commands(environ: dict[str, str], number: int, report: Report) -> None:
@@ -117,6 +149,38 @@ def _serving(crew: Crew, target: Target) -> set[int]:
     batch = Batch(target.host, target.port, "", SESSIONS, action, BATCH_SECONDS, SESSIONS)
     outcomes = crew.run(batch).outcomes
     return {outcome["observation"]["pid"] for outcome in outcomes if outcome["observation"]}
+
+
+async def _asleep(report: Report, environ: dict[str, str], repetitions: int) -> None:
+    api, home = ApiClient(environ["OPENENV_HOME"]), Path(environ["OPENENV_HOME"])
+    openenv(environ, "launch", "echo", "--idle-timeout", IDLE_SECONDS, "--shards", "1")
+    address = urlsplit(openenv(environ, "address", "echo")["address"])
+
+    async def first_answer() -> float:
+        began = time.perf_counter()
+        session = await open_session(address.hostname or "", address.port or 80, "")
+        milliseconds = (time.perf_counter() - began) * 1000
+        session.end()
+        return milliseconds
+
+    def megabytes() -> float:
+        shim = json.loads(next(home.glob("run/echo-*/replica.json")).read_text())["shim"]
+        return sum(pss_bytes([shim["pid"]])) / MEGABYTE
+
+    latencies: dict[str, list[float]] = {"asleep": [], "awake": []}
+    for _ in range(repetitions):
+        while (found := await api.environment("echo"))["state"] != "ASLEEP" or (
+            found["replicas"][0]["pid"] is not None
+        ):
+            await asyncio.sleep(LOOK_SECONDS)
+        report.append("echo: PSS asleep", "MB", megabytes())
+        for how in latencies:
+            latencies[how].append(await first_answer())
+        report.append("echo: PSS after a session", "MB", megabytes())
+    await api.close()
+    for how, milliseconds in latencies.items():
+        report.add(f"echo: connect to first answer, {how}", "ms", milliseconds)
+        report.add("  P99", "ms", [percentile(milliseconds, 0.99)])
 
 
 if __name__ == "__main__":

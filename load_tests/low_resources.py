@@ -108,13 +108,11 @@ class Group:
         (self._cpu / "cpu.cfs_quota_us").write_text(str(int(size.cpus * PERIOD_US)))
 
     def run(self, words: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        """One `openenv` command, inside."""
         return self.run_program([OPENENV, *words], environ)
 
     def run_program(
         self, words: list[str], environ: dict[str, str]
     ) -> subprocess.CompletedProcess[str]:
-        """One program, inside."""
         return subprocess.run(
             self.inside(words),
             env=environ,

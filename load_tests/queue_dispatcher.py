@@ -66,35 +66,28 @@ def main() -> None:
     )
     worker_path()
     run = options.executor == "workers"
-    names = [*OURS, *(a.name for a in ARRANGEMENTS)]
-    results = {name: Results() for name in names}
-    limits = []
+    report = Report(f"Queue dispatcher, --executor {options.executor}")
     for _ in range(options.repetitions):
-        limits.append(_bare_batches())
-        for name, syncs in OURS.items():
-            results[name].add(_ours(options.requests, run=run, syncs=syncs))
-        for arrangement in ARRANGEMENTS:
-            results[arrangement.name].add(_theirs(arrangement, options.requests, run=run))
-    _print(Report(f"Queue dispatcher, --executor {options.executor}"), results, limits, options)
-
-
-def _print(report: Report, results: dict[str, Results], limits: list[float], options: Any) -> None:
-    for name, found in results.items():
-        report.add(name, "req/s", found.rates)
-    for name, found in results.items():
-        report.add(f"CPU, {name}", "us", found.cpu_us)
-    rivals = [found for name, found in results.items() if name not in OURS]
-    best = [max(rates) for rates in zip(*(found.rates for found in rivals), strict=True)]
-    ratios = [a / b for a, b in zip(results["ours"].rates, best, strict=True)]
-    report.add("ours / the best of the five in its round", "x", ratios)
-    if options.executor == "workers":
-        for name, found in results.items():
-            if found.idle_ms:
-                report.add(f"idle, enqueue to start p50, {name}", "ms", found.p(0.50))
-                report.add(f"idle, enqueue to start p99, {name}", "ms", found.p(0.99))
-    report.add(f"limit: bare claims, batches of {CLAIM_BATCH}", "/s", limits)
+        limit = _bare_batches()
+        found = {
+            name: _ours(options.requests, run=run, syncs=syncs) for name, syncs in OURS.items()
+        }
+        rivals = {each.name: _theirs(each, options.requests, run=run) for each in ARRANGEMENTS}
+        found |= rivals
+        for name, one in found.items():
+            report.append(name, "req/s", one.rate)
+        for name, one in found.items():
+            report.append(f"CPU, {name}", "us", one.cpu_us)
+        best = max(rival.rate for rival in rivals.values())
+        ratio = found["ours"].rate / best
+        report.append("ours / the best of the five in its round", "x", ratio)
+        for name, one in found.items():
+            for share in (0.50, 0.99) if one.idle_ms else ():
+                what = f"idle, enqueue to start p{share * 100:.0f}, {name}"
+                report.append(what, "ms", percentile(one.idle_ms, share))
+        report.append(f"limit: bare claims, batches of {CLAIM_BATCH}", "/s", limit)
     report.note(f"{options.requests} requests a round; CPU is that of all processes, per request.")
-    aim = "3,000" if options.executor == "workers" else "12,000, and 3x the best of the five"
+    aim = "3,000" if run else "12,000, and 3x the best of the five"
     report.note(f"Aim: {aim}. Idle, enqueue to start p99: 5 ms.")
     report.finish(options.json)
 
@@ -106,25 +99,6 @@ class Round:
     rate: float
     cpu_us: float  # of all processes, per request
     idle_ms: list[float] = field(default_factory=list)
-
-
-@dataclass
-class Results:
-    """All of its rounds."""
-
-    rates: list[float] = field(default_factory=list)
-    cpu_us: list[float] = field(default_factory=list)
-    idle_ms: list[list[float]] = field(default_factory=list)
-
-    def add(self, one: Round) -> None:
-        self.rates.append(one.rate)
-        self.cpu_us.append(one.cpu_us)
-        if one.idle_ms:
-            self.idle_ms.append(one.idle_ms)
-
-    def p(self, share: float) -> list[float]:
-        """That percentile of each round."""
-        return [percentile(values, share) for values in self.idle_ms]
 
 
 # Ours.

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts at full size, beside the naive way; slow disks; `kill -9`; leaks. All in one run.
+"""Rollouts at full size, beside the naive way; slow disks; folders. All in one run.
 
-    python -m load_tests.rollouts [--short] [--parts sizes slow crashes] [--sizes 1000 …]
+    python -m load_tests.rollouts [--short] [--parts sizes slow folder] [--sizes 1000 …]
+        [--datasets PYTHON]    one that has Hugging Face's `datasets`
 
-Each way runs in a process of its own (`rollout_ways.py`), against one `openenv launch benchmark`;
-what is killed runs through the installed command (`rollout_crashes.py`). Memory is the process's
-peak less what it had when its modules were imported.
+Each way runs in a process of its own (`rollout_ways.py`), against one `openenv launch benchmark`.
+Memory is the process's peak less what it had when its modules were imported. Rollouts that are
+killed in the middle are in `smoke_tests/test_rollouts.py`.
 
 Ours has the environment variables for the C library's heap that workers have, from the daemon.
 
 The naive way keeps everything in memory, more than twice. Where that exceeds half of what is free
 here, it is first shown how far it comes, and then measured with as many episodes as fit: compare
-steps a second. Beside each runs a loop that does nothing (`idle_loop.py`): what the machine itself
+steps a second. Beside each runs a loop that does nothing (the way `idle`): what the machine itself
 makes that one late is the limit. Where it is half of what we aim at, ours is run again, and the
 report tells of both.
 
@@ -19,11 +20,16 @@ What a large run leaves behind, ten gigabytes of pages, a virtual machine gives 
 and is slow meanwhile: so nothing is measured for `SETTLE_SECONDS`. Pages are dear for whoever takes
 them next, also after that (the loop of ours was late five times as often in the run after the naive
 one). So ours has its runs first.
+
+What a folder costs by how many episodes it has: writing, closing, resuming, opening for reading,
+reading all totals, and `datasets.load_dataset` over it. A killed rollout leaves no more files than
+one that has ended, but those of its last half second: resuming is measured after `close`.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import subprocess
@@ -38,12 +44,15 @@ from pathlib import Path
 import psutil
 
 from load_tests.peers.rollout_ways import GROUP, Task, Told
-from load_tests.rollout_crashes import CRASHES, Home
-from load_tests.shared.report import OPENENV, Report, daemon, parse_arguments
+from load_tests.peers.scaling_servers import openenv
+from load_tests.shared.report import Report, daemon, parse_arguments
+from openenvd.rollouts.episodes import Episode, EpisodeStatus, Step
+from openenvd.rollouts.folder.readers import open_rollouts
+from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.system.text.units import MB
 
 WORKER_HEAP = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}  # client/daemon.py
-PARTS = ("sizes", "slow", "crashes")
+PARTS = ("sizes", "slow", "folder")
 SIZES = (1_000, 100_000, 1_000_000)
 NAIVE_COPIES = 3.0  # of the payloads: parsed, joined, and on the way to the file
 AIM_P99_SECONDS, AIM_MAX_SECONDS, AIM_MEMORY = 0.010, 0.100, 1.2
@@ -51,6 +60,22 @@ SLOW_SIZE = 100_000
 SETTLE_SECONDS, LARGE_RUN_BYTES = 15.0, 1 << 30
 DISTURBED_SECONDS = AIM_P99_SECONDS / 2  # of lag, p99, of the loop that does nothing
 IDLE = "idle loop beside it, p99 and max ms"
+NOTHING = Task(0, 0, 0, 0, 0, 0)
+FOLDER_STEPS, WRITERS = 5, 64
+LOAD = """
+import json, sys, time
+from datasets import Features, Json, Value, load_dataset
+
+kinds = {"kind": "string", "episode_id": "string"}
+kinds |= {"step": "int64", "reward": "float64", "done": "bool"}
+fields = {name: Value(kind) for name, kind in kinds.items()}
+fields |= dict.fromkeys(("observation", "action", "info", "arrays", "episode"), Json())
+given = {"features": Features(fields), "split": "train", "cache_dir": sys.argv[2]}
+began = time.monotonic()
+rows = load_dataset("json", data_files=sys.argv[1], **given)
+seconds = time.monotonic() - began
+print(json.dumps([seconds, sum(reward is not None for reward in rows["reward"])]))
+"""
 
 
 @dataclass(frozen=True)
@@ -60,14 +85,13 @@ class Scale:
     episodes: int
     steps: int
     buffer_mb: int  # half for running episodes, half for what waits to be written
-    crash_episodes: int
-    crash_steps: int
     slow_seconds: float  # the slow disk takes about twice as long for everything
     most_disturbed: int  # runs in a row; the next one counts, whatever happens
+    in_folder: tuple[int, ...]  # episodes
 
 
-FULL = Scale(256, 50, 1024, 256, 50, 30.0, 2)
-SHORT = Scale(64, 10, 384, 32, 20, 2.5, 0)
+FULL = Scale(256, 50, 1024, 30.0, 2, (10, 1_000, 100_000))
+SHORT = Scale(64, 10, 384, 2.5, 0, (10, 1_000))
 
 
 @dataclass
@@ -89,10 +113,9 @@ class Bench:
     def run(self, way: str, address: str, task: Task) -> Told:
         """One way, in a process and a folder of its own."""
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            words = [way, address, f"{folder}/out", json.dumps(asdict(task))]
-            command = [sys.executable, "-m", "load_tests.peers.rollout_ways", *words]
+            command = way_command(way, address, folder, task)
             environ = {**os.environ, **({} if way == "naive" else WORKER_HEAP)}
-            with idle_loop() as idle:
+            with idle_loop(folder) as idle:
                 done = subprocess.run(
                     command, env=environ, check=False, stdout=subprocess.PIPE, text=True
                 )
@@ -135,22 +158,27 @@ class Bench:
 
 
 @contextmanager
-def idle_loop() -> Iterator[list[float]]:
+def idle_loop(folder: str) -> Iterator[list[float]]:
     """A loop that does nothing, in a process of its own: how late the machine itself makes one.
 
     Holds the p99 and the greatest lag, in ms, when it has ended.
     """
     found: list[float] = []
+    pipe = subprocess.PIPE
     with subprocess.Popen(
-        [sys.executable, "-m", "load_tests.shared.idle_loop"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        way_command("idle", "", folder, NOTHING), stdin=pipe, stdout=pipe
     ) as process:
         try:
             yield found
         finally:
-            found += json.loads(process.communicate()[0])
+            told = Told(**json.loads(process.communicate()[0]))
+            lags = (told.lag_p99_seconds, told.lag_max_seconds)
+            found += [round(seconds * 1e3, 2) for seconds in lags]
+
+
+def way_command(way: str, address: str, folder: str, task: Task) -> list[str]:
+    words = [way, address, f"{folder}/out", json.dumps(asdict(task))]
+    return [sys.executable, "-m", "load_tests.peers.rollout_ways", *words]
 
 
 def sizes(bench: Bench, address: str) -> None:
@@ -234,14 +262,77 @@ def slow(bench: Bench, address: str) -> None:
         )
 
 
-def crashes(bench: Bench, environ: dict[str, str]) -> None:
-    """Parts 3 and 4: what is killed."""
-    scale = bench.scale
-    home = Home(environ, bench.folder / "crashes", scale.crash_episodes, scale.crash_steps)
-    for name, crash in CRASHES.items():
-        told = crash(home)
-        bench.report.note(f"{name}: {told.sentence()}")
-        bench.expect(told.good, f"{name}: {told.sentence()}")
+async def write(folder: str, episodes: int) -> dict[str, float]:
+    """Episodes of a few hundred bytes a step, by so many writers at once."""
+    writer = await RolloutWriter.open(folder)
+
+    async def slot() -> None:
+        for number in numbers:
+            name = f"{number:06}"
+            for at in range(FOLDER_STEPS):
+                seen = {"text": "x" * 200, "at": at, "worth": None if number % 2 else at}
+                await writer.put_step(
+                    name, at, Step.of(seen, {"move": at}, 1.0, at == FOLDER_STEPS - 1)
+                )
+            await writer.finish(Episode(name, "e", 1, (), 5.0, EpisodeStatus.DONE, 1.0, 2.0))
+
+    began = time.monotonic()
+    numbers = iter(range(episodes))
+    await asyncio.gather(*(slot() for _ in range(WRITERS)))
+    written = time.monotonic()
+    await writer.close()
+    return {"write": written - began, "close": time.monotonic() - written}
+
+
+async def resume(folder: str, episodes: int) -> dict[str, float]:
+    """Until it is known which episodes exist."""
+    began = time.monotonic()
+    writer = await RolloutWriter.open(folder)
+    found = len(writer.finished_episode_ids())
+    seconds = time.monotonic() - began
+    await writer.close()
+    if found != episodes:
+        raise SystemExit(f"{found} of {episodes} episodes exist")
+    return {"resume": seconds}
+
+
+def read(folder: str, episodes: int) -> dict[str, float]:
+    """Until the folder is open; and until all totals are read."""
+    began = time.monotonic()
+    rollouts = open_rollouts(folder)
+    opened = time.monotonic()
+    _check_steps(sum(episode.row["steps"] for episode in rollouts), episodes)
+    return {"open": opened - began, "totals": time.monotonic() - opened}
+
+
+def load(python: str, folder: str, root: str, episodes: int) -> dict[str, float]:
+    """Until `load_dataset` has all steps, in a Python that need not have ours."""
+    command = [python, "-c", LOAD, f"{folder}/**/*.jsonl", f"{root}/cache"]
+    environ = {**os.environ, "HF_HOME": f"{root}/home", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=environ, cwd="/", check=True, stdout=subprocess.PIPE)
+    seconds, steps = json.loads(done.stdout.splitlines()[-1])
+    _check_steps(steps, episodes)
+    return {"load": seconds}
+
+
+def _check_steps(found: int, episodes: int) -> None:
+    if found != FOLDER_STEPS * episodes:
+        raise SystemExit(f"{found} of {FOLDER_STEPS * episodes} steps are read")
+
+
+def folders(bench: Bench, datasets: str | None) -> None:
+    """Part 3: what a folder costs."""
+    sizes = [size for size in bench.scale.in_folder for _ in range(bench.repetitions)]
+    for episodes in sizes:
+        with tempfile.TemporaryDirectory(dir=bench.folder) as root:
+            out = f"{root}/out"
+            told = asyncio.run(write(out, episodes)) | asyncio.run(resume(out, episodes))
+            told |= read(out, episodes)
+            told |= {} if datasets is None else load(datasets, out, root, episodes)
+            told["files"] = len(list(Path(out).glob("**/*.jsonl")))
+        for name, value in told.items():
+            unit = "" if name == "files" else "s"
+            bench.report.append(f"{episodes:,} episodes: {name}", unit, value)
 
 
 def _grown(told: Told) -> int:
@@ -254,16 +345,7 @@ def _size_name(payload_bytes: int) -> str:
     )
 
 
-@contextmanager
-def benchmark(environ: dict[str, str], sessions: int) -> Iterator[str]:
-    """The address of a benchmark environment."""
-    words = ["launch", "benchmark", "--max-sessions", str(sessions), "--json"]
-    done = subprocess.run([OPENENV, *words], env=environ, check=True, capture_output=True)
-    yield json.loads(done.stdout)["environment"]["address"]
-
-
 def main() -> int:
-    """All parts, or those that are named."""
     options = _options()
     scale = SHORT if options.short else FULL
     scale = replace(scale, steps=options.steps or scale.steps)
@@ -271,15 +353,16 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="openenvd-rollouts-", dir=options.folder) as folder,
         daemon() as environ,
-        benchmark(environ, 4 * scale.episodes) as address,
     ):
+        words = ["launch", "benchmark", "--max-sessions", str(4 * scale.episodes)]
+        address = openenv(environ, *words)["environment"]["address"]
         bench = Bench(report, scale, Path(folder), options.repetitions, [], options.sizes)
         if "sizes" in options.parts:
             sizes(bench, address)
         if "slow" in options.parts:
             slow(bench, address)
-        if "crashes" in options.parts:
-            crashes(bench, environ)
+        if "folder" in options.parts:
+            folders(bench, options.datasets)
     for line in bench.wrong:
         report.note(f"WRONG  {line}")
     report.finish(options.json)
@@ -294,6 +377,7 @@ def _options() -> argparse.Namespace:
         parts={"nargs": "+", "choices": PARTS, "default": list(PARTS)},
         steps={"type": int, "help": "of each episode"},
         sizes={"nargs": "+", "type": int, "default": list(SIZES), "help": "bytes of a step"},
+        datasets={"help": "a Python with Hugging Face's datasets"},
         folder={"help": "where to write; the disk under it is part of what is measured"},
     )
 

@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 AT_ONCE = 3  # they wait for most of their time, and their figures are not kept
 PROGRAMS = (  # those that take longest first; the stage `dashboard` has the one with Chromium
-    ("rolling_update", 1, "--short"),
-    ("autoscaling", 1, "--short"),
+    ("changing_replicas", 1, "--short --parts updates"),
+    ("changing_replicas", 1, "--short --parts autoscaling"),
     ("rollouts", 1, "--short --sizes 1000 100000"),
     ("failover", 1, "--short"),
     ("worlds", 1, "--short"),
@@ -35,8 +35,8 @@ PROGRAMS = (  # those that take longest first; the stage `dashboard` has the one
     ("queue_dispatcher", 1, "--requests 1000"),
     ("queue_dispatcher", 1, "--requests 500 --executor workers"),
     ("short_requests", 1, "--single 50 --burst 200"),
-    ("sleep", 2, ""),
-    ("launch", 1, ""),
+    ("launch", 2, "--parts asleep"),
+    ("launch", 1, "--parts awake"),
     ("cold_cli", 2, ""),
 )
 

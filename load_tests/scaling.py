@@ -61,7 +61,6 @@ USAGE_EXIT = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
     kind = CLUSTERS.get(options.provider)
     if kind is not None and (reason := kind.why_not()) is not None:
@@ -135,7 +134,6 @@ def parse_grid(text: str) -> tuple[float, ...]:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """What is to be measured."""
     return Plan(
         requests_grid=tuple(map(int, options.requests_grid)),
         wait_grid=options.wait_grid,

@@ -9,7 +9,7 @@ With `--peer skypilot` (skypilot_peer.py) it takes turns with ours; its request 
 cheapest it has.
 
 Aims: p50 under 5 ms and p99 under 20 ms; over 500 a second with 50 clients; start to healthy under
-0.5 s; idle PSS of everything under 80 MB.
+0.5 s.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,6 @@ from load_tests.shared.api_client import ApiClient
 from load_tests.shared.report import (
     OPENENV,
     Report,
-    measure_family,
     parse_arguments,
     percentile,
     run,
@@ -53,15 +53,12 @@ OURS = "openenvd"
 Key = tuple[str, str]  # name, unit
 
 START = ("start to healthy (aim: 0.5)", "s")
-IDLE = ("idle PSS of everything (aim: 80)", "MB")
 P50 = ("one at a time, p50 (aim: 5)", "ms")
 P99 = ("one at a time, p99 (aim: 20)", "ms")
 COLD = (f"{CLIENTS} clients, cold", "req/s")
 WARM = (f"{CLIENTS} clients, warm (aim: 500)", "req/s")
 FLOOR_P50 = ("  floor: a bare call (health), p50", "ms")
 FLOOR_P99 = ("  floor: a bare call (health), p99", "ms")
-AFTER = ("PSS right after the bursts", "MB")
-PROCESSES = ("processes right after the bursts", "")
 
 
 def main() -> None:
@@ -96,6 +93,21 @@ def _note(found: dict[str, dict[Key, list[float]]], name: str, measured: dict[Ke
         found.setdefault(name, {}).setdefault(key, []).append(value)
 
 
+class Probing:
+    """A client of ours, whose requests are probes."""
+
+    def __init__(self, home: str) -> None:
+        self._api = ApiClient(home)
+        self.close = self._api.close
+
+    async def run(self) -> None:
+        request = await self._api.run("probe", {"name": "probed"})
+        assert request["state"] == "SUCCEEDED", request["error"]
+
+    async def health(self) -> None:
+        await self._api.call("GET", "/v1/health")
+
+
 def _one_daemon(single: int, burst: int) -> dict[Key, float]:
     with tempfile.TemporaryDirectory(prefix="openenvd-load-") as home:
         environ = {**os.environ, "OPENENV_HOME": home, "OPENENV_PORT": "0"}
@@ -103,20 +115,15 @@ def _one_daemon(single: int, burst: int) -> dict[Key, float]:
         up = run([OPENENV, "up"], environ).seconds
         try:
             time.sleep(ZYGOTE_SECONDS)
-            idle, _ = measure_family(ApiClient(home).pid)
             run([OPENENV, "launch", "echo", "--name", "probed"], environ)
-            measured = asyncio.run(_measure(home, single, burst))
-            after, processes = measure_family(ApiClient(home).pid)
+            measured = asyncio.run(_measure(partial(Probing, home), single, burst))
         finally:
             for words in (["down", "--all"], ["stop"]):
                 subprocess.run([OPENENV, *words], env=environ, check=False, capture_output=True)
     return {
         START: healthy,
         ("`openenv up`, the command as a whole", "s"): up,
-        IDLE: idle,
         **measured,
-        AFTER: after,
-        PROCESSES: processes,
     }
 
 
@@ -137,37 +144,15 @@ async def _start_by_hand() -> float:
     return seconds
 
 
-async def _measure(home: str, single: int, burst: int) -> dict[Key, float]:
-    client = ApiClient(home)
+Client = Probing | PeerClient
+
+
+async def _measure(make: Callable[[], Client], single: int, burst: int) -> dict[Key, float]:
+    """One request at a time, by one client; and bursts before and after it."""
+    client = make()
 
     async def many(count: int) -> None:
-        client = ApiClient(home)
-        await _repeat(lambda: _probe(client), count)
-        await client.close()
-
-    cold = await _burst(many, burst)
-    waits = await _repeat(lambda: _probe(client), single)
-    health = await _repeat(lambda: client.call("GET", "/v1/health"), single)
-    warm = await _burst(many, burst)
-    await client.close()
-    return _told(waits, health, cold, warm)
-
-
-def _one_peer(kind: Kind, single: int, burst: int) -> dict[Key, float]:
-    with started(kind) as peer:
-        healthy = need(peer).seconds
-        time.sleep(SETTLE_SECONDS)
-        idle, _ = peer.look()
-        measured = asyncio.run(_measure_peer(peer.port, single, burst))
-        after, processes = peer.look()
-    return {START: healthy, IDLE: idle, **measured, AFTER: after, PROCESSES: processes}
-
-
-async def _measure_peer(port: int, single: int, burst: int) -> dict[Key, float]:
-    client = PeerClient(port)
-
-    async def many(count: int) -> None:
-        client = PeerClient(port)
+        client = make()
         await _repeat(client.run, count)
         await client.close()
 
@@ -176,10 +161,6 @@ async def _measure_peer(port: int, single: int, burst: int) -> dict[Key, float]:
     health = await _repeat(client.health, single)
     warm = await _burst(many, burst)
     await client.close()
-    return _told(waits, health, cold, warm)
-
-
-def _told(waits: list[float], health: list[float], cold: float, warm: float) -> dict[Key, float]:
     return {
         P50: percentile(waits, 0.50),
         P99: percentile(waits, 0.99),
@@ -188,6 +169,14 @@ def _told(waits: list[float], health: list[float], cold: float, warm: float) -> 
         FLOOR_P50: percentile(health, 0.50),
         FLOOR_P99: percentile(health, 0.99),
     }
+
+
+def _one_peer(kind: Kind, single: int, burst: int) -> dict[Key, float]:
+    with started(kind) as peer:
+        healthy = need(peer).seconds
+        time.sleep(SETTLE_SECONDS)
+        measured = asyncio.run(_measure(partial(PeerClient, peer.port), single, burst))
+    return {START: healthy, **measured}
 
 
 async def _repeat(call: Callable[[], Awaitable[Any]], count: int) -> list[float]:
@@ -205,11 +194,6 @@ async def _burst(many: Callable[[int], Awaitable[None]], count: int) -> float:
     began = time.perf_counter()
     await asyncio.gather(*(many(count // CLIENTS) for _ in range(CLIENTS)))
     return count // CLIENTS * CLIENTS / (time.perf_counter() - began)
-
-
-async def _probe(client: ApiClient) -> None:
-    request = await client.run("probe", {"name": "probed"})
-    assert request["state"] == "SUCCEEDED", request["error"]
 
 
 if __name__ == "__main__":

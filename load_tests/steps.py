@@ -226,7 +226,6 @@ def _tell(report: Report, case: Case, found: dict[str, list[Found]]) -> None:
 
 
 def main() -> int:
-    """All cases."""
     options = parse_arguments(
         "Steps per second: ours, upstream's, the limit.",
         3,

@@ -134,13 +134,11 @@ class Clients:
 
 
 def replicas(home: Home) -> list[dict[str, Any]]:
-    """All replicas, also those that have no process."""
     found = home.openenv("status")["environments"]
     return [each for environment in found for each in environment["replicas"]]
 
 
 def running(home: Home) -> list[dict[str, Any]]:
-    """All replicas that have a process."""
     return [each for each in replicas(home) if each["pid"]]
 
 
@@ -180,7 +178,6 @@ def kill_titled(title: str) -> Kill:
 
 
 def kill_daemon(home: Home, _: random.Random) -> tuple[()]:
-    """The daemon; the next command starts another."""
     os.kill(home.openenv("status")["daemon"]["pid"], signal.SIGKILL)
     return ()
 
@@ -362,7 +359,6 @@ class Campaign:
 
 
 def main() -> int:
-    """A campaign of one provider."""
     given = parse_arguments(
         "Kills at random: whose is each answer, and what is each death called.",
         1,

@@ -95,12 +95,10 @@ def rows_of(machine: Machine, kind: str) -> list[dict[str, Any]]:
 
 
 def episode_rows(machine: Machine) -> dict[str, dict[str, Any]]:
-    """The totals of episodes, by id."""
     return {row["episode_id"]: row["episode"] for row in rows_of(machine, "end")}
 
 
 def recorded_ids(machine: Machine) -> set[str]:
-    """The ids of the episodes that exist."""
     return set(episodes_in(out_of(machine)))
 
 
@@ -212,6 +210,32 @@ def test_retry_oom_finishes_the_rest(machine: Machine) -> None:
     request = machine.request(request_id)
     assert (request["state"], request["attempts"]) == ("SUCCEEDED", 2)
     assert "was killed by" in machine.ok("logs", request_id).out
+    every_episode_is_there_once(machine)
+
+
+LEAKING = """
+import os
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
+
+kept = []
+
+class Sample(EchoEnvironment):
+    def step(self, action, **kwargs):
+        kept.append(os.urandom(400_000))
+        return super().step(action, **kwargs)
+"""
+
+
+def test_episodes_whose_environment_is_killed_for_memory_are_played_again(
+    machine: Machine, write_environment: Callable[[str], str]
+) -> None:
+    write_policies(machine.home.parent)
+    machine.ok("launch", write_environment(LEAKING), "--name", "echo", "--memory", "120M")
+    for _ in range(5):  # where an episode has no session in time, the same command plays it
+        if again(machine, "slowly", "--retries", "20")["there"] == EPISODES:
+            break
+    kinds = machine.environment("echo")["replicas"][0]["exit_kinds"]
+    assert kinds["oom_killed"] > 0, kinds
     every_episode_is_there_once(machine)
 
 

@@ -33,7 +33,6 @@ class WorldEnvironment(Environment[Action, WorldObservation, State]):
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
     ) -> WorldObservation:
-        """Begin another."""
         self._world = uuid4().hex
         self._steps = 0
         return self._seen()
@@ -49,7 +48,6 @@ class WorldEnvironment(Environment[Action, WorldObservation, State]):
 
     @property
     def state(self) -> State:
-        """Where it stands."""
         return State(episode_id=self._world, step_count=self._steps)
 
     def _seen(self) -> WorldObservation:

@@ -92,7 +92,6 @@ async def _serve(listener: socket.socket) -> None:
 
 
 def main() -> None:
-    """Listen, fork, serve until told to stop."""
     parser = argparse.ArgumentParser(description="The bare server.")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)

@@ -121,7 +121,6 @@ class Singer(Connection):
         self.is_over = True
 
     def leave(self) -> None:
-        """Close the connection."""
         self.write(CLOSE_FRAME)
         self.close()
 

@@ -74,7 +74,6 @@ def on_cluster(provider: str, nodes: int, arrangement: Arrangement) -> Iterator[
 
 
 def replica_addresses(environ: dict[str, str]) -> list[str]:
-    """Where each replica listens."""
     layout = Layout(Path(environ["OPENENV_HOME"]))
     replicas = openenv(environ, "status", NAME)["environments"][0]["replicas"]
     statuses = [read_status_file(layout.run_dir(replica["id"])) for replica in replicas]

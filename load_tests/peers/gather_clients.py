@@ -89,7 +89,6 @@ class Gather:
 
 
 def say(message: Json) -> None:
-    """One line to the crew."""
     print(json.dumps(message), flush=True)
 
 

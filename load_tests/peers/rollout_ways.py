@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ways to collect the same episodes; used by `rollouts.py`, each in a process of its own.
 
-    python -m load_tests.peers.rollout_ways ours|naive ADDRESS FOLDER '{"episodes": 256, …}'
+    python -m load_tests.peers.rollout_ways ours|naive|idle ADDRESS FOLDER '{"episodes": 256, …}'
 
-Both end with the same: every step in a file, an advantage for each episode, and each episode's
-payloads joined into one piece, as a trainer gets routed experts. Prints one line of JSON.
+The first two end with the same: every step in a file, an advantage for each episode, and each
+episode's payloads joined into one piece, as a trainer gets routed experts. Prints a line of JSON.
 
     ours    collector ─▶ advantages per group ─▶ writer, a step at a time, in a bounded buffer; each
             finished episode is read back and joined once, in one thread
     naive   everything in memory until the last episode has ended; then 512 threads, each joining
             anew at every step, and one `orjson.dumps` of it all, in threads like the original
+    idle    nothing, until stdin ends: how late the machine itself makes a loop
 
 The naive way is prime-rl's orchestrator as it was before its pull request 2609, and kinder: uvloop,
 orjson, a better client library, no base64. It ends itself when it would exceed `most_bytes`.
@@ -205,6 +206,10 @@ def _save(path: Path, rollouts: Sequence[dict[str, Any]]) -> None:
     path.write_bytes(orjson.dumps(rollouts))
 
 
+async def idle(_address: str, _folder: Path, _task: Task, _told: Told) -> None:
+    await asyncio.to_thread(sys.stdin.read)
+
+
 def _end_beyond(most_bytes: int, told: Told) -> None:
     """Instead of taking the machine along."""
 
@@ -238,17 +243,15 @@ def _starved_seconds() -> float:
 
 
 def _status(name: str) -> int:
-    """A figure of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     [line] = [line for line in lines if line.startswith(f"{name}:")]
     return int(line.split()[1]) * 1024
 
 
 def main() -> None:
-    """One way, once."""
     way, address, folder = sys.argv[1:4]
     task, told = Task(**json.loads(sys.argv[4])), Told(base_bytes=_status("VmRSS"))
-    run = {"ours": ours, "naive": naive}[way]
+    run = {"ours": ours, "naive": naive, "idle": idle}[way]
     with reusing_freed_memory() if way == "ours" else nullcontext():
         uvloop.run(_measured(run(address, Path(folder), task, told), told))
     told.peak_bytes = _status("VmHWM")

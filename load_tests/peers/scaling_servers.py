@@ -236,7 +236,6 @@ def peer_python() -> Path:
 
 
 def install_python(folder: Path, requirement: str) -> None:
-    """Make a virtual environment with one requirement in it."""
     uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or "uv"
     words = ["venv", "--quiet", "--clear", "--python", sys.executable, str(folder)]
     subprocess.run([uv, *words], check=True)
@@ -268,12 +267,12 @@ def limit(processes: int = LIMIT_PROCESSES, name: str = "limit") -> Iterator[Sta
             yield Started(Target(name, url, (process.pid,)))
 
 
-@contextmanager
-def _process(
-    command: list[str], folder: str, log: Path, environ: dict[str, str]
-) -> Iterator[subprocess.Popen[bytes]]:
+def start_process(
+    command: list[str], folder: str | Path, log: Path, environ: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    """A process in a session of its own, all of whose output is in a file."""
     with log.open("wb") as file:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             command,
             cwd=folder,
             env=environ,
@@ -282,6 +281,13 @@ def _process(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+
+
+@contextmanager
+def _process(
+    command: list[str], folder: str, log: Path, environ: dict[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    process = start_process(command, folder, log, environ)
     try:
         yield process
     finally:
@@ -326,7 +332,6 @@ def _answers(port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
     return port

@@ -21,12 +21,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from load_tests.peers.scaling_servers import PEER_VENV_VARIABLE, free_port, install_python
+from load_tests.peers.scaling_servers import (
+    PEER_VENV_VARIABLE,
+    free_port,
+    install_python,
+    start_process,
+)
+from load_tests.shared.api_client import HttpClient
 from load_tests.shared.report import MEGABYTE
 
 REQUIREMENT = "skypilot==0.14.1"
@@ -117,16 +124,7 @@ def _start(kind: Kind, home: Path, wrap: Wrap) -> Peer:
     port = free_port()
     environ = _environ(str(home), port)
     log = home / "log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            wrap(kind.command(port, home)),
-            cwd=home,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    process = start_process(wrap(kind.command(port, home)), home, log, environ)
     return Peer(kind.name, process, port, log, environ)
 
 
@@ -160,66 +158,36 @@ def answers(port: int, patience_seconds: float = 2.0) -> bool:
         connection.close()
 
 
-class PeerClient:
-    """One kept connection to a peer, for many in one event loop."""
+class PeerClient(HttpClient):
+    """One kept connection to a peer."""
 
     def __init__(self, port: int) -> None:
-        self._port = port
-        self._reader: asyncio.StreamReader | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        super().__init__(
+            partial(asyncio.open_connection, "127.0.0.1", port, limit=LONGEST_LINE_BYTES)
+        )
 
     async def submit(self) -> str:
-        """The id of a new request."""
         headers, _ = await self._call("POST", "/status", b'{"summary_response": true}')
         return headers[SUBMITTED]
 
     async def wait(self, request_id: str) -> None:
-        """Until it has succeeded."""
         _, content = await self._call("GET", f"/api/get?request_id={request_id}")
         status = json.loads(content)["status"]
         if status != "SUCCEEDED":
             raise RuntimeError(f"request {request_id} is {status}")
 
     async def run(self) -> None:
-        """Submit, and wait for the end."""
         await self.wait(await self.submit())
 
     async def health(self) -> None:
         """The floor: a call that does nothing."""
         await self._call("GET", "/api/health")
 
-    async def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            with suppress(OSError):
-                await self._writer.wait_closed()
-            self._writer = None
-
     async def _call(
         self, method: str, path: str, body: bytes = b""
     ) -> tuple[dict[str, str], bytes]:
         async with asyncio.timeout(CALL_SECONDS):
-            return await self._exchange(method, path, body)
-
-    async def _exchange(self, method: str, path: str, body: bytes) -> tuple[dict[str, str], bytes]:
-        if self._writer is None:
-            self._reader, self._writer = await asyncio.open_connection(
-                "127.0.0.1", self._port, limit=LONGEST_LINE_BYTES
-            )
-        assert self._reader is not None
-        head = (
-            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        self._writer.write(head.encode() + body)
-        first, *lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
-        headers = {n.lower(): v.strip() for n, _, v in (line.partition(":") for line in lines)}
-        content = await self._reader.readexactly(int(headers["content-length"]))
-        if headers.get("connection", "").lower() == "close":
-            await self.close()
-        if " 200 " not in f"{first} ":
-            raise RuntimeError(f"{first}: {content[:500]!r}")
-        return headers, content
+            return await self.exchange(method, path, body)
 
 
 def session_of(pid: int) -> list[psutil.Process]:
@@ -273,7 +241,6 @@ def _environ(home: str, port: int) -> dict[str, str]:
 
 @contextmanager
 def _skypilot_python() -> Iterator[Path]:
-    """A Python that has it; made now, if none is kept."""
     kept = os.environ.get(PEER_VENV_VARIABLE)
     with tempfile.TemporaryDirectory(prefix="openenvd-skypilot-") as made:
         python = Path(f"{kept}-skypilot" if kept else made).absolute() / "bin" / "python"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's API over one kept connection, for many clients in one event loop."""
+"""HTTP over one kept connection, for many clients in one event loop; the daemon's API by it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import asyncio
 import json
 import math
 import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,47 +20,87 @@ KEPT_SECONDS = 2.0  # the daemon closes a connection that was idle for longer th
 FINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
-class ApiClient:
-    """One connection to the daemon of a home; HTTP/1.1, kept alive."""
+class HttpClient:
+    """One connection to a server, kept alive (HTTP/1.1).
 
-    def __init__(self, home: str) -> None:
-        identity = json.loads((Path(home) / "daemon.json").read_text())
-        self.pid = int(identity["pid"])
-        self._socket = str(identity["socket"])
-        self._token = (Path(home) / "token").read_text().strip()
+    Args:
+        connect: Makes the connection, whenever there is none.
+        headers: Of each request, with the ends of their lines.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]],
+        headers: str = "",
+    ) -> None:
+        self._connect = connect
+        self._headers = headers
         self._used = -math.inf  # monotonic
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
 
-    async def call(self, method: str, path: str, body: Json | None = None) -> Json:
-        """One call; raises what the daemon refused."""
+    async def exchange(
+        self, method: str, path: str, body: bytes = b""
+    ) -> tuple[dict[str, str], bytes]:
+        """One call: headers, and content.
+
+        Raises:
+            RuntimeError: The server refused it.
+        """
         if time.monotonic() - self._used > KEPT_SECONDS:
             await self.close()
-            self._reader, self._writer = await asyncio.open_unix_connection(self._socket)
+        if self._writer is None:
+            self._reader, self._writer = await self._connect()
         assert self._reader is not None
-        assert self._writer is not None
-        content = b"" if body is None else json.dumps(body).encode()
         head = (
-            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n"
-            f"Authorization: Bearer {self._token}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{self._headers}"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
-        self._writer.write(head.encode() + content)
-        lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().lower().split("\r\n")
-        length = next(int(line[16:]) for line in lines if line.startswith("content-length: "))
-        answer: Json = json.loads(await self._reader.readexactly(length))
+        self._writer.write(head.encode() + body)
+        first, *lines = (await self._reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+        headers = {n.lower(): v.strip() for n, _, v in (line.partition(":") for line in lines)}
+        content = await self._reader.readexactly(int(headers["content-length"]))
         self._used = time.monotonic()
-        if not lines[0].startswith("http/1.1 2"):
-            raise RuntimeError(f"{lines[0]}: {answer}")
-        return answer
+        if headers.get("connection", "").lower() == "close":
+            await self.close()
+        if not first.startswith("HTTP/1.1 2"):
+            raise RuntimeError(f"{first}: {content[:500]!r}")
+        return headers, content
+
+    async def close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+
+
+class ApiClient(HttpClient):
+    """One connection to the daemon of a home."""
+
+    def __init__(self, home: str) -> None:
+        identity = json.loads((Path(home) / "daemon.json").read_text())
+        self.pid = int(identity["pid"])
+        token = (Path(home) / "token").read_text().strip()
+        connect = partial(asyncio.open_unix_connection, str(identity["socket"]))
+        super().__init__(connect, f"Authorization: Bearer {token}\r\n")
+
+    async def call(self, method: str, path: str, body: Json | None = None) -> Json:
+        """One call; raises what the daemon refused."""
+        content = b"" if body is None else json.dumps(body).encode()
+        _, answer = await self.exchange(method, path, content)
+        found: Json = json.loads(answer)
+        return found
+
+    async def environment(self, name: str) -> Json:
+        found: Json = (await self.call("GET", f"/v1/environments/{name}"))["environment"]
+        return found
 
     async def submit(self, operation: str, payload: Json, **options: Any) -> str:
-        """The id of a new request."""
         body = {"operation": operation, "payload": payload, **options}
         return str((await self.call("POST", "/v1/requests", body))["request_id"])
 
     async def wait(self, request_id: str) -> Json:
-        """The request, once it is final."""
         while True:
             path = f"/v1/requests/{request_id}?wait_seconds={WAIT_SECONDS}"
             request: Json = (await self.call("GET", path))["request"]
@@ -65,10 +108,4 @@ class ApiClient:
                 return request
 
     async def run(self, operation: str, payload: Json) -> Json:
-        """Submit, and wait for the end."""
         return await self.wait(await self.submit(operation, payload))
-
-    async def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            await self._writer.wait_closed()

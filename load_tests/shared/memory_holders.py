@@ -39,7 +39,6 @@ PATIENCE_SECONDS = 240.0
 
 
 def main() -> None:
-    """Submit all at once, and count."""
     folder, count, size_mb = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     worker_path()
     database = folder / "requests.db"

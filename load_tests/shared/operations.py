@@ -29,12 +29,10 @@ def worker_path() -> None:
 
 
 def moment(_payload: Json, _request_id: str, _home: str, _progress: Progress) -> float:
-    """When it started."""
     return time.time()
 
 
 def hold(payload: Json, _request_id: str, _home: str, progress: Progress) -> float:
-    """Hold `bytes` of touched memory for `seconds`."""
     started = time.time()
     held = bytearray(payload["bytes"])
     held[::PAGE_BYTES] = b"1" * len(range(0, len(held), PAGE_BYTES))  # every page is there

@@ -51,7 +51,6 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def add(self, name: str, unit: str, values: Sequence[float]) -> Measure:
-        """Another line."""
         measure = Measure(name, unit, list(values))
         self.measures.append(measure)
         return measure
@@ -89,11 +88,9 @@ class Report:
                 self.ratio(f"    {bare}: {ratio}", over, under)
 
     def note(self, text: str) -> None:
-        """A sentence below the table."""
         self.notes.append(text)
 
     def finish(self, json_path: str | None) -> None:
-        """Print the table, write the JSON."""
         print(f"{self.title}\n  {_machine_line()}")
         width = max([NAME_WIDTH, *(len(measure.name) for measure in self.measures)])
         print(f"  {'':<{width}} {'median':>10}       (min to max)")
@@ -212,6 +209,7 @@ class Run:
     """One finished command."""
 
     seconds: float
+    cpu_seconds: float  # its own
     peak_bytes: int
     output: str
 
@@ -227,7 +225,8 @@ def run(command: Sequence[str], environ: dict[str, str] | None = None) -> Run:
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
-    return Run(seconds, _peak_bytes(usage), output.decode())
+    cpu_seconds = usage.ru_utime + usage.ru_stime
+    return Run(seconds, cpu_seconds, _peak_bytes(usage), output.decode())
 
 
 def _peak_bytes(usage: resource.struct_rusage) -> int:

@@ -66,7 +66,6 @@ class Tally:
     first_failure: str = ""
 
     def fail(self, why: str) -> None:
-        """One session is lost."""
         self.failed += 1
         self.first_failure = self.first_failure or why
 
@@ -88,12 +87,10 @@ class StepClient(asyncio.Protocol):
         self._close_reason = ""
 
     def connection_made(self, transport: Any) -> None:
-        """Ask for the upgrade."""
         self._transport = transport
         transport.write(upgrade_request("127.0.0.1", self._plan.path))
 
     def data_received(self, data: bytes) -> None:
-        """The handshake's answer, then frames."""
         if self._head is not None:
             data = self._handshake(self._head + data)
         while data:
@@ -242,7 +239,6 @@ async def run(port: int, sessions: int, seconds: float, plan: Plan) -> dict[str,
 
 
 def main() -> int:
-    """What the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("port", type=int)
     parser.add_argument("sessions", type=int)

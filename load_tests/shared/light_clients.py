@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Light client sessions, and processes that have many of them.
+
+    LightSession    connects, resets, steps when it is told to, and says how it was lost
+    open_session    the same, once it was reset
+    Clients         several processes of this module, each with its part of the sessions
+
+    stdin of a process: {"open": {"host", "port", "path", "count", "sources", "window"}}
+                        {"step": {"share", "seconds", "at", "seed"}}
+                        {"play": {"host", "port", "path", "count", "pace_seconds"}}
+                        {"end": {}}
+    stdout, a line each: {"opened": n, "failed": n, "why": text}
+                        {"latencies": [seconds], "failed": n, "why": text}
+                        {"playing": n}
+                        {"lost": [{"at", "replica", "told", "back_after_seconds"}], "steps": n}
+
+`step` has a random share of the open sessions take one step each: all at the moment `at` (of
+`time.monotonic`), or spread evenly over the seconds after it. A latency counts from the moment at
+which a step was due, not from when the process had time to send it.
+
+`play` has so many sessions step at a pace; one that is lost connects again until it has a session.
+It is answered when all have begun, and `end` says how each was lost: `at` is the monotonic clock,
+`replica` what the handshake said, `told` as of `LightSession`. The end of stdin ends everything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import uvloop
+
+from openenvd.rollouts.bench.generator import new_socket
+from openenvd.rollouts.bench.session import CLOSE_FRAME, RESET, Connection
+from openenvd.schema.protocol import REPLICA_HEADER
+from openenvd.system.net.websocket import unmasked_client_frame, upgrade_request
+from openenvd.system.process.proc import raise_fd_limit
+
+Json = dict[str, Any]
+
+STEP = unmasked_client_frame(b'{"type":"step","data":{"wait_seconds":0.0}}')
+OPEN_SECONDS = 30.0  # of one session, from its connection to its reset
+STEP_SECONDS = 60.0
+SOON_SECONDS = 0.2  # until a step is due: every client process has read it by then
+CONNECTING_AT_ONCE = 64  # of those that play
+AGAIN_SECONDS = 0.05  # between two attempts of a session to come back
+HANDSHAKE_SECONDS = 10.0
+
+
+class LightSession(Connection):
+    """One session.
+
+    Attributes:
+        ended: Done when its connection is lost.
+        replica: Who serves it, as the handshake said.
+        told: What it was told before its connection ended: the code of an error or of a close, the
+            status of a refusal, or nothing (`reset`, `eof`).
+    """
+
+    def __init__(self, authority: str, path: str) -> None:
+        super().__init__(upgrade_request(authority, path))
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.replica = ""
+        self.told = ""
+        self._answer: asyncio.Future[None] = loop.create_future()
+
+    def on_open(self, head: str) -> None:
+        headers = dict(line.lower().split(": ", 1) for line in head.split("\r\n")[1:])
+        self.replica = headers.get(REPLICA_HEADER.lower(), "")
+        self.write(RESET)
+
+    def on_refused(self, line: str) -> None:
+        self._fail(line)
+
+    def on_message(self, text: bytes) -> None:
+        if b'"error"' in text[:40]:
+            self._fail(json.loads(text)["data"]["code"])
+        elif not self._answer.done():
+            self._answer.set_result(None)
+
+    def on_close(self, code: int, reason: str) -> None:
+        """The server ends it; an error that came before says more."""
+        self._fail(self.told or f"close {code}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Whatever the reason: this session is over."""
+        self._fail(self.told or ("reset" if exc else "eof"))
+        self.ended.set_result(None)
+
+    async def opened(self) -> None:
+        """Wait for the answer to the reset."""
+        await self._answer
+
+    async def step(self, due: float) -> float:
+        """Step once; returns the seconds since it was due.
+
+        Raises:
+            ConnectionError: The session is lost, or the answer was an error.
+        """
+        if self.ended.done():
+            raise ConnectionError(self.told)
+        self._answer = asyncio.get_running_loop().create_future()
+        due = min(due, time.monotonic())  # a timer may be a little early
+        self.write(STEP)
+        await self._answer
+        return time.monotonic() - due
+
+    def end(self) -> None:
+        if not self.ended.done():
+            self.write(CLOSE_FRAME)
+            self.close()
+
+    def _fail(self, told: str) -> None:
+        self.told = told
+        if not self._answer.done():
+            self._answer.set_exception(ConnectionError(told))
+            self._answer.exception()  # nobody may be waiting
+
+
+async def open_session(host: str, port: int, path: str, source: str = "") -> LightSession:
+    """Connect, and reset; `path` is that of an environment, with its query.
+
+    Raises:
+        OSError: There is no session.
+    """
+    loop = asyncio.get_running_loop()
+    before, mark, query = path.partition("?")
+    session = LightSession(f"{host}:{port}", f"{before.rstrip('/')}/ws{mark}{query}")
+    opened = new_socket(source)
+    try:
+        await loop.sock_connect(opened, (host, port))
+        await loop.create_connection(lambda: session, sock=opened)
+    except BaseException:
+        opened.close()
+        raise
+    try:
+        await session.opened()
+    except BaseException:
+        session.end()
+        raise
+    return session
+
+
+class Served:
+    """All sessions of this process."""
+
+    def __init__(self) -> None:
+        self._held: list[LightSession] = []
+        self._failures: list[str] = []
+        self._playing: list[asyncio.Task[None]] = []
+        self._lost: list[Json] = []
+        self._steps = 0
+
+    async def open(self, host: str, port: int, path: str, **asked: Any) -> Json:
+        """Open them, not more than `window` at once."""
+        sources = itertools.cycle(asked["sources"] or [""])
+        turns = asyncio.Semaphore(asked["window"])
+
+        async def one() -> None:
+            async with turns:
+                try:
+                    async with asyncio.timeout(OPEN_SECONDS):
+                        self._held.append(await open_session(host, port, path, next(sources)))
+                except (OSError, TimeoutError) as exc:
+                    self._failures.append(repr(exc))
+
+        await asyncio.gather(*(one() for _ in range(asked["count"])))
+        return {"opened": len(self._held), **self._failed()}
+
+    async def step(self, share: float, seconds: float, at: float, seed: int) -> Json:
+        """Have a share of them step."""
+        count = round(len(self._held) * share)
+        chosen = random.Random(seed).sample(self._held, count)
+        latencies: list[float] = []
+
+        async def one(session: LightSession, due: float) -> None:
+            if (left := due - time.monotonic()) > 0:
+                await asyncio.sleep(left)
+            try:
+                async with asyncio.timeout(STEP_SECONDS):
+                    latencies.append(await session.step(due))
+            except (OSError, TimeoutError) as exc:
+                self._failures.append(repr(exc))
+
+        apart = seconds / max(1, count)
+        await asyncio.gather(*(one(each, at + n * apart) for n, each in enumerate(chosen)))
+        return {"latencies": latencies, **self._failed()}
+
+    async def play(self, host: str, port: int, path: str, count: int, pace_seconds: float) -> Json:
+        turns = asyncio.Semaphore(CONNECTING_AT_ONCE)
+
+        async def connect() -> LightSession | None:
+            try:
+                async with turns, asyncio.timeout(HANDSHAKE_SECONDS):
+                    return await open_session(host, port, path)
+            except (OSError, TimeoutError):
+                return None
+
+        async def one(begun: asyncio.Event) -> None:
+            lost: Json | None = None
+            while True:
+                session = await connect()
+                if session is None:
+                    await asyncio.sleep(AGAIN_SECONDS)
+                    continue
+                if lost is not None:
+                    lost["back_after_seconds"] = time.monotonic() - lost["at"]
+                begun.set()
+                # Until the connection is lost, which is noticed at once.
+                while not (await asyncio.wait([session.ended], timeout=pace_seconds))[0]:
+                    with suppress(ConnectionError):
+                        await session.step(time.monotonic())
+                        self._steps += 1
+                lost = {"at": time.monotonic(), "replica": session.replica, "told": session.told}
+                self._lost.append(lost)
+
+        begun = [asyncio.Event() for _ in range(count)]
+        self._playing = [asyncio.create_task(one(each)) for each in begun]
+        for each in begun:
+            await each.wait()
+        return {"playing": count}
+
+    async def end(self) -> Json:
+        """End those that play."""
+        found = {"lost": self._lost, "steps": self._steps}
+        for task in self._playing:
+            task.cancel()
+        await asyncio.gather(*self._playing, return_exceptions=True)
+        return found
+
+    def _failed(self) -> Json:
+        failures, self._failures = self._failures, []
+        return {"failed": len(failures), "why": failures[0] if failures else ""}
+
+
+class ClientProcess:
+    """One process of this module."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-m", "load_tests.shared.light_clients"]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+
+    def tell(self, name: str, **asked: Any) -> None:
+        """One command; its answer comes from `hear`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({name: asked}) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self) -> Json:
+        """The answer to the last command."""
+        assert self._process.stdout is not None
+        if not (line := self._process.stdout.readline()):
+            raise SystemExit("error: a client process ended early")
+        answer: Json = json.loads(line)
+        return answer
+
+    def end(self) -> None:
+        self._process.communicate()
+
+
+class Clients:
+    """Several client processes, each with its part of the sessions."""
+
+    def __init__(self, processes: int) -> None:
+        self._members = [ClientProcess() for _ in range(processes)]
+        self.opened = 0
+        self.failed = 0
+        self.seconds = 0.0
+
+    def open(self, sessions: int, window: int, sources: Sequence[str], **address: Any) -> None:
+        """All of them, at the address: `host`, `port` and `path`."""
+        began = time.monotonic()
+        many = len(self._members)
+        for number, member in enumerate(self._members):
+            count = sessions // many + (number < sessions % many)
+            own_window = max(1, window // many)
+            member.tell("open", count=count, window=own_window, sources=sources, **address)
+        answers = self._heard()
+        self.seconds = time.monotonic() - began
+        self.opened = sum(answer["opened"] for answer in answers)
+
+    def step(self, share: float, seconds: float) -> list[float]:
+        """A random share of them steps once; returns the latencies."""
+        at = time.monotonic() + SOON_SECONDS
+        for number, member in enumerate(self._members):
+            member.tell("step", share=share, seconds=seconds, at=at, seed=number)
+        return [value for answer in self._heard() for value in answer["latencies"]]
+
+    def end(self) -> None:
+        for member in self._members:
+            member.end()
+
+    def _heard(self) -> list[Json]:
+        answers = [member.hear() for member in self._members]
+        self.failed += sum(answer["failed"] for answer in answers)
+        for why in {answer["why"] for answer in answers if answer["failed"]}:
+            print(f"failed: {why}", flush=True)
+        return answers
+
+
+@contextmanager
+def playing(host: str, port: int, path: str, sessions: int, pace: float) -> Iterator[ClientProcess]:
+    """Sessions that all step at a pace; `end` is to be told to the process within the block."""
+    process = ClientProcess()
+    try:
+        process.tell("play", host=host, port=port, path=path, count=sessions, pace_seconds=pace)
+        process.hear()
+        yield process
+    finally:
+        process.end()
+
+
+async def _serve() -> None:
+    """Command after command; the end of stdin is the end."""
+    lines = asyncio.StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    served = Served()
+    while line := await lines.readline():
+        [(name, asked)] = json.loads(line).items()
+        print(json.dumps(await getattr(served, name)(**asked)), flush=True)
+
+
+if __name__ == "__main__":
+    raise_fd_limit()
+    uvloop.run(_serve())
+    sys.stdout.flush()
+    os._exit(0)  # thousands of sockets need no orderly end
