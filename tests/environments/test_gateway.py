@@ -10,7 +10,7 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -60,8 +60,10 @@ from ..env_host.hosts import Host
 
 TOKEN = "a-token.of_16~letters"
 ECHO = "openenvd.env_host.bundled.echo.environment:EchoEnvironment"
+ANY_PORT = GatewayOptions("127.0.0.1", 0)
 LONG_BYTES = 8_000_000  # more than the buffers on the way take
 TLS = Path(__file__).with_name("tls")
+KEY = str(TLS / "key.pem")
 WAIT_SECONDS = 20.0
 MOST_UNEVEN = 0.05
 
@@ -74,12 +76,13 @@ class Replica:
         self.is_full = self.is_ill = False
         self.delay_seconds = 0.0  # of its answer to a handshake
         self.handshakes: list[Headers] = []
+        self.endpoint: Endpoint
         self._server: Server
 
-    async def start(self) -> Endpoint:
+    async def start(self) -> None:
         self._server = await serve(self._talk, "127.0.0.1", 0, process_request=self._answer)
         port = next(iter(self._server.sockets)).getsockname()[1]
-        return Endpoint(self.ordinal, "127.0.0.1", port)
+        self.endpoint = Endpoint(self.ordinal, "127.0.0.1", port)
 
     async def stop(self) -> None:
         self._server.close()
@@ -119,30 +122,35 @@ class Replica:
 
 @pytest.fixture
 def gateway(layout: Layout) -> Iterator[Gateway]:
-    yield process.ensure_running(layout, GatewayOptions("127.0.0.1", 0))
+    yield process.ensure_running(layout, ANY_PORT)
     process.stop(layout)
-
-
-@pytest.fixture
-async def replicas() -> AsyncIterator[list[Replica]]:
-    made = [Replica(0), Replica(1)]
-    yield made
-    for replica in made:
-        await replica.stop()
 
 
 @pytest.fixture
 async def many() -> AsyncIterator[list[Replica]]:
     made = [Replica(ordinal) for ordinal in range(8)]
+    for replica in made:
+        await replica.start()
     yield made
     for replica in made:
         await replica.stop()
 
 
+@pytest.fixture
+def replicas(many: list[Replica]) -> list[Replica]:
+    return many[:2]
+
+
+@pytest.fixture
+def one(many: list[Replica]) -> Replica:
+    return many[0]
+
+
 async def put_behind(
-    gateway: Gateway, *endpoints: Endpoint, token: str | None = None, name: str = "sample"
+    gateway: Gateway, *replicas: Replica | Endpoint, token: str | None = None, name: str = "sample"
 ) -> str:
     """Put an environment with these replicas behind the gateway; its address."""
+    endpoints = tuple(r.endpoint if isinstance(r, Replica) else r for r in replicas)
     backend = Backend(name, endpoints, token)
     await asyncio.to_thread(write_backends, gateway.config_folder, [backend])
     await seen(gateway, {each.address: each.is_draining for each in endpoints})
@@ -161,6 +169,18 @@ async def seen(gateway: Gateway, wanted: dict[str, bool]) -> None:
 
 async def begin(address: str, **options: Any) -> ClientConnection:
     return await connect(f"{address.replace('http', 'ws', 1)}/ws", **options)
+
+
+async def begin_raw(
+    gateway: Gateway, address: str, message: bytes
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Shake hands and send a message, without a library."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.options.port)
+    path = f"{address.removeprefix(gateway.options.address)}/ws"
+    writer.write(upgrade_request(f"127.0.0.1:{gateway.options.port}", path))
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(message)
+    return reader, writer
 
 
 async def replica_of(session: ClientConnection) -> int:
@@ -187,13 +207,12 @@ async def ask(url: str, method: str = "GET", **headers: str) -> tuple[int, str]:
 
 
 async def test_a_session_reaches_its_environment_by_path_and_the_host_is_the_clients(
-    gateway: Gateway, replicas: list[Replica]
+    gateway: Gateway, one: Replica
 ) -> None:
-    address = await put_behind(gateway, await replicas[0].start(), name="sample_2")
-    await replicas[1].start()
+    address = await put_behind(gateway, one, name="sample_2")
     async with await begin(address) as session:
         assert await replica_of(session) == 0
-    assert replicas[0].handshakes[0]["host"] == f"127.0.0.1:{gateway.options.port}"
+    assert one.handshakes[0]["host"] == f"127.0.0.1:{gateway.options.port}"
     assert await ask(f"{address}/health?a=1") == (200, "0 /health?a=1")
     assert (await ask(f"{address}2/health"))[0] == 404
     status, body = await ask(f"{gateway.options.address}/envs/sample/health")
@@ -215,17 +234,17 @@ async def close(sessions: list[ClientConnection]) -> None:
 
 async def test_a_crowd_is_split_evenly(gateway: Gateway, replicas: list[Replica]) -> None:
     replicas[0].delay_seconds = 0.05  # slow to answer: it would look empty by counts
-    address = await put_behind(gateway, *[await each.start() for each in replicas])
+    address = await put_behind(gateway, *replicas)
     sessions = await crowd(address, 400)
     split = [await replica_of(session) for session in sessions]
     assert abs(split.count(0) - 200) <= 200 * MOST_UNEVEN
     await close(sessions)
 
 
-async def test_the_one_replica_of_many_that_has_room_is_found(
+async def test_the_one_of_many_that_has_room_is_found(
     gateway: Gateway, many: list[Replica]
 ) -> None:
-    address = await put_behind(gateway, *[await each.start() for each in many])
+    address = await put_behind(gateway, *many)
     for replica in many:
         replica.is_full = replica is not many[5]
     sessions = [*await crowd(address, 64), *[await begin(address) for _ in range(16)]]
@@ -233,10 +252,8 @@ async def test_the_one_replica_of_many_that_has_room_is_found(
     await close(sessions)
 
 
-async def test_replicas_get_sessions_by_their_weights(
-    gateway: Gateway, replicas: list[Replica]
-) -> None:
-    first, second = [await each.start() for each in replicas]
+async def test_replicas_get_sessions_by_weights(gateway: Gateway, replicas: list[Replica]) -> None:
+    first, second = [each.endpoint for each in replicas]
     address = await put_behind(gateway, first, replace(second, weight=16))
     sessions = [await begin(address) for _ in range(34)]
     split = [await replica_of(session) for session in sessions]
@@ -245,7 +262,7 @@ async def test_replicas_get_sessions_by_their_weights(
 
 
 async def test_a_full_replica_is_passed_over(gateway: Gateway, replicas: list[Replica]) -> None:
-    address = await put_behind(gateway, *[await each.start() for each in replicas])
+    address = await put_behind(gateway, *replicas)
     replicas[0].is_full = True
     more = [await begin(address) for _ in range(12)]
     assert {await replica_of(session) for session in more} == {1}
@@ -260,7 +277,7 @@ async def test_a_full_replica_is_passed_over(gateway: Gateway, replicas: list[Re
 async def test_sessions_that_end_one_after_another_are_no_sign_that_a_replica_is_ill(
     gateway: Gateway, replicas: list[Replica]
 ) -> None:
-    address = await put_behind(gateway, *[await each.start() for each in replicas])
+    address = await put_behind(gateway, *replicas)
     sessions = [await begin(address) for _ in range(20)]
     ended = [session for session in sessions if await replica_of(session) == 0]
     await close(ended)
@@ -272,7 +289,7 @@ async def test_sessions_that_end_one_after_another_are_no_sign_that_a_replica_is
 async def test_replicas_that_are_ill_get_no_session_when_few_others_are_left(
     gateway: Gateway, many: list[Replica]
 ) -> None:
-    *ill, last = [await each.start() for each in many]
+    *ill, last = [each.endpoint for each in many]
     for replica in many[:-1]:
         replica.is_ill = True
     backend = Backend("sample", (*ill, last))
@@ -382,10 +399,10 @@ async def test_no_answer_is_of_another_environment_or_generation_whoever_has_its
     assert any(is_refused)
 
 
-async def test_endpoints_are_rolled_without_dropping_a_session(
+async def test_endpoints_are_rolled_and_no_session_ends(
     gateway: Gateway, replicas: list[Replica]
 ) -> None:
-    old, new = [await each.start() for each in replicas]
+    old, new = [each.endpoint for each in replicas]
     address = await put_behind(gateway, old)
     first = await begin(address)
     draining = Endpoint(old.number, old.host, old.port, is_draining=True)
@@ -401,10 +418,10 @@ async def test_endpoints_are_rolled_without_dropping_a_session(
         await session.close()
 
 
-async def test_a_handshake_is_tried_on_another_replica_when_one_has_gone(
+async def test_a_handshake_is_tried_on_another_replica(
     gateway: Gateway, replicas: list[Replica]
 ) -> None:
-    address = await put_behind(gateway, *[await each.start() for each in replicas])
+    address = await put_behind(gateway, *replicas)
     await replicas[0].stop()
     for _ in range(8):
         async with await begin(address) as session:
@@ -416,10 +433,9 @@ GONE = "The replica of this session is gone; the session has ended"
 
 @pytest.mark.parametrize("query", ["", f"?token={TOKEN}"])
 async def test_a_session_is_told_in_its_protocol_that_its_replica_is_gone(
-    gateway: Gateway, replicas: list[Replica], query: str
+    gateway: Gateway, one: Replica, query: str
 ) -> None:
-    address = await put_behind(gateway, await replicas[0].start(), token=TOKEN if query else None)
-    await replicas[1].start()
+    address = await put_behind(gateway, one, token=TOKEN if query else None)
     for route in ("ws", "mcp", "own"):
         async with connect(f"{address.replace('http', 'ws', 1)}{query}/{route}") as session:
             assert await replica_of(session) == 0
@@ -448,15 +464,10 @@ async def test_a_session_is_told_in_its_protocol_that_its_replica_is_gone(
     ],
 )
 async def test_what_its_replica_has_sent_in_part_is_made_whole_by_nothing(
-    gateway: Gateway, replicas: list[Replica], sent: bytes, received: str
+    gateway: Gateway, one: Replica, sent: bytes, received: str
 ) -> None:
-    address = await put_behind(gateway, await replicas[0].start())
-    await replicas[1].start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.options.port)
-    path = f"{address.removeprefix(gateway.options.address)}/ws"
-    writer.write(upgrade_request(f"127.0.0.1:{gateway.options.port}", path))
-    await reader.readuntil(b"\r\n\r\n")
-    writer.write(unmasked_client_frame(sent, BINARY))
+    address = await put_behind(gateway, one)
+    reader, writer = await begin_raw(gateway, address, unmasked_client_frame(sent, BINARY))
     got = await reader.read()
     assert got.startswith(sent)
     rest = got[len(sent) :]
@@ -468,10 +479,9 @@ async def test_what_its_replica_has_sent_in_part_is_made_whole_by_nothing(
 
 
 async def test_a_client_that_reads_late_gets_all_that_was_sent_before_the_close(
-    gateway: Gateway, replicas: list[Replica]
+    gateway: Gateway, one: Replica
 ) -> None:
-    address = await put_behind(gateway, await replicas[0].start())
-    await replicas[1].start()
+    address = await put_behind(gateway, one)
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64_000)
         client.settimeout(WAIT_SECONDS)
@@ -488,36 +498,28 @@ async def test_a_client_that_reads_late_gets_all_that_was_sent_before_the_close(
     assert bytes(got).endswith(sent)
 
 
-async def test_a_session_that_its_replica_closes_is_told_nothing_else(
-    gateway: Gateway, replicas: list[Replica]
+async def test_a_session_that_is_closed_is_told_nothing_else(
+    gateway: Gateway, one: Replica
 ) -> None:
-    address = await put_behind(gateway, await replicas[0].start())
-    await replicas[1].start()
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.options.port)
-    path = f"{address.removeprefix(gateway.options.address)}/ws"
-    writer.write(upgrade_request(f"127.0.0.1:{gateway.options.port}", path))
-    await reader.readuntil(b"\r\n\r\n")
-    writer.write(unmasked_client_frame(b"leave"))
+    address = await put_behind(gateway, one)
+    reader, writer = await begin_raw(gateway, address, unmasked_client_frame(b"leave"))
     left = close_payload(1001, "leaving")
     assert await reader.read() == frame_head(len(left), CLOSE) + left
     writer.close()
 
 
-async def test_requests_for_a_session_go_to_the_replica_that_has_it(
+async def test_requests_for_a_session_go_to_its_replica(
     gateway: Gateway, replicas: list[Replica]
 ) -> None:
-    address = await put_behind(gateway, *[await each.start() for each in replicas])
+    address = await put_behind(gateway, *replicas)
     for ordinal in (0, 1) * 4:
         session = f"01234567-0123-4123-a123-{ordinal:04x}00010002"
         _, answer = await ask(f"{address}/x?session_id={session}")
         assert answer[0] == f"{ordinal}"
 
 
-async def test_a_token_is_compared_at_the_gateway(
-    gateway: Gateway, replicas: list[Replica]
-) -> None:
-    address = await put_behind(gateway, await replicas[0].start(), token=TOKEN)
-    await replicas[1].start()
+async def test_a_token_is_compared_at_the_gateway(gateway: Gateway, one: Replica) -> None:
+    address = await put_behind(gateway, one, token=TOKEN)
     status, body = await ask(f"{address}/health")
     assert status == 401
     assert "wants its token" in json.loads(body)["detail"]
@@ -537,13 +539,12 @@ async def test_a_token_is_compared_at_the_gateway(
 
 
 async def test_the_gateway_speaks_tls_with_the_certificate_that_it_is_given(
-    layout: Layout, replicas: list[Replica]
+    layout: Layout, one: Replica
 ) -> None:
-    options = GatewayOptions("127.0.0.1", 0, str(TLS / "certificate.pem"), str(TLS / "key.pem"))
+    options = GatewayOptions("127.0.0.1", 0, str(TLS / "certificate.pem"), KEY)
     gateway = await asyncio.to_thread(process.ensure_running, layout, options)
     try:
-        address = await put_behind(gateway, await replicas[0].start())
-        await replicas[1].start()
+        address = await put_behind(gateway, one)
         assert address.startswith("https://127.0.0.1:")
         trusts = ssl.create_default_context(cafile=TLS / "certificate.pem")
         async with await begin(address, ssl=trusts) as session:
@@ -555,13 +556,14 @@ async def test_the_gateway_speaks_tls_with_the_certificate_that_it_is_given(
 def test_a_home_has_one_gateway_and_two_homes_have_two(
     gateway: Gateway, layout: Layout, tmp_path: Path
 ) -> None:
-    assert process.ensure_running(layout, GatewayOptions("127.0.0.1", 0)).options == gateway.options
+    assert process.ensure_running(layout, ANY_PORT).options == gateway.options
+    assert process.check_here(layout, gateway.options)  # it has its own port
     assert all_of(layout.runs) == []  # nobody takes it for a replica
     folder = layout.home / "other"
     folder.mkdir()
     other = Layout(folder)
     try:
-        found = process.ensure_running(other, GatewayOptions("127.0.0.1", 0))
+        found = process.ensure_running(other, ANY_PORT)
         assert found.options.port != gateway.options.port
     finally:
         process.stop(other)
@@ -575,22 +577,26 @@ def test_its_files_and_its_admin_interface_are_its_owners_alone(gateway: Gateway
 
 
 async def test_an_envoy_that_was_killed_comes_back_on_its_port_which_nobody_gets_meanwhile(
-    gateway: Gateway, layout: Layout, replicas: list[Replica]
+    gateway: Gateway, layout: Layout, one: Replica
 ) -> None:
-    address = await put_behind(gateway, await replicas[0].start())
-    await replicas[1].start()
-    with ShimClient.connect(gateway.run_file.socket_path) as link:
-        psutil.Process(link.status["pid"]).kill()
-        link.wait(lambda status: status["state"] == "exited", timeout=WAIT_SECONDS)
-        with socket.socket() as other:
-            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with pytest.raises(OSError, match="in use"):
-                other.bind(("127.0.0.1", gateway.options.port))
-    again = await asyncio.to_thread(process.ensure_running, layout, GatewayOptions("127.0.0.1", 0))
+    address = await put_behind(gateway, one)
+    kill_envoy(gateway)
+    assert gateway.admin_socket.exists()
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", gateway.options.port))
+    again = await asyncio.to_thread(process.ensure_running, layout, ANY_PORT)
     assert again.options == gateway.options
     async with asyncio.timeout(WAIT_SECONDS):
         while (await ask(f"{address}/health"))[0] != 200:
             await asyncio.sleep(0.01)
+
+
+def kill_envoy(gateway: Gateway) -> None:
+    with ShimClient.connect(gateway.run_file.socket_path) as link:
+        psutil.Process(link.status["pid"]).kill()
+        link.wait(lambda status: status["state"] == "exited", timeout=WAIT_SECONDS)
 
 
 def kill_shim(gateway: Gateway) -> None:
@@ -602,12 +608,6 @@ def kill_shim(gateway: Gateway) -> None:
     envoy.wait(WAIT_SECONDS)  # the kernel ends it
 
 
-def test_a_shim_that_was_killed_gets_a_successor(gateway: Gateway, layout: Layout) -> None:
-    kill_shim(gateway)
-    process.revive(layout)
-    assert process.ensure_running(layout, GatewayOptions("127.0.0.1", 0)).options == gateway.options
-
-
 def test_the_port_of_a_gateway_that_was_killed_is_kept_from_those_of_other_homes(
     gateway: Gateway, layout: Layout, tmp_path: Path
 ) -> None:
@@ -617,12 +617,12 @@ def test_the_port_of_a_gateway_that_was_killed_is_kept_from_those_of_other_homes
     with pytest.raises(PortInUse, match=f"reserved for gateway of {layout.home}"):
         process.ensure_running(other, gateway.options)
     try:
-        theirs = process.ensure_running(other, GatewayOptions("127.0.0.1", 0))
+        theirs = process.ensure_running(other, ANY_PORT)
         assert theirs.options.port != gateway.options.port
         process.revive(layout)
     finally:
         process.stop(other)
-    assert process.ensure_running(layout, GatewayOptions("127.0.0.1", 0)).options == gateway.options
+    assert process.ensure_running(layout, ANY_PORT).options == gateway.options
 
 
 def test_the_port_of_a_gateway_is_reserved_again_when_the_system_has_removed_that(
@@ -634,16 +634,25 @@ def test_the_port_of_a_gateway_is_reserved_again_when_the_system_has_removed_tha
     assert ports.reserved_for(port) == ports.PortOwner(process.NAME, layout.runs)
 
 
-def test_a_port_that_is_taken_is_told_with_its_holder(layout: Layout) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (process.ensure_running, r"is in use by .*\(pid \d+\)"),
+        (process.check_here, "the gateway is to have it"),
+    ],
+)
+def test_a_port_that_is_taken_is_told_with_its_holder(
+    layout: Layout, ask: Callable[..., object], told: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PortInUse, match=rf"port {port} is in use by .*pid {os.getpid()}"):
-            process.ensure_running(layout, GatewayOptions("127.0.0.1", port))
+        with pytest.raises(PortInUse, match=rf"port {port} .*{told}") as raised:
+            ask(layout, GatewayOptions("127.0.0.1", port))
+    assert raised.value.pid == os.getpid()
     assert process.read_gateway(layout) is None
 
 
+@pytest.mark.parametrize("ask", [process.ensure_running, process.check_here])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -651,18 +660,15 @@ def test_a_port_that_is_taken_is_told_with_its_holder(layout: Layout) -> None:
         (GatewayOptions("192.0.2.77", 21999), "cannot listen on 192.0.2.77:21999"),
         (GatewayOptions("127.0.0.1", 0, "/no/such.pem", "/no/such.key"), "No such file"),
         (GatewayOptions("127.0.0.1", 0, str(TLS), str(TLS)), "cannot read .*: Is a directory"),
-        (GatewayOptions("127.0.0.1", 0, str(TLS / "key.pem")), "both files"),
-        (
-            GatewayOptions("127.0.0.1", 0, str(TLS / "key.pem"), str(TLS / "key.pem")),
-            "are not a certificate and its key",
-        ),
+        (GatewayOptions("127.0.0.1", 0, KEY), "both files"),
+        (GatewayOptions("127.0.0.1", 0, KEY, KEY), "are not a certificate and its key"),
     ],
 )
 def test_what_cannot_be_listened_with_is_told_before_anything_starts(
-    layout: Layout, options: GatewayOptions, message: str
+    layout: Layout, options: GatewayOptions, message: str, ask: Callable[..., object]
 ) -> None:
     with pytest.raises(GatewayFailed, match=message):
-        process.ensure_running(layout, options)
+        ask(layout, options)
     assert process.read_gateway(layout) is None
 
 
@@ -695,24 +701,13 @@ def test_a_missing_package_is_told_with_the_command_that_installs_it(
 ) -> None:
     monkeypatch.setattr(process, "PACKAGE", "no-such-package")
     with pytest.raises(GatewayFailed) as caught:
-        process.ensure_running(layout, GatewayOptions("127.0.0.1", 0))
+        process.ensure_running(layout, ANY_PORT)
     assert caught.value.hint == install_command("gateway")
 
 
 def test_whether_a_gateway_can_be_started_is_checked_without_starting_one(layout: Layout) -> None:
-    assert process.check_here(layout, GatewayOptions("127.0.0.1", 0)).startswith("1.")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        with pytest.raises(PortInUse, match="the gateway is to have it"):
-            process.check_here(layout, GatewayOptions("127.0.0.1", taken.getsockname()[1]))
-    with pytest.raises(GatewayFailed, match="No such file"):
-        process.check_here(layout, GatewayOptions("127.0.0.1", 0, "/no/such.pem", "/no/such.key"))
+    assert process.check_here(layout, ANY_PORT).startswith("1.")
     assert process.read_gateway(layout) is None
-
-
-def test_a_gateway_that_runs_has_its_own_port(gateway: Gateway, layout: Layout) -> None:
-    assert process.check_here(layout, gateway.options)
 
 
 def test_an_envoy_that_does_not_run_on_this_machine_is_told(
@@ -723,26 +718,19 @@ def test_an_envoy_that_does_not_run_on_this_machine_is_told(
     other.chmod(0o700)
     monkeypatch.setattr(process, "find_envoy", lambda: other)
     with pytest.raises(GatewayFailed, match="does not run on this machine: version GLIBC"):
-        process.check_here(layout, GatewayOptions("127.0.0.1", 0))
+        process.check_here(layout, ANY_PORT)
 
 
-def test_an_envoy_that_was_killed_leaves_no_socket(layout: Layout) -> None:
-    gateway = process.ensure_running(layout, GatewayOptions("127.0.0.1", 0))
-    with ShimClient.connect(gateway.run_file.socket_path) as link:
-        psutil.Process(link.status["pid"]).kill()
-        link.wait(lambda status: status["state"] == "exited", timeout=WAIT_SECONDS)
-    assert gateway.admin_socket.exists()
+def test_an_envoy_that_was_killed_leaves_no_socket(gateway: Gateway, layout: Layout) -> None:
+    kill_envoy(gateway)
     process.stop(layout)
     assert not gateway.admin_socket.exists()
 
 
-async def test_a_client_is_told_why_when_no_replica_can_be_reached(
-    gateway: Gateway, replicas: list[Replica]
-) -> None:
-    address = await put_behind(gateway, await replicas[0].start())
-    await replicas[1].start()
+async def test_a_client_is_told_that_no_replica_is_reached(gateway: Gateway, one: Replica) -> None:
+    address = await put_behind(gateway, one)
     session = await begin(address)
-    await replicas[0].stop()
+    await one.stop()
     with pytest.raises(ConnectionClosed):
         await replica_of(session)
     with pytest.raises(InvalidStatus, match="503") as caught:

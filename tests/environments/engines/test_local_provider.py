@@ -9,10 +9,10 @@ import os
 import secrets
 import select
 import socket
-import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import psutil
@@ -30,11 +30,9 @@ from openenvd.environments.engines.provider import StartedReplica
 from openenvd.environments.engines.started_replicas import StartedReplicas, readable
 from openenvd.environments.http_get import ask, base_url_by_name
 from openenvd.environments.shim.client import ShimClient, read_status_file
-from openenvd.environments.sizing import share_sessions
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve
 from openenvd.schema.errors import (
-    InvalidSpec,
     NoProcesses,
     NotAnswering,
     PortInUse,
@@ -77,36 +75,6 @@ def wait(replicas: StartedReplicas, seconds: float = TIMEOUT_SECONDS) -> list[St
 def write_class(folder: Path, code: str) -> str:
     (folder / "sample_env.py").write_text(code)
     return "sample_env:Sample"
-
-
-@pytest.mark.parametrize(
-    ("max_sessions", "replicas", "shares"),
-    [(None, 2, [None, None]), (64, 1, [64]), (7, 3, [3, 2, 2]), (3, 3, [1, 1, 1])],
-)
-def test_sessions_are_shared_evenly(
-    max_sessions: int | None, replicas: int, shares: list[int | None]
-) -> None:
-    assert share_sessions(max_sessions, replicas) == shares
-
-
-def test_fewer_sessions_than_replicas_are_refused() -> None:
-    with pytest.raises(InvalidSpec, match="cannot share 2 sessions"):
-        share_sessions(2, 3)
-
-
-def test_replicas_answer_at_one_address_and_outlive_their_launch(
-    home: Path, layout: Layout
-) -> None:
-    replicas = start(home, replicas=2, max_sessions=5)
-    ready = wait(replicas)
-    replicas.release()
-    assert [replica.max_sessions for replica in ready] == [3, 2]
-    assert len({replica.pid for replica in ready}) == 2
-    assert base_url_by_name(layout.runs, "sample") == replicas.address
-    assert ask(replicas.address, "/health", 10.0) == {"status": "healthy"}
-    run_files.stop_environment(layout.runs, "sample")
-    assert not [replica for replica in ready if psutil.pid_exists(replica.pid or 0)]
-    assert list(layout.runs.iterdir()) == []
 
 
 def test_no_session_is_refused_while_another_replica_has_room(home: Path, layout: Layout) -> None:
@@ -176,19 +144,6 @@ def test_an_update_may_move_its_environment(home: Path) -> None:
     finally:
         new.stop()
         old.stop()
-
-
-def test_a_run_file_is_written_first_and_is_its_owners_alone(home: Path, layout: Layout) -> None:
-    replicas = start(home, env={"API_KEY": "hunter2"})
-    try:
-        [run_file] = run_files.all_of(layout.runs)
-        mode = (run_file.run_dir / "replica.json").stat().st_mode
-        assert stat.S_IMODE(mode) == 0o600
-        assert run_file.replica_id == f"sample-0-{LAUNCH_ID}"
-        assert run_file.request_id == LAUNCH_ID
-        assert run_file.data["env"]["API_KEY"] == "hunter2"
-    finally:
-        replicas.stop()
 
 
 def test_more_processes_than_are_left_are_refused_before_anything_starts() -> None:
@@ -269,6 +224,7 @@ def test_a_replaced_shim_shares_its_siblings_socket(home: Path, layout: Layout) 
     replicas = start(home, replicas=2)
     wait(replicas)
     replicas.release()
+    assert base_url_by_name(layout.runs, "sample") == replicas.address
     first, second = run_files.all_of(layout.runs)
     kill_shim(first)
     run_files.revive(first)
@@ -280,10 +236,7 @@ def test_a_replaced_shim_shares_its_siblings_socket(home: Path, layout: Layout) 
 
 
 def test_a_replica_says_whose_it_is_in_every_answer(home: Path, layout: Layout) -> None:
-    replicas = start(home, "benchmark")
-    wait(replicas)
-    replicas.release()
-    [run_file] = run_files.all_of(layout.runs)
+    run_file = ready(home, layout, "benchmark")
     said = {
         "OpenEnvd-Environment": "sample",
         "OpenEnvd-Generation": LAUNCH_ID,
@@ -304,10 +257,7 @@ def test_the_port_of_a_killed_shim_is_kept_for_its_environment_across_homes(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    replicas = start(home, port=port)
-    wait(replicas)
-    replicas.release()
-    [run_file] = run_files.all_of(layout.runs)
+    run_file = ready(home, layout, port=port)
     kill_shim(run_file)
     with pytest.raises(PortInUse, match=f"is reserved for sample of {home}"):
         start(tmp_path, port=port)
@@ -324,10 +274,7 @@ def test_the_port_of_a_killed_shim_is_kept_for_its_environment_across_homes(
 
 
 def test_reservations_that_the_system_has_removed_are_renewed(home: Path, layout: Layout) -> None:
-    replicas = start(home)
-    wait(replicas)
-    replicas.release()
-    [run_file] = run_files.all_of(layout.runs)
+    run_file = ready(home, layout)
     (ports.RESERVATIONS / str(run_file.port)).unlink()
     ports.renew_reservations(layout.runs)
     assert ports.reserved_for(run_file.port) == ports.PortOwner("sample", layout.runs)
@@ -357,6 +304,15 @@ def test_an_address_without_a_listener_is_not_answering() -> None:
 )
 def test_an_address_is_one_that_a_client_can_use(host: str, address: str) -> None:
     assert run_files.address_of(host, 80) == address
+
+
+def ready(home: Path, layout: Layout, source: str = "echo", **fields: Any) -> run_files.RunFile:
+    """Launch one replica, and leave it running."""
+    replicas = start(home, source, **fields)
+    wait(replicas)
+    replicas.release()
+    [run_file] = run_files.all_of(layout.runs)
+    return run_file
 
 
 def kill_shim(run_file: run_files.RunFile) -> None:
