@@ -218,23 +218,25 @@ def test_sigterm_ends_it(make: Make) -> None:
     _await_end(fork_server)
 
 
-def test_a_fork_server_that_cannot_start_makes_way_for_a_program(make: Make, folder: Path) -> None:
-    folder.mkdir()
-    way = forked(folder)
-    fork_server = way["fork_server"] | {"log_path": str(folder / "server_program.py" / "no_folder")}
-    one = make(fork_server=fork_server).ready()
-    assert "environments/shim/__main__.py" in " ".join(
-        psutil.Process(one.link.status["shim"]["pid"]).cmdline()
-    )
+THREADED = (
+    "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+)
 
 
-def test_a_module_that_leaves_a_thread_makes_way_for_a_program(make: Make, folder: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{"log_path": "server_program.py/no_folder"}, {"preload": ["threaded"]}],
+    ids=["it cannot start", "a module leaves a thread"],
+)
+def test_a_fork_server_that_cannot_be_used_makes_way_for_a_program(
+    make: Make, folder: Path, changes: dict[str, Any]
+) -> None:
     folder.mkdir()
-    (folder / "threaded.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
-    )
-    fork_server = forked(folder)["fork_server"] | {"preload": ["threaded"]}
-    one = make(fork_server=fork_server).ready()
+    (folder / "threaded.py").write_text(THREADED)
+    fork_server = forked(folder)["fork_server"]
+    if "log_path" in changes:
+        changes = {"log_path": str(folder / changes["log_path"])}
+    one = make(fork_server=fork_server | changes).ready()
     assert "environments/shim/__main__.py" in " ".join(
         psutil.Process(one.link.status["shim"]["pid"]).cmdline()
     )

@@ -34,8 +34,7 @@ from openenvd.environments.shim.server_exit import EXIT_CANNOT_START
 from openenvd.schema import protocol
 from openenvd.system.memory.cgroups import Cgroup, CgroupManager
 from openenvd.system.net.listening_sockets import listening
-from openenvd.system.process.exit_reason import Certainty, Detector, ExitKind, ExitReason
-from openenvd.system.process.oom_evidence import kernel_log_kills, victims_cgroup
+from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 from openenvd.system.process.process_identity import ProcessIdentity
 from openenvd.system.process.tree import wait_until_dead
 
@@ -67,16 +66,14 @@ def test_its_variables_are_those_of_the_protocol() -> None:
     assert files.TRIAL_VARIABLE == protocol.TRIAL_VARIABLE
 
 
-def test_ready_status_carries_the_servers_message_and_identity(replica: Make) -> None:
-    one = replica().ready()
+def test_ready_status_carries_the_servers_message_and_identity(one: Replica) -> None:
     status = one.link.status
     assert status["info"]["max_sessions"] == 4
     assert ProcessIdentity(status["pid"], status["pid_started_at"]).is_alive()
     assert (status["generation"], status["restarts"], status["exit"]) == (1, 0, None)
 
 
-def test_shim_is_in_its_own_session_and_written_into_the_run_file(replica: Make) -> None:
-    one = replica().ready()
+def test_shim_is_in_its_own_session_and_written_into_the_run_file(one: Replica) -> None:
     run_file = read_run_file(one.run_dir)
     assert run_file is not None
     pid = run_file["shim"]["pid"]
@@ -149,21 +146,10 @@ def test_a_held_server_serves_when_it_is_told_and_from_then_on(replica: Make) ->
 
 
 @pytest.mark.parametrize("code", [0, 7])
-def test_exit_code_is_reported(replica: Make, code: int) -> None:
-    one = replica().ready()
+def test_exit_code_is_reported(one: Replica, code: int) -> None:
     one.tell(f"exit {code}")
     reason = _exit_of(one.wait_state("exited"))
     assert (reason.kind, reason.exit_code) == (ExitKind.EXITED, code)
-
-
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
-def test_a_signal_by_hand_is_that_signal_and_never_out_of_memory(
-    replica: Make, number: signal.Signals
-) -> None:
-    one = replica(memory_limit_bytes=64 * MB).ready()
-    os.kill(one.link.status["pid"], number)
-    reason = _exit_of(one.wait_state("exited"))
-    assert (reason.kind, reason.signal_name) == (ExitKind.SIGNALED, number.name)
 
 
 def test_server_over_its_limit_is_reported_as_killed_for_memory(replica: Make) -> None:
@@ -185,57 +171,11 @@ def test_server_killed_for_memory_as_soon_as_it_starts_is_reported_as_that(repli
         assert _exit_of(one.wait_state("exited")).kind is ExitKind.OOM_KILLED
 
 
-def test_kill_of_a_grandchild_for_memory_leaves_the_server_alone(replica: Make) -> None:
-    """It is counted; a later `kill -9` of the server by hand is not blamed on memory.
-
-    Only the kernel log can tell the two apart. Where it has no line of the grandchild (no right to
-    read it, or overwritten meanwhile), memory is named as probable.
-    """
-    _needs_cgroups()
-    started = time.monotonic()
-    one = replica(memory_limit_bytes=48 * MB).ready()
-    pid = one.link.status["pid"]
-    one.tell("child_eats 200")
-    status = one.wait(lambda s: s["sessions"] == -signal.SIGKILL)
-    assert (status["state"], status["pid"]) == ("ready", pid)
-    cgroups = [victims_cgroup(line) for line in kernel_log_kills(started)]
-    # The kernel names cgroups of ten victims in five seconds, and leaves out those of more.
-    is_logged = any(name is None or name.endswith(one.run_file["replica_id"]) for name in cgroups)
-    os.kill(pid, signal.SIGKILL)
-    reason = _exit_of(one.wait_state("exited"))
-    if not is_logged:
-        assert (reason.kind, reason.certainty) == (ExitKind.OOM_KILLED, Certainty.PROBABLE)
-        return
-    assert (reason.kind, reason.signal_name) == (ExitKind.SIGNALED, "SIGKILL")
-    assert "was killed: cgroup" in (reason.evidence or "")
-
-
-def lost_shard(replica: Replica, order: str) -> ExitReason:
-    """How the shard exited that the server is made to lose."""
-    replica.tell(order)
-    status = replica.wait(lambda s: s["shard_exits"] > 0)
-    assert status["state"] == "ready"
-    assert (status["shard_exits"], status["exit"]) == (1, None)
-    return ExitReason.from_json(status["exits"][0]["reason"])
-
-
-def test_exit_of_a_shard_is_explained_while_its_server_runs(replica: Make) -> None:
-    one = replica(memory_limit_bytes=64 * MB).ready()
-    assert lost_shard(one, "lose_shard 1 0").signal_name == "SIGKILL"
-    report = one.link.status["exits"][0]
-    assert (report["shard"], report["sessions"]) == (2, 3)
-
-
-def test_shard_killed_for_memory_is_explained_by_the_replicas_group(replica: Make) -> None:
-    _needs_cgroups()
-    one = replica(memory_limit_bytes=48 * MB).ready()
-    reason = lost_shard(one, "lose_shard 200 1")
-    assert (reason.kind, reason.detector) == (ExitKind.OOM_KILLED, Detector.CGROUP)
-    assert reason.limit_bytes == 48 * MB
-
-
-def test_shard_over_a_cap_of_its_own_is_explained_by_the_server(replica: Make) -> None:
-    reason = lost_shard(replica().ready(), "lose_capped")
+def test_a_shard_over_a_cap_of_its_own_is_explained_by_the_server(one: Replica) -> None:
+    one.tell("lose_capped")
+    status = one.wait(lambda s: s["shard_exits"] > 0)
+    assert (status["state"], status["shard_exits"], status["exit"]) == ("ready", 1, None)
+    reason = ExitReason.from_json(status["exits"][0]["reason"])
     assert (reason.kind, reason.detector) == (ExitKind.OOM_KILLED, Detector.WATCHDOG)
     assert reason.limit_bytes == MB
 
@@ -265,8 +205,7 @@ def test_port_in_use_is_reported_and_start_tries_again(replica: Make) -> None:
     assert one.wait_state("ready")["port"] == port
 
 
-def test_start_after_an_exit_makes_a_new_generation_on_the_same_port(replica: Make) -> None:
-    one = replica().ready()
+def test_start_after_an_exit_makes_a_new_generation_on_the_same_port(one: Replica) -> None:
     before = one.link.status
     one.tell("exit 1")
     one.wait_state("exited")
@@ -277,8 +216,7 @@ def test_start_after_an_exit_makes_a_new_generation_on_the_same_port(replica: Ma
     assert after["last_exit"]["exit_code"] == 1
 
 
-def test_a_client_that_connects_wakes_a_server_that_sleeps(replica: Make) -> None:
-    one = replica().ready()
+def test_a_client_that_connects_wakes_a_server_that_sleeps(one: Replica) -> None:
     one.tell("sleep 0")
     status = one.wait_state("asleep")
     assert (status["exit"], status["last_exit"], status["pid"]) == (None, None, None)
@@ -289,30 +227,26 @@ def test_a_client_that_connects_wakes_a_server_that_sleeps(replica: Make) -> Non
     assert (status["restarts"], status["wakes"]) == (0, 1)
 
 
-def test_a_client_that_connects_while_a_server_falls_asleep_wakes_the_next(replica: Make) -> None:
-    one = replica().ready()
+def test_a_client_that_connects_while_a_server_falls_asleep_wakes_the_next(one: Replica) -> None:
     with socket.create_connection((one.link.status["host"], one.link.status["port"])):
         one.tell("sleep 0")
         one.wait_state("ready", generation=2)
 
 
-def test_start_wakes_a_server_that_sleeps(replica: Make) -> None:
-    one = replica().ready()
+def test_start_wakes_a_server_that_sleeps(one: Replica) -> None:
     one.tell("sleep 0")
     one.wait_state("asleep")
     one.link.send("start")
     assert one.wait_state("ready", generation=2)["restarts"] == 0
 
 
-def test_a_server_that_fails_while_it_falls_asleep_has_exited(replica: Make) -> None:
-    one = replica().ready()
+def test_a_server_that_fails_while_it_falls_asleep_has_exited(one: Replica) -> None:
     one.tell("sleep 1")
     assert one.wait_state("exited")["exit"]["exit_code"] == 1
 
 
 @pytest.mark.parametrize("op", ["stop", "drain"])
-def test_a_shim_is_stopped_while_its_server_sleeps(replica: Make, op: str) -> None:
-    one = replica().ready()
+def test_a_shim_is_stopped_while_its_server_sleeps(one: Replica, op: str) -> None:
     one.tell("sleep 0")
     one.wait_state("asleep")
     one.link.send(op)
@@ -320,8 +254,7 @@ def test_a_shim_is_stopped_while_its_server_sleeps(replica: Make, op: str) -> No
     one.wait_for_end()
 
 
-def test_start_while_running_changes_nothing(replica: Make) -> None:
-    one = replica().ready()
+def test_start_while_running_changes_nothing(one: Replica) -> None:
     pid = one.link.status["pid"]
     one.link.send("start")
     one.tell("sessions 3")
@@ -329,8 +262,7 @@ def test_start_while_running_changes_nothing(replica: Make) -> None:
     assert (status["pid"], status["generation"]) == (pid, 1)
 
 
-def test_stop_ends_server_and_shim_and_leaves_no_socket(replica: Make) -> None:
-    one = replica().ready()
+def test_stop_ends_server_and_shim_and_leaves_no_socket(one: Replica) -> None:
     server = ProcessIdentity(one.link.status["pid"], one.link.status["pid_started_at"])
     one.link.send("stop", grace_seconds=WAIT_SECONDS)
     assert _exit_of(one.wait_state("stopped")).kind is ExitKind.STOPPED
@@ -342,25 +274,14 @@ def test_stop_ends_server_and_shim_and_leaves_no_socket(replica: Make) -> None:
     assert status["state"] == "stopped"
 
 
-def test_server_that_ignores_sigterm_is_killed_after_the_grace(replica: Make) -> None:
-    one = replica().ready()
-    one.tell("ignore_sigterm")
-    one.wait(lambda s: s["sessions"] == 99)
-    one.link.send("stop", grace_seconds=0.05)
-    reason = _exit_of(one.wait_state("stopped"))
-    assert (reason.kind, reason.signal_name) == (ExitKind.STOPPED, "SIGKILL")
-
-
-def test_stop_of_an_exited_server_stops_the_shim(replica: Make) -> None:
-    one = replica().ready()
+def test_stop_of_an_exited_server_stops_the_shim(one: Replica) -> None:
     one.tell("exit 1")
     one.wait_state("exited")
     one.link.send("stop")
     one.wait_state("stopped")
 
 
-def test_a_drained_server_is_not_started_again_when_its_sessions_have_ended(replica: Make) -> None:
-    one = replica().ready()
+def test_a_drained_server_is_not_started_again_when_its_sessions_have_ended(one: Replica) -> None:
     one.link.send("drain", timeout_seconds=3600.0)
     status = one.wait(lambda s: s["sessions"] == 41)  # the signal's
     assert (status["state"], status["is_draining"], status["exit"]) == ("draining", True, None)
@@ -372,8 +293,7 @@ def test_a_drained_server_is_not_started_again_when_its_sessions_have_ended(repl
     assert not Path(one.run_file["socket_path"]).exists()
 
 
-def test_a_crash_while_draining_is_reported_and_not_repaired(replica: Make) -> None:
-    one = replica().ready()
+def test_a_crash_while_draining_is_reported_and_not_repaired(one: Replica) -> None:
     one.link.send("drain", timeout_seconds=3600.0)
     one.wait_state("draining")
     one.tell("exit 7")
@@ -381,9 +301,8 @@ def test_a_crash_while_draining_is_reported_and_not_repaired(replica: Make) -> N
     assert (reason.kind, reason.exit_code) == (ExitKind.EXITED, 7)
 
 
-def test_a_server_whose_sessions_do_not_end_in_time_is_stopped(replica: Make) -> None:
+def test_a_server_whose_sessions_do_not_end_in_time_is_stopped(one: Replica) -> None:
     """A second drain can only shorten the time."""
-    one = replica().ready()
     one.link.send("drain", timeout_seconds=3600.0)
     one.wait_state("draining")
     one.link.send("drain", timeout_seconds=7200.0)
@@ -391,18 +310,16 @@ def test_a_server_whose_sessions_do_not_end_in_time_is_stopped(replica: Make) ->
     assert _exit_of(one.wait_state("stopped")).signal_name == "SIGTERM"
 
 
-def test_a_server_that_is_not_ready_is_stopped_instead_of_drained(replica: Make) -> None:
+def test_a_server_that_is_not_ready_is_stopped_instead_of_drained(one: Replica) -> None:
     """It could not know the signal yet, and be killed by it."""
-    one = replica().ready()
     one.tell("exit 1")
     one.wait_state("exited")
     one.link.send("drain")
     assert one.wait_state("stopped")["is_draining"]
 
 
-def test_orphans_of_the_server_are_killed_when_it_exits(replica: Make) -> None:
+def test_orphans_of_the_server_are_killed_when_it_exits(one: Replica) -> None:
     """Even a grandchild in a session of its own, whose parent is long gone."""
-    one = replica().ready()
     one.tell("orphan")
     status = one.wait(lambda s: s["sessions"] > 0)
     orphan = ProcessIdentity.of(status["sessions"])
@@ -411,14 +328,12 @@ def test_orphans_of_the_server_are_killed_when_it_exits(replica: Make) -> None:
     assert not orphan.is_alive()
 
 
-def test_sigterm_to_the_shim_is_a_stop(replica: Make) -> None:
-    one = replica().ready()
+def test_sigterm_to_the_shim_is_a_stop(one: Replica) -> None:
     os.kill(one.link.status["shim"]["pid"], signal.SIGTERM)
     one.wait_state("stopped")
 
 
-def test_server_of_a_killed_shim_is_killed_and_its_orphans_can_be_stopped(replica: Make) -> None:
-    one = replica().ready()
+def test_server_of_a_killed_shim_is_killed_and_its_orphans_can_be_stopped(one: Replica) -> None:
     one.tell("orphan")
     status = one.wait(lambda s: s["sessions"] > 0)
     orphan = ProcessIdentity.of(status["sessions"])
@@ -432,9 +347,8 @@ def test_server_of_a_killed_shim_is_killed_and_its_orphans_can_be_stopped(replic
     assert wait_until_dead([orphan], WAIT_SECONDS)
 
 
-def test_after_an_orderly_stop_nothing_is_looked_for(replica: Make) -> None:
+def test_after_an_orderly_stop_nothing_is_looked_for(one: Replica) -> None:
     """Not even a process that the status names: to look for its tree is to read all of /proc."""
-    one = replica().ready()
     one.link.send("stop", grace_seconds=0.0)
     one.wait_state("stopped")
     one.wait_for_end()
@@ -491,9 +405,8 @@ def test_a_path_is_missing_only_when_it_is_known_to_be(tmp_path: Path) -> None:
     assert not is_missing(str(file))
 
 
-def test_a_shim_without_clients_is_found_again(replica: Make) -> None:
+def test_a_shim_without_clients_is_found_again(one: Replica) -> None:
     """What happened meanwhile is in the status file, and is sent to a client that connects."""
-    one = replica().ready()
     pid = one.link.status["pid"]
     one.link.close()
     one._link = None
@@ -508,8 +421,7 @@ def test_a_shim_without_clients_is_found_again(replica: Make) -> None:
     assert written["exit"] == status["exit"]
 
 
-def test_two_clients_hear_the_same(replica: Make) -> None:
-    one = replica().ready()
+def test_two_clients_hear_the_same(one: Replica) -> None:
     with one.connect() as other:
         one.tell("exit 5")
         assert one.wait_state("exited") == other.wait(
@@ -517,9 +429,8 @@ def test_two_clients_hear_the_same(replica: Make) -> None:
         )
 
 
-def test_dozens_of_leaving_clients_do_not_disturb_the_shim(replica: Make) -> None:
+def test_dozens_of_leaving_clients_do_not_disturb_the_shim(one: Replica) -> None:
     """They leave while the shim is writing to all of them."""
-    one = replica().ready()
     for number in range(1, 50):
         leaving = [one.connect() for _ in range(5)]
         one.tell(f"sessions {number}")
@@ -539,8 +450,7 @@ def test_shims_that_come_and_go_at_once_all_get_their_groups(replica: Make) -> N
         assert new.wait_state("ready")["cgroup"] is not None
 
 
-def test_half_a_line_and_invalid_lines_do_not_disturb_the_shim(replica: Make) -> None:
-    one = replica().ready()
+def test_half_a_line_and_invalid_lines_do_not_disturb_the_shim(one: Replica) -> None:
     leaving = socket.socket(socket.AF_UNIX)
     leaving.connect(one.run_file["socket_path"])
     leaving.sendall(b'{"op": "st')
@@ -552,8 +462,7 @@ def test_half_a_line_and_invalid_lines_do_not_disturb_the_shim(replica: Make) ->
     assert one.wait(lambda s: s["sessions"] == 2)["state"] == "ready"
 
 
-def test_line_without_end_drops_its_client_alone(replica: Make) -> None:
-    one = replica().ready()
+def test_line_without_end_drops_its_client_alone(one: Replica) -> None:
     with one.connect() as other:
         with contextlib.suppress(OSError):
             other._socket.sendall(b"x" * (1 << 20))
@@ -562,8 +471,7 @@ def test_line_without_end_drops_its_client_alone(replica: Make) -> None:
         assert one.link.status["state"] == "ready"
 
 
-def test_client_that_does_not_read_never_blocks_the_shim(replica: Make) -> None:
-    one = replica().ready()
+def test_client_that_does_not_read_never_blocks_the_shim(one: Replica) -> None:
     deaf = socket.socket(socket.AF_UNIX)
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     deaf.connect(one.run_file["socket_path"])
@@ -575,8 +483,7 @@ def test_client_that_does_not_read_never_blocks_the_shim(replica: Make) -> None:
     deaf.close()
 
 
-def test_listeners_are_handed_over_and_serve_the_same_port(replica: Make) -> None:
-    one = replica().ready()
+def test_listeners_are_handed_over_and_serve_the_same_port(one: Replica) -> None:
     with contextlib.ExitStack() as stack:
         fds = one.link.request_listeners()
         sockets = [stack.enter_context(socket.socket(fileno=fd)) for fd in fds]
@@ -593,8 +500,7 @@ def test_shims_of_one_environment_share_one_socket(replica: Make) -> None:
     assert {one.link.status["port"] for one in ones} == {port}
 
 
-def test_second_shim_of_a_run_directory_leaves(replica: Make, tmp_path: Path) -> None:
-    one = replica().ready()
+def test_second_shim_of_a_run_directory_leaves(one: Replica, tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-I", str(SHIM), str(one.run_dir)],
         capture_output=True,
@@ -608,9 +514,8 @@ def test_second_shim_of_a_run_directory_leaves(replica: Make, tmp_path: Path) ->
 
 
 def test_server_output_goes_to_the_log_and_its_environment_is_the_run_files(
-    replica: Make,
+    one: Replica,
 ) -> None:
-    one = replica().ready()
     for name in ("SECRET", "HOME", "OPENENVD_CONTROL_FD"):
         one.tell(f"show {name}")
     one.tell("sessions 1")
@@ -643,10 +548,9 @@ def test_log_is_kept_bounded_while_a_server_prints_that_is_not_ready(replica: Ma
     assert one.link.status["state"] == "starting"
 
 
-def test_full_disk_silences_the_status_file_but_not_the_shim(replica: Make) -> None:
+def test_full_disk_silences_the_status_file_but_not_the_shim(one: Replica) -> None:
     """A file is where the run directory was, which fails every write the same way. (Were there
     nothing, its home would have been removed, and the shim would end.)"""
-    one = replica().ready()
     moved = one.run_dir.rename(one.run_dir.with_name("moved"))
     one.run_dir.touch()
     one.tell("exit 4")
@@ -671,8 +575,7 @@ def test_a_shim_is_not_picked_first_though_the_worker_that_started_it_is(replica
     assert Path(f"/proc/{server}/oom_score_adj").read_text().strip() == "500"
 
 
-def test_server_has_default_signals_and_the_oom_score_asked_for(replica: Make) -> None:
-    one = replica().ready()
+def test_server_has_default_signals_and_the_oom_score_asked_for(one: Replica) -> None:
     pid = one.link.status["pid"]
     ignored = next(
         int(line.split()[1], 16)
