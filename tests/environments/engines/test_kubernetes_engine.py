@@ -11,8 +11,8 @@ import asyncio
 import itertools
 import json
 import os
-import signal
 import time
+from asyncio import to_thread
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -29,6 +29,7 @@ import yaml
 from openenvd.environments.engines.base import (
     EngineGone,
     EngineRefused,
+    Instance,
     InstanceState,
     Labels,
     NameTaken,
@@ -40,9 +41,11 @@ from openenvd.environments.engines.kubernetes.engine import KubernetesEngine
 
 LABELS = Labels(home="0123456789ab", environment="echo", replica="echo-0-7f", generation="7f")
 PLAN = ReplicaPlan(labels=LABELS, image="openenvd-echo:1", host="127.0.0.1", port=9000)
+SECOND = replace(PLAN, labels=replace(LABELS, replica="echo-1-7f"))
 REVIEWS = "post /apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 ROOT = Path(__file__).parents[3]
-NAME = "openenvd-echo-0-7f"
+NAME, SERVICE = "openenvd-echo-0-7f", "openenvd-echo-01234567"
+PODS, SERVICES = "/api/v1/namespaces/rl/pods", "/api/v1/namespaces/rl/services"
 RUNNING: Any = {
     "phase": "Running",
     "podIP": "10.1.2.3",
@@ -159,37 +162,33 @@ def set_status(server: ApiServer, status: Any, name: str = NAME) -> None:
     server.objects[pods, "rl", name].patch({"status": status})
 
 
-async def started(engine: KubernetesEngine, plan: ReplicaPlan = PLAN) -> Any:
-    return await asyncio.to_thread(engine.start, plan)
+async def started(engine: KubernetesEngine, plan: ReplicaPlan = PLAN) -> Instance:
+    return await to_thread(engine.start, plan)
 
 
-async def test_a_pod_is_started_once_found_listed_and_removed(
-    engine: KubernetesEngine, kmock: ApiServer
-) -> None:
-    assert await asyncio.to_thread(engine.find, PLAN) is None
+async def running(engine: KubernetesEngine, server: ApiServer) -> Instance:
     instance = await started(engine)
-    assert instance.state is InstanceState.STARTING
-    assert instance.labels == LABELS
-    assert (await started(engine)).id == instance.id
-    set_status(kmock, RUNNING)
-    found = await asyncio.to_thread(engine.find, PLAN)
-    assert found is not None
-    assert (found.state, found.address) == (InstanceState.RUNNING, "http://10.1.2.3:8000")
-    assert [each.id for each in await asyncio.to_thread(engine.list)] == [instance.id]
-    set_status(kmock, {"phase": "Succeeded"})
-    await asyncio.to_thread(engine.remove, found)
-    assert await asyncio.to_thread(engine.find, PLAN) is None
-    await asyncio.to_thread(engine.remove, found)
+    set_status(server, RUNNING)
+    return instance
+
+
+async def state_of(engine: KubernetesEngine) -> InstanceState | None:
+    """Of the pod; None: there is none."""
+    found = await to_thread(engine.find, PLAN)
+    return None if found is None else found.state
+
+
+def service_of(server: ApiServer) -> Any:
+    """The service of the environment."""
+    return server.objects[mock.resource("", "v1", "services"), "rl", SERVICE]
 
 
 async def test_an_environments_service_has_its_pods_as_owners(
     engine: KubernetesEngine, kmock: ApiServer
 ) -> None:
     await started(engine)
-    second = replace(PLAN, labels=replace(LABELS, replica="echo-1-7f"))
-    await started(engine, second)
-    services = mock.resource("", "v1", "services")
-    service = kmock.objects[services, "rl", "openenvd-echo-01234567"]
+    await started(engine, SECOND)
+    service = service_of(kmock)
     owners = service["metadata"]["ownerReferences"]
     assert [owner["name"] for owner in owners] == ["openenvd-echo-1-7f"]  # the mock does not merge
 
@@ -206,7 +205,7 @@ async def test_the_next_pod_of_a_name_has_a_secret_that_does_not_go_with_the_las
     plan = replace(PLAN, env={"API_KEY": "hunter2"})
     instance = await started(engine, plan)
     set_status(kmock, {"phase": "Succeeded"})
-    await asyncio.to_thread(engine.remove, instance)
+    await to_thread(engine.remove, instance)
     again = await started(engine, plan)
     first, second = made_secrets(kmock)
     assert first["stringData"] == second["stringData"] == {"API_KEY": "hunter2"}
@@ -235,9 +234,8 @@ async def test_every_request_says_who_asks(engine: KubernetesEngine, kmock: ApiS
 
 async def test_a_pod_of_others_has_the_name(engine: KubernetesEngine) -> None:
     await started(engine)
-    other = replace(PLAN, labels=replace(LABELS, home="ffffffffffff"))
     with pytest.raises(NameTaken) as refused:
-        await started(engine, other)
+        await started(engine, replace(PLAN, labels=replace(LABELS, home="ffffffffffff")))
     assert refused.value.hint == f"kubectl delete pod -n rl {NAME}"
 
 
@@ -247,29 +245,7 @@ async def test_pods_are_put_into_the_namespace_that_is_asked_for_and_listed_ther
     plan = replace(PLAN, options={"namespace": "lab"})
     instance = await started(engine, plan)
     assert instance.id.startswith("lab/")
-    assert [each.id for each in await asyncio.to_thread(engine.list)] == [instance.id]
-
-
-async def test_an_image_that_cannot_be_had_is_an_exit(
-    engine: KubernetesEngine, kmock: ApiServer
-) -> None:
-    await started(engine)
-    state = {"waiting": {"reason": "ErrImagePull", "message": "x:1: not found"}}
-    set_status(
-        kmock, {"phase": "Pending", "containerStatuses": [{"name": "openenvd", "state": state}]}
-    )
-    found = await asyncio.to_thread(engine.find, PLAN)
-    assert found is not None
-    assert found.exit is not None
-    assert found.exit.error == "ErrImagePull: x:1: not found"
-
-
-async def test_a_quota_that_is_used_up_refuses_a_pod_in_kubernetes_words(
-    engine: KubernetesEngine, kmock: ApiServer
-) -> None:
-    kmock["post /api/v1/namespaces/rl/pods"] << QUOTA_EXCEEDED
-    with pytest.raises(EngineRefused, match="exceeded quota: small"):
-        await started(engine)
+    assert [each.id for each in await to_thread(engine.list)] == [instance.id]
 
 
 async def test_what_is_printed_is_delivered_once_from_a_cursor_on(
@@ -277,10 +253,10 @@ async def test_what_is_printed_is_delivered_once_from_a_cursor_on(
 ) -> None:
     instance = await started(engine)
     set_status(kmock, {"phase": "Succeeded"})
-    kmock[f"get /api/v1/namespaces/rl/pods/{NAME}/log"] << (lambda: LOG)
-    chunks = await asyncio.to_thread(lambda: list(engine.logs(instance, None)))
+    kmock[f"get {PODS}/{NAME}/log"] << (lambda: LOG)
+    chunks = await to_thread(lambda: list(engine.logs(instance, None)))
     assert [chunk.data for chunk in chunks] == [b"first\n", b"second\n", b"\xff third"]
-    rest = await asyncio.to_thread(lambda: list(engine.logs(instance, chunks[0].cursor)))
+    rest = await to_thread(lambda: list(engine.logs(instance, chunks[0].cursor)))
     assert [chunk.data for chunk in rest] == [b"second\n", b"\xff third"]
     asked = [request for request in list(kmock) if request.params.get("sinceTime")]
     assert asked[0].params["sinceTime"] == "2026-05-04T09:59:59Z"  # times may be out of order
@@ -290,21 +266,10 @@ async def test_changes_are_told_at_once_and_with_each_event(
     engine: KubernetesEngine, kmock: ApiServer
 ) -> None:
     changes = engine.changes()
-    await asyncio.to_thread(next, changes)
-    waiting = asyncio.create_task(asyncio.to_thread(next, changes))
+    await to_thread(next, changes)
+    waiting = asyncio.create_task(to_thread(next, changes))
     await started(engine)
     await asyncio.wait_for(waiting, 30)
-
-
-async def test_a_cluster_that_does_not_answer_is_gone(
-    engine: KubernetesEngine, kmock: ApiServer
-) -> None:
-    kmock["get /api/v1/namespaces/rl/pods"] << UNAVAILABLE
-    with pytest.raises(EngineGone):
-        await asyncio.to_thread(lambda: list(engine.list()))
-    check = await asyncio.to_thread(engine.check)
-    assert check.works
-    assert check.version == "v1.34.4"
 
 
 async def test_a_pod_that_waits_for_long_is_looked_at_less_and_less(
@@ -322,14 +287,14 @@ async def test_a_pod_that_waits_for_long_is_looked_at_less_and_less(
     clock = SimpleNamespace(sleep=note, monotonic=time.monotonic)
     monkeypatch.setattr(kubernetes, "time", clock)
     with pytest.raises(EngineGone, match="enough"):
-        await asyncio.to_thread(engine._await_end, instance, 600.0)
+        await to_thread(engine._await_end, instance, 600.0)
     assert pauses == [0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
 
 
 async def test_every_right_that_is_needed_is_asked_for(
     engine: KubernetesEngine, kmock: ApiServer
 ) -> None:
-    check = await asyncio.to_thread(engine.check)
+    check = await to_thread(engine.check)
     assert check.works
     asked = [request.data["spec"]["resourceAttributes"] for request in list(kmock)[1:]]
     found = {(each["resource"], each["subresource"], each["verb"]) for each in asked}
@@ -351,7 +316,7 @@ async def test_a_right_that_is_missing_is_named_with_the_command_that_gives_it(
     engine: KubernetesEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "_may", lambda verb, resource, namespace: verb != "delete")
-    check = await asyncio.to_thread(engine.check)
+    check = await to_thread(engine.check)
     assert check.problem == "this account may not delete pods in rl"
     remedy = str(check.remedy)
     assert remedy.startswith("kubectl apply -n rl -f docs/openenvd-rbac.yaml")
@@ -366,19 +331,9 @@ async def test_a_pods_end_is_overdue_by_the_clock_of_the_cluster(
     due = (kmock.clock + timedelta(seconds=30)).strftime("%Y-%m-%dT%H:%M:%SZ")
     pods = mock.resource("", "v1", "pods")
     kmock.objects[pods, "rl", NAME].patch({"metadata": {"deletionTimestamp": due}})
-    found = await asyncio.to_thread(engine.find, PLAN)
-    assert found is not None
-    assert found.state is InstanceState.RUNNING
+    assert await state_of(engine) is InstanceState.RUNNING
     kmock.clock += timedelta(seconds=60)
-    found = await asyncio.to_thread(engine.find, PLAN)
-    assert found is not None
-    assert found.state is InstanceState.EXITED
-
-
-async def running(engine: KubernetesEngine, server: ApiServer) -> Any:
-    instance = await started(engine)
-    set_status(server, RUNNING)
-    return instance
+    assert await state_of(engine) is InstanceState.EXITED
 
 
 async def test_a_pod_without_a_shell_is_deleted_when_it_is_stopped(
@@ -386,10 +341,8 @@ async def test_a_pod_without_a_shell_is_deleted_when_it_is_stopped(
 ) -> None:
     instance = await running(engine, kmock)
     kmock.command_ends = NO_SHELL
-    with pytest.raises(EngineRefused, match='"sh": executable file not found'):
-        await asyncio.to_thread(engine.signal, instance, 15)
-    await asyncio.to_thread(engine.stop, instance, 5.0)
-    assert await asyncio.to_thread(engine.find, PLAN) is None
+    await to_thread(engine.stop, instance, 5.0)
+    assert await state_of(engine) is None
 
 
 async def test_a_stop_whose_connection_is_lost_is_asked_for_again_while_there_is_grace(
@@ -398,91 +351,62 @@ async def test_a_stop_whose_connection_is_lost_is_asked_for_again_while_there_is
     instance = await running(engine, kmock)
     kmock.command_ends = None
     with pytest.raises(EngineGone):
-        await asyncio.to_thread(engine.stop, instance, 60.0)
-    found = await asyncio.to_thread(engine.find, PLAN)
-    assert found is not None
-    assert found.state is InstanceState.RUNNING
-    await asyncio.to_thread(engine.stop, instance, 0.0)
-    assert await asyncio.to_thread(engine.find, PLAN) is None
+        await to_thread(engine.stop, instance, 60.0)
+    assert await state_of(engine) is InstanceState.RUNNING
+    await to_thread(engine.stop, instance, 0.0)
+    assert await state_of(engine) is None
 
 
 async def test_a_pod_that_does_not_run_yet_is_not_waited_for_when_it_is_stopped(
     engine: KubernetesEngine,
 ) -> None:
     instance = await started(engine)
-    await asyncio.to_thread(engine.stop, instance, 600.0)
-    assert await asyncio.to_thread(engine.find, PLAN) is None
-
-
-async def test_a_server_that_does_not_stop_is_killed_in_its_pod_which_stays(
-    engine: KubernetesEngine, kmock: ApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    instance = await running(engine, kmock)
-    sent: list[int] = []
-    run_command = ApiServer._run_command
-
-    async def note(self: ApiServer, request: Any) -> aiohttp.web.StreamResponse:
-        sent.append(int(request._raw_request.query.getall("command")[4]))
-        if sent[-1] == signal.SIGKILL:
-            set_status(kmock, {"phase": "Failed"})
-        return await run_command(self, request)
-
-    monkeypatch.setattr(ApiServer, "_run_command", note)
-    await asyncio.to_thread(engine.stop, instance, 0.1)
-    assert sent == [signal.SIGTERM, signal.SIGKILL]
-    found = await asyncio.to_thread(engine.find, PLAN)
-    assert found is not None
-    assert found.state is InstanceState.EXITED
-
-
-async def test_a_command_whose_connection_is_lost_has_no_answer(
-    engine: KubernetesEngine, kmock: ApiServer
-) -> None:
-    instance = await running(engine, kmock)
-    kmock.command_ends = None
-    with pytest.raises(EngineGone, match="was lost"):
-        await asyncio.to_thread(engine.signal, instance, 15)
-
-
-async def test_a_signal_that_is_not_sent_is_refused_with_the_code_of_its_command(
-    engine: KubernetesEngine, kmock: ApiServer
-) -> None:
-    instance = await running(engine, kmock)
-    await asyncio.to_thread(engine.signal, instance, 15)
-    kmock.command_ends = ENDED_WITH_3
-    with pytest.raises(EngineRefused, match="ended with code 3"):
-        await asyncio.to_thread(engine.signal, instance, 15)
+    await to_thread(engine.stop, instance, 600.0)
+    assert await state_of(engine) is None
 
 
 @pytest.mark.parametrize(
-    ("status", "error"), [(403, EngineRefused), (500, EngineGone), (401, EngineGone)]
+    ("ends", "error", "told"),
+    [
+        (None, EngineGone, "was lost"),
+        (ENDED_WITH_3, EngineRefused, "ended with code 3"),
+        (NO_SHELL, EngineRefused, '"sh": executable file not found'),
+    ],
+    ids=["lost", "code 3", "no shell"],
+)
+async def test_a_signal_that_is_not_sent_is_told_with_how_its_command_ended(
+    engine: KubernetesEngine, kmock: ApiServer, ends: str | None, error: type[Exception], told: str
+) -> None:
+    instance = await running(engine, kmock)
+    await to_thread(engine.signal, instance, 15)
+    kmock.command_ends = ends
+    with pytest.raises(error, match=told):
+        await to_thread(engine.signal, instance, 15)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "told"),
+    [
+        (403, EngineRefused, r"^Kubernetes [^{]*: not this one$"),
+        (500, EngineGone, r"^Kubernetes [^{]*: not this one$"),
+        (401, EngineGone, r"^Kubernetes [^{]*: not this one$"),
+        (0, EngineGone, "."),  # its connection is cut, so that it is asked again
+    ],
 )
 async def test_a_command_that_cannot_be_begun_says_why_in_kubernetes_words_alone(
-    engine: KubernetesEngine, status: int, error: type[Exception], monkeypatch: pytest.MonkeyPatch,
-    kmock: ApiServer,
+    engine: KubernetesEngine, status: int, error: type[Exception], told: str,
+    kmock: ApiServer, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     instance = await running(engine, kmock)
 
-    async def refuse(self: object, request: object) -> aiohttp.web.StreamResponse:
-        return aiohttp.web.json_response({"message": "not this one"}, status=status)
+    async def refuse(self: object, request: Any) -> aiohttp.web.StreamResponse:
+        if not status:
+            request._raw_request.transport.abort()
+        return aiohttp.web.json_response({"message": "not this one"}, status=status or 200)
 
     monkeypatch.setattr(ApiServer, "_run_command", refuse)
-    with pytest.raises(error, match=r"^Kubernetes [^{]*: not this one$"):
-        await asyncio.to_thread(engine.signal, instance, 10)
-
-
-async def test_a_command_is_asked_for_again_when_no_connection_to_the_cluster_is_made(
-    engine: KubernetesEngine, kmock: ApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    instance = await running(engine, kmock)
-
-    async def cut(self: object, request: Any) -> aiohttp.web.StreamResponse:
-        request._raw_request.transport.abort()
-        return aiohttp.web.Response()
-
-    monkeypatch.setattr(ApiServer, "_run_command", cut)
-    with pytest.raises(EngineGone):
-        await asyncio.to_thread(engine.signal, instance, 10)
+    with pytest.raises(error, match=told):
+        await to_thread(engine.signal, instance, 10)
 
 
 async def test_another_namespace_of_the_context_changes_nothing_about_what_runs(
@@ -493,7 +417,7 @@ async def test_another_namespace_of_the_context_changes_nothing_about_what_runs(
     instance = await started(engine)
     path = Path(os.environ["KUBECONFIG"])
     path.write_text(path.read_text().replace("namespace: rl", "namespace: lab"))
-    found = await asyncio.to_thread(engine.find, PLAN)
+    found = await to_thread(engine.find, PLAN)
     assert found is not None
     assert found.id == instance.id
     assert (await started(engine)).id == instance.id
@@ -502,21 +426,18 @@ async def test_another_namespace_of_the_context_changes_nothing_about_what_runs(
 async def test_a_service_that_is_not_there_is_made_when_its_pod_is_found(
     engine: KubernetesEngine, kmock: ApiServer
 ) -> None:
-    services = mock.resource("", "v1", "services")
     await started(engine)
-    kmock.objects[services, "rl", "openenvd-echo-01234567"].delete()
+    service_of(kmock).delete()
     await started(engine)
-    assert not kmock.objects[services, "rl", "openenvd-echo-01234567"].deleted
+    assert not service_of(kmock).deleted
 
 
 async def test_a_service_leads_to_the_port_of_the_newest_pod(
     engine: KubernetesEngine, kmock: ApiServer
 ) -> None:
     await started(engine)
-    labels = replace(LABELS, replica="echo-1-7f")
-    await started(engine, replace(PLAN, labels=labels, options={"port": "9001"}))
-    services = mock.resource("", "v1", "services")
-    service = kmock.objects[services, "rl", "openenvd-echo-01234567"]
+    await started(engine, replace(SECOND, options={"port": "9001"}))
+    service = service_of(kmock)
     assert [each["targetPort"] for each in service["spec"]["ports"]] == [9001]
 
 
@@ -524,42 +445,41 @@ async def test_a_service_that_goes_while_it_is_changed_is_made_again(
     engine: KubernetesEngine, kmock: ApiServer
 ) -> None:
     await started(engine)
-    kmock["patch /api/v1/namespaces/rl/services/openenvd-echo-01234567"][:1] << NOT_THERE
-    await started(engine, replace(PLAN, labels=replace(LABELS, replica="echo-1-7f")))
+    kmock[f"patch {SERVICES}/{SERVICE}"][:1] << NOT_THERE
+    await started(engine, SECOND)
     asked = [request.method.value for request in list(kmock) if "/services" in request.url.path]
     assert asked == ["POST", "POST", "PATCH", "POST", "PATCH"]
 
 
-async def test_an_account_that_may_not_change_a_service_is_told_so(
-    engine: KubernetesEngine, kmock: ApiServer
+@pytest.mark.parametrize("text", ["contexts: [", "clusters: 3", "a\n\tb: c", "[]", "\0", None])
+async def test_a_kubeconfig_that_is_none_is_named(
+    engine: KubernetesEngine, text: str | None
 ) -> None:
-    await started(engine)
-    kmock["patch /api/v1/namespaces/rl/services/openenvd-echo-01234567"] << FORBIDDEN
-    with pytest.raises(EngineRefused, match="cannot patch"):
-        await started(engine, replace(PLAN, labels=replace(LABELS, replica="echo-1-7f")))
-
-
-async def test_a_quota_that_others_change_at_the_same_time_is_asked_for_again(
-    engine: KubernetesEngine, kmock: ApiServer
-) -> None:
-    kmock["post /api/v1/namespaces/rl/pods"] << QUOTA_CHANGED
-    with pytest.raises(EngineGone, match="resourcequotas"):
-        await started(engine)
-
-
-@pytest.mark.parametrize("text", ["contexts: [", "clusters: 3", "a\n\tb: c", "[]", "\0"])
-async def test_a_kubeconfig_that_is_none_is_named(engine: KubernetesEngine, text: str) -> None:
-    Path(os.environ["KUBECONFIG"]).write_text(text)
+    path = Path(os.environ["KUBECONFIG"])
+    path.unlink() if text is None else path.write_text(text)
     with pytest.raises(EngineGone) as gone:
-        await asyncio.to_thread(engine.check)
-    assert os.environ["KUBECONFIG"] in gone.value.message
+        await to_thread(KubernetesEngine().check)
+    assert str(path) in gone.value.message
     assert "\n" not in gone.value.message
-
-
-async def test_a_kubeconfig_that_is_not_there_is_named(
-    engine: KubernetesEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", "/nowhere/config")
-    with pytest.raises(EngineGone, match="/nowhere/config") as gone:
-        await asyncio.to_thread(KubernetesEngine().check)
     assert gone.value.hint is not None
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "error", "told"),
+    [
+        (f"post {PODS}", QUOTA_EXCEEDED, EngineRefused, "exceeded quota: small"),
+        (f"post {PODS}", QUOTA_CHANGED, EngineGone, "resourcequotas"),
+        (f"get {PODS}/{NAME}", UNAVAILABLE, EngineGone, "."),
+        (f"patch {SERVICES}/{SERVICE}", FORBIDDEN, EngineRefused, "cannot patch"),
+    ],
+    ids=["quota used up", "quota changed by others", "gone", "no right"],
+)
+async def test_a_start_that_kubernetes_refuses_or_does_not_answer_is_told_in_its_words(
+    engine: KubernetesEngine, kmock: ApiServer, question: str, answer: Any,
+    error: type[Exception], told: str,
+) -> None:  # fmt: skip
+    if answer is FORBIDDEN:
+        await started(engine)
+    kmock[question] << answer
+    with pytest.raises(error, match=told):
+        await started(engine, SECOND if answer is FORBIDDEN else PLAN)
