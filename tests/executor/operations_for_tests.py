@@ -36,6 +36,16 @@ def context(payload: Json, request_id: str, home: str, progress: Progress) -> An
     return {"request_id": request_id, "home": home, "pid": os.getpid(), "cwd": str(Path.cwd())}
 
 
+def inheritable(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
+    return [fd for fd in range(3, 64) if is_open(fd) and os.get_inheritable(fd)]
+
+
+def is_open(fd: int) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(os.fstat(fd))
+    return False
+
+
 def report(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
     for step in range(3):
         progress({"step": step})

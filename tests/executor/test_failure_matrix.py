@@ -69,6 +69,10 @@ def test_started_names_the_worker_before_the_outcome(bench: Bench) -> None:
     assert bench.recorder.events.index(started) < bench.recorder.events.index(outcome)
 
 
+def test_what_an_operation_starts_inherits_no_descriptor_of_its_worker(either: Bench) -> None:
+    assert either.run("inheritable").result == []
+
+
 def test_progress_arrives_in_order(bench: Bench) -> None:
     task_id = bench.run("report").task_id
     steps = [e.data for e in bench.recorder.of(Progressed, task_id)]
