@@ -169,7 +169,9 @@ def _code_for(name: str, base_url: str, replica: dict[str, Any]) -> list[str]:
     An app without sessions has no client; it is called from the shell.
     """
     if replica.get("serving") == WITHOUT_SESSIONS:
-        method, _, path = (replica.get("route") or "GET /").partition(" ")
+        if replica.get("route") is None:
+            return [f"  call it at {base_url}: the app does not show its routes"]
+        method, _, path = replica["route"].partition(" ")
         body = " -H 'Content-Type: application/json' -d '{}'" if method == "POST" else ""
         return [f"  curl -X {method}{body} '{base_url}{path}'"]
     if passthrough.is_installed():

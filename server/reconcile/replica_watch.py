@@ -120,6 +120,7 @@ class ReplicaWatch:
     was_drained: bool = field(init=False, default=False)  # so it is wanted no more
     _ready_since: float | None = field(init=False, default=None)
     _handled_generation: int = field(init=False, default=0)
+    _restarts_before: int = field(init=False, default=0)  # those that earlier shims have counted
     _writer: asyncio.StreamWriter | None = field(init=False, default=None)
 
     @property
@@ -196,7 +197,10 @@ class ReplicaWatch:
                 return
         if state is ReplicaState.READY and self._ready_since is None:
             self._ready_since = time.monotonic()
-        await self._set_state(state, pid=status.get("pid"), restarts=status.get("restarts", 0))
+        # Never fewer than before: a new shim counts anew.
+        restarts = self._restarts_before + status.get("restarts", 0)
+        restarts = max(self.replica.restarts, restarts)
+        await self._set_state(state, pid=status.get("pid"), restarts=restarts)
 
     async def serve_if_ours(self) -> None:
         """Let a server that is held accept connections, once its launch is through."""
@@ -338,6 +342,7 @@ class ReplicaWatch:
             await self._writer.drain()
         else:
             self._handled_generation = 0  # a new shim counts anew
+            self._restarts_before = self.replica.restarts + 1
             try:
                 await self._revive()
             except OSError:  # a full disk: tried again, as long as the budget lasts

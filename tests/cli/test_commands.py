@@ -164,6 +164,21 @@ def test_a_ready_launch_is_announced_once(command: Command, accepts: Callable[..
     assert answer.err == "replica 0 (pid 7) is ready (0.2 s)\n"
 
 
+@pytest.mark.parametrize(
+    ("route", "told"),
+    [
+        ("GET /health", "curl -X GET 'http://127.0.0.1:21000/health'"),
+        (None, "call it at http://127.0.0.1:21000: the app does not show its routes"),
+    ],
+)
+def test_a_launch_of_an_app_without_sessions_says_how_to_call_it(
+    command: Command, accepts: Callable[..., None], route: str | None, told: str
+) -> None:
+    environment = new_environment(replicas=[{"serving": "http", "route": route}])
+    accepts(new_request(result={"environment": environment}))
+    assert told in command("launch", "echo", "--name", "trial").out
+
+
 def test_launch_json_is_alone_on_stdout(command: Command, accepts: Callable[..., None]) -> None:
     accepts(READY)
     answer = command("launch", "echo", "--name", "trial", "--json")

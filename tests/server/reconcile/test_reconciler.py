@@ -408,6 +408,12 @@ async def test_a_killed_shim_is_replaced_on_its_run_file(world: World) -> None:
     assert replica_view(replica, None)["message"] == f"its previous server {why}"
     [told] = reconciler.replicas.live[replica.id]["exits"]
     assert (told["pid"], told["reason"]["evidence"]) == (first, why)
+    assert replica.restarts == 1
+    assert replica.pid is not None
+    os.kill(replica.pid, signal.SIGKILL)  # the new shim counts it as its first
+    await world.becomes(S.DEGRADED)
+    await world.becomes(S.READY)
+    assert (await world.replica()).restarts == 2
 
 
 async def test_a_replica_whose_port_was_taken_waits_for_it(world: World) -> None:
