@@ -295,12 +295,6 @@ def test_a_thread_that_nobody_waits_for_any_more_takes_no_others_answer(session:
     asyncio.run(give_up())
 
 
-def test_an_answer_that_comes_too_late_ends_the_session(address: str) -> None:
-    with Session(address, answer_timeout=MOMENT_SECONDS) as session:
-        for number in (ODD, *EVEN):
-            assert LATE in str(said(session, number))
-
-
 def test_a_forked_process_is_refused_and_may_open_a_session_of_its_own(
     session: Session, address: str
 ) -> None:

@@ -50,19 +50,21 @@ def test_a_running_daemon_is_found_and_not_started_again(fake: FakeDaemon) -> No
     started: list[Any] = []
     client = daemon.connect(fake.paths, on_start=started.append)
     assert client.identity["pid"] == fake.identity["pid"]
+    assert daemon.is_running(fake.paths)
     assert started == []
 
 
-def test_a_daemon_file_without_a_daemon_is_no_daemon(paths: Paths) -> None:
-    paths.daemon_file.write_text('{"pid": 1, "socket": "/nowhere", "address": "x"}')
+LEFT = b'{"pid": 1, "socket": "/nowhere", "address": "x"}'
+
+
+@pytest.mark.parametrize("content", [LEFT, b"", b"{", b"[]", b'"x"', b"{}", b"\xff\xfe\x00"])
+def test_files_without_a_daemon_are_no_daemon(paths: Paths, content: bytes) -> None:
+    paths.daemon_file.write_bytes(content)
     paths.token.write_text("x")
+    paths.daemon_lock.touch()
+    assert (daemon.read_identity(paths) is None) is (content != LEFT)
     assert daemon.find(paths) is None
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '"x"', "{}"])
-def test_a_broken_daemon_file_is_no_daemon(paths: Paths, content: str) -> None:
-    paths.daemon_file.write_text(content)
-    assert daemon.read_identity(paths) is None
+    assert not daemon.is_running(paths)
 
 
 def test_a_daemon_of_another_version_is_named(fake: FakeDaemon) -> None:
@@ -99,15 +101,6 @@ def test_a_daemon_that_an_interrupted_command_has_started_is_waited_for(
     assert daemon.connect(paths).identity["pid"] == fake.identity["pid"]
 
 
-def test_the_lock_shows_whether_a_daemon_runs(fake: FakeDaemon) -> None:
-    assert daemon.is_running(fake.paths)
-
-
-def test_a_lock_file_that_is_not_locked_is_no_daemon(paths: Paths) -> None:
-    paths.daemon_lock.touch()
-    assert not daemon.is_running(paths)
-
-
 def test_the_daemons_reason_for_not_starting_is_quoted(paths: Paths, program: Program) -> None:
     error = {"kind": "port_in_use", "message": "port 1 is taken", "hint": "another"}
     program(
@@ -141,34 +134,34 @@ def test_a_daemon_that_cannot_be_forked_is_an_error(
     assert done.stdout.strip() == told
 
 
+LOOKS_AROUND = f"""
+pipe = os.readlink('/proc/self/fd/3')
+links = [os.path.realpath(f'/proc/self/fd/{{n}}') for n in os.listdir('/proc/self/fd')]
+copies = sum(link.endswith(pipe) for link in links)
+sys.exit(f'{{os.getsid(0) != {os.getsid(0)}}} {{os.readlink("/proc/self/fd/0")}} {{copies}}')
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("sys.exit('the disk is on fire')", "the disk is on fire"),
+        ("sys.exit(' '.join(sys.argv[1:]))", "port=0"),
+        (
+            LOOKS_AROUND,
+            "True /dev/null 1",
+        ),
+    ],
+    ids=["last lines", "settings", "a session of its own, no input, and the pipe once"],
+)
 def test_a_daemon_that_exits_is_reported_with_its_own_last_lines(
-    paths: Paths, program: Program
+    paths: Paths, program: Program, source: str, told: str
 ) -> None:
     paths.daemon_log.write_text("words of an earlier life\n")
-    program("sys.exit('the disk is on fire')")
-    with pytest.raises(DaemonNotStarted, match="the disk is on fire") as caught:
-        daemon.connect(paths)
-    assert "earlier life" not in caught.value.message
-
-
-def test_the_daemon_gets_a_session_of_its_own_and_the_pipe_once(
-    paths: Paths, program: Program
-) -> None:
-    program(
-        "pipe = os.readlink('/proc/self/fd/3')\n"
-        "links = [os.path.realpath(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd')]\n"
-        "copies = sum(link.endswith(pipe) for link in links)\n"
-        f"starters = {os.getsid(0)}\n"
-        "sys.exit(f'{os.getsid(0) != starters} {os.readlink(\"/proc/self/fd/0\")} {copies}')"
-    )
-    with pytest.raises(DaemonNotStarted, match="True /dev/null 1"):
-        daemon.connect(paths)
-
-
-def test_settings_reach_the_daemon(paths: Paths, program: Program) -> None:
-    program("sys.exit(' '.join(sys.argv[1:]))")
-    with pytest.raises(DaemonNotStarted, match="port=0"):
+    program(source)
+    with pytest.raises(DaemonNotStarted, match=told) as caught:
         daemon.connect(paths, settings={"port": 0})
+    assert "earlier life" not in caught.value.message
 
 
 def test_the_daemons_command_has_flags_for_given_settings_only() -> None:
@@ -201,13 +194,6 @@ def test_a_home_that_may_not_be_looked_into_is_named(
     monkeypatch.setattr(os, "stat", refuse)
     with pytest.raises(DaemonNotStarted, match="Permission denied"):
         call(paths)
-
-
-@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b""])
-def test_a_daemon_file_that_is_no_text_is_no_daemon(paths: Paths, content: bytes) -> None:
-    paths.home.mkdir(exist_ok=True)
-    paths.daemon_file.write_bytes(content)
-    assert daemon.find(paths) is None
 
 
 def test_an_invalid_setting_is_reported_without_a_traceback(

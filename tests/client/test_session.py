@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
@@ -20,12 +21,10 @@ from websockets.sync.server import ServerConnection, serve
 
 from openenvd.client.errors import SessionError
 from openenvd.client.session import AsyncSession, Session
-from openenvd.rollouts.session.session import session_url
 from openenvd.system.net.websocket import INTERNAL_ERROR_CLOSE, close_payload
 
 
-@contextmanager
-def server(*answers: str | None) -> Iterator[str]:
+def server(*answers: str | None) -> AbstractContextManager[str]:
     """Give these answers, one to each message; None and "close" close, the first with a reason."""
 
     def handle(socket: ServerConnection) -> None:
@@ -41,18 +40,13 @@ def server(*answers: str | None) -> Iterator[str]:
         for _ in socket:
             pass
 
-    with serve(handle, "127.0.0.1", 0) as running:
-        thread = Thread(target=running.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{running.socket.getsockname()[1]}"
-        running.shutdown()
-        thread.join()
+    return running(handle)
 
 
 @contextmanager
-def running(handle: Callable[[ServerConnection], None]) -> Iterator[str]:
+def running(handle: Callable[[ServerConnection], None], **named: Any) -> Iterator[str]:
     """Serve each connection by a function."""
-    with serve(handle, "127.0.0.1", 0) as server:
+    with serve(handle, "127.0.0.1", 0, **named) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
@@ -60,22 +54,16 @@ def running(handle: Callable[[ServerConnection], None]) -> Iterator[str]:
         thread.join()
 
 
-@contextmanager
 def refusing_server(
     message: str = "no licence", code: str = "CAPACITY_REACHED", close: tuple[int, str] = (1000, "")
-) -> Iterator[str]:
+) -> AbstractContextManager[str]:
     """End every session with an error that nobody has asked for."""
 
     def handle(socket: ServerConnection) -> None:
         socket.send(error(message, code))
         socket.close(*close)
 
-    with serve(handle, "127.0.0.1", 0) as running:
-        thread = Thread(target=running.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{running.socket.getsockname()[1]}"
-        running.shutdown()
-        thread.join()
+    return running(handle)
 
 
 def observation(**data: object) -> str:
@@ -102,7 +90,8 @@ def test_a_session_is_had_with_standard_streams_closed(closed: str, tmp_path: Pa
     assert out.read_text() == "{'x': 1}"
 
 
-def test_an_answer_without_reward_and_end_is_a_result() -> None:
+def test_an_answer_without_reward_and_end_is_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # proxies are passed by
     with server(observation(observation={"x": 1})) as address, Session(address) as session:
         result = session.reset(seed=3)
         assert (result.observation, result.reward, result.done) == ({"x": 1}, None, False)
@@ -162,16 +151,6 @@ def test_a_session_that_its_client_closed_says_so_with_each_call() -> None:
             assert (caught.value.code, caught.value.hint) == (None, None)
 
 
-async def test_the_same_of_one_for_asyncio() -> None:
-    with server() as address:
-        session = AsyncSession(address, lost_hint="look there")
-        async with session:
-            pass
-        with pytest.raises(SessionError, match=r"^the session was closed$") as caught:
-            await session.reset()
-        assert caught.value.hint is None
-
-
 def test_a_session_that_is_opened_once_more_forgets_that_it_was_closed() -> None:
     with server(observation(observation={"x": 1})) as address:
         session = Session(address)
@@ -206,14 +185,6 @@ def test_the_notice_of_a_crash_is_repeated_whole_with_each_call() -> None:
             assert told == (text, "SESSION_ERROR", "look there")
 
 
-async def test_the_same_for_asyncio() -> None:
-    with server(observation(observation={"x": 2}, reward=1.5), None) as address:
-        async with AsyncSession(address) as session:
-            assert (await session.step({"a": 1})).reward == 1.5
-            with pytest.raises(SessionError, match="the shard was lost"):
-                await session.reset()
-
-
 async def closed(session: AsyncSession) -> None:
     """Wait until the server's close has arrived."""
     assert session._session is not None
@@ -228,28 +199,6 @@ def test_a_session_that_ended_before_the_call_says_why() -> None:
             with pytest.raises(SessionError, match="no licence") as caught:
                 session.reset()
             assert caught.value.code == "CAPACITY_REACHED"
-
-
-async def test_the_same_of_a_session_for_asyncio() -> None:
-    with refusing_server() as address:
-        async with AsyncSession(address) as session:
-            await closed(session)
-            for _ in range(3):
-                with pytest.raises(SessionError, match="no licence") as caught:
-                    await session.reset()
-                assert caught.value.code == "CAPACITY_REACHED"
-
-
-@pytest.mark.parametrize(
-    ("base_url", "url"),
-    [
-        ("http://127.0.0.1:21000", "ws://127.0.0.1:21000/ws"),
-        ("https://host/envs/echo/", "wss://host/envs/echo/ws"),
-        ("http://127.0.0.1:1?token=abc", "ws://127.0.0.1:1/ws?token=abc"),
-    ],
-)
-def test_the_url_of_websockets(base_url: str, url: str) -> None:
-    assert session_url(base_url) == url
 
 
 def test_a_session_that_is_not_open_says_how_it_is_opened() -> None:
@@ -270,14 +219,9 @@ def test_a_refused_handshake_says_what_the_server_said() -> None:
     def refuse(connection: ServerConnection, request: Request) -> Response:
         return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "all 4 sessions are taken")
 
-    with serve(lambda _: None, "127.0.0.1", 0, process_request=refuse) as running:
-        thread = Thread(target=running.serve_forever)
-        thread.start()
-        address = f"http://127.0.0.1:{running.socket.getsockname()[1]}"
-        with pytest.raises(SessionError, match="503: all 4 sessions are taken"), Session(address):
-            pass
-        running.shutdown()
-        thread.join()
+    told = pytest.raises(SessionError, match="503: all 4 sessions are taken")
+    with running(lambda _: None, process_request=refuse) as address, told, Session(address):
+        pass
 
 
 IN_A_GENERATOR = """
@@ -300,9 +244,3 @@ def test_python_ends_while_a_generator_has_a_session() -> None:
             [sys.executable, "-c", IN_A_GENERATOR, address], capture_output=True, timeout=60
         )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"{'n': 1}\n", b"")
-
-
-def test_proxies_are_passed_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    with server(observation(observation={})) as address, Session(address) as session:
-        assert not session.reset().done

@@ -18,8 +18,22 @@ def read(text: str, here: Path) -> sources.Source:
     return sources.read_source(text, here, BUNDLED)
 
 
-def test_a_bundled_name_is_sent_as_it_is(tmp_path: Path) -> None:
-    assert read("echo", tmp_path) == sources.Source("echo", "echo")
+@pytest.mark.parametrize(
+    ("text", "sent", "name"),
+    [
+        ("echo", "echo", "echo"),
+        *((text, "{here}/echo", "echo") for text in ("./echo", "echo/", "sub/../echo")),
+        ("ehco", "ehco", "ehco"),
+        ("my_mod:MyEnv", "my_mod:MyEnv", "myenv"),
+        ("a.b:Outer.Inner", "a.b:Outer.Inner", "inner"),
+        ("docker://x/y/img:tag", "docker://x/y/img:tag", "img"),
+        *((f"./{name}", f"{{here}}/{name}", name) for name in ("sameName", "MyEnv-2", "_private")),
+    ],
+)
+def test_a_path_is_a_folder_and_all_else_is_sent_as_it_is(
+    tmp_path: Path, text: str, sent: str, name: str
+) -> None:
+    assert read(text, tmp_path) == sources.Source(sent.format(here=tmp_path), name)
 
 
 def test_a_bundled_name_wins_over_a_folder_and_says_so(tmp_path: Path) -> None:
@@ -43,20 +57,11 @@ def test_a_folder_that_cannot_be_named_is_said_to_be_replaced(
         assert sources.working_folder() == Path("/")
 
 
-@pytest.mark.parametrize("text", ["./echo", "echo/", "sub/../echo"])
-def test_a_path_is_a_folder(tmp_path: Path, text: str) -> None:
-    assert read(text, tmp_path) == sources.Source(str(tmp_path / "echo"), "echo")
-
-
 def test_a_bare_name_that_is_not_bundled_is_the_folder(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     found = read("mine", tmp_path)
     assert (found.text, found.name) == (str(tmp_path / "mine"), "mine")
     assert str(tmp_path / "mine") in (found.note or "")
-
-
-def test_an_unknown_name_is_left_to_the_daemon_to_judge(tmp_path: Path) -> None:
-    assert read("ehco", tmp_path) == sources.Source("ehco", "ehco")
 
 
 @pytest.mark.parametrize("text", ["x" * 300, "~nobody-here/x"])
@@ -71,14 +76,6 @@ def test_an_empty_word_is_refused_as_the_value_of_an_unset_variable(
     with pytest.raises(ApiRefused, match="the source is empty") as caught:
         read(text, tmp_path)
     assert "is a variable unset?" in str(caught.value.hint)
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [("my_mod:MyEnv", "myenv"), ("a.b:Outer.Inner", "inner"), ("docker://x/y/img:tag", "img")],
-)
-def test_other_sources_are_not_paths(tmp_path: Path, text: str, name: str) -> None:
-    assert read(text, tmp_path) == sources.Source(text, name)
 
 
 @pytest.mark.parametrize(
@@ -99,12 +96,6 @@ def test_the_manifest_names_a_folder(tmp_path: Path, manifest: str, name: str) -
     folder.mkdir()
     (folder / "openenv.yaml").write_text(manifest)
     assert sources.folder_name(folder) == name
-
-
-@pytest.mark.parametrize("name", ["sameName", "MyEnv-2", "_private"])
-def test_names_of_upstreams_projects_are_kept(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    assert read(f"./{name}", tmp_path).name == name
 
 
 def test_echo_is_bundled_when_it_has_a_manifest() -> None:

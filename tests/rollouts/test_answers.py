@@ -116,6 +116,7 @@ def test_an_error_frame_with_an_infinite_number_is_read() -> None:
         ("https://h/base/", "wss://h/base/ws"),
         ("ws://h/ws", "ws://h/ws"),
         ("h:8000", "ws://h:8000/ws"),
+        ("http://h:1?token=abc", "ws://h:1/ws?token=abc"),
     ],
 )
 def test_an_address_has_one_session_url(address: str, url: str) -> None:

@@ -9,18 +9,13 @@ from pathlib import Path
 from openenvd.system.files.file_locks import is_locked
 
 
-def test_a_lock_that_is_held_is_seen(tmp_path: Path) -> None:
+def test_a_lock_that_is_held_is_seen_and_one_that_asks_is_no_holder(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     assert not is_locked(path)
     with path.open("w") as held:
         assert not is_locked(path)
+        fcntl.flock(held, fcntl.LOCK_SH)  # as `is_locked` does for a moment
+        assert not is_locked(path)
         fcntl.flock(held, fcntl.LOCK_EX)
         assert is_locked(path)
     assert not is_locked(path)
-
-
-def test_one_that_asks_is_not_taken_for_a_holder(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    with path.open("w") as asking:
-        fcntl.flock(asking, fcntl.LOCK_SH)  # as `is_locked` does for a moment
-        assert not is_locked(path)

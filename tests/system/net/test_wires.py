@@ -17,17 +17,17 @@ from openenvd.system.process.proc import exit_sentence, split_wait_status
 from openenvd.system.process.signal_pipe import SignalPipe
 from openenvd.system.text.json_lines import LineBuffer
 
+Ends = tuple[socket.socket, socket.socket]
+
 
 @pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+def ends() -> Iterator[Ends]:
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with one, other:
         yield one, other
 
 
-def test_a_message_carries_json_bytes_and_descriptors(
-    ends: tuple[socket.socket, socket.socket],
-) -> None:
+def test_a_message_carries_json_bytes_and_descriptors(ends: Ends) -> None:
     reading, writing = os.pipe()
     assert send_message(ends[0], Message({"op": "take"}, b"\n\0", (writing,)))
     received = receive_message(ends[1])
@@ -39,9 +39,7 @@ def test_a_message_carries_json_bytes_and_descriptors(
     close_all((reading, writing, *received.fds))
 
 
-def test_nothing_to_receive_is_none_and_the_end_is_an_error(
-    ends: tuple[socket.socket, socket.socket],
-) -> None:
+def test_nothing_to_receive_is_none_and_the_end_is_an_error(ends: Ends) -> None:
     ends[1].setblocking(False)
     assert receive_message(ends[1]) is None
     ends[0].close()
@@ -49,15 +47,13 @@ def test_nothing_to_receive_is_none_and_the_end_is_an_error(
         receive_message(ends[1])
 
 
-def test_a_silent_sender_times_out(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_a_silent_sender_times_out(ends: Ends) -> None:
     ends[1].settimeout(0.01)
     with pytest.raises(TimeoutError):
         receive_message(ends[1])
 
 
-def test_descriptors_of_a_broken_message_are_closed(
-    ends: tuple[socket.socket, socket.socket],
-) -> None:
+def test_descriptors_of_a_broken_message_are_closed(ends: Ends) -> None:
     before = set(os.listdir("/dev/fd"))
     socket.send_fds(ends[0], [b"no json"], [0])
     with pytest.raises(ValueError, match="Expecting value"):
