@@ -113,7 +113,7 @@ def choose_app(
         return App(
             own.reference,
             str(folder / dockerfile),
-            tuple(filter(None, [own.folder, *further])),
+            tuple(dict.fromkeys(filter(None, [own.folder, *further]))),
             cwd=None if command.is_app_dir else own.folder,
             package=package if package != own.asked else None,
             note=note if needs_note else None,
@@ -213,15 +213,16 @@ def _locate(folder: Path, asked: Started) -> tuple[str, Path, Path | None] | Non
     usual = [folder, folder / "src"]
     # A path of the image may be that of the whole project, and not of a folder called so in it.
     bases = [*usual, *places] if asked.folder.startswith("/") else [*places, *usual]
-    for base in [*bases, folder / "server", folder / "app"]:
+    further = [path for each in asked.further if (path := _find_folder(each, folder)) is not None]
+    for base in [*bases, *further, folder / "server", folder / "app"]:
         module = base.joinpath(*parts)
-        further = None if base in usual else base
+        inside = None if base in usual else base
         main = module / f"{_MAIN}.py"
         if not asked.attribute and main.is_file():
-            return f"{asked.module}.{_MAIN}", main, further
+            return f"{asked.module}.{_MAIN}", main, inside
         for path in (module / "__init__.py", module.with_suffix(".py")):
             if path.is_file():
-                return asked.module, path, further
+                return asked.module, path, inside
     for start in range(1, len(parts)):
         path = folder.joinpath(*parts[start:]).with_suffix(".py")
         if path.is_file():

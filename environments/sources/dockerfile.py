@@ -58,7 +58,8 @@ class Started:
         attribute: The app in it; empty: the module is run as a program.
         is_factory: Whether the attribute is called for the app.
         folder: Where the module is found, as the command or WORKDIR names it.
-        further: Further folders that modules are imported from, as PYTHONPATH names them.
+        further: Further folders that modules are imported from: those of PYTHONPATH, and those
+            whose files are copied to where the command runs.
         is_app_dir: Whether the folder is not the one that the command runs in.
     """
 
@@ -130,8 +131,17 @@ def started(text: str, folder: Path, scripts: Mapping[str, str]) -> Iterator[Sta
             if each[0] == "cd" and len(each) > 1:
                 directory = each[1]
             elif (found := _started_by(each, scripts)) is not None:
-                further = tuple(filter(None, variables.get("PYTHONPATH", "").split(":")))
+                paths = [*variables.get("PYTHONPATH", "").split(":"), *_copied_to(text, directory)]
+                further = tuple(filter(None, paths))
                 yield replace(found, folder=found.folder or directory, further=further)
+
+
+def _copied_to(text: str, directory: str) -> Iterator[str]:
+    """Yield the project's folders and files that are copied to a folder of the image itself."""
+    for name, rest in _instructions(text):
+        words = rest.split() if name in ("COPY", "ADD") and "--from=" not in rest else []
+        if words and words[-1].rstrip("/") in (".", directory.rstrip("/")):
+            yield from words[:-1]
 
 
 def _variables(text: str) -> Iterator[tuple[str, str]]:

@@ -158,6 +158,19 @@ def test_folders_of_pythonpath_are_imported_from(tmp_path: Path) -> None:
     assert found.folders == (tmp_path / "lib",)
 
 
+@pytest.mark.parametrize("line", ["COPY backend/ .", "COPY ./backend /code/", "ADD backend ./"])
+def test_the_app_is_in_the_folder_whose_files_are_copied_to_where_it_starts(
+    tmp_path: Path, line: str
+) -> None:
+    put(tmp_path, "backend/app/main.py")
+    lines = f"WORKDIR /code\n{line}\nCOPY --from=x out .\nCMD uvicorn app.main:app\n"
+    (tmp_path / "Dockerfile").write_text(lines)
+    found = choose(tmp_path)
+    assert found is not None
+    backend = tmp_path / "backend"
+    assert (found.reference, found.folders, found.cwd) == ("app.main:app", (backend,), backend)
+
+
 @pytest.mark.parametrize("name", ["dockerfile", "Containerfile", "docker/Dockerfile"])
 def test_a_dockerfile_may_have_another_name(tmp_path: Path, name: str) -> None:
     put(tmp_path, "main.py")
