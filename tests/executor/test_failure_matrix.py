@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -432,6 +433,7 @@ def test_a_zygote_that_hangs_is_replaced(bench: Bench, monkeypatch: pytest.Monke
     os.kill(zygote, signal.SIGSTOP)
     assert bench.executor._supervisor is not None
     starter = bench.executor._supervisor.lifecycle.starter
+    assert starter.deadline(0.0) == math.inf  # it owes no answer
     with monkeypatch.context() as impatient:  # not with the zygote after it
         impatient.setattr(starter, "_timing", Timing(source_silence=0.2))
         task_id = bench.submit("echo", schedule=LONG)
