@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from websockets.frames import Opcode
 
-from .raw import Raw, any_frame
+from .raw import Raw, frame
 
 CONT, TEXT, BINARY = Opcode.CONT, Opcode.TEXT, Opcode.BINARY
 CLOSE, PING, PONG = Opcode.CLOSE, Opcode.PING, Opcode.PONG
@@ -45,15 +45,15 @@ def good(size: int = 2) -> bytes:
 
 
 def text(payload: bytes = good(), *, fin: bool = True) -> bytes:
-    return any_frame(TEXT, payload, fin=fin)
+    return frame(TEXT, payload, fin=fin)
 
 
 def cont(payload: bytes, *, fin: bool = True) -> bytes:
-    return any_frame(CONT, payload, fin=fin)
+    return frame(CONT, payload, fin=fin)
 
 
 def close(payload: bytes = b"\x03\xe8") -> bytes:
-    return any_frame(CLOSE, payload)
+    return frame(CLOSE, payload)
 
 
 def fragments(payload: bytes, size: int, opcode: int = TEXT) -> bytes:
@@ -61,13 +61,13 @@ def fragments(payload: bytes, size: int, opcode: int = TEXT) -> bytes:
     parts = [payload[at : at + size] for at in range(0, len(payload), size)]
     last = len(parts) - 1
     return b"".join(
-        any_frame(CONT if number else opcode, part, fin=number == last)
+        frame(CONT if number else opcode, part, fin=number == last)
         for number, part in enumerate(parts)
     )
 
 
 def ping(payload: bytes = b"") -> bytes:
-    return any_frame(PING, payload)
+    return frame(PING, payload)
 
 
 def converse(client: Raw, case: Case, *, is_strict: bool) -> None:
@@ -123,30 +123,24 @@ def _what_is(payload: bytes) -> str:
 
 
 def all_cases() -> Iterator[tuple[str, Case]]:
-    yield from lengths()
-    yield from messages()
-    yield from pings()
-    yield from reserved()
-    yield from fragmentation()
-    yield from valid_utf8()
-    yield from invalid_utf8()
-    yield from closes()
-    yield from large()
+    groups = (lengths, messages, pings, reserved, fragmentation)
+    for group in (*groups, valid_utf8, invalid_utf8, closes, large):
+        yield from group()
 
 
 def lengths() -> Iterator[tuple[str, Case]]:
     """Ours: lengths that are not minimal, or too large, are refused by the head alone."""
-    yield "0.1.1", Case(any_frame(TEXT, good(125), length_bytes=2), closed=1002)
-    yield "0.1.2", Case(any_frame(TEXT, good(125), length_bytes=8), closed=1002)
-    yield "0.1.3", Case(any_frame(TEXT, good(65535), length_bytes=8), closed=1002)
-    yield "0.1.4", Case(any_frame(PING, b"x", length_bytes=2), closed=1002)
-    yield "0.1.5", Case(any_frame(BINARY, b"", length_bytes=8), closed=1002)
+    yield "0.1.1", Case(frame(TEXT, good(125), length_bytes=2), closed=1002)
+    yield "0.1.2", Case(frame(TEXT, good(125), length_bytes=8), closed=1002)
+    yield "0.1.3", Case(frame(TEXT, good(65535), length_bytes=8), closed=1002)
+    yield "0.1.4", Case(frame(PING, b"x", length_bytes=2), closed=1002)
+    yield "0.1.5", Case(frame(BINARY, b"", length_bytes=8), closed=1002)
     yield "0.2.1", Case(b"\x81\xff\x80" + bytes(7) + bytes(4), closed=1002)
     yield "0.2.2", Case(b"\x81\xff" + b"\xff" * 8 + bytes(4), closed=1002)
     yield "0.3.1", Case(b"\x81\xff\x7f" + b"\xff" * 7 + bytes(4), closed=1009)
     yield "0.3.2", Case(b"\x81\xff" + (100 * MB + 1).to_bytes(8, "big") + bytes(4), closed=1009)
-    yield "0.4.1", Case(any_frame(TEXT, good(), mask=False), closed=1002)
-    yield "0.4.2", Case(text() + any_frame(PING, b"", mask=False), (ANSWER,), closed=1002)
+    yield "0.4.1", Case(frame(TEXT, good(), mask=False), closed=1002)
+    yield "0.4.2", Case(text() + frame(PING, b"", mask=False), (ANSWER,), closed=1002)
 
 
 def messages() -> Iterator[tuple[str, Case]]:
@@ -155,21 +149,21 @@ def messages() -> Iterator[tuple[str, Case]]:
         chop = 997 if number == len(sizes) else 0
         expected = ANSWER if size else NO_JSON
         yield f"1.1.{number}", Case(text(good(size)[:size]), (expected,), chop=chop)
-        binary = any_frame(BINARY, bytes(size))
+        binary = frame(BINARY, bytes(size))
         yield f"1.2.{number}", Case(binary, (ERROR,), closed=1000, chop=chop)
 
 
 def pings() -> Iterator[tuple[str, Case]]:
     binary = b"\x00\xff\xfe\xfd\xfc\xfb\x00\xff"
     ten = tuple(b"payload-%d" % number for number in range(10))
-    pong = any_frame(PONG, b"unsolicited")
+    pong = frame(PONG, b"unsolicited")
     yield "2.1", Case(ping(), pongs=(b"",))
     yield "2.2", Case(ping(b"Hello, world!"), pongs=(b"Hello, world!",))
     yield "2.3", Case(ping(binary), pongs=(binary,))
     yield "2.4", Case(ping(b"\xfe" * 125), pongs=(b"\xfe" * 125,))
     yield "2.5", Case(ping(b"\xfe" * 126), closed=1002)
     yield "2.6", Case(ping(b"\xfe" * 125), pongs=(b"\xfe" * 125,), chop=1)
-    yield "2.7", Case(any_frame(PONG, b""))
+    yield "2.7", Case(frame(PONG, b""))
     yield "2.8", Case(pong)
     yield "2.9", Case(pong + ping(b"ours"), pongs=(b"ours",))
     yield "2.10", Case(b"".join(map(ping, ten)), pongs=ten)
@@ -178,7 +172,7 @@ def pings() -> Iterator[tuple[str, Case]]:
 
 def reserved() -> Iterator[tuple[str, Case]]:
     def with_bits(bits: int, opcode: int = TEXT, payload: bytes = good()) -> bytes:
-        return any_frame(opcode, payload, reserved=bits)
+        return frame(opcode, payload, reserved=bits)
 
     yield "3.1", Case(with_bits(1), closed=1002)
     for number, chop in ((2, 0), (3, 7), (4, 1)):
@@ -191,7 +185,7 @@ def reserved() -> Iterator[tuple[str, Case]]:
         for number, opcode in enumerate(opcodes, 1):
             payload = b"" if number % 2 else b"with a payload"
             alone = number <= 2
-            sent = any_frame(opcode, payload)
+            sent = frame(opcode, payload)
             sent = sent if alone else text() + sent + ping()
             answers = () if alone else (ANSWER,)
             case = Case(sent, answers, closed=1002, chop=1 if number == 5 else 0)
@@ -202,20 +196,12 @@ def fragmentation() -> Iterator[tuple[str, Case]]:
     first, last = text(b"{", fin=False), cont(b"}")
     middle, pinged = cont(b" ", fin=False), ping(b"between")
     lone, lone_first = cont(b"alone"), cont(b"alone", fin=False)
-    yield "5.1", Case(any_frame(PING, b"a", fin=False) + cont(b"b"), closed=1002)
-    yield "5.2", Case(any_frame(PONG, b"a", fin=False) + cont(b"b"), closed=1002)
-    for number, (sent, pongs, chop) in enumerate(
-        [
-            (first + last, 0, 0),
-            (first + last, 0, len(first)),
-            (first + last, 0, 1),
-            (first + pinged + last, 1, 0),
-            (first + pinged + last, 1, len(first)),
-            (first + pinged + last, 1, 1),
-        ],
-        3,
-    ):
-        yield f"5.{number}", Case(sent, (ANSWER,), (b"between",) * pongs, chop=chop)
+    yield "5.1", Case(frame(PING, b"a", fin=False) + cont(b"b"), closed=1002)
+    yield "5.2", Case(frame(PONG, b"a", fin=False) + cont(b"b"), closed=1002)
+    for number, chop in ((3, 0), (4, len(first)), (5, 1)):
+        yield f"5.{number}", Case(first + last, (ANSWER,), chop=chop)
+        sent = first + pinged + last
+        yield f"5.{number + 3}", Case(sent, (ANSWER,), (b"between",), chop=chop)
     for number, chop in ((9, 0), (10, len(lone)), (11, 1)):
         yield f"5.{number}", Case(lone + text(), closed=1002, chop=chop)
         yield f"5.{number + 3}", Case(lone_first + text(), closed=1002, chop=chop)
@@ -235,17 +221,15 @@ COSMOS = bytes.fromhex("cebae1bdb9cf83cebcceb5")  # "kosme" in Greek, as the sui
 def _valid() -> Iterator[tuple[str, bytes]]:
     for length in (2, 5, 7, 9, 11):
         yield f"6.6.{length}", COSMOS[:length]
-    for number, point in enumerate((0, 0x80, 0x800, 0x10000), 1):
-        yield f"6.7.{number}", chr(point).encode()
-    for number, point in enumerate((0x7F, 0x7FF, 0xFFFF, 0x10FFFF), 1):
-        yield f"6.9.{number}", chr(point).encode()
-    for number, point in enumerate((0xD7FF, 0xE000, 0xFFFD, 0x10FFFF), 1):
-        yield f"6.11.{number}", chr(point).encode()
-    no_characters = [plane * 0x10000 + low for plane in range(17) for low in (0xFFFE, 0xFFFF)]
-    for number, point in enumerate(no_characters, 1):
-        yield f"6.22.{number}", chr(point).encode()
-    for number, point in enumerate(range(0xFFF9, 0x10000), 1):
-        yield f"6.23.{number}", chr(point).encode()
+    for group, points in {
+        "6.7": (0, 0x80, 0x800, 0x10000),
+        "6.9": (0x7F, 0x7FF, 0xFFFF, 0x10FFFF),
+        "6.11": (0xD7FF, 0xE000, 0xFFFD, 0x10FFFF),
+        "6.22": [plane * 0x10000 + low for plane in range(17) for low in (0xFFFE, 0xFFFF)],
+        "6.23": range(0xFFF9, 0x10000),
+    }.items():
+        for number, point in enumerate(points, 1):
+            yield f"{group}.{number}", chr(point).encode()
 
 
 def valid_utf8() -> Iterator[tuple[str, Case]]:
@@ -253,15 +237,8 @@ def valid_utf8() -> Iterator[tuple[str, Case]]:
     yield "6.1.1", Case(text(b""), (NO_JSON,))
     yield "6.1.2", Case(text(b"", fin=False) + cont(b"", fin=False) + cont(b""), (NO_JSON,))
     yield "6.1.3", Case(text(b"", fin=False) + cont(good(), fin=False) + cont(b""), (ANSWER,))
-    for number, sent in enumerate(
-        [
-            text(GREETING),
-            fragments(GREETING, 8),
-            fragments(GREETING, 1),
-            fragments(COSMOS, 1),
-        ],
-        1,
-    ):
+    pieces = (text(GREETING), fragments(GREETING, 8), fragments(GREETING, 1), fragments(COSMOS, 1))
+    for number, sent in enumerate(pieces, 1):
         yield f"6.2.{number}", Case(sent, (NO_JSON,))
     for number, size in enumerate((len(COSMOS), 5, 4, 2, 1), 1):
         yield f"6.5.{number}", Case(fragments(COSMOS, size), (NO_JSON,))
@@ -351,7 +328,7 @@ def closes() -> Iterator[tuple[str, Case]]:
 def large() -> Iterator[tuple[str, Case]]:
     for number, size in enumerate((MB // 16, MB // 4, MB, 4 * MB, 8 * MB, 16 * MB), 1):
         yield f"9.1.{number}", Case(text(good(size)), (ANSWER,))
-        yield f"9.2.{number}", Case(any_frame(BINARY, bytes(size)), (ERROR,), closed=1000)
+        yield f"9.2.{number}", Case(frame(BINARY, bytes(size)), (ERROR,), closed=1000)
     whole = good(4 * MB)
     for number in range(1, 10):
         size = 16 * 4**number

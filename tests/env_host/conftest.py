@@ -37,7 +37,7 @@ def start(tmp_path: Path) -> Iterator[StartHost]:
             "name": "sample", "env_class": reference, "import_paths": (str(tmp_path),),
             "shards": 1, "admission_timeout_seconds": 0.0,
         }  # fmt: skip
-        where = {key: config.pop(key) for key in ("listener", "gate_fd") if key in config}
+        where = {key: config.pop(key) for key in ("listener", "gate_fd", "python") if key in config}
         host = Host(HostConfig(**{**fields, **config}), tmp_path, env=env, **where)
         hosts.append(host)
         return host
@@ -47,6 +47,18 @@ def start(tmp_path: Path) -> Iterator[StartHost]:
     for host in hosts:
         host.close()
     wait_until_exited(families)  # the kernel kills the children of a killed host
+
+
+@pytest.fixture
+def serve(start: StartHost) -> StartHost:
+    """Starts a host as `start` does, and waits until it is ready."""
+
+    def start_and_wait(*what: str | None, **config: Any) -> Host:
+        host = start(*what, **config)
+        host.ready()
+        return host
+
+    return start_and_wait
 
 
 def _children(host: Host) -> list[psutil.Process]:

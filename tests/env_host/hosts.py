@@ -18,6 +18,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import psutil
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from openenvd.schema.protocol import (
@@ -88,18 +89,17 @@ class Host:
 
     def note_that(self, **wanted: Any) -> Json:
         """The next note that contains `wanted`; fails when there will be none."""
+        return self._note(wanted, lambda note: wanted.items() <= note.items())
+
+    def note_that_has(self, key: str) -> Any:
+        """What the next note says of `key`; fails when there will be none."""
+        return self._note(key, lambda note: key in note)[key]
+
+    def _note(self, wanted: object, is_wanted: Callable[[Json], bool]) -> Json:
         while (note := self.note()) is not None:
-            if wanted.items() <= note.items():
+            if is_wanted(note):
                 return note
         raise AssertionError(f"no note {wanted}: {self.log.read_text()}")
-
-    def note_that_has(self, key: str) -> Json:
-        """What the next note says of `key`; fails when there will be none."""
-        while (note := self.note()) is not None:
-            if key in note:
-                found: Json = note[key]
-                return found
-        raise AssertionError(f"no note of {key}: {self.log.read_text()}")
 
     def emptied(self) -> None:
         """Wait until every session has ended.
@@ -120,17 +120,14 @@ class Host:
         """Wait until it accepts sessions."""
         return self.note_that(ready=True)
 
-    def open(self, path: str = "/ws") -> Client:
-        """A new connection."""
-        return Client(f"ws://127.0.0.1:{self.port}{path}")
-
-    def open_within(self, seconds: float) -> None:
-        """Begin a connection, and leave when the handshake has not been answered by then."""
-        connect(f"ws://127.0.0.1:{self.port}/ws", open_timeout=seconds).close()
+    def open(self, path: str = "/ws", **named: Any) -> Client:
+        """A new connection; `named` is for `websockets.sync.client.connect`."""
+        return Client(f"ws://127.0.0.1:{self.port}{path}", **named)
 
     def http(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and decoded body of one HTTP request; a string is sent as it is."""
-        data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
+        """Status and decoded body of one HTTP request; text and bytes are sent as they are."""
+        data = body.encode() if isinstance(body, str) else body
+        data = data if isinstance(data, bytes) else json.dumps(data).encode()
         request = Request(
             f"http://127.0.0.1:{self.port}{path}",
             method=method,
@@ -143,6 +140,21 @@ class Host:
         except HTTPError as exc:
             with exc:
                 return exc.code, _decoded(exc.read())
+
+    def rpc(self, method: str, **params: Any) -> Json:
+        """The answer to one JSON-RPC request, which has a connection of its own."""
+        body = {"jsonrpc": "2.0", "id": 7, "method": method, "params": params}
+        status, answer = self.http("POST", "/mcp", body)
+        assert (status, answer["id"]) == (200, 7), answer
+        return dict(answer)
+
+    def create_session(self) -> str:
+        """The id of a session that is begun over HTTP."""
+        return str(self.rpc("openenv/session/create")["result"]["session_id"])
+
+    def children(self) -> list[psutil.Process]:
+        """Its shards, and the processes of its isolated sessions."""
+        return psutil.Process(self.process.pid).children()
 
     def stop(self) -> int:
         """SIGTERM; the exit code."""
@@ -163,8 +175,8 @@ class Client:
 
     connection: ClientConnection
 
-    def __init__(self, url: str) -> None:
-        self._open = connect(url, max_size=None, open_timeout=WAIT_SECONDS)
+    def __init__(self, url: str, **named: Any) -> None:
+        self._open = connect(url, **{"max_size": None, "open_timeout": WAIT_SECONDS, **named})
 
     def __enter__(self) -> Client:
         self.connection = self._open.__enter__()
@@ -187,6 +199,34 @@ class Client:
         """Send one message and return the answer."""
         self.send(kind, data)
         return self.receive()
+
+    def step(self, what: str, gate: str = "") -> str:
+        """The text that a step of an environment in `samples.py` is answered with."""
+        answer = self.ask("step", {"what": what, "gate": gate})
+        assert answer["type"] == "observation", answer
+        return str(answer["data"]["observation"]["text"])
+
+    def pid(self) -> int:
+        """The process that serves the session."""
+        return int(self.step("pid"))
+
+    def last_word(self) -> tuple[Json, int]:
+        """What the client is told, and the code of the close that follows."""
+        answer = self.receive()
+        return answer, self.close_code()
+
+    def close_code(self) -> int:
+        """The code of the close that comes next."""
+        try:
+            frame = self.receive()
+        except ConnectionClosed as exc:
+            return exc.rcvd.code if exc.rcvd else 1006
+        raise AssertionError(frame)
+
+    def leave(self) -> None:
+        """End the session by a message, and wait for the close."""
+        self.send("close")
+        self.close_code()
 
     def say(self, text: str | bytes) -> Json:
         """Send this very frame and return the answer."""
@@ -219,3 +259,19 @@ def _decoded(body: bytes) -> Any:
         return json.loads(body)
     except ValueError:
         return body.decode()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Look for as long as one waits for anything."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def python_with_few_descriptors(folder: Path, limit: int) -> str:
+    """A Python whose processes may have so many descriptors."""
+    python = folder / "python-with-few-descriptors"
+    python.write_text(f'#!/bin/sh\nulimit -n {limit}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    return str(python)

@@ -157,11 +157,6 @@ class ShardProcess:
                 return facts[what]
         raise AssertionError(f"it never said {what}")
 
-    def ask(self, method: str, *calls: dict[str, Any]) -> Any:
-        """The results of these calls."""
-        self.order(method, *calls)
-        return self.said("found")
-
     def kill(self) -> None:
         """SIGKILL, and the end of it."""
         self.process.kill()

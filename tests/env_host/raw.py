@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from websockets.frames import Frame, Opcode
+from websockets.frames import Opcode
 
 from openenvd.system.net.websocket import apply_mask
 
@@ -76,11 +76,7 @@ class Raw:
         return data
 
 
-def frame(opcode: Opcode, payload: bytes, *, fin: bool = True, mask: bool = True) -> bytes:
-    return Frame(opcode, payload, fin).serialize(mask=mask)
-
-
-def any_frame(
+def frame(
     opcode: int,
     payload: bytes,
     *,

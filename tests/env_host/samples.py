@@ -117,21 +117,6 @@ class Counter(Environment[Do, Seen, State]):
         with open("closed.log", "a") as log:
             log.write("closed\\n")
 
-class Stopping(Counter):
-    """Stops its process in the very turn of the loop in which a slot becomes free."""
-
-    def do_stop_when_free(self, action):
-        from openenvd.env_host.sessions.table import SessionTable
-        release = SessionTable.release
-
-        def release_and_stop(table, session, **how):
-            ending = release(table, session, **how)
-            table._hooks._on_count.__self__._beat()
-            os.kill(os.getpid(), signal.SIGSTOP)
-            return ending
-
-        SessionTable.release = release_and_stop
-
 class Single(Counter):
     SUPPORTS_CONCURRENT_SESSIONS = False
 
@@ -282,7 +267,7 @@ class Threaded(Counter):
 # Environments with tools, each session with its own server.
 TOOLS = """
 from types import SimpleNamespace as Tool
-from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
+from plain import Bare
 
 class Server:
     def __init__(self):
@@ -291,29 +276,14 @@ class Server:
         def count():
             self.count += 1
             return {"count": self.count}
-        def greet(name):
-            return f"hello {name}"
-        def fail():
-            raise ValueError("as asked")
-        return count, greet, fail
+        return [count]
     async def get_tools(self):
         return {
             f.__name__: Tool(name=f.__name__, description="", parameters={}, fn=f)
             for f in self.functions()
         }
 
-class Plain(Environment[Action, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-    RESET_FIRST = False
-    def reset(self, seed=None, episode_id=None, **kwargs):
-        return Observation()
-    def step(self, action, timeout_s=None, **kwargs):
-        return Observation()
-    @property
-    def state(self):
-        return State()
-
-class Tools(Plain):
+class Tools(Bare):
     def __init__(self):
         self.mcp_server = Server()
 """
@@ -323,21 +293,34 @@ from openenvd.env_host.environment.interfaces import Action, Environment, Observ
 
 class Do(Action):
     gate: str = ""
+    how: str = ""
+    signals: list[int] = []
 
 class Seen(Observation):
     steps: int = 0
+    text: str = ""
+    pids: list[int] = []
+    found: dict = {}
 
-class Plain(Environment[Do, Seen, State]):
+class Bare(Environment[Do, Seen, State]):
     """Nothing in its code is bound to a thread."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
     RESET_FIRST = False
 
-    def __init__(self):
-        self._state = State()
-
     def reset(self, **kwargs):
         return Seen()
+
+    def step(self, action, **kwargs):
+        return Seen()
+
+    @property
+    def state(self):
+        return State()
+
+class Plain(Bare):
+    def __init__(self):
+        self._state = State()
 
     def step(self, action):
         self._state.step_count += 1

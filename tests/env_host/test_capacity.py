@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 from urllib.request import urlopen
@@ -27,7 +26,7 @@ from openenvd.env_host.startup import device_of
 
 from ..prometheus_rules import lint
 from .conftest import StartHost
-from .hosts import WAIT_SECONDS, Host
+from .hosts import Host, until
 
 Json = dict[str, Any]
 NOW = 100 * MICROSECONDS
@@ -95,10 +94,6 @@ def test_a_summary_is_the_same_as_long_as_nothing_happens(scoreboard: Scoreboard
     assert before["shards"] == {"alive": 2}
 
 
-def test_a_shard_whose_loop_never_ran_has_no_heartbeat(scoreboard: Scoreboard) -> None:
-    assert shard_of(scoreboard[0], NOW)["heartbeat_seconds"] is None
-
-
 def test_the_metrics_page_has_every_family_and_escapes_names(scoreboard: Scoreboard) -> None:
     page = render_metrics('a"b', capacity_of(scoreboard, NOW))
     assert '{environment="a\\"b",shard="0"} 0\n' in page
@@ -106,6 +101,7 @@ def test_the_metrics_page_has_every_family_and_escapes_names(scoreboard: Scorebo
     assert len(families) == len(set(families))
     assert all(line.startswith(("#", "openenvd_")) for line in page.splitlines())
     assert lint(page) == []
+    assert shard_of(scoreboard[0], NOW)["heartbeat_seconds"] is None  # its loop never ran
 
 
 @pytest.mark.parametrize(
@@ -125,38 +121,32 @@ def capacity(host: Host) -> Json:
     return dict(seen)
 
 
-def until(check: Callable[[], Any]) -> Any:
-    """What `check` gives, once that is something: a shard's own figures come with its heartbeat."""
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not (found := check()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
-def test_sessions_and_steps_are_counted_by_shard(start: StartHost) -> None:
-    host = start(shards=2, max_sessions=6)
-    host.ready()
+def test_sessions_and_steps_are_counted_by_shard(serve: StartHost) -> None:
+    host = serve(shards=2, max_sessions=6)
     with ExitStack() as stack:
         for _ in range(4):
             client = stack.enter_context(host.open())
             client.ask("reset")
             client.ask("step", {"what": "pid"})
-        seen = until(lambda: (c := capacity(host))["sessions"] == 4 and _steps(c) == 4 and c)
+        until(lambda: capacity(host)["sessions"] == _steps(capacity(host)) == 4)
+        seen = capacity(host)
         assert seen["max_sessions"] == 6
         assert [shard["max_sessions"] for shard in seen["shards"]] == [3, 3]
         assert {shard["state"] for shard in seen["shards"]} == {"alive"}
         assert sum(shard["totals"]["sessions"] for shard in seen["shards"]) == 4
-    until(lambda: capacity(host)["sessions"] == 0)
+    host.emptied()
+    with urlopen(f"http://127.0.0.1:{host.port}/metrics") as answer:
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        page = answer.read().decode()
+    assert 'openenvd_shard_max_sessions{environment="sample",shard="1"} 3' in page
 
 
 def _steps(seen: Json) -> int:
     return sum(shard["totals"]["steps"] for shard in seen["shards"])
 
 
-def test_the_shim_is_notified_of_changes(start: StartHost) -> None:
-    host = start(shards=2, max_sessions=6)
-    host.ready()
+def test_the_shim_is_notified_of_changes(serve: StartHost) -> None:
+    host = serve(shards=2, max_sessions=6)
     while (told := (host.note() or {}).get("capacity")) is None:
         pass
     assert (told["max_sessions"], told["shards"]) == (6, {"alive": 1, "parked": 1})
@@ -166,19 +156,9 @@ def test_the_shim_is_notified_of_changes(start: StartHost) -> None:
             pass
 
 
-def test_the_page_is_prometheus_text(start: StartHost) -> None:
-    host = start(shards=2, max_sessions=6)
-    host.ready()
-    with urlopen(f"http://127.0.0.1:{host.port}/metrics") as answer:
-        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
-        page = answer.read().decode()
-    assert 'openenvd_shard_max_sessions{environment="sample",shard="1"} 3' in page
-
-
-def test_a_shard_that_is_stopped_is_wedged(start: StartHost) -> None:
+def test_a_shard_that_is_stopped_is_wedged(serve: StartHost) -> None:
     """Another answers for it."""
-    host = start(shards=2, max_sessions=6)
-    host.ready()
+    host = serve(shards=2, max_sessions=6)
     with host.open(), host.open():
         pid = capacity(host)["shards"][1]["pid"]
         os.kill(pid, signal.SIGSTOP)
@@ -201,10 +181,9 @@ def test_the_longest_blocked_shard_gives_the_duration(scoreboard: Scoreboard) ->
 
 
 @pytest.mark.parametrize(("gpus", "seen"), [(2, {"5", "7"}), (1, {"5"}), (0, {"5,7"})])
-def test_each_shard_sees_its_own_gpu(start: StartHost, gpus: int, seen: set[str]) -> None:
+def test_each_shard_sees_its_own_gpu(serve: StartHost, gpus: int, seen: set[str]) -> None:
     environ = {"CUDA_VISIBLE_DEVICES": "5,7"}
-    host = start(gpus=gpus, shards=2, max_sessions=2, env=environ)
-    host.ready()
+    host = serve(gpus=gpus, shards=2, max_sessions=2, env=environ)
     with host.open() as one, host.open() as two:  # a slot each
         answers = [client.ask("step", {"what": "device"}) for client in (one, two)]
         assert {a["data"]["observation"]["text"] for a in answers} == seen

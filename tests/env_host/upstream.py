@@ -10,9 +10,14 @@ import os
 from fastapi import FastAPI, WebSocket
 
 class HTTPEnvServer:
-    def __init__(self, env, action_cls, observation_cls):
-        self._env_factory = env
+    def __init__(self, env, action_cls, observation_cls, max_concurrent_envs=1):
+        self._env_factory, self.max = env, max_concurrent_envs
         self.action_cls, self.observation_cls = action_cls, observation_cls
+        self._validate_concurrency_safety()
+
+    def _validate_concurrency_safety(self):
+        if self.max > 1 and not self._env_factory.SUPPORTS_CONCURRENT_SESSIONS:
+            raise RuntimeError("not marked")
 
     def register_routes(self, app, mode="simulation"):
         @app.get("/health")
@@ -33,15 +38,16 @@ class HTTPEnvServer:
 
 def create_app(env, action_cls, observation_cls, **named):
     app = FastAPI()
-    HTTPEnvServer(env, action_cls, observation_cls).register_routes(app)
+    HTTPEnvServer(env, action_cls, observation_cls, **named).register_routes(app)
     return app
 '''
 
 
-def write_upstream(folder: Path) -> None:
-    """Write the package, to be imported from there."""
+def write_upstream(folder: Path, **modules: str) -> None:
+    """Write the package, to be imported from there, with these other modules."""
     package = folder / "openenv" / "core" / "env_server"
     package.mkdir(parents=True)
     for each in (package, package.parent, package.parent.parent):
         (each / "__init__.py").write_text("")
-    (package / "http_server.py").write_text(SERVER)
+    for name, text in {"http_server": SERVER, **modules}.items():
+        (package / f"{name}.py").write_text(text)

@@ -18,14 +18,15 @@ both_variants = pytest.mark.parametrize("env", [{}, {"BENCHMARK_SYNC": "1"}], id
 
 
 @both_variants
-def test_a_step_waits_as_asked_and_reports_the_process_that_served_it(
-    start: StartHost, env: dict[str, str]
+def test_a_step_waits_as_asked_with_messages_of_the_size_asked_for(
+    serve: StartHost, env: dict[str, str]
 ) -> None:
-    host = start(SERVED, env=env)
-    host.ready()
-    with host.open() as session:
+    with serve(SERVED, env=env).open() as session:
         first = session.ask("reset")["data"]["observation"]
         seen = session.ask("step", {"wait_seconds": 0.05})["data"]["observation"]
+        action = {"payload": "y" * 1000, "answer_bytes": 3000}
+        sized = session.ask("step", action)["data"]["observation"]
+    assert (sized["payload_bytes"], len(sized["payload"])) == (1000, 3000)
     assert seen["waited_seconds"] >= 0.05
     assert seen["step_count"] == 1
     assert seen["session_hash"] == first["session_hash"] != ""
@@ -34,22 +35,11 @@ def test_a_step_waits_as_asked_and_reports_the_process_that_served_it(
 
 
 @both_variants
-def test_sessions_wait_side_by_side(start: StartHost, env: dict[str, str]) -> None:
-    host = start(SERVED, env=env, reset_first=False)
-    host.ready()
+def test_sessions_wait_side_by_side(serve: StartHost, env: dict[str, str]) -> None:
+    host = serve(SERVED, env=env, reset_first=False)
     with host.open() as one, host.open() as other:
         one.send("step", {"wait_seconds": 600})
         assert other.ask("step", {"wait_seconds": 0})["data"]["observation"]["step_count"] == 1
-
-
-def test_messages_have_the_requested_size(start: StartHost) -> None:
-    host = start(SERVED, reset_first=False)
-    host.ready()
-    with host.open() as session:
-        action = {"payload": "y" * 1000, "answer_bytes": 3000}
-        seen = session.ask("step", action)["data"]["observation"]
-    assert seen["payload_bytes"] == 1000
-    assert len(seen["payload"]) == 3000
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from openenvd.system.process.exit_reason import ExitKind
 
 from ..conftest import StartHost
 from ..hosts import WAIT_SECONDS, Client, Host
-from ..shard.test_shards import last_word, next_exit, pid_of
 from .test_sessions import Gate
 
 
@@ -38,7 +37,7 @@ SOON: dict[str, Any] = {"env": {"PATIENCE": "0.3"}, "step_timeout_seconds": 0.2}
 def abandon(client: Client, what: str, gate: Gate) -> None:
     """A step that times out, and goes on."""
     client.send("step", {"what": what, "gate": gate.name})
-    assert "did not finish within" in last_word(client)[0]["data"]["message"]
+    assert "did not finish within" in client.last_word()[0]["data"]["message"]
     gate.reached()
 
 
@@ -47,83 +46,75 @@ def abandoned(host: Host) -> int:
     return found
 
 
-def test_a_step_that_goes_on_is_counted_until_it_returns(start: StartHost, gate: Gate) -> None:
-    host = start(shards=1, step_timeout_seconds=0.2)
-    host.ready()
+def test_steps_that_go_on_are_counted_until_they_return(
+    serve: StartHost, gate: Gate, tmp_path: Path
+) -> None:
+    host = serve(step_timeout_seconds=0.2)
+    over_http = Gate(tmp_path, "http")
     with host.open() as client, host.open() as other:
-        pid = pid_of(other)
+        pid = other.pid()
         abandon(client, "wait", gate)
         assert abandoned(host) == 1
-        gate.open()
+        step = {"action": {"what": "wait", "gate": over_http.name}}
+        assert host.http("POST", "/step", step)[0] >= 500
+        over_http.reached()
+        assert abandoned(host) == 2
+        for each in (gate, over_http):
+            each.open()
         host.until(lambda capacity: capacity["shards"][0]["abandoned"] == 0)
-        assert pid_of(other) == pid
-
-
-def test_a_step_over_http_that_goes_on_is_counted_too(start: StartHost, gate: Gate) -> None:
-    host = start(shards=1, step_timeout_seconds=0.2)
-    host.ready()
-    step = {"action": {"what": "wait", "gate": gate.name}}
-    assert host.http("POST", "/step", step)[0] >= 500
-    gate.reached()
-    assert abandoned(host) == 1
-    gate.open()
-    host.until(lambda capacity: capacity["shards"][0]["abandoned"] == 0)
+        assert other.pid() == pid
 
 
 def test_a_shard_is_replaced_when_its_other_sessions_have_ended(
-    start: StartHost, gate: Gate
+    serve: StartHost, gate: Gate
 ) -> None:
-    host = start(shards=1, **SOON)
-    host.ready()
+    host = serve(shards=1, **SOON)
     with host.open() as client, host.open() as other:
-        pid = pid_of(other)
+        pid = other.pid()
         abandon(client, "wait", gate)
         host.until(lambda capacity: capacity["shards"][0]["abandoned_seconds"] > 1.5)
-        assert pid_of(other) == pid
+        assert other.pid() == pid
     psutil.Process(pid).wait(WAIT_SECONDS)
     with host.open() as client:
-        assert pid_of(client) != pid
+        assert client.pid() != pid
     assert f"shard 0 (pid {pid}) is replaced: 1 abandoned step has run for" in host.log.read_text()
 
 
 def test_a_shard_whose_sessions_are_starved_is_replaced_at_once(
-    start: StartHost, gate: Gate
+    serve: StartHost, gate: Gate
 ) -> None:
-    host = start(shards=1, **SOON)
-    host.ready()
+    host = serve(shards=1, **SOON)
     with host.open() as client, host.open() as other:
-        pid = pid_of(other)
+        pid = other.pid()
         abandon(client, "wait_then_hold", gate)
         gate.open()
-        answer, code = last_word(other)
+        answer, code = other.last_word()
         assert STARVED in answer["data"]["message"]
         assert code == 1011
-    told = next_exit(host)
+    told = host.note_that_has("shard_exit")
     assert (told["pid"], told["replaced_for"], told["sessions"]) == (pid, STARVED, 1)
     reason = explain_child(told, limit_bytes=None)
     assert (reason.kind, reason.sentence()) == (ExitKind.STOPPED, STARVED)
     with host.open() as client:
         client.ask("reset")
-        assert pid_of(client) != pid
+        assert client.pid() != pid
 
 
 @pytest.mark.parametrize("what", ["wait", "wait_then_hold"])
 def test_the_process_of_an_isolated_session_is_ended(
-    start: StartHost, gate: Gate, what: str
+    serve: StartHost, gate: Gate, what: str
 ) -> None:
-    host = start("Single", max_sessions=2, **SOON)
-    host.ready()
+    host = serve("Single", max_sessions=2, **SOON)
     with host.open() as client, host.open() as other:
-        process, others = psutil.Process(pid_of(client)), pid_of(other)
+        process, others = psutil.Process(client.pid()), other.pid()
         abandon(client, what, gate)
         gate.open() if what == "wait_then_hold" else None
         process.wait(WAIT_SECONDS)
-        assert pid_of(other) == others
+        assert other.pid() == others
 
 
-def test_what_a_session_has_left_behind_is_named_until_it_ends(start: StartHost) -> None:
-    host = start(shards=1)
-    host.ready()
+def test_what_a_session_has_left_behind_is_named_until_it_ends(serve: StartHost) -> None:
+    host = serve(shards=1)
     with host.open() as client:
         client.ask("reset")
         pid = int(client.ask("step", {"what": "leave"})["data"]["observation"]["text"])

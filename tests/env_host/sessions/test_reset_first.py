@@ -40,10 +40,8 @@ def module(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("isolate", [False, True])
 @pytest.mark.usefixtures("module")
-def test_a_session_goes_on_after_a_refused_step(start: StartHost, isolate: bool) -> None:
-    host = start("resets:Undeclared", isolate=isolate)
-    host.ready()
-    with host.open() as client:
+def test_a_session_goes_on_after_a_refused_step(serve: StartHost, isolate: bool) -> None:
+    with serve("resets:Undeclared", isolate=isolate).open() as client:
         told = client.ask("step", {})["data"]
         assert told["code"] == "SESSION_NOT_RESET"
         assert "Call reset" in told["message"]
@@ -68,31 +66,25 @@ def test_a_session_goes_on_after_a_refused_step(start: StartHost, isolate: bool)
 )
 @pytest.mark.usefixtures("module")
 def test_the_launch_decides_over_the_manifest_and_that_over_the_class(
-    start: StartHost, name: str, manifest: bool | None, option: bool | None, answer: str
+    serve: StartHost, name: str, manifest: bool | None, option: bool | None, answer: str
 ) -> None:
     declared = {} if manifest is None else {"reset_first": manifest}
-    host = start(f"resets:{name}", reset_first=option, manifest=declared)
-    host.ready()
-    with host.open() as client:
+    with serve(f"resets:{name}", reset_first=option, manifest=declared).open() as client:
         assert first_step(client) == answer
 
 
-def test_a_class_that_says_nothing_needs_a_reset(start: StartHost, tmp_path: Path) -> None:
+def test_a_class_that_says_nothing_needs_a_reset(serve: StartHost, tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text(
         "class Plain:\n    def reset(self): return {}\n    def step(self, action): return {}\n"
     )
-    host = start("plain:Plain")
-    host.ready()
-    with host.open() as client:
+    with serve("plain:Plain").open() as client:
         assert first_step(client) == "SESSION_NOT_RESET"
 
 
 @pytest.mark.usefixtures("module")
-def test_tools_are_listed_and_called_over_mcp_without_a_reset(start: StartHost) -> None:
+def test_tools_are_listed_and_called_over_mcp_without_a_reset(serve: StartHost) -> None:
     """Upstream says so of both; a step that calls a tool is a step as any other."""
-    host = start("resets:Undeclared")
-    host.ready()
-    with host.open() as client:
+    with serve("resets:Undeclared").open() as client:
         assert first_step(client, type="list_tools") == "VALIDATION_ERROR"  # none here, but asked
         for method in ("tools/list", "tools/call"):
             call = {"jsonrpc": "2.0", "method": method, "params": {"name": "x"}, "id": 1}
@@ -101,17 +93,8 @@ def test_tools_are_listed_and_called_over_mcp_without_a_reset(start: StartHost) 
 
 
 @pytest.mark.usefixtures("module")
-def test_a_session_that_was_begun_over_http_may_begin_with_a_step(start: StartHost) -> None:
-    host = start("resets:Undeclared")
-    host.ready()
-    create = {"jsonrpc": "2.0", "method": "openenv/session/create", "id": 1}
-    session = host.http("POST", "/mcp", create)[1]["result"]["session_id"]
-    with host.open(f"/ws?session_id={session}") as client:
-        assert first_step(client) == "observation"
-
-
-@pytest.mark.usefixtures("module")
-def test_a_stateless_step_over_http_needs_no_reset(start: StartHost) -> None:
-    host = start("resets:Undeclared")
-    host.ready()
+def test_what_is_begun_over_http_may_begin_with_a_step(serve: StartHost) -> None:
+    host = serve("resets:Undeclared")
     assert host.http("POST", "/step", {"action": {}})[0] == 200
+    with host.open(f"/ws?session_id={host.create_session()}") as client:
+        assert first_step(client) == "observation"

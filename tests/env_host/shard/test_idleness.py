@@ -24,17 +24,15 @@ def slept(host: Host) -> int:
 
 
 @pytest.mark.parametrize("config", [{}, {"shards": 2}, {"isolate": True, "max_sessions": 4}])
-def test_a_host_sleeps_after_its_last_session(start: StartHost, config: dict[str, Any]) -> None:
-    host = start(sleep_after_seconds=1.0, **config)
-    host.ready()
+def test_a_host_sleeps_after_its_last_session(serve: StartHost, config: dict[str, Any]) -> None:
+    host = serve(sleep_after_seconds=1.0, **config)
     with host.open() as client:
         assert client.ask("reset")["type"] == "observation"
     assert slept(host) == 0
 
 
-def test_a_session_keeps_a_host_awake(start: StartHost) -> None:
-    host = start(sleep_after_seconds=SHORT)
-    host.ready()
+def test_a_session_keeps_a_host_awake(serve: StartHost) -> None:
+    host = serve(sleep_after_seconds=SHORT)
     with host.open() as client:
         for _ in range(20):
             answer = client.ask("reset")
@@ -45,24 +43,22 @@ def test_a_session_keeps_a_host_awake(start: StartHost) -> None:
     assert slept(host) == 0
 
 
-def test_what_connects_while_a_host_exits_is_served_by_the_next(start: StartHost) -> None:
+def test_what_connects_while_a_host_exits_is_served_by_the_next(serve: StartHost) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    first = start(listener=listener.dup(), sleep_after_seconds=SHORT)
-    first.ready()
+    first = serve(listener=listener.dup(), sleep_after_seconds=SHORT)
     assert slept(first) == 0
     connection = HTTPConnection("127.0.0.1", first.port, timeout=WAIT_SECONDS)
     connection.request("GET", "/health")
-    start(listener=listener.dup()).ready()
+    serve(listener=listener.dup())
     listener.close()
     assert connection.getresponse().status == 200
     connection.close()
 
 
-def test_a_replica_with_others_at_its_address_stays_awake(start: StartHost, tmp_path: Path) -> None:
+def test_a_replica_with_others_at_its_address_stays_awake(serve: StartHost, tmp_path: Path) -> None:
     other = tmp_path / "trial-1.door"
     other.touch()
-    host = start(sleep_after_seconds=SHORT, doors=f"{tmp_path}/trial-", shares_address=True)
-    host.ready()
+    host = serve(sleep_after_seconds=SHORT, doors=f"{tmp_path}/trial-", shares_address=True)
     time.sleep(10 * SHORT)
     assert host.process.poll() is None
     other.unlink()

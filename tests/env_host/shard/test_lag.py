@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from queue import SimpleQueue
 
 import pytest
@@ -34,35 +34,47 @@ class Clock:
         return self.now
 
 
-def test_a_stall_of_five_seconds_is_fifty_missed_samples() -> None:
-    lags = lags_of(10.0, 15.0, 0.1, most=600)
-    assert len(lags) == 51  # the one that was due, and fifty that were not taken
-    assert lags[0] == 5.0
-    assert lags[1] == pytest.approx(4.9)
-    assert lags[-1] == pytest.approx(0.0, abs=1e-6)
+Paused = tuple[EventLoopLagMonitor, Clock]
 
 
-def test_a_stall_longer_than_the_window_fills_the_window_and_no_more() -> None:
-    lags = lags_of(0.0, 100.0, 0.1, most=10)
-    assert len(lags) == 10
-    assert lags[0] == pytest.approx(0.9)
+@pytest.fixture
+async def paused() -> AsyncIterator[Paused]:
+    """A monitor that has nothing to do, with its clock."""
+    clock = Clock()
+    monitor = EventLoopLagMonitor(clock=clock, interval_seconds=0.001)
+    monitor.start(paused=True)
+    yield monitor, clock
+    monitor.stop()
 
 
-def test_a_beat_in_time_is_one_sample_without_lag() -> None:
+@pytest.mark.parametrize(
+    ("due", "now", "most", "samples", "first"),
+    [(10.0, 15.0, 600, 51, 5.0), (0.0, 100.0, 10, 10, 0.9)],
+    ids=["the one that was due and fifty more", "no more than the window has"],
+)
+def test_a_stall_is_all_the_samples_that_were_missed(
+    due: float, now: float, most: int, samples: int, first: float
+) -> None:
+    expected = [pytest.approx(first - number * 0.1, abs=1e-6) for number in range(samples)]
+    assert lags_of(due, now, 0.1, most=most) == expected
+
+
+@pytest.mark.parametrize(
+    ("beats", "dues"),
+    [
+        ([0.1, 0.2, 0.3], [0.2, 0.3, 0.4]),
+        ([0.25, 0.3], [0.3, 0.4]),
+        ([0.0995], [0.2]),
+    ],
+    ids=["in time", "it keeps its rhythm after a stall", "a timer that comes too early"],
+)
+def test_when_the_next_beat_is_due(beats: list[float], dues: list[float]) -> None:
     window = LagWindow(0.0)
-    for _ in range(30):
-        window.beat(window.due)
-    snapshot = window.snapshot(window.due)
-    assert (snapshot.samples, snapshot.max_seconds) == (30, 0.0)
-    assert window.due == pytest.approx(3.1)
-
-
-def test_the_beat_after_a_stall_keeps_its_rhythm() -> None:
-    window = LagWindow(0.0)
-    window.beat(0.25)
-    assert window.due == pytest.approx(0.3)
-    window.beat(0.3)
-    assert window.due == pytest.approx(0.4)
+    for beat, due in zip(beats, dues, strict=True):
+        window.beat(beat)
+        assert window.due == pytest.approx(due)
+    lag = max(beat - 0.1 for beat in beats[:1])
+    assert window.snapshot(beats[-1]).max_seconds == pytest.approx(max(lag, 0.0))
 
 
 def test_one_long_stall_moves_the_percentiles_as_long_as_it_lasted() -> None:
@@ -97,28 +109,10 @@ def test_the_window_slides_and_the_worst_is_remembered() -> None:
     assert snapshot.worst_seconds == pytest.approx(2.0)
 
 
-def test_a_timer_that_comes_too_early_has_no_lag() -> None:
-    window = LagWindow(0.0)
-    window.beat(0.0995)
-    assert window.due == pytest.approx(0.2)
-    assert window.snapshot(0.1).max_seconds == 0.0
-
-
 @pytest.mark.parametrize(("share", "value"), [(0.0, 1), (0.5, 2), (0.75, 3), (0.9, 4), (1.0, 4)])
 def test_quantiles_are_values_that_occurred(share: float, value: float) -> None:
     assert quantile([1, 2, 3, 4], share) == value
-
-
-def test_without_samples_all_is_zero() -> None:
-    assert quantile([], 0.5) == 0.0
-    assert EventLoopLagMonitor().snapshot().samples == 0
-
-
-async def test_the_monitor_goes_by_its_clock() -> None:
-    clock = Clock()
-    with EventLoopLagMonitor(clock=clock) as monitor:
-        clock.now += 3.1
-        assert monitor.snapshot().max_seconds == pytest.approx(3.0)
+    assert quantile([], share) == 0.0
 
 
 async def test_another_thread_reads_while_the_loop_is_held() -> None:
@@ -213,32 +207,24 @@ async def test_a_stopped_monitor_keeps_what_it_measured() -> None:
     assert monitor.snapshot().worst_seconds == pytest.approx(2.999)
 
 
-async def test_what_has_nothing_to_be_late_for_is_not_sampled() -> None:
-    clock = Clock()
-    monitor = EventLoopLagMonitor(clock=clock, interval_seconds=0.001)
-    monitor.start(paused=True)
+async def test_what_has_nothing_to_be_late_for_is_not_sampled(paused: Paused) -> None:
+    monitor, clock = paused
     clock.now += 100
     await asyncio.sleep(0.05)
     assert monitor.snapshot().samples == 0
     assert not [t for t in threading.enumerate() if t.name == "loop-watchdog"]
-    monitor.stop()
 
 
-async def test_a_stall_that_the_work_ended_with_is_recorded() -> None:
-    clock = Clock()
-    monitor = EventLoopLagMonitor(clock=clock, interval_seconds=0.001)
-    monitor.start(paused=True)
+async def test_a_stall_that_the_work_ended_with_is_recorded(paused: Paused) -> None:
+    monitor, clock = paused
     with monitor.watching(), monitor.watching():
         clock.now += 3.0
     await until_paused(monitor, clock)
     assert monitor.snapshot().worst_seconds == pytest.approx(3.0, abs=0.1)
-    monitor.stop()
 
 
-async def test_the_time_between_two_works_is_no_lag() -> None:
-    clock = Clock()
-    monitor = EventLoopLagMonitor(clock=clock, interval_seconds=0.001)
-    monitor.start(paused=True)
+async def test_the_time_between_two_works_is_no_lag(paused: Paused) -> None:
+    monitor, clock = paused
     for _ in range(2):
         monitor.resume()
         monitor.resume()
@@ -249,20 +235,16 @@ async def test_the_time_between_two_works_is_no_lag() -> None:
     snapshot = monitor.snapshot()
     assert snapshot.samples >= 2 * LINGER_SAMPLES
     assert snapshot.max_seconds < 1
-    monitor.stop()
 
 
-async def test_work_that_follows_at_once_keeps_it_sampling() -> None:
-    clock = Clock()
-    monitor = EventLoopLagMonitor(clock=clock, interval_seconds=0.001)
-    monitor.start(paused=True)
+async def test_work_that_follows_at_once_keeps_it_sampling(paused: Paused) -> None:
+    monitor, _ = paused
     for _ in range(3 * LINGER_SAMPLES):
         with monitor.watching():
             taken = monitor.snapshot().samples
             while monitor.snapshot().samples == taken:
                 await asyncio.sleep(0)
     assert monitor.snapshot().samples >= 3 * LINGER_SAMPLES
-    monitor.stop()
 
 
 async def until_paused(monitor: EventLoopLagMonitor, clock: Clock | None = None) -> None:
@@ -272,10 +254,7 @@ async def until_paused(monitor: EventLoopLagMonitor, clock: Clock | None = None)
         await asyncio.sleep(0.001)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc counts wake-ups")
-def test_a_paused_monitor_wakes_nothing(child: Callable[[str], str]) -> None:
-    count = child(
-        """
+WAKE_UPS = """
 import asyncio, glob
 from openenvd.system.process.loop_lag import EventLoopLagMonitor
 
@@ -295,15 +274,8 @@ async def main():
 
 asyncio.run(main())
 """
-    )
-    assert int(count) <= 5
 
 
-@pytest.fixture
-def child() -> Callable[[str], str]:
-    """Runs a line of Python in a new interpreter."""
-    return lambda code: (
-        subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, text=True
-        ).stdout
-    )
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc counts wake-ups")
+def test_a_paused_monitor_wakes_nothing() -> None:
+    assert int(subprocess.check_output([sys.executable, "-c", WAKE_UPS])) <= 5

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import socket
-import sys
 import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,33 +18,43 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Opcode
 from websockets.sync.client import connect
 
-from openenvd.schema.protocol import HostConfig
 from openenvd.system.net.connection_limit import connections_within
 from openenvd.system.text.units import MB
 
-from ..conftest import StartHost
-from ..hosts import WAIT_SECONDS, Host
+from ..conftest import ECHO, StartHost
+from ..hosts import WAIT_SECONDS, Host, python_with_few_descriptors
 from ..raw import Raw, frame, opened
 
-ECHO = "openenvd.env_host.bundled.echo.environment:EchoEnvironment"
 FEW_FDS, SOME_FDS = 300, 600
 PROJECT = """
 from fastapi import FastAPI, Request
 
 app = FastAPI()
 
-@app.post("/upload")
-async def upload(request: Request) -> int:
-    return len(await request.body())
+@app.post("/step")
+async def step(request: Request):
+    return {"size": len(await request.body())}
 """
+LIMITS: dict[str, Any] = {"max_message_mb": 2, "memory_bytes": 64 * MB}
 
 
 @pytest.fixture
-def host(start: StartHost) -> Host:
-    """An env host that takes messages and bodies of 2 MB, and has memory for few at once."""
-    started = start(ECHO, reset_first=False, max_message_mb=2, memory_bytes=64 * MB)
-    started.ready()
-    return started
+def project(tmp_path: Path) -> dict[str, Any]:
+    """What serves a project's own app as it is."""
+    (tmp_path / "upload.py").write_text(PROJECT)
+    return {"what": None, "app_candidates": ("upload:app",), "serve_as_is": True}
+
+
+@pytest.fixture(params=["class", "project"])
+def limited(request: pytest.FixtureRequest, serve: StartHost, project: dict[str, Any]) -> Host:
+    """A host of either kind."""
+    return serve(**project, **LIMITS) if request.param == "project" else serve(ECHO, **LIMITS)
+
+
+@pytest.fixture
+def host(serve: StartHost) -> Host:
+    """An env host that takes messages of 2 MB, and has memory for few at once."""
+    return serve(ECHO, reset_first=False, **LIMITS)
 
 
 def send(host: Host, *parts: bytes) -> bytes:
@@ -67,53 +78,49 @@ def long_step(most_mb: int) -> bytes:
     return frame(Opcode.TEXT, json.dumps(message).encode())
 
 
+@contextlib.contextmanager
+def beside(jobs: Iterable[Callable[[], None]]) -> Iterator[None]:
+    """Run each of these in a thread of its own, to its end."""
+    threads = [threading.Thread(target=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join(WAIT_SECONDS)
+
+
 def resident_bytes(host: Host) -> int:
     process = psutil.Process(host.process.pid)
     return sum(each.memory_info().rss for each in [process, *process.children(recursive=True)])
 
 
-def test_a_body_is_refused_by_its_announced_length(host: Host) -> None:
+def test_a_body_beyond_the_limit_is_refused_and_one_within_passes(limited: Host) -> None:
     for path in ("/step", "/reset", "/mcp", "/nowhere"):
-        refused = send(host, head_of(f"POST {path}", **{"Content-Length": str(6 << 30)}))
+        refused = send(limited, head_of(f"POST {path}", **{"Content-Length": str(6 << 30)}))
         assert refused == b"HTTP/1.1 413 Request Entity Too Large"
+    chunked = head_of("POST /step", **{"Transfer-Encoding": "chunked"})
+    parts = [b"100000\r\n" + b" " * MB + b"\r\n"] * 3
+    assert send(limited, chunked, *parts).startswith(b"HTTP/1.1 413")
+    body = {"action": {"message": "a" * (2 * MB - 1000)}}
+    assert limited.http("POST", "/step", body)[0] == 200
 
 
-def test_an_endless_head_takes_no_memory(host: Host) -> None:
-    before = resident_bytes(host)
+def test_an_endless_head_is_refused_and_takes_no_memory(limited: Host) -> None:
+    before = resident_bytes(limited)
+    endless = [head_of("GET /health")[:-2], b"X: ", *[b"x" * MB] * 200]
     with contextlib.suppress(ConnectionError):
-        assert send(host, head_of("GET /health")[:-2], b"X: ", *[b"x" * MB] * 200)[9:12] == b"431"
-    assert resident_bytes(host) - before < 20 * MB
-    assert host.http("GET", "/health")[0] == 200
-
-
-def test_an_endless_second_head_of_a_connection_is_refused(host: Host) -> None:
-    with socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS) as peer:
-        peer.sendall(head_of("GET /health"))
+        assert send(limited, *endless)[9:12] == b"431"
+    with socket.create_connection(("127.0.0.1", limited.port), WAIT_SECONDS) as peer:
+        peer.sendall(head_of("GET /health"))  # of which a second one on its connection is no other
         answer = b""
         while not answer.endswith(b"}"):
             answer += peer.recv(1000)
-        assert answer.startswith(b"HTTP/1.1 200")
         with contextlib.suppress(ConnectionError):
-            for part in [head_of("GET /health")[:-2], *[b"x" * MB] * 200]:
+            for part in endless:
                 peer.sendall(part)
         assert peer.recv(100).startswith(b"HTTP/1.1 431")
-
-
-def test_a_long_body_within_the_limit_passes(host: Host) -> None:
-    text = "a" * (2 * MB - 1000)
-    status, answer = host.http("POST", "/step", {"action": {"message": text}})
-    assert (status, answer["observation"]["echoed_message"]) == (200, text)
-
-
-def test_a_message_is_refused_by_its_announced_length(host: Host) -> None:
-    before = resident_bytes(host)
-    with connect(f"ws://127.0.0.1:{host.port}/ws", max_size=None) as client:
-        client.socket.sendall(b"\x81\xff" + (6 << 30).to_bytes(8, "big") + b"mask")
-        with pytest.raises(ConnectionClosed) as closed:
-            client.recv(WAIT_SECONDS)
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1009
-    assert resident_bytes(host) - before < 20 * MB
+    assert resident_bytes(limited) - before < 20 * MB
+    assert limited.http("GET", "/capacity")[0] in (200, 404)
 
 
 def test_a_message_beyond_the_setting_is_refused_and_one_within_passes(host: Host) -> None:
@@ -148,13 +155,9 @@ def test_a_crowd_that_sends_long_messages_in_one_instant_is_answered(host: Host)
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(opened(host)) for _ in range(24)]
         barrier = threading.Barrier(len(crowd))
-        senders = [threading.Thread(target=send_in_parts, args=(each, barrier)) for each in crowd]
-        for sender in senders:
-            sender.start()
-        for each in crowd:
-            assert each.answer()["type"] == "observation"
-        for sender in senders:
-            sender.join(WAIT_SECONDS)
+        with beside(partial(send_in_parts, each, barrier) for each in crowd):
+            for each in crowd:
+                assert each.answer()["type"] == "observation"
 
 
 def test_long_messages_are_answered_behind_unfinished_ones_that_do_not_go_on(host: Host) -> None:
@@ -165,13 +168,9 @@ def test_long_messages_are_answered_behind_unfinished_ones_that_do_not_go_on(hos
         crowd = [stack.enter_context(opened(host)) for _ in range(12)]
         for client in slow:
             client.send(sent[:-200_000])
-        senders = [threading.Thread(target=each.send, args=(sent,)) for each in crowd]
-        for sender in senders:
-            sender.start()
-        for each in crowd:
-            assert each.answer()["type"] == "observation"
-        for sender in senders:
-            sender.join(WAIT_SECONDS)
+        with beside(partial(each.send, sent) for each in crowd):
+            for each in crowd:
+                assert each.answer()["type"] == "observation"
         for client in slow:
             client.send(sent[-200_000:])
             assert client.answer()["type"] == "observation"
@@ -198,23 +197,17 @@ def test_long_messages_are_answered_beside_unfinished_ones_that_go_on_by_bytes(
         short, last = stack.enter_context(opened(host)), stack.enter_context(opened(host))
         for client in slow:
             client.send(sent[:rest])
-        drips = [threading.Thread(target=drip, args=(client,)) for client in slow]
-        for each in drips:
-            each.start()
-        last.send(sent)
-        assert last.answer()["type"] == "observation"
-        short.text('{"type":"state"}')
-        assert short.answer()["type"] == "state"
-        is_over.set()
-        for client in slow:
-            assert client.answer()["type"] == "observation"
-        for each in drips:
-            each.join(WAIT_SECONDS)
+        with beside(partial(drip, client) for client in slow):
+            last.send(sent)
+            assert last.answer()["type"] == "observation"
+            short.text('{"type":"state"}')
+            assert short.answer()["type"] == "state"
+            is_over.set()
+            for client in slow:
+                assert client.answer()["type"] == "observation"
 
 
-def test_of_more_unfinished_messages_than_may_be_the_largest_is_closed(start: StartHost) -> None:
-    host = start(ECHO, reset_first=False, max_message_mb=2, memory_bytes=64 * MB)
-    host.ready()
+def test_of_more_unfinished_messages_than_may_be_the_largest_is_closed(host: Host) -> None:
     sent = long_step(2)
     with contextlib.ExitStack() as stack:
         largest = stack.enter_context(opened(host))
@@ -225,9 +218,8 @@ def test_of_more_unfinished_messages_than_may_be_the_largest_is_closed(start: St
         assert (opcode, int.from_bytes(payload[:2], "big")) == (Opcode.CLOSE, 1013)
 
 
-def test_with_memory_for_them_more_unfinished_messages_are_kept(start: StartHost) -> None:
-    host = start(ECHO, reset_first=False, max_message_mb=2, memory_bytes=1000 * MB)
-    host.ready()
+def test_with_memory_for_them_more_unfinished_messages_are_kept(serve: StartHost) -> None:
+    host = serve(ECHO, reset_first=False, max_message_mb=2, memory_bytes=1000 * MB)
     sent = long_step(2)
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(opened(host)) for _ in range(30)]
@@ -238,76 +230,34 @@ def test_with_memory_for_them_more_unfinished_messages_are_kept(start: StartHost
             assert client.answer()["type"] == "observation"
 
 
-def test_the_routes_of_a_projects_own_app_are_limited_too(start: StartHost, tmp_path: Path) -> None:
-    (tmp_path / "upload.py").write_text(PROJECT)
-    host = start(None, app_candidates=("upload:app",), serve_as_is=True, max_message_mb=2)
-    host.ready()
-    announced = head_of("POST /upload", **{"Content-Length": str(3 * MB)})
-    chunked = head_of("POST /upload", **{"Transfer-Encoding": "chunked"})
-    assert b" 413 " in send(host, announced)
-    assert b" 413 " in send(host, chunked, *[b"100000\r\n" + b" " * MB + b"\r\n"] * 3)
-    assert host.http("POST", "/upload", "a" * MB) == (200, MB)
-
-
-def test_the_heads_of_a_projects_own_app_are_limited_too(start: StartHost, tmp_path: Path) -> None:
-    (tmp_path / "upload.py").write_text(PROJECT)
-    host = start(None, app_candidates=("upload:app",), serve_as_is=True)
-    host.ready()
-    endless = [head_of("POST /upload")[:-2], b"X: ", *[b"x" * MB] * 50]
-    assert send(host, *endless)[9:12] == b"431"
-    with socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS) as peer:
-        peer.sendall(head_of("GET /nowhere"))
-        answer = b""
-        while not answer.endswith(b"}"):
-            answer += peer.recv(1000)
-        assert answer.startswith(b"HTTP/1.1 404")
-        with contextlib.suppress(ConnectionError):
-            for part in endless:
-                peer.sendall(part)
-        assert peer.recv(100).startswith(b"HTTP/1.1 431")
-
-
 def test_silent_strangers_do_not_keep_others_out_of_a_projects_own_app(
-    start: StartHost, tmp_path: Path
+    serve: StartHost, project: dict[str, Any], tmp_path: Path
 ) -> None:
-    (tmp_path / "upload.py").write_text(PROJECT)
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (FEW_FDS, limit[1]))
-    try:
-        host = start(None, app_candidates=("upload:app",), serve_as_is=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-    host.ready()
+    host = serve(**project, python=python_with_few_descriptors(tmp_path, FEW_FDS))
     with contextlib.ExitStack() as stack:
         for _ in range(2 * FEW_FDS):
             stack.enter_context(socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS))
-        assert host.http("POST", "/upload", "a") == (200, 1)
+        assert host.http("POST", "/step", "a") == (200, {"size": 1})
         assert psutil.Process(host.process.pid).num_fds() < FEW_FDS
 
 
-def test_a_low_limit_on_descriptors_is_named_at_the_launch(tmp_path: Path) -> None:
-    python = tmp_path / "python-with-few-descriptors"
-    python.write_text(f'#!/bin/sh\nulimit -n 256\nexec {sys.executable} "$@"\n')
-    python.chmod(0o700)
-    host = Host(HostConfig(name="echo", env_class=ECHO, shards=2), tmp_path, python=str(python))
-    with contextlib.closing(host):
-        ready = host.ready()
+def test_a_low_limit_on_descriptors_is_named_at_the_launch(
+    start: StartHost, tmp_path: Path
+) -> None:
+    python = python_with_few_descriptors(tmp_path, 256)
+    ready = start(ECHO, shards=2, python=python).ready()
     assert ready["max_sessions"] == 2
     [told] = ready["notes"]
     assert told.startswith("1024 sessions were to be possible, and 2 are:")
     assert "256 (ulimit -Hn)" in told
 
 
-def test_requests_that_do_not_end_do_not_keep_sessions_out(tmp_path: Path) -> None:
+def test_requests_that_do_not_end_do_not_keep_sessions_out(
+    serve: StartHost, tmp_path: Path
+) -> None:
     """HTTP may have half of a shard's descriptors."""
-    python = tmp_path / "python-with-few-descriptors"
-    python.write_text(f'#!/bin/sh\nulimit -n {SOME_FDS}\nexec {sys.executable} "$@"\n')
-    python.chmod(0o700)
-    config = HostConfig(name="echo", env_class=ECHO, shards=1, max_sessions=4)
-    host = Host(config, tmp_path, python=str(python))
+    host = serve(ECHO, max_sessions=4, python=python_with_few_descriptors(tmp_path, SOME_FDS))
     with contextlib.ExitStack() as stack:
-        stack.callback(host.close)
-        host.ready()
         for _ in range(connections_within(SOME_FDS, shares=2)):
             peer = socket.create_connection(("127.0.0.1", host.port), WAIT_SECONDS)
             stack.enter_context(peer)
@@ -318,10 +268,9 @@ def test_requests_that_do_not_end_do_not_keep_sessions_out(tmp_path: Path) -> No
             assert client.ask("reset")["type"] == "observation"
 
 
-def test_a_handshake_that_only_websockets_refuses_is_answered(start: StartHost) -> None:
+def test_a_handshake_that_only_websockets_refuses_is_answered(serve: StartHost) -> None:
     """uvicorn would say nothing, and keep the connection for ever."""
-    host = start()
-    host.ready()
+    host = serve()
     upgrade = {
         "Connection": "Upgrade",
         "Upgrade": "websocket",

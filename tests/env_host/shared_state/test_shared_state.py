@@ -6,15 +6,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-import psutil
 import pytest
 
 from openenvd.env_host.environment.interfaces import State
@@ -23,7 +21,6 @@ from openenvd.env_host.shared_state.connection import (
     ProxyFactory,
     StateLink,
     StateProxy,
-    socket_name,
 )
 from openenvd.env_host.shared_state.frames import (
     BodyTooLarge,
@@ -35,37 +32,10 @@ from openenvd.env_host.shared_state.frames import (
 )
 from openenvd.env_host.shared_state.process import StateProcess
 
-from ..ledger import ROOT, LedgerWorld, ShardProcess
+from ..ledger import LedgerWorld, ShardProcess
 
 MEGABYTE = 2**20
 Connect = Callable[..., Any]
-
-
-@pytest.fixture
-def state() -> Iterator[StateProcess]:
-    """A state process of a `Ledger`."""
-    process = StateProcess(LedgerWorld)
-    process.start()
-    yield process
-    process.stop()
-    assert process.pid is None
-    with socket.socket(socket.AF_UNIX) as late, pytest.raises(OSError, match="refused"):
-        late.connect(socket_name(process.address))
-
-
-@pytest.fixture
-async def link(state: StateProcess) -> AsyncIterator[StateLink]:
-    """This process as a shard."""
-    link = StateLink(state.address)
-    await link.current(time.monotonic() + 30)
-    yield link
-    await link.close()
-
-
-@pytest.fixture
-def world(link: StateLink) -> StateProxy:
-    """One session."""
-    return StateProxy(link)
 
 
 @pytest.fixture
@@ -83,12 +53,22 @@ def shard(state: StateProcess) -> Iterator[Callable[[], ShardProcess]]:
             process.kill()
 
 
-def kill(state: StateProcess) -> dict[str, Any]:
+def kill(state: StateProcess) -> None:
     assert state.pid is not None
     os.kill(state.pid, signal.SIGKILL)
-    while (exited := state.reap()) is None:
+    while state.reap() is None:
         time.sleep(0.001)
-    return exited
+
+
+@contextmanager
+def stopped(state: StateProcess) -> Iterator[None]:
+    """The state process does nothing meanwhile."""
+    assert state.pid is not None
+    os.kill(state.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(state.pid, signal.SIGCONT)
 
 
 # What a call carries
@@ -105,15 +85,72 @@ async def test_a_call_returns_the_methods_result(world: StateProxy) -> None:
     assert await world.echo(memoryview(b"view")) == b"view"
 
 
-@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 10 * MEGABYTE])
-async def test_a_body_of_any_size_comes_back_unchanged(world: StateProxy, size: int) -> None:
-    body = os.urandom(size)
-    assert await world.echo(body) == body
-
-
-async def test_many_large_bodies_at_once_come_back(world: StateProxy) -> None:
-    bodies = [os.urandom(3 * MEGABYTE) + bytes([n]) for n in range(40)]
+async def test_bodies_of_any_size_come_back_unchanged(world: StateProxy) -> None:
+    sizes = [0, 1, 65_535, 65_536, 10 * MEGABYTE, *[3 * MEGABYTE] * 40]
+    bodies = [os.urandom(size) for size in sizes]
     assert await asyncio.gather(*(world.echo(body) for body in bodies)) == bodies
+
+
+def echo_within(world: StateProxy, seconds: float) -> Any:
+    return world.within(seconds).echo(a=1)
+
+
+def call_by_name(world: StateProxy, name: str) -> Any:
+    return world.call(name)
+
+
+FAILING: dict[str, tuple[Callable[[StateProxy], Any], type[Exception], str]] = {
+    "an exception": (
+        lambda world: world.fail(),
+        WorldCallFailed,
+        r"^world\.fail: LookupError: there is nothing$",
+    ),
+    "a message without a UTF-8 form": (
+        lambda world: world.fail_in_latin(),
+        WorldCallFailed,
+        r"OSError: caf\?",
+    ),
+    "an argument is missing": (lambda world: world.note(), WorldCallFailed, "TypeError"),
+    "one is too many": (lambda world: world.nothing(a=1), WorldCallFailed, "TypeError"),
+    "a body is too many": (lambda world: world.nothing(b"body"), WorldCallFailed, "TypeError"),
+    "a result that is no JSON": (
+        lambda world: world.fail_to_say(),
+        WorldCallFailed,
+        "Unable to serialize",
+    ),
+    "an argument that is no JSON": (lambda world: world.echo(a=object()), ValueError, "serialize"),
+    "an answer that is too large": (
+        lambda world: world.zeros(count=257 * MEGABYTE),
+        WorldCallFailed,
+        "BodyTooLarge",
+    ),
+    **{
+        f"within {seconds} seconds": (
+            partial(echo_within, seconds=seconds),
+            ValueError,
+            "write a number of seconds",
+        )
+        for seconds in (float("inf"), float("nan"))
+    },
+    **{
+        f"{name}, which is not public": (
+            partial(call_by_name, name=name),
+            WorldCallFailed,
+            "AttributeError",
+        )
+        for name in ("session_ended", "close", "no_such_thing", "_private")
+    },
+}
+
+
+@pytest.mark.parametrize(("call", "error", "text"), FAILING.values(), ids=FAILING)
+async def test_a_call_that_fails_does_so_alone(
+    world: StateProxy, call: Callable[[StateProxy], Any], error: type[Exception], text: str
+) -> None:
+    beside = asyncio.ensure_future(world.echo(a=1))
+    with pytest.raises(error, match=text):
+        await call(world)
+    assert await beside == await world.echo(a=1) == {"a": 1}
 
 
 async def test_a_body_that_is_too_large_is_not_sent(
@@ -123,58 +160,6 @@ async def test_a_body_that_is_too_large_is_not_sent(
     with pytest.raises(BodyTooLarge):
         await world.length(bytes(1001))
     assert await world.length(bytes(1000)) == 1000
-
-
-async def test_an_answer_that_is_too_large_fails_its_own_call(world: StateProxy) -> None:
-    with pytest.raises(WorldCallFailed, match="BodyTooLarge"):
-        await world.zeros(count=257 * MEGABYTE)
-    assert await world.echo(a=1) == {"a": 1}
-
-
-async def test_an_exception_of_a_method_reaches_its_caller_alone(world: StateProxy) -> None:
-    calls: list[Any] = [world.fail(), world.echo(a=1)]
-    found = await asyncio.gather(*calls, return_exceptions=True)
-    assert str(found[0]) == "world.fail: LookupError: there is nothing"
-    assert found[1] == {"a": 1}
-
-
-async def test_a_message_without_a_utf8_form_fails_its_own_call(world: StateProxy) -> None:
-    with pytest.raises(WorldCallFailed, match=r"OSError: caf\?"):
-        await world.fail_in_latin()
-    assert await world.echo(a=1) == {"a": 1}
-
-
-@pytest.mark.parametrize("seconds", [float("inf"), float("nan")])
-async def test_a_deadline_that_is_no_number_fails_its_own_call(
-    world: StateProxy, seconds: float
-) -> None:
-    with pytest.raises(ValueError, match="write a number of seconds"):
-        await world.within(seconds).echo(a=1)
-    assert await world.echo(a=1) == {"a": 1}
-
-
-@pytest.mark.parametrize("name", ["session_ended", "close", "no_such_thing"])
-async def test_only_public_methods_may_be_called(world: StateProxy, name: str) -> None:
-    with pytest.raises(WorldCallFailed, match="AttributeError"):
-        await world.call(name)
-    with pytest.raises(WorldCallFailed, match="AttributeError"):
-        await world.call("_private")
-
-
-async def test_wrong_arguments_and_results_fail_their_call(world: StateProxy) -> None:
-    for call in (world.note(), world.nothing(a=1), world.nothing(b"body")):
-        with pytest.raises(WorldCallFailed, match="TypeError"):
-            await call
-    with pytest.raises(WorldCallFailed, match="Unable to serialize"):
-        await world.fail_to_say()
-    with pytest.raises(ValueError, match="serialize"):
-        await world.echo(a=object())
-    assert await world.note(entry="fine") == 1
-
-
-async def test_a_synchronous_environment_calls_from_its_thread(world: StateProxy) -> None:
-    found = await asyncio.to_thread(lambda: world.blocking.echo(b"x", a=1))
-    assert found == ({"a": 1}, b"x")
 
 
 # Whose reply it is
@@ -229,11 +214,7 @@ async def test_the_next_process_of_a_killed_shard_gets_none_of_its_replies(
 
 
 async def test_session_ended_is_called_once_when_a_session_ends(link: StateLink) -> None:
-    stays, leaves, never_called = (
-        StateProxy(link),
-        StateProxy(link),
-        StateProxy(link),
-    )
+    stays, leaves, never_called = (StateProxy(link) for _ in range(3))
     number = await leaves.who()
     leaves.leave()
     leaves.leave()
@@ -250,15 +231,6 @@ async def test_a_session_ends_after_its_last_call(link: StateLink) -> None:
     assert await stays.ended(at_least=0) == []
     await stays.release()
     assert len(await stays.ended(at_least=1)) == 1
-
-
-async def test_the_sessions_of_a_killed_shard_end(
-    shard: Callable[[], ShardProcess], world: StateProxy
-) -> None:
-    victim = shard()
-    [number] = await asyncio.to_thread(victim.ask, "who", {})
-    victim.kill()
-    assert await world.ended(at_least=1) == [number]
 
 
 async def test_an_environment_has_its_world_before_its_constructor_runs(link: StateLink) -> None:
@@ -331,12 +303,6 @@ async def test_a_connection_that_is_lost_as_soon_as_it_is_welcomed_is_not_kept(
     await link.close()
 
 
-def test_the_exit_of_the_state_process_is_described(state: StateProcess) -> None:
-    pid = state.pid
-    found = kill(state)
-    assert (found["pid"], found["generation"], found["wait_status"]) == (pid, 1, signal.SIGKILL)
-
-
 async def test_a_call_without_a_state_process_fails_with_a_reason(
     state: StateProcess, link: StateLink
 ) -> None:
@@ -350,33 +316,6 @@ async def test_a_call_without_a_state_process_fails_with_a_reason(
 def test_a_class_without_create_state_is_refused() -> None:
     with pytest.raises(StartError, match="needs a create_state"):
         StateProcess(State).start()
-
-
-_HOST = """
-import os, sys
-from openenvd.env_host.shared_state.process import StateProcess
-from tests.env_host.ledger import LedgerWorld
-process = StateProcess(LedgerWorld)
-process.start()
-print(process.pid, flush=True)
-sys.stdin.read()
-"""
-
-
-def test_the_state_process_ends_with_its_host() -> None:
-    host = subprocess.Popen(
-        [sys.executable, "-c", _HOST],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with host:
-        assert host.stdout is not None
-        orphan = psutil.Process(int(host.stdout.readline()))
-        host.kill()
-    orphan.wait(30)
-    assert not orphan.is_running()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
@@ -401,11 +340,8 @@ async def test_a_call_that_is_not_answered_in_time_fails(
     world: StateProxy, state: StateProcess
 ) -> None:
     await world.nothing()
-    assert state.pid is not None
-    os.kill(state.pid, signal.SIGSTOP)
-    with pytest.raises(WorldTimeout, match="whether it had effects"):
+    with stopped(state), pytest.raises(WorldTimeout, match="whether it had effects"):
         await world.within(0.05).echo(a="late")
-    os.kill(state.pid, signal.SIGCONT)
     assert await world.echo(a="next") == {"a": "next"}
 
 
@@ -451,14 +387,12 @@ async def test_bytes_that_the_state_process_does_not_read_wait_in_their_calls(
     state: StateProcess, link: StateLink
 ) -> None:
     await StateProxy(link).nothing()
-    assert state.pid is not None
     assert link.connection is not None
-    os.kill(state.pid, signal.SIGSTOP)
     body = bytes(MEGABYTE)
-    calls = [asyncio.ensure_future(StateProxy(link).length(body)) for _ in range(20)]
-    await asyncio.sleep(0.2)
-    assert len(link.connection._sent) <= 3
-    os.kill(state.pid, signal.SIGCONT)
+    with stopped(state):
+        calls = [asyncio.ensure_future(StateProxy(link).length(body)) for _ in range(20)]
+        await asyncio.sleep(0.2)
+        assert len(link.connection._sent) <= 3
     assert await asyncio.gather(*calls) == [MEGABYTE] * 20
 
 
@@ -479,13 +413,11 @@ async def test_calls_that_are_not_answered_in_time_keep_others_from_being_sent(
     state: StateProcess, world: StateProxy, few_calls: int
 ) -> None:
     await world.nothing()
-    assert state.pid is not None
-    os.kill(state.pid, signal.SIGSTOP)
-    calls = [world.within(0.05).note(entry=n) for n in range(few_calls + 2)]
-    found = await asyncio.gather(*calls, return_exceptions=True)
+    with stopped(state):
+        calls = [world.within(0.05).note(entry=n) for n in range(few_calls + 2)]
+        found = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(error) for error in found] == [WorldTimeout] * few_calls + [WorldBusy] * 2
     assert "was not sent in time: 3 calls" in str(found[-1])
-    os.kill(state.pid, signal.SIGCONT)
     assert await world.echo(a=1) == {"a": 1}
 
 
@@ -496,12 +428,3 @@ async def test_closing_the_link_fails_waiting_calls(link: StateLink) -> None:
     await link.close()
     with pytest.raises(WorldLost):
         await held
-
-
-def test_no_thread_and_no_child_is_left() -> None:
-    before = threading.active_count()
-    process = StateProcess(LedgerWorld)
-    process.start()
-    process.stop()
-    assert threading.active_count() == before
-    assert not [c for c in psutil.Process().children() if "openenvd: state" in c.name()]

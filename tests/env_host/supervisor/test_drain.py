@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import signal
 import socket
+import subprocess
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from websockets.exceptions import InvalidStatus
 
@@ -16,6 +18,7 @@ from openenvd.schema.protocol import DRAIN_HEADER, DRAIN_ROUTE
 
 from ..conftest import StartHost
 from ..hosts import WAIT_SECONDS, Host
+from ..raw import HEAD, raw
 from ..samples import TOOLS
 
 AS_IS = """
@@ -62,10 +65,9 @@ def wait_until_closed(host: Host) -> None:
 
 @pytest.mark.parametrize("config", [{}, {"shards": 2}, {"isolate": True, "max_sessions": 4}])
 def test_a_host_with_a_secret_is_drained_by_who_sends_it(
-    start: StartHost, config: dict[str, Any]
+    serve: StartHost, config: dict[str, Any]
 ) -> None:
-    host = start(drain_secret="a-secret-of-letters", **config)
-    host.ready()
+    host = serve(drain_secret="a-secret-of-letters", **config)
     with host.open() as client:
         assert client.ask("reset")["type"] == "observation"
         assert asked_to_drain(host, "another-secret") == 403
@@ -75,10 +77,13 @@ def test_a_host_with_a_secret_is_drained_by_who_sends_it(
     assert exit_code(host) == 0
 
 
-def test_a_host_without_a_secret_has_no_such_route(start: StartHost) -> None:
-    host = start()
-    host.ready()
+def test_a_host_without_a_secret_has_no_such_route_and_exits_at_once_without_sessions(
+    serve: StartHost,
+) -> None:
+    host = serve()
     assert asked_to_drain(host, "") == 404
+    drain(host)
+    assert exit_code(host) == 0
 
 
 def asked_to_drain(host: Host, secret: str, method: str = "POST") -> int:
@@ -99,10 +104,9 @@ def closes_after_answer(connection: HTTPConnection) -> bool:
 
 @pytest.mark.parametrize("config", [{}, {"shards": 2}, {"isolate": True, "max_sessions": 4}])
 def test_a_session_goes_on_and_the_host_exits_when_it_has_ended(
-    start: StartHost, config: dict[str, Any], tmp_path: Path
+    serve: StartHost, config: dict[str, Any], tmp_path: Path
 ) -> None:
-    host = start(**shared(tmp_path), **config)
-    host.ready()
+    host = serve(**shared(tmp_path), **config)
     with host.open() as client:
         assert client.ask("reset")["type"] == "observation"
         drain(host)
@@ -113,16 +117,8 @@ def test_a_session_goes_on_and_the_host_exits_when_it_has_ended(
     assert exit_code(host) == 0
 
 
-def test_without_sessions_it_exits_at_once(start: StartHost) -> None:
-    host = start()
-    host.ready()
-    drain(host)
-    assert exit_code(host) == 0
-
-
-def test_a_session_that_does_not_end_is_ended_by_a_stop(start: StartHost, tmp_path: Path) -> None:
-    host = start(**shared(tmp_path))
-    host.ready()
+def test_a_session_that_does_not_end_is_ended_by_a_stop(serve: StartHost, tmp_path: Path) -> None:
+    host = serve(**shared(tmp_path))
     with host.open() as client:
         client.ask("reset")
         drain(host)
@@ -132,17 +128,11 @@ def test_a_session_that_does_not_end_is_ended_by_a_stop(start: StartHost, tmp_pa
 
 
 def test_an_address_of_its_own_goes_on_accepting_and_refuses_new_sessions(
-    start: StartHost, tmp_path: Path
+    serve: StartHost, tmp_path: Path
 ) -> None:
     (tmp_path / "tools.py").write_text(TOOLS)
-    host = start("tools:Tools")
-    host.ready()
-
-    def rpc(method: str, **params: Any) -> Any:
-        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-        return host.http("POST", "/mcp", body)[1]
-
-    session = rpc("openenv/session/create")["result"]["session_id"]
+    host = serve("tools:Tools")
+    session = host.create_session()
     drain(host)
     host.until(lambda capacity: capacity["draining"])
     with pytest.raises(InvalidStatus) as refused, host.open():
@@ -150,11 +140,11 @@ def test_an_address_of_its_own_goes_on_accepting_and_refuses_new_sessions(
     assert refused.value.response.status_code == 503
     assert "drained" in refused.value.response.body.decode()
     assert refused.value.response.headers["Retry-After"] == "1"
-    assert "error" in rpc("openenv/session/create")
+    assert "error" in host.rpc("openenv/session/create")
     for count in (1, 2):
-        answer = rpc("tools/call", session_id=session, name="count", arguments={})
+        answer = host.rpc("tools/call", session_id=session, name="count", arguments={})
         assert answer["result"] == {"count": count}
-    assert rpc("openenv/session/close", session_id=session)["result"]["closed"]
+    assert host.rpc("openenv/session/close", session_id=session)["result"]["closed"]
     assert exit_code(host) == 0
 
 
@@ -165,27 +155,23 @@ def test_an_http_session_is_found_by_way_of_another_replica(
     left, right = (start("tools:Tools", replica=n, **shared(tmp_path)) for n in (0, 1))
     for host in (left, right):
         host.ready()
-    create = {"jsonrpc": "2.0", "id": 1, "method": "openenv/session/create", "params": {}}
-    session = left.http("POST", "/mcp", create)[1]["result"]["session_id"]
+    session = left.create_session()
     drain(left)
     wait_until_closed(left)
-    params = {"session_id": session, "name": "count", "arguments": {}}
     for count in (1, 2):
-        call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": params}
-        assert right.http("POST", "/mcp", call)[1]["result"] == {"count": count}
-    close = {"jsonrpc": "2.0", "id": 3, "method": "openenv/session/close", "params": params}
-    assert right.http("POST", "/mcp", close)[1]["result"]["closed"]
+        answer = right.rpc("tools/call", session_id=session, name="count", arguments={})
+        assert answer["result"] == {"count": count}
+    assert right.rpc("openenv/session/close", session_id=session)["result"]["closed"]
     assert exit_code(left) == 0
 
 
 @pytest.mark.parametrize("as_is", [False, True])
 def test_a_kept_http_connection_ends_with_its_next_answer(
-    start: StartHost, tmp_path: Path, as_is: bool
+    serve: StartHost, tmp_path: Path, as_is: bool
 ) -> None:
     (tmp_path / "project.py").write_text(AS_IS)
     what = {"app_candidates": ("project:app",), "serve_as_is": True} if as_is else {}
-    host = start(None if as_is else "Counter", **shared(tmp_path), **what)
-    host.ready()
+    host = serve(None if as_is else "Counter", **shared(tmp_path), **what)
     connection = HTTPConnection("127.0.0.1", host.port, timeout=WAIT_SECONDS)
     assert not closes_after_answer(connection)
     with host.open() as client:
@@ -199,14 +185,89 @@ def test_a_kept_http_connection_ends_with_its_next_answer(
 
 
 def test_an_app_served_as_it_is_ends_with_its_last_connection(
-    start: StartHost, tmp_path: Path
+    serve: StartHost, tmp_path: Path
 ) -> None:
     (tmp_path / "project.py").write_text(AS_IS)
-    host = start(None, app_candidates=("project:app",), serve_as_is=True)
-    host.ready()
+    host = serve(None, app_candidates=("project:app",), serve_as_is=True)
     with host.open() as client:
         drain(host)
         wait_until_closed(host)
         assert client.ask("echo") == {"type": "echo"}
         assert host.process.poll() is None
     assert exit_code(host) == 0
+
+
+# What has been accepted before is served, however little of it has arrived
+
+
+def has(process: psutil.Process, port: int) -> bool:
+    """Whether a process has the connection of the client at this port."""
+    return any(port in each.raddr[1:] for each in process.net_connections("tcp"))
+
+
+def wait_until_accepted(host: psutil.Process, port: int) -> None:
+    while not has(host, port):
+        assert host.is_running()
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("config", [{}, {"shards": 2}, {"isolate": True, "max_sessions": 4}])
+def test_a_client_that_has_connected_gets_its_session(
+    serve: StartHost, tmp_path: Path, config: dict[str, Any], number: signal.Signals
+) -> None:
+    host = serve(doors=f"{tmp_path}/", shares_address=True, **config)
+    with raw(host) as client:
+        port = client.connection.getsockname()[1]
+        while not any(has(shard, port) for shard in psutil.Process(host.process.pid).children()):
+            assert host.process.poll() is None
+        host.process.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):  # it has looked several times by then
+            host.process.wait(0.5)
+        client.send(HEAD)
+        assert b"101" in client.head()
+        client.text('{"type": "reset"}')
+        assert client.answer()["type"] == "observation"
+    assert host.process.wait(WAIT_SECONDS) == 0
+
+
+# Whose processes start as programs, and import it for themselves, the second time only when told.
+SLOW_SHARDS = """
+import os, threading, time
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
+threading.Thread(target=time.sleep, args=(3600.0,), daemon=True).start()
+if os.path.exists("imported"):
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+open("imported", "w").close()
+
+class Slow(EchoEnvironment):
+    pass
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_client_that_waits_for_the_first_shard_gets_its_session(
+    start: StartHost, tmp_path: Path, number: signal.Signals
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_SHARDS)
+    host = start("slow:Slow", doors=f"{tmp_path}/", shares_address=True)
+    with raw(host) as client:
+        client.send(HEAD)
+        wait_until_accepted(psutil.Process(host.process.pid), client.connection.getsockname()[1])
+        host.process.send_signal(number)
+        host.note_that(draining=True)
+        (tmp_path / "go").touch()
+        assert b"101" in client.head()
+        client.text('{"type": "reset"}')
+        assert client.answer()["type"] == "observation"
+    assert host.process.wait(WAIT_SECONDS) == 0
+
+
+def test_one_that_nobody_waits_for_ends_at_once(start: StartHost, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_SHARDS)
+    host = start("slow:Slow", doors=f"{tmp_path}/", shares_address=True)
+    process = psutil.Process(host.process.pid)
+    while not process.children():  # it imports
+        assert host.process.poll() is None
+    host.process.send_signal(signal.SIGUSR2)
+    assert host.process.wait(WAIT_SECONDS) == 0

@@ -16,18 +16,10 @@ from ..conftest import StartHost
 
 CHILDREN = """
 import multiprocessing, os, signal, sys, time
-from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
+from plain import Bare, Seen
 
 fork = multiprocessing.get_context("fork")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests ignore it
-
-
-class Do(Action):
-    how: str = ""
-
-
-class Seen(Observation):
-    text: str = ""
 
 
 def with_handler(pipe):
@@ -72,25 +64,16 @@ def grade(how):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-class Plain(Environment[Do, Seen, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
-    def reset(self, **kwargs):
-        return Seen()
-
+class Plain(Bare):
     def step(self, action):
         return Seen(text=str(grade(action.how)))
-
-    @property
-    def state(self):
-        return State()
 
 
 class Pinned(Plain):
     REQUIRES_SINGLE_THREAD_EXECUTOR = True
 
 
-class Asynchronous(Plain):
+class Asynchronous(Bare):
     async def reset_async(self, **kwargs):
         return Seen()
 
@@ -112,11 +95,10 @@ ENDS = {
 @pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
 @pytest.mark.parametrize("kind", ["Plain", "Pinned", "Asynchronous"])
 def test_a_child_that_a_step_forks_is_no_part_of_the_host(
-    start: StartHost, tmp_path: Path, kind: str, isolate: bool
+    serve: StartHost, tmp_path: Path, kind: str, isolate: bool
 ) -> None:
     (tmp_path / "forking_steps.py").write_text(CHILDREN)
-    host = start(f"forking_steps:{kind}", isolate=isolate, max_sessions=2)
-    host.ready()
+    host = serve(f"forking_steps:{kind}", isolate=isolate, max_sessions=2)
     with host.open() as bystander, host.open() as grading:
         bystander.ask("reset")
         grading.ask("reset")

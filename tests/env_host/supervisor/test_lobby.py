@@ -8,7 +8,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
@@ -83,8 +83,11 @@ class House:
         os.close(self.scoreboard.fd)
 
 
+MakeHouse = Callable[..., House]
+
+
 @pytest.fixture
-def house() -> Iterator[Callable[..., House]]:
+def house() -> Iterator[MakeHouse]:
     with ExitStack() as stack:
 
         def make(shards: int, **config: int) -> House:
@@ -95,19 +98,24 @@ def house() -> Iterator[Callable[..., House]]:
         yield make
 
 
+@contextmanager
+def descriptors(limit: int) -> Iterator[None]:
+    """This process may have no more meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 def answer(client: socket.socket) -> bytes:
     client.settimeout(10)
     return client.recv(4096)
 
 
-def test_everything_in_the_queue_is_accepted_at_once(house: Callable[..., House]) -> None:
-    made = house(1)
-    made.connect(300)
-    assert len(made.lobby) == 300
-
-
 def test_shards_get_equal_parts_and_no_more_than_a_window(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+    house: MakeHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SHARE_IN_MESSAGE", 0)  # messages as where no crowd waits
     made = house(2)
@@ -118,9 +126,7 @@ def test_shards_get_equal_parts_and_no_more_than_a_window(
     assert made.place() == [50, WINDOW]
 
 
-def test_a_connection_goes_to_the_shard_with_the_fewest_sessions(
-    house: Callable[..., House],
-) -> None:
+def test_a_connection_goes_to_the_shard_with_the_fewest_sessions(house: MakeHouse) -> None:
     made = house(3)
     for index, sessions in enumerate((7, 2, 5)):
         made.scoreboard[index][Field.SESSIONS] = sessions
@@ -129,7 +135,7 @@ def test_a_connection_goes_to_the_shard_with_the_fewest_sessions(
     assert sum(len(message.fds) for message in made.take(1)) >= 3
 
 
-def test_a_full_shard_gets_one_only_when_all_are_full(house: Callable[..., House]) -> None:
+def test_a_full_shard_gets_one_only_when_all_are_full(house: MakeHouse) -> None:
     made = house(2, max_sessions=4)
     made.scoreboard[0][Field.SESSIONS] = 4
     made.scoreboard[1][Field.SESSIONS] = 3
@@ -141,7 +147,7 @@ def test_a_full_shard_gets_one_only_when_all_are_full(house: Callable[..., House
     assert made.place() == [1, 0]
 
 
-def test_the_oldest_go_first(house: Callable[..., House]) -> None:
+def test_the_oldest_go_first(house: MakeHouse) -> None:
     made = house(1)
     made.connect(3)
     made.connect(2)
@@ -152,7 +158,7 @@ def test_the_oldest_go_first(house: Callable[..., House]) -> None:
     assert ages[0] < ages[-1] <= now_microseconds()
 
 
-def test_while_a_shard_starts_its_share_waits_for_it(house: Callable[..., House]) -> None:
+def test_while_a_shard_starts_its_share_waits_for_it(house: MakeHouse) -> None:
     made = house(2)
     made.scoreboard[1][Field.READY] = 0
     made.connect(10)
@@ -161,7 +167,7 @@ def test_while_a_shard_starts_its_share_waits_for_it(house: Callable[..., House]
     assert made.place(wanted=2) == [5, 5]
 
 
-def test_what_a_hung_shard_has_not_taken_goes_to_another(house: Callable[..., House]) -> None:
+def test_what_a_hung_shard_has_not_taken_goes_to_another(house: MakeHouse) -> None:
     made = house(2)
     made.connect(4)
     assert made.place() == [2, 2]
@@ -176,16 +182,14 @@ def test_what_a_hung_shard_has_not_taken_goes_to_another(house: Callable[..., Ho
     assert made.place(later=PATIENCE_SECONDS + CLOSED_SECONDS) == [1, 1]
 
 
-def test_a_single_hung_shard_keeps_its_connections(house: Callable[..., House]) -> None:
+def test_a_single_hung_shard_keeps_its_connections(house: MakeHouse) -> None:
     made = house(1)
     made.connect(2)
     made.place()
     assert made.place(later=10 * PATIENCE_SECONDS) == [2]
 
 
-def test_what_an_exited_shard_has_not_taken_waits_for_its_successor(
-    house: Callable[..., House],
-) -> None:
+def test_what_an_exited_shard_has_not_taken_waits_for_its_successor(house: MakeHouse) -> None:
     made = house(1)
     made.connect(2)
     made.place()
@@ -196,7 +200,7 @@ def test_what_an_exited_shard_has_not_taken_waits_for_its_successor(
     assert made.place() == [2]
 
 
-def test_the_head_of_a_connection_that_is_taken_back_is_kept(house: Callable[..., House]) -> None:
+def test_the_head_of_a_connection_that_is_taken_back_is_kept(house: MakeHouse) -> None:
     """Another shard had handed it over, having read its head."""
     made = house(1)
     made.connect(2)
@@ -212,34 +216,23 @@ def test_the_head_of_a_connection_that_is_taken_back_is_kept(house: Callable[...
     assert sorted(seen) == [(1, b"GET /ws"), (2, b"")]
 
 
-def test_a_connection_beyond_the_bound_is_answered_503_at_once(
-    house: Callable[..., House],
-) -> None:
+def test_a_connection_beyond_the_bound_is_answered_503_at_once(house: MakeHouse) -> None:
+    """Also where it has sent a request already, which is not read."""
     most = 40
     made = house(1, max_fds=2 * SPARE_FDS + most)
     made.connect(most + 5)
     assert len(made.lobby) == most
+    late = socket.create_connection(made.listener.getsockname())
+    late.sendall(b"GET /ws HTTP/1.1\r\nhost: x\r\n\r\n")
+    made.clients.append(late)
+    made.lobby.accept()
     for client in made.clients[most:]:
         said = answer(client)
         assert said.startswith(b"HTTP/1.1 503 ")
         assert b"Retry-After: 1\r\n" in said
 
 
-def test_a_refusal_reaches_a_client_whose_request_was_not_read(
-    house: Callable[..., House],
-) -> None:
-    made = house(1, max_fds=2 * SPARE_FDS + 1)
-    made.connect(1)
-    late = socket.create_connection(made.listener.getsockname())
-    late.sendall(b"GET /ws HTTP/1.1\r\nhost: x\r\n\r\n")
-    made.clients.append(late)
-    made.lobby.accept()
-    assert answer(late).startswith(b"HTTP/1.1 503 ")
-
-
-def test_a_shard_is_passed_no_more_connections_than_it_has_descriptors(
-    house: Callable[..., House],
-) -> None:
+def test_a_shard_is_passed_no_more_connections_than_it_has_descriptors(house: MakeHouse) -> None:
     made = house(2, max_fds=2 * SPARE_FDS)
     made.scoreboard[0][Field.OPEN] = SPARE_FDS
     made.lobby._most = 10
@@ -247,7 +240,7 @@ def test_a_shard_is_passed_no_more_connections_than_it_has_descriptors(
     assert made.place() == [0, 3]
 
 
-def test_those_that_wait_are_refused_when_the_host_stops(house: Callable[..., House]) -> None:
+def test_those_that_wait_are_refused_when_the_host_stops(house: MakeHouse) -> None:
     made = house(1)
     made.connect(2)
     made.place()
@@ -258,18 +251,14 @@ def test_those_that_wait_are_refused_when_the_host_stops(house: Callable[..., Ho
 
 
 def test_without_descriptors_connections_stay_in_the_queue_for_a_while(
-    house: Callable[..., House], monkeypatch: pytest.MonkeyPatch
+    house: MakeHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = house(1)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     client = socket.create_connection(made.listener.getsockname())
     made.clients.append(client)
     monkeypatch.setattr(module, "FULL_SECONDS", 0.01)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
+    with descriptors(3):
         made.lobby.accept()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(made.lobby) == 0
     while not made.lobby.is_open:
         time.sleep(0.001)
@@ -277,14 +266,14 @@ def test_without_descriptors_connections_stay_in_the_queue_for_a_while(
     assert len(made.lobby) == 1
 
 
-def test_in_a_crowd_shards_are_passed_more_at_once(house: Callable[..., House]) -> None:
+def test_in_a_crowd_shards_are_passed_more_at_once(house: MakeHouse) -> None:
     made = house(2)
     made.connect(8 * LEAST_IN_MESSAGE)
     assert made.place() == [4 * LEAST_IN_MESSAGE, 4 * LEAST_IN_MESSAGE]
     assert {len(message.fds) for message in made.take(0)} == {2 * LEAST_IN_MESSAGE}
 
 
-def test_a_crowd_is_seen_while_it_arrives(house: Callable[..., House]) -> None:
+def test_a_crowd_is_seen_while_it_arrives(house: MakeHouse) -> None:
     made = house(1)
     made.connect(2)
     assert not made.lobby.is_crowd_arriving
@@ -294,7 +283,7 @@ def test_a_crowd_is_seen_while_it_arrives(house: Callable[..., House]) -> None:
     assert made.lobby.is_crowd_arriving
 
 
-def test_a_wedged_shard_does_not_hold_up_the_others(house: Callable[..., House]) -> None:
+def test_a_wedged_shard_does_not_hold_up_the_others(house: MakeHouse) -> None:
     """It has few sessions, and takes none: the others must get far ahead of it."""
     made = house(2)
     for index in (0, 1):
@@ -306,7 +295,7 @@ def test_a_wedged_shard_does_not_hold_up_the_others(house: Callable[..., House])
     assert made.place(wanted=2) == [3, 0]
 
 
-def test_a_shard_that_does_not_start_holds_nobody_up_for_long(house: Callable[..., House]) -> None:
+def test_a_shard_that_does_not_start_holds_nobody_up_for_long(house: MakeHouse) -> None:
     made = house(2)
     made.scoreboard[1][Field.READY] = 0
     made.connect(4)
@@ -315,19 +304,13 @@ def test_a_shard_that_does_not_start_holds_nobody_up_for_long(house: Callable[..
     assert made.place(wanted=2) == [4, 0]
 
 
-def test_connections_are_lost_not_the_host_when_descriptors_are_short(
-    house: Callable[..., House],
-) -> None:
+def test_connections_are_lost_not_the_host_when_descriptors_are_short(house: MakeHouse) -> None:
     """What cannot be received is closed by the kernel."""
     made = house(1)
     made.connect(4)
     made.place()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     spare = os.dup(0)
     os.close(spare)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (spare + 2, hard))
-    try:
+    with descriptors(spare + 2):
         made.lobby.shard_exited(0)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert len(made.lobby) < 4

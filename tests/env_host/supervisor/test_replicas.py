@@ -6,6 +6,7 @@ Here each has an address of its own, so that a test decides which one a connecti
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -16,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from openenvd.schema.protocol import ATTEMPT_HEADER, ATTEMPTS_HEADER, RETRY_HEADER
 
 from ..conftest import StartHost
 from ..hosts import WAIT_SECONDS, Host
@@ -41,25 +45,20 @@ def replicas(
     return start_pair
 
 
-def rpc(host: Host, method: str, **params: Any) -> Any:
-    body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
-    return host.http("POST", "/mcp", body)[1]
-
-
 @pytest.mark.parametrize("config", [{"shards": 2}, {"isolate": True, "max_sessions": 4}])
 def test_a_session_of_another_replica_is_found(
     replicas: Callable[..., Pair], config: dict[str, Any]
 ) -> None:
     for here, there in (pair := replicas(**config), pair[::-1]):
-        session = rpc(there, "openenv/session/create")["result"]["session_id"]
+        session = there.create_session()
         for host, count in ((here, 1), (there, 2), (here, 3)):
-            answer = rpc(host, "tools/call", session_id=session, name="count", arguments={})
+            answer = host.rpc("tools/call", session_id=session, name="count", arguments={})
             assert answer["result"] == {"count": count}
         with here.open(f"/ws?session_id={session}") as client:
             assert client.ask("reset")["type"] == "observation"
             call = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "count"}}
             assert client.ask("mcp", call)["data"]["result"] == {"count": 4}
-        assert rpc(here, "openenv/session/close", session_id=session)["result"]["closed"]
+        assert here.rpc("openenv/session/close", session_id=session)["result"]["closed"]
         there.emptied()
 
 
@@ -67,7 +66,7 @@ def test_nothing_is_lost_while_the_replica_that_has_the_session_is_slow(
     replicas: Callable[..., Pair],
 ) -> None:
     here, there = replicas()
-    session = rpc(there, "openenv/session/create")["result"]["session_id"]
+    session = there.create_session()
     params = {"session_id": session, "name": "count", "arguments": {}}
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params})
     head = "POST /mcp HTTP/1.1\r\nhost: localhost\r\nconnection: close"
@@ -97,15 +96,15 @@ def test_a_door_is_its_users_alone_and_one_that_was_left_is_replaced(
         door.bind(str(left))
     here, there = replicas(doors=f"{tmp_path}/d-")
     assert stat.S_IMODE(left.stat().st_mode) == 0o600
-    session = rpc(there, "openenv/session/create")["result"]["session_id"]
-    assert "result" in rpc(here, "tools/list", session_id=session)
+    session = there.create_session()
+    assert "result" in here.rpc("tools/list", session_id=session)
 
 
 def test_a_session_of_a_replica_that_has_exited_is_unknown(replicas: Callable[..., Pair]) -> None:
     first, second = replicas()
-    session = rpc(first, "openenv/session/create")["result"]["session_id"]
+    session = first.create_session()
     assert first.stop() == 0
-    assert "Unknown session_id" in rpc(second, "tools/list", session_id=session)["error"]["message"]
+    assert "Unknown session_id" in second.rpc("tools/list", session_id=session)["error"]["message"]
     with second.open(f"/ws?session_id={session}") as client:
         assert client.receive()["data"]["message"] == f"Unknown session_id: {session}"
 
@@ -130,3 +129,54 @@ def test_another_share_of_the_sessions_holds_at_once(start: StartHost, tmp_path:
         share(3)
         with host.open() as third:
             assert third.ask("reset")["type"] == "observation"
+
+
+# A host without room, behind a gateway, sends handshakes on to another replica
+
+
+def attempt(number: str, most: str) -> dict[str, str]:
+    return {ATTEMPT_HEADER: number, ATTEMPTS_HEADER: most}
+
+
+def refusal(host: Host, headers: dict[str, str] | None = None) -> InvalidStatus | None:
+    try:
+        with host.open(additional_headers=headers):
+            return None
+    except InvalidStatus as exc:
+        return exc
+
+
+def first_answer(host: Host, headers: dict[str, str]) -> str:
+    with host.open(additional_headers=headers) as session:
+        with contextlib.suppress(ConnectionClosed):  # it was refused, and says why
+            session.send("reset")
+        answer = session.receive()
+    return str(answer["data"].get("code") or answer["type"])
+
+
+@pytest.mark.parametrize("config", [{}, {"isolate": True}, {"shards": 2}])
+def test_a_host_without_room_sends_a_handshake_on_as_long_as_another_may_be_asked(
+    serve: StartHost, config: dict[str, object]
+) -> None:
+    sessions = 2
+    host = serve(max_sessions=sessions, admission_timeout_seconds=0.5, **config)
+    with host.open() as one, host.open() as two:
+        assert [each.ask("reset")["type"] for each in (one, two)] == ["observation"] * sessions
+        refused = refusal(host, attempt("1", "2"))
+        assert refused is not None
+        assert refused.response.status_code == 503
+        assert refused.response.headers[RETRY_HEADER] == "1"
+        for headers in (attempt("2", "2"), attempt("1", "1"), attempt("x", "2"), {}):
+            assert first_answer(host, headers) == "CAPACITY_REACHED"
+    assert first_answer(host, attempt("1", "2")) == "observation"
+
+
+def test_a_drained_host_sends_every_handshake_on(serve: StartHost, tmp_path: Path) -> None:
+    host = serve(doors=f"{tmp_path}/")
+    with host.open() as client:
+        client.ask("reset")
+        host.process.send_signal(signal.SIGUSR1)
+        while (refused := refusal(host)) is None:
+            pass  # it has not noticed yet
+        assert refused.response.headers[RETRY_HEADER] == "1"
+        assert client.ask("step", {})["type"] == "observation"

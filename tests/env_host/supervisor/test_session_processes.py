@@ -24,23 +24,13 @@ from ..hosts import wait_until_exited
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 STARTERS = """
 import os, signal, subprocess, sys
-from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
+from plain import Bare, Seen
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 LEAVE = "import subprocess as s, sys; print(s.Popen(sys.argv[1:], stdout=s.DEVNULL).pid)"
 
 
-class Do(Action):
-    how: str = ""
-
-
-class Seen(Observation):
-    pids: list[int] = []
-
-
-class Starter(Environment[Do, Seen, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
+class Starter(Bare):
     def reset(self, **kwargs):
         return Seen(pids=[os.getpid()])
 
@@ -59,10 +49,6 @@ class Starter(Environment[Do, Seen, State]):
         if action.how == "abort":
             os.abort()
         return Seen(pids=[os.getpid()])
-
-    @property
-    def state(self):
-        return State()
 """
 
 
@@ -73,11 +59,10 @@ def processes(answer: Json) -> list[psutil.Process]:
 @pytest.mark.parametrize("is_killed", [False, True])
 @pytest.mark.parametrize("how", ["child", "session", "orphan", "daemon"])
 def test_what_an_isolated_session_has_started_ends_with_it(
-    start: StartHost, tmp_path: Path, how: str, is_killed: bool
+    serve: StartHost, tmp_path: Path, how: str, is_killed: bool
 ) -> None:
     (tmp_path / "starters.py").write_text(STARTERS)
-    host = start("starters:Starter", isolate=True, max_sessions=2)
-    host.ready()
+    host = serve("starters:Starter", isolate=True, max_sessions=2)
     _, answer = host.http("POST", "/step", {"action": {"how": "daemon"}})
     of_front = processes({"data": answer})
     with host.open() as bystander:
@@ -101,11 +86,10 @@ def test_what_an_isolated_session_has_started_ends_with_it(
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL", "abort"])
 def test_a_signal_to_the_group_of_an_isolated_session_is_for_it_alone(
-    start: StartHost, tmp_path: Path, how: str
+    serve: StartHost, tmp_path: Path, how: str
 ) -> None:
     (tmp_path / "starters.py").write_text(STARTERS)
-    host = start("starters:Starter", isolate=True, max_sessions=2)
-    host.ready()
+    host = serve("starters:Starter", isolate=True, max_sessions=2)
     with host.open() as bystander, host.open() as client:
         before = bystander.ask("reset")
         client.ask("reset")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import uuid
+from typing import Any
 
 import pytest
 
@@ -112,65 +113,60 @@ def plan(
     )
 
 
-def test_there_are_as_many_shards_as_cores_but_not_more_than_sessions() -> None:
-    assert plan() == ServingPlan(4, DEFAULT_SESSIONS, isolates=False, exclusive=False)
-    assert plan(max_sessions=3).shards == 3
-    assert plan(shards=2, max_sessions=400).shards == 2
+SMALL = Machine(cores=4, fds=1024, memory_bytes=6 * ISOLATED_SESSION_BYTES)
+FEW_FDS = Machine(cores=2, fds=2 * SPARE_FDS + 10, memory_bytes=None)
+TWO_CORES = Machine(cores=2, fds=20_000, memory_bytes=None)
+SINGLE: dict[str, Any] = {"is_concurrent": False}
+HOOKS: dict[str, Any] = {"has_own_hooks": True}
 
 
-@pytest.mark.parametrize("has_own_hooks", [False, True])
-def test_a_limit_for_each_session_gives_each_a_process(has_own_hooks: bool) -> None:
-    assert plan(session_memory_mb=64, has_own_hooks=has_own_hooks).isolates
-    assert plan(session_memory_mb=64, max_sessions=1, is_concurrent=False).isolates
+@pytest.mark.parametrize(
+    ("given", "planned"),
+    [
+        ({}, {"shards": 4, "max_sessions": DEFAULT_SESSIONS, "isolates": False}),
+        ({"max_sessions": 3}, {"shards": 3}),
+        ({"shards": 2, "max_sessions": 400}, {"shards": 2, "max_sessions": 400}),
+        ({"machine": FEW_FDS}, {"max_sessions": 20}),
+        # As many shards as they need descriptors.
+        ({"machine": TWO_CORES, "max_sessions": 10_000}, {"shards": 2}),
+        ({"machine": TWO_CORES, "max_sessions": 65_536}, {"shards": 4, "max_sessions": 65_536}),
+        ({"machine": TWO_CORES, "max_sessions": 65_536, "shards": 2}, {"max_sessions": 39_488}),
+        # A limit for each session gives each a process, and so does the wish.
+        ({"session_memory_mb": 64}, {"isolates": True}),
+        ({"session_memory_mb": 64, **HOOKS}, {"isolates": True}),
+        ({"session_memory_mb": 64, "max_sessions": 1, **SINGLE}, {"isolates": True}),
+        (
+            {"isolate": True, "max_sessions": 5},
+            {"shards": 1, "max_sessions": 5, "isolates": True, "exclusive": False},
+        ),
+        # One process that stays serves what start-up hooks were made for.
+        (HOOKS, {"shards": 1, "keeps_one": True}),
+        ({"shards": 3, **HOOKS}, {"shards": 3}),
+        ({**HOOKS, **SINGLE}, {"max_sessions": 1, "isolates": False}),
+        ({"max_sessions": 8, **HOOKS, **SINGLE}, {"isolates": True}),
+        # A class for one session is isolated when it is to have several.
+        (SINGLE, {"max_sessions": 64, "isolates": True}),
+        ({"machine": SMALL, **SINGLE}, {"max_sessions": 3}),
+        ({"max_sessions": 16, **SINGLE}, {"shards": 1, "isolates": True, "keeps_one": True}),
+        ({"max_sessions": 1, **SINGLE}, {"isolates": False, "exclusive": True, "keeps_one": False}),
+        ({"isolate": False, **SINGLE}, {"max_sessions": 1, "isolates": False, "exclusive": True}),
+    ],
+)
+def test_a_plan_follows_from_what_is_asked_of_which_machine(
+    given: dict[str, Any], planned: dict[str, Any]
+) -> None:
+    found = plan(**given)
+    assert {name: getattr(found, name) for name in planned} == planned
 
 
-def test_one_process_that_stays_serves_what_start_up_hooks_were_made_for() -> None:
-    hooked = plan(has_own_hooks=True)
-    assert (hooked.shards, hooked.keeps_one) == (1, True)
-    assert plan(has_own_hooks=True, shards=3).shards == 3
-    single = plan(has_own_hooks=True, is_concurrent=False)
-    assert (single.max_sessions, single.isolates) == (1, False)
-    assert plan(has_own_hooks=True, is_concurrent=False, max_sessions=8).isolates
+def test_several_sessions_in_a_process_of_a_class_for_one_are_refused() -> None:
+    with pytest.raises(NotConcurrent, match="--max-sessions 1"):
+        plan(is_concurrent=False, isolate=False, max_sessions=2)
 
 
 def test_the_sessions_are_shared_evenly() -> None:
     shared = plan(max_sessions=402)
     assert [shared.share(index) for index in range(4)] == [101, 101, 100, 100]
-
-
-def test_a_class_for_one_session_is_isolated_when_it_is_to_have_several() -> None:
-    assert plan(is_concurrent=False, max_sessions=16) == ServingPlan(
-        1, 16, isolates=True, exclusive=True, keeps_one=True
-    )
-    assert plan(is_concurrent=False).isolates
-    assert plan(is_concurrent=False, max_sessions=1) == ServingPlan(
-        1, 1, isolates=False, exclusive=True
-    )
-
-
-def test_a_class_for_one_session_that_is_not_to_be_isolated_has_one() -> None:
-    assert plan(is_concurrent=False, isolate=False) == ServingPlan(
-        1, 1, isolates=False, exclusive=True
-    )
-    with pytest.raises(NotConcurrent, match="--max-sessions 1"):
-        plan(is_concurrent=False, isolate=False, max_sessions=2)
-
-
-def test_any_class_is_isolated_on_demand() -> None:
-    assert plan(isolate=True, max_sessions=5) == ServingPlan(
-        1, 5, isolates=True, exclusive=False, keeps_one=True
-    )
-
-
-def test_without_max_sessions_isolated_sessions_fit_into_memory() -> None:
-    small = Machine(cores=4, fds=1024, memory_bytes=6 * ISOLATED_SESSION_BYTES)
-    assert plan(is_concurrent=False, machine=small).max_sessions == 3
-    assert plan(is_concurrent=False).max_sessions == 64
-
-
-def test_there_are_no_more_sessions_than_descriptors() -> None:
-    machine = Machine(cores=2, fds=2 * SPARE_FDS + 10, memory_bytes=None)
-    assert plan(machine=machine).max_sessions == 20
 
 
 def test_the_backoff_doubles_from_the_second_early_exit_on() -> None:
@@ -231,11 +227,3 @@ def test_sessions_that_come_again_keep_the_shards() -> None:
     demand = ShardDemand(4)
     for second in range(100):
         assert demand.update(4 if second % 20 == 0 else 0, float(second)) == 4
-
-
-def test_many_sessions_get_as_many_shards_as_they_need_descriptors() -> None:
-    machine = Machine(cores=2, fds=20_000, memory_bytes=None)
-    assert plan(machine=machine, max_sessions=65_536).shards == 4
-    assert plan(machine=machine, max_sessions=65_536).max_sessions == 65_536
-    assert plan(machine=machine, max_sessions=65_536, shards=2).max_sessions == 2 * 19_744
-    assert plan(machine=machine, max_sessions=10_000).shards == 2

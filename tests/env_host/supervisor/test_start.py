@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -23,52 +24,23 @@ from openenvd.schema.protocol import (
 from ..conftest import ECHO, StartHost
 from ..hosts import PROGRAM, WAIT_SECONDS, Host
 from ..samples import SAMPLES
+from ..upstream import SERVER, write_upstream
 
-UPSTREAM = '''
-class FastAPI:
-    """As much of an ASGI app as the host needs."""
-    def __init__(self):
-        self.routes = []
-    async def __call__(self, scope, receive, send):
-        if scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": b'"the project"'})
-
-class Config:
-    session_timeout = None
-
-class HTTPEnvServer:
-    def __init__(self, env, action_cls, observation_cls, max_concurrent_envs):
-        self._env_factory, self._concurrency_config = env, Config()
-        self.action_cls, self.observation_cls = action_cls, observation_cls
-        self.env_name, self.max = "theirs", max_concurrent_envs
-        self._validate_concurrency_safety()
-    def _validate_concurrency_safety(self):
-        if self.max > 1 and not self._env_factory.SUPPORTS_CONCURRENT_SESSIONS:
-            raise RuntimeError("not marked")
-    def register_routes(self, app, mode="simulation"):
-        pass
-
-def create_app(env, action_cls, observation_cls, max_concurrent_envs=1):
-    app = FastAPI()
-    HTTPEnvServer(env, action_cls, observation_cls, max_concurrent_envs).register_routes(app)
-    return app
-'''
 APP = """
 from openenv.core.env_server.http_server import create_app
 from samples import {name}, Do, Seen
 app = create_app({name}, Do, Seen, max_concurrent_envs=4)
+
+@app.get("/anything")
+def anything():
+    return "the project"
 """
 
 
 @pytest.fixture
 def upstream(tmp_path: Path) -> Path:
-    """A stand-in for upstream's package: what the host touches of it, and nothing more."""
-    package = tmp_path / "openenv" / "core" / "env_server"
-    package.mkdir(parents=True)
-    for folder in (package, package.parent, package.parent.parent):
-        (folder / "__init__.py").write_text("")
-    (package / "http_server.py").write_text(UPSTREAM)
+    """The folder of a project, where the stand-in for upstream's package is."""
+    write_upstream(tmp_path)
     return tmp_path
 
 
@@ -79,58 +51,42 @@ def failure(host: Host) -> tuple[str, list[str]]:
     return note["failed"], note["log_tail"]
 
 
-def test_ready_reports_the_maximum_of_sessions(start: StartHost) -> None:
-    assert start(ECHO).ready() == {
+def test_a_host_without_upstreams_package_is_ready_and_says_what_it_serves(
+    start: StartHost,
+) -> None:
+    host = start(ECHO)
+    assert host.ready() == {
         "ready": True,
         "max_sessions": DEFAULT_SESSIONS,
         "serving": "sessions",
         "shards": 1,
         "isolate": False,
     }
-
-
-def test_the_host_starts_without_upstreams_package(start: StartHost) -> None:
-    host = start(ECHO)
-    host.ready()
     assert host.stop() == 0
     assert host.log.read_text() == ""
 
 
-def test_several_sessions_in_a_process_of_a_class_for_one_fail_the_start(start: StartHost) -> None:
-    message, _ = failure(start("Single", max_sessions=4, isolate=False))
-    assert "SUPPORTS_CONCURRENT_SESSIONS" in message
-
-
 @pytest.mark.parametrize(
-    ("reference", "message"),
+    ("reference", "config", "message"),
     [
-        ("nowhere:Class", "No module named 'nowhere'"),
-        ("samples:Nobody", "has no class Nobody"),
-        ("samples:Countr", "has no class Countr; did you mean Counter?"),
-        ("samples:NotOne", "no reset and no step"),
-        ("a:", "not of the form"),
+        ("nowhere.at.all:Class", {}, "No module named 'nowhere.at.all' in "),
+        ("samples:Nobody", {}, "has no class Nobody"),
+        ("samples:Countr", {}, "has no class Countr; did you mean Counter?"),
+        ("samples:NotOne", {}, "no reset and no step"),
+        ("a:", {}, "not of the form"),
+        ("Single", {"max_sessions": 4, "isolate": False}, "SUPPORTS_CONCURRENT_SESSIONS"),
     ],
 )
-def test_a_class_that_cannot_be_served_is_named(
-    start: StartHost, reference: str, message: str
+def test_a_class_that_cannot_be_served_is_named_without_a_traceback(
+    start: StartHost, tmp_path: Path, reference: str, config: dict[str, Any], message: str
 ) -> None:
-    assert message in failure(start(reference))[0]
-
-
-def test_a_missing_module_is_reported_with_the_searched_paths(
-    start: StartHost, tmp_path: Path
-) -> None:
-    message, lines = failure(start("nowhere.at.all:Class"))
-    assert message.startswith("No module named 'nowhere.at.all' in ")
-    assert str(tmp_path) in message
+    host = start(reference, **config)
+    told, lines = failure(host)
+    assert message in told
+    assert str(tmp_path) in told or "nowhere" not in told  # where it was looked for
     assert lines == []
-
-
-def test_a_complete_message_comes_without_a_traceback(start: StartHost) -> None:
-    host = start("samples:Nobody")
-    message, lines = failure(host)
-    assert lines == []
-    assert host.log.read_text().splitlines() == [message]
+    assert told in host.log.read_text()
+    assert "Traceback" not in host.log.read_text()
 
 
 def test_a_failed_import_is_reported_with_the_end_of_its_traceback(
@@ -168,42 +124,30 @@ assert not heavy, heavy
     subprocess.run([sys.executable, "-P", "-c", code], check=True, cwd="/")
 
 
+@pytest.mark.parametrize(
+    ("name", "more", "config"),
+    [
+        ("Counter", "", {}),
+        ("Counter", "", {"app_candidates": ("package.app:app", "app:app")}),
+        ("Counter", "import uvicorn\nuvicorn.run(app, port=8000)\n", {}),
+        ("Single", "", {"isolate": False}),
+    ],
+    ids=["plain", "second form of import", "serves when it is imported", "not concurrent"],
+)
 def test_a_projects_class_is_served_and_its_other_routes_kept(
-    start: StartHost, upstream: Path
+    start: StartHost, upstream: Path, name: str, more: str, config: dict[str, Any]
 ) -> None:
-    (upstream / "app.py").write_text(APP.format(name="Counter"))
-    host = start(None, app_candidates=("app:app",))
-    assert host.ready()["max_sessions"] == DEFAULT_SESSIONS
+    (upstream / "app.py").write_text(APP.format(name=name) + more)
+    host = start(None, **{"app_candidates": ("app:app",), **config})
+    assert host.ready()["max_sessions"] == (1 if name == "Single" else DEFAULT_SESSIONS)
     assert host.http("GET", "/anything") == (200, "the project")
     with host.open() as client:
-        assert client.ask("step", {"what": "count"})["data"]["observation"]["text"] == "1"
-
-
-def test_upstreams_check_for_concurrency_does_not_fail_a_project(
-    start: StartHost, upstream: Path
-) -> None:
-    (upstream / "app.py").write_text(APP.format(name="Single"))
-    host = start(None, app_candidates=("app:app",), isolate=False)
-    assert host.ready()["max_sessions"] == 1
-
-
-def test_a_program_that_starts_its_server_when_it_is_imported_is_served(
-    start: StartHost, upstream: Path
-) -> None:
-    """The module calls `uvicorn.run` without checking `__name__`."""
-    text = APP.format(name="Counter") + "\nimport uvicorn\nuvicorn.run(app, port=8000)\n"
-    (upstream / "app.py").write_text(text)
-    start(None, app_candidates=("app:app",)).ready()
-
-
-def test_the_second_form_of_import_is_tried(start: StartHost, upstream: Path) -> None:
-    (upstream / "app.py").write_text(APP.format(name="Counter"))
-    start(None, app_candidates=("package.app:app", "app:app")).ready()
+        assert client.step("count") == "1"
 
 
 @pytest.mark.parametrize("where", ["__init__.py", "client.py"])
 def test_a_package_that_only_trainers_can_import_is_served_without_it(
-    start: StartHost, tmp_path: Path, upstream: Path, where: str
+    serve: StartHost, tmp_path: Path, upstream: Path, where: str
 ) -> None:
     package = upstream / "package"
     (package / "server").mkdir(parents=True)
@@ -217,18 +161,11 @@ def test_a_package_that_only_trainers_can_import_is_served_without_it(
     app = APP.format(name="Counter").replace("app = create_app(Counter,", own)
     (package / "server" / "app.py").write_text(guarded + app)
     paths = (str(upstream), str(package))
-    host = start(
+    host = serve(
         None, app_candidates=("package.server.app:app", "server.app:app"), import_paths=paths
     )
-    host.ready()
     with host.open() as client:
         assert client.ask("reset")["type"] == "observation"
-
-
-def test_the_most_informative_failure_is_reported(start: StartHost, upstream: Path) -> None:
-    (upstream / "app.py").write_text("import a_module_that_nobody_has\n")
-    message, _ = failure(start(None, app_candidates=("package.app:app", "app:app")))
-    assert "a_module_that_nobody_has" in message
 
 
 ABSENT = {
@@ -249,43 +186,70 @@ def test_an_app_that_is_named_wrongly_is_found_where_it_usually_is_and_that_is_s
     assert told in host.log.read_text()
 
 
-def test_an_app_that_nothing_names_is_not_blamed_on_a_file(
-    start: StartHost, upstream: Path
+MISSING = "import a_module_that_nobody_has\n"
+PLACE = "/p/openenv.yaml, line 5: app: "
+NO_ASGI = ", and no ASGI application"
+# Text of `app.py`, and what is configured; what is told.
+NO_APPS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "the most informative": (
+        MISSING,
+        {"app_candidates": ("package.app:app", "app:app")},
+        "No module named 'a_module_that_nobody_has'",
+    ),
+    "one that fails is not replaced": (
+        MISSING,
+        {"app_candidates": ("app:app",), "app_fallbacks": ("samples:os",)},
+        "No module named 'a_module_that_nobody_has'",
+    ),
+    "named by nothing": (
+        "",
+        {"app_candidates": ("server.app:app",)},
+        "no app was found, and none is named: No module named 'server'; tried server.app:app",
+    ),
+    "named by a manifest": (
+        "",
+        ABSENT,
+        f"{PLACE}No module named 'envs'; tried package.envs.app:app, envs.app",
+    ),
+    "named by a manifest, not in its module": (
+        "",
+        {**ABSENT, "app_candidates": ("samples:other",)},
+        f"{PLACE}module 'samples' has no attribute 'other'; tried samples:other",
+    ),
+    "a function": (
+        "def app():\n    raise SystemExit",
+        {},
+        f"app:app is of the type function{NO_ASGI}",
+    ),
+    "a class": (
+        "class app:\n    async def __call__(self, scope, receive, send): ...",
+        {},
+        f"app:app is a class{NO_ASGI}",
+    ),
+    "a number": ("app = 3", {}, f"app:app is of the type int{NO_ASGI}"),
+    "WSGI": (
+        "class Flask:\n  wsgi_app = 1\n  def __call__(self, environ, start): ...\napp = Flask()",
+        {},
+        f"app:app is of the type Flask{NO_ASGI}",
+    ),
+    "a group": (
+        "class Group:\n    def __call__(self, *args, **named): ...\napp = Group()",
+        {},
+        f"app:app is of the type Group{NO_ASGI}",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "config", "told"), NO_APPS.values(), ids=NO_APPS)
+def test_why_there_is_no_app_is_told(
+    start: StartHost, upstream: Path, text: str, config: dict[str, Any], told: str
 ) -> None:
-    message, _ = failure(start(None, app_candidates=("server.app:app",)))
-    told = "no app was found, and none is named: No module named 'server'; tried server.app:app"
-    assert message == told
-
-
-def test_an_app_that_fails_is_not_replaced_by_another(start: StartHost, upstream: Path) -> None:
-    (upstream / "special.py").write_text("import a_module_that_nobody_has\n")
-    (upstream / "app.py").write_text(APP.format(name="Counter"))
-    host = start(None, app_candidates=("special:app",), app_fallbacks=("app:app",))
-    assert "a_module_that_nobody_has" in failure(host)[0]
-
-
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [
-        (ABSENT["app_candidates"], "No module named 'envs'; tried package.envs.app:app, envs.app"),
-        (("samples:other",), "module 'samples' has no attribute 'other'; tried samples:other"),
-    ],
-)
-def test_a_manifest_that_names_no_app_is_told_by_file_and_line(
-    start: StartHost, upstream: Path, names: tuple[str, ...], told: str
-) -> None:
-    message, lines = failure(start(None, **{**ABSENT, "app_candidates": names}))
-    assert message.startswith(f"/p/openenv.yaml, line 5: app: {told}")
-    assert lines == []
-
-
-def test_an_app_that_is_not_upstreams_is_served_as_it_is(start: StartHost, upstream: Path) -> None:
-    (upstream / "app.py").write_text(
-        "from openenv.core.env_server.http_server import FastAPI\napp = FastAPI()\n"
-    )
-    host = start(None, app_candidates=("app:app",))
-    assert host.ready()["serving"] == "http"
-    assert host.http("GET", "/health") == (200, "the project")
+    if text:
+        (upstream / "app.py").write_text(text)
+    message, lines = failure(start(None, **{"app_candidates": ("app:app",), **config}))
+    assert told in message
+    assert ("WSGI" in message) is ("Flask" in text)
+    assert lines == [] or text == MISSING
 
 
 FOREIGN = """
@@ -373,32 +337,9 @@ def test_an_app_without_sessions_says_so_at_the_handshake(
     assert str(failed.value) == f"{address}: {NO_SESSIONS}"
 
 
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        ("def app():\n    raise SystemExit", "of the type function"),
-        ("class app:\n    async def __call__(self, scope, receive, send): ...", "a class"),
-        ("app = 3", "of the type int"),
-        ("class Flask:\n  wsgi_app = 1\n  def __call__(self, environ, start): ...\napp = Flask()",
-         "of the type Flask"),
-        ("class Group:\n    def __call__(self, *args, **named): ...\napp = Group()",
-         "of the type Group"),
-    ],
-)  # fmt: skip
-def test_an_app_that_is_no_asgi_application_is_not_ready(
-    start: StartHost, tmp_path: Path, text: str, what: str
-) -> None:
-    (tmp_path / "app.py").write_text(text)
-    message, lines = failure(start(None, app_candidates=("app:app",)))
-    assert message.startswith(f"app:app is {what}, and no ASGI application")
-    assert ("WSGI" in message) is ("Flask" in text)
-    assert lines == []
-
-
-def test_an_app_may_be_made_by_a_function(start: StartHost, tmp_path: Path) -> None:
+def test_an_app_may_be_made_by_a_function(serve: StartHost, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(FOREIGN + "made = app\ndef create_app():\n    return made\n")
-    host = start(None, app_candidates=("app:create_app()",))
-    host.ready()
+    host = serve(None, app_candidates=("app:create_app()",))
     assert host.http("POST", "/reset", {}) == (200, {"observation": 0})
 
 
@@ -406,8 +347,8 @@ def test_serve_as_is_does_not_change_the_projects_app(start: StartHost, upstream
     (upstream / "app.py").write_text(APP.format(name="Counter"))
     said = {"OpenEnvd-Environment": "counter"}
     host = start(None, app_candidates=("app:app",), serve_as_is=True, headers=said)
-    assert host.ready()["serving"] == "http"  # the stand-in has no sessions of its own
-    assert host.http("POST", "/mcp", {}) == (200, "the project")
+    assert host.ready()["serving"] == "as_is"
+    assert host.http("POST", "/mcp", {}) == (200, "upstream's")
     with urlopen(f"http://127.0.0.1:{host.port}/health", timeout=10.0) as answer:
         assert answer.headers["OpenEnvd-Environment"] == "counter"
     assert host.stop() == 0
@@ -445,37 +386,31 @@ OF_GRADIO = "env_server import create_web_interface_app as create_app"
 
 
 @pytest.mark.parametrize(
-    ("head", "is_imported"),
+    ("head", "env", "is_imported"),
     [
-        ("", False),
-        ("from openenv.core.env_server import http_server\n", False),
-        ("import gradio\n", True),
-        (GUARDED.format("ImportError"), True),
-        (GUARDED.format("ModuleNotFoundError"), True),
-        ("from page import Blocks\n", True),
-        ("import openenv.core.env_server.web_interface\n", True),
-        (OF_GRADIO, True),
+        ("", {}, False),
+        ("from openenv.core.env_server import http_server\n", {}, False),
+        ("import gradio\n", {}, True),
+        (GUARDED.format("ImportError"), {}, True),
+        (GUARDED.format("ModuleNotFoundError"), {}, True),
+        ("from page import Blocks\n", {}, True),
+        ("import openenv.core.env_server.web_interface\n", {}, True),
+        (OF_GRADIO, {}, True),
+        ("", {"ENABLE_WEB_INTERFACE": "false"}, False),
+        ("", {"ENABLE_WEB_INTERFACE": "True"}, True),
     ],
 )
 def test_gradio_is_kept_out_of_upstreams_package_and_of_no_code_of_the_project(
-    start: StartHost, gradio: Path, head: str, is_imported: bool
+    serve: StartHost, gradio: Path, head: str, env: dict[str, str], is_imported: bool
 ) -> None:
     (gradio / "page.py").write_text("from gradio import Blocks\n")
     app = APP.format(name="Counter")
     text = app.replace(USUAL, head) if head == OF_GRADIO else head + app
     (gradio / "app.py").write_text(text)
-    host = start(None, app_candidates=("app:app",))
-    host.ready()
+    host = serve(None, app_candidates=("app:app",), env=env)
     assert host.log.read_text().count("gradio was imported") == is_imported
     with host.open() as client:
         assert client.ask("reset")["type"] == "observation"
-
-
-def test_gradio_is_there_when_the_web_interface_is_on(start: StartHost, gradio: Path) -> None:
-    (gradio / "app.py").write_text(APP.format(name="Counter"))
-    host = start(None, app_candidates=("app:app",), env={"ENABLE_WEB_INTERFACE": "true"})
-    host.ready()
-    assert "gradio was imported" in host.log.read_text()
 
 
 CALLED = """
@@ -501,20 +436,20 @@ def test_a_factory_whose_code_does_not_name_its_class_is_called_once_at_each_sta
 
 
 def test_byte_code_is_written_for_what_is_imported_from_the_projects_venv_alone(
-    start: StartHost, upstream: Path, tmp_path: Path
+    serve: StartHost, upstream: Path, tmp_path: Path
 ) -> None:
     packages = tmp_path / "venvs" / "one" / "packages"
     packages.mkdir(parents=True)
     for name in ("wanted", "unwanted"):
         (packages / f"{name}.py").write_text("")
     (upstream / "app.py").write_text("import wanted\n" + APP.format(name="Counter"))
-    start(
+    serve(
         None,
         app_candidates=("app:app",),
         import_paths=(str(upstream), str(packages)),
         venv=str(tmp_path / "venvs" / "one"),
         env={"PYTHONDONTWRITEBYTECODE": "1"},
-    ).ready()
+    )
     assert [path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")] == ["wanted"]
 
 
@@ -554,7 +489,8 @@ from mcp.types import Text
 import typing
 Known: typing.TypeAlias = typing.Optional[Client]
 def use():
-    return type(Client("x")).__module__, isinstance(Result(), Result), Text.kind
+    known = isinstance(Result(), Result), isinstance(1, Client)
+    return Client.kind, type(Client("x")).__module__, *known, Text.kind
 """
 USING = """
 from openenv.core.env_server.mcp_environment import use
@@ -565,9 +501,12 @@ app = create_app(Using, Do, Seen)
 """
 
 
-def test_fastmcp_is_imported_when_upstreams_class_uses_it(start: StartHost, upstream: Path) -> None:
+@pytest.mark.parametrize("more", ["", "class Own(Client):\n    pass\n"], ids=["used", "at once"])
+def test_fastmcp_is_imported_when_upstreams_class_uses_it(
+    serve: StartHost, upstream: Path, more: str
+) -> None:
     for name, text in {
-        "fastmcp": "print('fastmcp was imported')\nclass Client(str):\n    pass\n",
+        "fastmcp": "print('fastmcp was imported')\nclass Client(str):\n    kind = 'real'\n",
         "fastmcp.client": "",
         "fastmcp.client.client": "class Result: pass\n",
         "mcp": "",
@@ -577,13 +516,12 @@ def test_fastmcp_is_imported_when_upstreams_class_uses_it(start: StartHost, upst
         package.mkdir()
         (package / "__init__.py").write_text(text)
     server = upstream / "openenv" / "core" / "env_server"
-    (server / "mcp_environment.py").write_text(MCP_ENVIRONMENT)
-    (server / "http_server.py").write_text("from . import mcp_environment\n" + UPSTREAM)
+    (server / "mcp_environment.py").write_text(MCP_ENVIRONMENT + more)
+    (server / "http_server.py").write_text("from . import mcp_environment\n" + SERVER)
     (upstream / "app.py").write_text(APP.format(name="Counter") + USING)
-    host = start(None, app_candidates=("app:app",))
-    host.ready()
-    assert "fastmcp was imported" not in host.log.read_text()
+    host = serve(None, app_candidates=("app:app",))
+    assert ("fastmcp was imported" in host.log.read_text()) is bool(more)
     with host.open() as client:
         answer = client.ask("step", {"what": "use"})
-    assert answer["data"]["observation"]["text"] == "('fastmcp', True, 'text')"
+    assert answer["data"]["observation"]["text"] == "('real', 'fastmcp', True, False, 'text')"
     assert "fastmcp was imported" in host.log.read_text()

@@ -19,7 +19,7 @@ from openenvd.schema.protocol import HostConfig
 from ..autobahn import Case, all_cases, converse, good
 from ..conftest import ECHO
 from ..hosts import Host
-from ..raw import HEAD, Raw, any_frame, opened, raw, upgraded
+from ..raw import HEAD, Raw, frame, opened, raw, upgraded
 
 CASES = dict(all_cases())
 A_TENTH = {*random.Random(7).sample(sorted(CASES), len(CASES) // 10)}
@@ -27,7 +27,6 @@ CASES_OF_OTHERS = [
     pytest.param(case, id=number, marks=() if number in A_TENTH else pytest.mark.long)
     for number, case in CASES.items()
 ]
-CREATE = {"jsonrpc": "2.0", "method": "openenv/session/create", "id": 1}
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +44,14 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 @pytest.fixture(scope="module")
 def session_id(shard: Host) -> str:
     """A session that was begun over HTTP."""
-    return str(shard.http("POST", "/mcp", CREATE)[1]["result"]["session_id"])
+    return shard.create_session()
 
 
 def running(host: Host) -> Iterator[Host]:
     try:
         host.ready()
         yield host
+        host.until(lambda capacity: capacity["sessions"] <= 1)  # the one that was begun over HTTP
         assert host.stop() == 0, host.log.read_text()
     finally:
         host.close()
@@ -97,5 +97,5 @@ def test_compression_is_not_agreed_on_and_refused(shard: Host, path: str) -> Non
         head = client.head().lower()
         assert b"101" in head
         assert b"extensions" not in head
-        compressed = any_frame(1, good(), reserved=4)
+        compressed = frame(1, good(), reserved=4)
         converse(client, Case(compressed, closed=1002), is_strict=True)

@@ -7,11 +7,9 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import pytest
-from websockets.exceptions import ConnectionClosed
 from websockets.frames import Opcode
 
 from openenvd.env_host.environment.definition import definition_of_class
@@ -25,24 +23,12 @@ from openenvd.system.net.websocket import PING, PONG, frame_head
 
 from ..conftest import ECHO, StartHost
 from ..hosts import WAIT_SECONDS, Host
-from ..raw import HEAD, HEALTH, Raw, frame, opened, raw
-
-
-@contextmanager
-def begun(host: Host) -> Iterator[Raw]:
-    """A client whose session has begun and was reported by the host."""
-    with opened(host) as client:
-        client.text('{"type":"reset"}')
-        client.answer()
-        host.note_that(sessions=1)
-        yield client
+from ..raw import HEAD, frame, opened, raw
 
 
 @pytest.fixture
-def host(start: StartHost) -> Host:
-    host = start(ECHO, reset_first=False)
-    host.ready()
-    return host
+def host(serve: StartHost) -> Host:
+    return serve(ECHO, reset_first=False)
 
 
 def test_a_handshake_may_arrive_byte_by_byte_and_with_frames_behind_it(host: Host) -> None:
@@ -57,77 +43,21 @@ def test_a_handshake_may_arrive_byte_by_byte_and_with_frames_behind_it(host: Hos
         assert client.answer()["type"] == "state"
 
 
-def test_a_connection_may_upgrade_after_an_http_request(host: Host) -> None:
-    """Then it is uvicorn that reads the handshake."""
-    with raw(host) as client:
-        client.send(HEALTH)
-        assert b"200" in (head := client.head())
-        assert b"content-length" in head
-        client.read(len(b'{"status":"healthy"}'))
-        client.send(HEAD)
-        assert b"101" in client.head()
-        client.text('{"type":"reset"}')
-        assert client.answer()["type"] == "observation"
-        client.send(frame(Opcode.CLOSE, b"\x03\xe8"))
-        assert client.receive() == (Opcode.CLOSE, b"\x03\xe8")
-        assert client.is_over()
-
-
 def test_an_invalid_handshake_is_refused_with_a_reason(host: Host) -> None:
     with raw(host) as client:
         client.send(HEAD.replace(b"Version: 13", b"Version: 7"))
         assert b" 4" in client.head()[:13]
 
 
-def test_a_message_in_fragments_with_a_ping_between_is_one_message(host: Host) -> None:
-    with opened(host) as client:
-        client.send(frame(Opcode.TEXT, b'{"type":"re', fin=False))
-        client.send(frame(Opcode.PING, b"are you there"))
-        assert client.receive() == (Opcode.PONG, b"are you there")
-        client.send(frame(Opcode.CONT, b'set"}'))
-        assert client.answer()["type"] == "observation"
-
-
-def test_a_ping_is_answered_while_a_call_is_under_way(start: StartHost) -> None:
-    host = start("Async")
-    host.ready()
-    with host.open() as client:
+def test_a_ping_is_answered_while_a_call_is_under_way(serve: StartHost) -> None:
+    with serve("Async").open() as client:
         client.ask("reset")
         client.send("step", {"what": "forever", "gate": "/dev/null"})
         assert client.connection.ping().wait(WAIT_SECONDS)
 
 
-@pytest.mark.parametrize(
-    ("sent", "code"),
-    [
-        (frame(Opcode.TEXT, b"{}", mask=False), 1002),
-        (frame(Opcode.CONT, b"{}"), 1002),
-        (frame(Opcode.TEXT, b'{"type":"\xff"}'), 1007),
-        (b"\x81\xff" + (101 * 2**20).to_bytes(8, "big") + bytes(4), 1009),
-    ],
-    ids=["unmasked", "continuation of nothing", "no UTF-8", "too large"],
-)
-def test_a_broken_frame_closes_the_connection_with_its_code(
-    host: Host, sent: bytes, code: int
-) -> None:
-    with begun(host) as client:
-        client.send(sent)
-        opcode, payload = client.receive()
-        assert (opcode, int.from_bytes(payload[:2], "big")) == (Opcode.CLOSE, code)
-        assert client.is_over()
-    host.emptied()
-
-
-def test_a_close_frame_is_answered_and_the_connection_closed(host: Host) -> None:
-    with begun(host) as client:
-        client.send(frame(Opcode.CLOSE, b"\x0f\xa0bye"))
-        assert client.receive() == (Opcode.CLOSE, b"\x0f\xa0")
-        assert client.is_over()
-    host.emptied()
-
-
 def test_the_server_waits_for_the_clients_close_frame(host: Host) -> None:
-    with begun(host) as client:
+    with opened(host) as client:
         client.text('{"type":"close"}')
         assert client.receive() == (Opcode.CLOSE, b"\x03\xe8")
         host.emptied()
@@ -136,17 +66,18 @@ def test_the_server_waits_for_the_clients_close_frame(host: Host) -> None:
         assert client.is_over()
 
 
-def test_a_client_that_closes_its_sending_side_has_left(host: Host) -> None:
-    with begun(host) as client:
-        client.connection.shutdown(socket.SHUT_WR)
-        assert client.is_over()
-    host.emptied()
-
-
-def test_a_connection_that_is_reset_frees_its_slot(host: Host) -> None:
-    with begun(host) as client:
-        linger = struct.pack("ii", 1, 0)
-        client.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+@pytest.mark.parametrize("how", ["sending side", "reset"])
+def test_a_client_that_closes_without_a_close_frame_has_left(host: Host, how: str) -> None:
+    with opened(host) as client:
+        client.text('{"type":"reset"}')
+        client.answer()
+        host.note_that(sessions=1)
+        if how == "reset":
+            linger = struct.pack("ii", 1, 0)
+            client.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        else:
+            client.connection.shutdown(socket.SHUT_WR)
+            assert client.is_over()
     host.emptied()
 
 
@@ -171,48 +102,28 @@ def test_a_client_that_does_not_read_is_answered_once_it_does(host: Host) -> Non
             assert client.answer()["data"]["observation"]["message_length"] == 100_000
 
 
-def test_sessions_of_a_thread_safe_class_share_a_thread(start: StartHost) -> None:
-    host = start("ThreadSafe")
-    host.ready()
-    names = set()
-    for _ in range(6):
-        with host.open() as client:
-            answer = client.ask("step", {"what": "thread_name"})
-            names.add(answer["data"]["observation"]["text"])
-    assert len(names) < 3  # on a busy machine a call may look as if it blocked
-
-
-def test_a_time_out_ends_an_asynchronous_step_too(start: StartHost) -> None:
-    host = start("Async", step_timeout_seconds=0.2)
-    host.ready()
-    with host.open() as client:
-        client.ask("reset")
-        host.note_that(sessions=1)
-        client.send("step", {"what": "forever", "gate": "/dev/null"})
-        assert "0.2 s" in client.receive()["data"]["message"]
-        with pytest.raises(ConnectionClosed):
-            client.receive()
-    host.emptied()
-    assert "step timed out after 0.2 s" in host.log.read_text()
-
-
 class Listening(WebSocketProtocol):
     """Notes what it hears."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop)
-        self.left = loop.create_future()
+    def __init__(self) -> None:
+        super().__init__(asyncio.get_running_loop())
+        self.left = self._loop.create_future()
 
     def client_left(self) -> None:
         self.left.set_result(None)
 
 
-async def test_a_peer_that_does_not_read_gets_one_pong_for_its_last_ping() -> None:
+async def connected(protocol: asyncio.Protocol) -> tuple[socket.socket, socket.socket]:
+    """The protocol's end of a connection, and its peer."""
     ours, peer = socket.socketpair()
     ours.setblocking(False)
-    loop = asyncio.get_running_loop()
-    protocol = Listening(loop)
-    await loop.connect_accepted_socket(lambda: protocol, ours)
+    await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, ours)
+    return ours, peer
+
+
+async def test_a_peer_that_does_not_read_gets_one_pong_for_its_last_ping() -> None:
+    protocol = Listening()
+    _, peer = await connected(protocol)
     protocol.pause_writing()
     for number in range(1000):
         protocol.data_received(frame(Opcode.PING, b"%d" % number))
@@ -231,12 +142,9 @@ async def test_a_peer_that_does_not_read_gets_one_pong_for_its_last_ping() -> No
 )
 async def test_a_connection_ends_although_its_peer_does_not_read(goodbye: bytes) -> None:
     """Whether the peer sends a close frame, closes its side without one, or a broken frame."""
-    ours, peer = socket.socketpair()
-    ours.setblocking(False)
-    loop = asyncio.get_running_loop()
-    protocol = Listening(loop)
+    protocol = Listening()
     protocol.close_seconds = 0.05
-    await loop.connect_accepted_socket(lambda: protocol, ours)
+    ours, peer = await connected(protocol)
     protocol.send_text(b"x" * 10_000_000)
     if goodbye:
         peer.send(goodbye)
@@ -250,11 +158,8 @@ async def test_a_connection_ends_although_its_peer_does_not_read(goodbye: bytes)
 
 
 async def test_a_silent_client_is_pinged_and_then_disconnected() -> None:
-    ours, peer = socket.socketpair()
-    ours.setblocking(False)
-    loop = asyncio.get_running_loop()
-    protocol = Listening(loop)
-    await loop.connect_accepted_socket(lambda: protocol, ours)
+    protocol = Listening()
+    ours, peer = await connected(protocol)
     protocol.check_liveness()  # the connection is news enough
     protocol.check_liveness()
     assert peer.recv(100) == frame_head(0, PING)
@@ -292,8 +197,10 @@ class AdmissionOnDemand:
 
     totals = (0, 1)
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_open: bool = False) -> None:
         self.opened = asyncio.Event()
+        if is_open:
+            self.opened.set()
 
     def take_promise(self) -> bool:
         return False
@@ -318,11 +225,8 @@ def session_socket_of(table: SessionTable) -> SessionSocket:
 async def test_a_client_that_leaves_as_its_slot_becomes_free_does_not_keep_it(turns: int) -> None:
     admission = AdmissionOnDemand()
     table = table_of(admission)
-    loop = asyncio.get_running_loop()
     session_socket = session_socket_of(table)
-    ours, peer = socket.socketpair()
-    ours.setblocking(False)
-    await loop.connect_accepted_socket(lambda: session_socket, ours)
+    _, peer = await connected(session_socket)
     session_socket.begin(None)
     await asyncio.sleep(0)
     admission.opened.set()
@@ -342,9 +246,7 @@ async def test_a_client_that_leaves_as_its_slot_becomes_free_does_not_keep_it(tu
 async def test_a_hung_call_is_logged_again_when_it_has_lasted_twice_as_long(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    admission = AdmissionOnDemand()
-    admission.opened.set()
-    table = table_of(admission)
+    table = table_of(AdmissionOnDemand(is_open=True))
     watch = SessionWatch(table, hung_seconds=60.0)
     session = await table.reserve()
     session.busy, session.call_name, session.call_began = 1, "step", 0.0
@@ -357,9 +259,7 @@ async def test_a_hung_call_is_logged_again_when_it_has_lasted_twice_as_long(
 
 
 async def test_a_session_without_a_websocket_expires_when_no_call_uses_it() -> None:
-    admission = AdmissionOnDemand()
-    admission.opened.set()
-    table = table_of(admission)
+    table = table_of(AdmissionOnDemand(is_open=True))
     table.unattached_seconds = 10.0
     watch = SessionWatch(table)
     session = await table.open()
