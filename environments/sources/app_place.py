@@ -177,7 +177,7 @@ def _find(folder: Path, asked: Started, depth: int = 0) -> _Found | None:
         called = served.removesuffix("()")
         if module.endswith(f".{_MAIN}") and (other := _find_imported(folder, module, path, called)):
             return other
-        if called in names or (called != served and called in functions):
+        if called.partition(".")[0] in names or (called != served and called in functions):
             attribute = served
         elif own := next((name for name in _APPS if name in names), None):
             attribute = own
@@ -279,7 +279,7 @@ def _served(tree: ast.AST) -> Iterator[str]:
         match node.args[0] if node.args else options.get("app"):
             case ast.Constant(value=str(reference)) if ":" in reference:
                 yield reference + call
-            case ast.Name(id=name):
-                yield name + call
+            case ast.Name() | ast.Attribute() as named:
+                yield ast.unparse(named) + call
             case ast.Call(func=ast.Name(id=name), args=[], keywords=[]):
                 yield f"{name}()"

@@ -88,6 +88,7 @@ def test_one_app_that_two_name_alike_needs_no_word(tmp_path: Path) -> None:
         ("server.app:main", APP + "def main(): ...\n", "server.app:app"),
         ("pkg.server.app:main", APP + "def main(): ...\n", "pkg.server.app:app"),
         ("server.app:main", "api = 1\ndef main():\n uvicorn.run(api)\n", "server.app:api"),
+        ("server.app:main", "s = 1\ndef main():\n uvicorn.run(s.app)\n", "server.app:s.app"),
         ("server.app:create_app", "def create_app(): ...\n", "server.app:create_app()"),
         ("server.app:create_app()", APP + "def create_app(): ...\n", "server.app:create_app()"),
         ("server.app:create_app", APP + "def create_app(): ...\n", "server.app:app"),
