@@ -76,6 +76,7 @@ class Replica:
         self.is_full = self.is_ill = False
         self.delay_seconds = 0.0  # of its answer to a handshake
         self.handshakes: list[Headers] = []
+        self.health_checks: list[Headers] = []
         self.endpoint: Endpoint
         self._server: Server
 
@@ -90,6 +91,7 @@ class Replica:
 
     async def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
         if request.path.startswith("/capacity"):
+            self.health_checks.append(request.headers)
             return connection.respond(503 if self.is_ill else 200, "{}")
         is_handshake = "upgrade" in request.headers
         if is_handshake:
@@ -520,6 +522,8 @@ async def test_requests_for_a_session_go_to_its_replica(
 
 async def test_a_token_is_compared_at_the_gateway(gateway: Gateway, one: Replica) -> None:
     address = await put_behind(gateway, one, token=TOKEN)
+    check = one.health_checks[0]
+    assert (check["authorization"], check[ENVIRONMENT_HEADER]) == (f"Bearer {TOKEN}", "sample")
     status, body = await ask(f"{address}/health")
     assert status == 401
     assert "wants its token" in json.loads(body)["detail"]
