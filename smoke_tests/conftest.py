@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -344,6 +345,18 @@ def install(folder: Path, *requirements: str) -> None:
     fresh = ["--reinstall-package", "openenvd"]  # the sources may differ, the version does not
     command = [find_uv_bin(), "pip", "install", "-q", "--python", python, *fresh, *requirements]
     subprocess.run(command, check=True)
+
+
+def copy_package(folder: Path, version: str | None = None) -> None:
+    """Copy our packages into a folder, in the place of those that it has."""
+    setuptools = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]
+    shutil.rmtree(folder / "openenvd", ignore_errors=True)
+    for room in {package.split(".")[1] for package in setuptools["packages"] if "." in package}:
+        shutil.copytree(REPOSITORY / room, folder / "openenvd" / room)
+    shutil.copy(REPOSITORY / "__init__.py", folder / "openenvd")
+    if version is not None:
+        with (folder / "openenvd" / "__init__.py").open("a") as file:
+            file.write(f'\n__version__ = "{version}"\n')
 
 
 @pytest.fixture(scope="session")

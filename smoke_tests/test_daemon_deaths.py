@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 
 from openenvd.client import Session
 
-from .conftest import OPENENV, REPOSITORY, Machine, eventually, free_port
+from .conftest import OPENENV, Machine, copy_package, eventually, free_port
 from .test_main_job import say_hello
 
 FINAL = {"SUCCEEDED", "FAILED", "CANCELLED"}
@@ -71,10 +70,7 @@ def test_a_killed_daemon_comes_back_with_the_flags_that_it_was_given(machine: Ma
 def test_a_daemon_whose_installation_is_removed_is_replaced_and_no_session_is_lost(
     machine: Machine, tmp_path: Path
 ) -> None:
-    setuptools = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]
-    for room in {package.split(".")[1] for package in setuptools["packages"] if "." in package}:
-        shutil.copytree(REPOSITORY / room, tmp_path / "lib/openenvd" / room)
-    shutil.copy(REPOSITORY / "__init__.py", tmp_path / "lib/openenvd")
+    copy_package(tmp_path / "lib")
     machine.environ["PYTHONPATH"] = str(tmp_path / "lib")
     machine.ok("up", "--max-pending", "7")
     machine.ok("launch", "echo")
