@@ -184,12 +184,15 @@ def test_an_exit_is_reported_with_its_code_and_the_last_log_lines(bench: Bench) 
     assert outcome.log_tail == ("last words",)
 
 
-def test_a_memory_error_is_out_of_memory_and_recycles_the_worker(bench: Bench) -> None:
+def test_a_memory_error_is_out_of_memory_and_recycles_the_worker(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     outcome = bench.run("memory_error")
     assert isinstance(outcome, Died)
     assert outcome.exit.is_oom
     assert outcome.exit.detector is Detector.MEMORY_ERROR
     assert isinstance(bench.run("echo"), Succeeded)
+    assert "invalid frame" not in caplog.text
 
 
 def test_a_worker_that_closes_its_pipe_is_ended(bench: Bench) -> None:
