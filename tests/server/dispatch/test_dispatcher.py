@@ -363,6 +363,23 @@ def test_a_peak_changes_the_estimate_and_is_stored(bench: Bench) -> None:
     assert (kept.operation, kept.source) == ("launch", "echo")
 
 
+def test_estimates_are_written_together_and_when_the_dispatcher_stops(tmp_path: Path) -> None:
+    with closing(Bench(tmp_path, timing=Timing(learned_seconds=3600.0))) as bench:
+
+        def succeed(peak_bytes: int) -> list[Any]:
+            request_id = bench.submit()
+            bench.eventually(lambda: bench.is_submitted(request_id))
+            bench.end(Succeeded(request_id, None, peak_bytes, time.time()))
+            bench.eventually(lambda: bench.read(request_id).state is RequestState.SUCCEEDED)
+            return bench.store.read(queries.memory_estimates(10))
+
+        bench.dispatcher.start()
+        first = succeed(100 * MB)
+        assert succeed(200 * MB) == first
+        bench.dispatcher.stop()
+        assert bench.store.read(queries.memory_estimates(10)) != first
+
+
 def test_a_request_that_raised_leaves_the_estimate_unchanged(bench: Bench) -> None:
     first = bench.submit()
     bench.dispatcher.start()
