@@ -19,7 +19,6 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
 def find_chromium() -> str | None:
-    """The program, or None where there is none."""
     return os.environ.get("OPENENVD_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 

@@ -150,7 +150,6 @@ class Machine:
         return answer
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """`openenv ARGUMENTS`, in the background, in a process group of its own."""
         process = subprocess.Popen(
             [self.command, *arguments],
             env=self.environ,
@@ -191,7 +190,6 @@ class Machine:
         psutil.wait_procs([process], timeout=GRACE_SECONDS)
 
     def processes(self) -> list[psutil.Process]:
-        """Every process that was started for this home."""
         return [p for p in psutil.process_iter() if self._is_ours(p)]
 
     def _is_ours(self, process: psutil.Process) -> bool:
@@ -199,6 +197,16 @@ class Machine:
             return process.environ().get("OPENENV_HOME") == str(self.home)
         except psutil.Error:
             return False
+
+
+def output_of(*command: str | Path, timeout: float = 120, **options: Any) -> str:
+    """What a program prints, which must not fail; `options` are those of `subprocess.run`."""
+    words = list(map(str, command))
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        words, capture_output=True, text=True, timeout=timeout, check=False, **options
+    )
+    assert done.returncode == 0, f"{words}: {done.stdout}\n{done.stderr[-5000:]}"
+    return done.stdout
 
 
 def eventually(check: Callable[[], object], *, within: float = 30.0) -> None:
@@ -227,7 +235,6 @@ def free_port() -> int:
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Iterator[Machine]:
-    """A home with nothing in it; everything that it started is gone afterwards."""
     with new_machine(tmp_path / "home") as made:
         yield made
 
@@ -237,12 +244,18 @@ def new_machine(home: Path) -> Iterator[Machine]:
     """Yield a machine with that home; end with the assertion that nothing of it is left running."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("OPENENV")}
     made = Machine(home, {**kept, "OPENENV_HOME": str(home), "OPENENV_PORT": "0"})
-    yield made
+    try:
+        yield made
+    finally:
+        _end(made)
+
+
+def _end(made: Machine) -> None:
     for process in made.background:
         if process.poll() is None:
             process.kill()
         process.communicate()
-    if (home / "daemon.json").exists():
+    if (made.home / "daemon.json").exists():
         made.run("down", "--all")
         made.run("stop")
     left = made.processes()
@@ -257,25 +270,27 @@ def new_machine(home: Path) -> Iterator[Machine]:
     assert not told, f"left running: {told}"
 
 
-@pytest.fixture(scope="session")
-def docker_engine() -> Iterator[DockerEngine]:
-    """A Docker engine of this run's own, with the default base of our images."""
+@contextmanager
+def _running_docker(*, swarm: bool) -> Iterator[DockerEngine]:
     if (reason := docker_engines.why_not()) is not None:
         pytest.skip(f"no Docker engine: {reason}")
     with smoke_cache() as cache:
         docker_engines.base_image(cache)
-    with docker_engines.docker_engine(cache) as engine:
+    with docker_engines.docker_engine(cache, swarm=swarm) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def docker_engine() -> Iterator[DockerEngine]:
+    """A Docker engine of this run's own, with the default base of our images."""
+    with _running_docker(swarm=False) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
 def swarm_engine() -> Iterator[DockerEngine]:
     """The same, as the one node of a swarm."""
-    if (reason := docker_engines.why_not()) is not None:
-        pytest.skip(f"no Docker engine: {reason}")
-    with smoke_cache() as cache:
-        docker_engines.base_image(cache)
-    with docker_engines.docker_engine(cache, swarm=True) as engine:
+    with _running_docker(swarm=True) as engine:
         yield engine
 
 
@@ -290,7 +305,6 @@ def docker_machine(machine: Machine, docker_engine: DockerEngine) -> Iterator[Ma
 
 @pytest.fixture(scope="session")
 def upstream() -> Path:
-    """A Python that has upstream's `openenv` from the package index."""
     return python_with(UPSTREAM_REQUIREMENT)
 
 
@@ -375,7 +389,6 @@ def generated_project(upstream: Path) -> Path:
 
 @pytest.fixture
 def project(generated_project: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
     return shutil.copytree(generated_project, tmp_path / "projects" / "my_env")
 
 

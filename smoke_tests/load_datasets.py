@@ -16,7 +16,6 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "rollouts.md"
 
 
 def main(folder: Path) -> None:
-    """Compare steps and totals."""
     rollouts = open_rollouts(folder)
     steps, ends = loaded(folder)
     expected: dict[tuple[str, int], Any] = {

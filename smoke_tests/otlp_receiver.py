@@ -16,22 +16,21 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 
 
-@dataclass(frozen=True)
 class SeenSpan:
-    """A span as it arrived. Times are seconds since the epoch."""
+    """A span as it arrived. Times are seconds since the epoch; `links` are ids of spans."""
 
-    name: str
-    kind: int
-    trace_id: str
-    span_id: str
-    parent_id: str
-    begun_at: float
-    ended_at: float
-    attributes: dict[str, Any]
-    links: tuple[str, ...]  # span ids
-    failed: bool
-    message: str
-    resource: dict[str, Any]
+    def __init__(self, span: Any, resource: dict[str, Any]) -> None:
+        self.name: str = span.name
+        self.kind: int = span.kind
+        self.trace_id: str = span.trace_id.hex()
+        self.span_id: str = span.span_id.hex()
+        self.parent_id: str = span.parent_span_id.hex()
+        self.begun_at: float = span.start_time_unix_nano / 1e9
+        self.ended_at: float = span.end_time_unix_nano / 1e9
+        self.attributes = _plain(span.attributes)
+        self.links = tuple(link.span_id.hex() for link in span.links)
+        self.failed: bool = span.status.code == span.status.STATUS_CODE_ERROR
+        self.resource = resource
 
 
 @dataclass
@@ -81,13 +80,12 @@ class Receiver:
             server.server_close()
 
     def take(self, body: bytes) -> None:
-        """Keep the spans of one message."""
         message = ExportTraceServiceRequest.FromString(body)
         with self.arrived:
             for of_resource in message.resource_spans:
                 resource = _plain(of_resource.resource.attributes)
                 for of_scope in of_resource.scope_spans:
-                    self.spans += [_seen(span, resource) for span in of_scope.spans]
+                    self.spans += [SeenSpan(span, resource) for span in of_scope.spans]
             self.arrived.notify_all()
 
 
@@ -111,23 +109,6 @@ def _handler_of(receiver: Receiver) -> type[BaseHTTPRequestHandler]:
             pass
 
     return Handler
-
-
-def _seen(span: Any, resource: dict[str, Any]) -> SeenSpan:
-    return SeenSpan(
-        span.name,
-        span.kind,
-        span.trace_id.hex(),
-        span.span_id.hex(),
-        span.parent_span_id.hex(),
-        span.start_time_unix_nano / 1e9,
-        span.end_time_unix_nano / 1e9,
-        _plain(span.attributes),
-        tuple(link.span_id.hex() for link in span.links),
-        span.status.code == span.status.STATUS_CODE_ERROR,
-        span.status.message,
-        resource,
-    )
 
 
 def _plain(attributes: Any) -> dict[str, Any]:

@@ -107,7 +107,6 @@ class Block:
 
 
 def all_pages() -> list[Path]:
-    """Return every page of the repository."""
     folders = (REPOSITORY.glob("*.md"), REPOSITORY.glob("examples/*.md"))
     return sorted([*(page for each in folders for page in each), *REPOSITORY.glob("docs/**/*.md")])
 
@@ -142,7 +141,6 @@ def pages_that_need(what: str) -> list[Path]:
 
 
 def name_of(page: Path) -> str:
-    """Return a page's path as the name of its test."""
     return "-".join(page.relative_to(REPOSITORY).with_suffix("").parts)
 
 

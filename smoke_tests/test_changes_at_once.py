@@ -100,7 +100,6 @@ class Trial:
         return request
 
     def release(self) -> None:
-        """Let the first change go on."""
         self.wait.unlink(missing_ok=True)
         self._signal_shims(signal.SIGCONT)
 
@@ -111,7 +110,6 @@ class Trial:
                 os.kill(status["shim"]["pid"], number)
 
     def folders(self) -> list[Path]:
-        """The run folders of its replicas."""
         return list((self.machine.home / "run").glob(f"{self.name}-*"))
 
 

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
 
-from .conftest import REPOSITORY, UPSTREAM_REQUIREMENT, python_with
+from .conftest import REPOSITORY, UPSTREAM_REQUIREMENT, output_of, python_with
 
 OLDER = ("openenv==0.3.1", "fastmcp>=3,<4")  # what most of upstream's environments lock
 
@@ -26,14 +25,7 @@ def test_our_env_host_answers_as_upstreams_server_does(
     variable: str, requirements: tuple[str, ...]
 ) -> None:
     suite = ["-m", "upstream", "-k", variable, "tests/env_host/serving/test_conformance.py"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "0", *suite],
-        cwd=REPOSITORY,
-        env={**os.environ, variable: str(python_with(*requirements))},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    assert "1 passed" in done.stdout, done.stdout
+    environ = {**os.environ, variable: str(python_with(*requirements))}
+    pytest_quietly = (sys.executable, "-m", "pytest", "-q", "-n", "0")
+    printed = output_of(*pytest_quietly, *suite, cwd=REPOSITORY, env=environ, timeout=500)
+    assert "1 passed" in printed, printed

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, Failure, F
 from openenvd.rollouts.folder.rows import Verdict
 from openenvd.rollouts.folder.writer import RolloutWriter
 
-from .conftest import REPOSITORY, Machine, install, make_venv, smoke_cache
+from .conftest import REPOSITORY, Machine, install, output_of, python_with, smoke_cache
 from .pages import name_of, pages_that_need, run_blocks
 
 # Whichever is first installs what it needs.
@@ -44,13 +43,10 @@ OBSERVATIONS = [
 @pytest.fixture(scope="module")
 def python() -> Path:
     """A Python that has `datasets`, and ours as it is now."""
-    with smoke_cache() as cache:
-        folder = cache / DATASETS_REQUIREMENT.replace("==", "-")
-        if not (folder / "complete").exists():
-            make_venv(folder, DATASETS_REQUIREMENT)
-            (folder / "complete").touch()
-        install(folder, str(REPOSITORY))
-    return folder / "bin" / "python"
+    found = python_with(DATASETS_REQUIREMENT)
+    with smoke_cache():
+        install(found.parents[1], str(REPOSITORY))
+    return found
 
 
 def steps(episode: int) -> Iterator[Step]:
@@ -85,17 +81,9 @@ async def write(folder: Path, episodes: int) -> None:
 def load(python: Path, folder: Path) -> str:
     """Has it compared, without a network."""
     home = {"HF_HOME": str(folder.parent / "hugging"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [str(python), str(REPOSITORY / "smoke_tests" / "load_datasets.py"), str(folder)],
-        env={**os.environ, **home},
-        cwd=folder.parent,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr[-5000:]
-    return done.stdout
+    program = REPOSITORY / "smoke_tests" / "load_datasets.py"
+    environ = {**os.environ, **home}
+    return output_of(python, program, folder, env=environ, cwd=folder.parent, timeout=300)
 
 
 def test_datasets_reads_the_rows_that_we_read(python: Path, tmp_path: Path) -> None:

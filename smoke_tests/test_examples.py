@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .conftest import REPOSITORY, Machine
+from .conftest import REPOSITORY, Machine, output_of
 
 EXAMPLES = REPOSITORY / "examples"
 TRAINING_SECONDS = 600  # 15 of a processor, most of them for imports; minutes of a busy one
@@ -33,17 +33,8 @@ def needs(library: str) -> pytest.MarkDecorator:
 
 def run(machine: Machine, program: str, *arguments: str, timeout: float = 120) -> str:
     """What an example prints, run in its folder."""
-    done = subprocess.run(
-        [sys.executable, program, *arguments],
-        cwd=EXAMPLES,
-        env=machine.environ,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    words = (sys.executable, program, *arguments)
+    return output_of(*words, cwd=EXAMPLES, env=machine.environ, timeout=timeout)
 
 
 def test_launch_and_wait_prints_the_address_of_a_ready_environment(machine: Machine) -> None:

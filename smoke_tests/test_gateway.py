@@ -57,11 +57,8 @@ def gateway(machine: Machine) -> dict[str, Any]:
 
 
 def begin(address: str, **options: Any) -> ClientConnection:
-    return begin_at(f"{address}/ws", **options)
-
-
-def begin_at(url: str, **options: Any) -> ClientConnection:
-    session: ClientConnection = connect(url.replace("http", "ws", 1), **options).__enter__()
+    url = f"{address}/ws".replace("http", "ws", 1)
+    session: ClientConnection = connect(url, **options).__enter__()
     return session
 
 

@@ -116,7 +116,6 @@ class Stage:
 
     @property
     def replica(self) -> dict[str, Any]:
-        """The one replica."""
         [found] = self.machine.environment("sample")["replicas"]
         return dict(found)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import textwrap
 import urllib.request
 from pathlib import Path
 
-from .conftest import OPENENV, PYTHON, REPOSITORY, Machine, eventually
+from .conftest import OPENENV, PYTHON, REPOSITORY, Machine, eventually, output_of
 
 SAY_HELLO = Path(__file__).with_name("say_hello.py")
 STATIC = REPOSITORY / "server" / "dashboard" / "static"
@@ -26,7 +25,7 @@ time.sleep(120)
 
 
 def say_hello(address: str) -> None:
-    subprocess.run([PYTHON, str(SAY_HELLO), address], check=True, timeout=60)
+    output_of(PYTHON, SAY_HELLO, address)
 
 
 def test_launch_from_nothing_starts_the_daemon_and_prints_an_address(machine: Machine) -> None:
@@ -35,15 +34,7 @@ def test_launch_from_nothing_starts_the_daemon_and_prints_an_address(machine: Ma
     assert environment["address"] in answer.out
     say_hello(environment["address"])
     code = textwrap.dedent(answer.out.partition("\n\n")[2])  # runs as it was printed
-    done = subprocess.run(
-        [PYTHON, "-c", code],
-        env=machine.environ,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.startswith("{")
+    assert output_of(PYTHON, "-c", code, env=machine.environ).startswith("{")
 
 
 def test_async_launches_are_seen_pending_running_and_ready(machine: Machine) -> None:
@@ -77,15 +68,8 @@ def test_interrupting_a_launch_detaches_and_prints_how_to_follow_it(
 
 
 def test_openenvd_is_the_same_command_as_openenv(machine: Machine) -> None:
-    other = subprocess.run(
-        [OPENENV + "d", "status", "--json"],
-        env=machine.environ,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert json.loads(other.stdout).keys() == machine.status().keys()
+    other = output_of(OPENENV + "d", "status", "--json", env=machine.environ)
+    assert json.loads(other).keys() == machine.status().keys()
 
 
 def test_json_is_alone_on_stdout(machine: Machine) -> None:

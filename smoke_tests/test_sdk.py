@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import threading
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from openenvd import AsyncClient, Client
 from openenvd.client import Session, SessionError, StepResult
 from openenvd.client.errors import ApiRefused, DaemonUnreachable, RequestFailed
 
-from .conftest import Machine, eventually
+from .conftest import Machine, eventually, output_of
 
 WITH_UPSTREAM = """\
 import sys
@@ -165,8 +164,5 @@ def streams() -> list[str]:
 def test_sessions_are_ours_where_openenvs_package_is_installed_too(
     both: Path, machine: Machine
 ) -> None:
-    command = [str(both), "-c", WITH_UPSTREAM, str(machine.home)]
-    done = subprocess.run(
-        command, env=machine.environ, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
+    printed = output_of(both, "-c", WITH_UPSTREAM, machine.home, env=machine.environ)
+    assert printed == "hello\n"

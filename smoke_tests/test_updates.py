@@ -57,7 +57,6 @@ def versioned(write_environment: Callable[[str], str]) -> Update:
 
 
 def step(socket: ClientConnection) -> str:
-    """The version that answers."""
     socket.send(json.dumps({"type": "step", "data": {"message": "hello"}}))
     answer = json.loads(socket.recv())
     assert answer["type"] == "observation", answer

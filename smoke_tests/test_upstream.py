@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from .conftest import REPOSITORY, Machine
+from .conftest import REPOSITORY, Machine, output_of
 from .pages import name_of, pages_that_need, run_blocks, script_of
 from .upstream_python import UpstreamPython
 
@@ -117,17 +116,7 @@ print("told")
 
 
 def run_upstream(python: Path, program: str, *arguments: str, cwd: Path, machine: Machine) -> str:
-    done = subprocess.run(
-        [str(python), "-c", program, *arguments],
-        cwd=cwd,
-        env=machine.environ,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return output_of(python, "-c", program, *arguments, cwd=cwd, env=machine.environ, timeout=180)
 
 
 def _listing(folder: Path) -> dict[str, bytes]:
@@ -149,14 +138,6 @@ def test_a_generated_project_is_served_unchanged(
     assert _listing(project) == before
     machine.ok("down", "my_env")
     machine.ok("launch", str(project), "--name", "again", timeout=120)
-
-
-def test_upstream_clients_use_the_bundled_echo(
-    machine: Machine, upstream_python: UpstreamPython
-) -> None:
-    address = machine.ok("launch", "echo", "--json").json["environment"]["address"]
-    words = (GENERIC_CLIENT, address)
-    upstream_python.run(*words, folder=machine.home, environ=machine.environ)
 
 
 def readme_example(word: str) -> str:

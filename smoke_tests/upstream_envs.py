@@ -35,7 +35,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -48,16 +47,15 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-import psutil
-
 from openenvd.environments.preparation.project_venv import venv_key
 from openenvd.environments.preparation.venv_overlay import overlay_key
 from openenvd.environments.sources.resolve import Project, resolve
 from openenvd.schema.errors import EnvironmentsError
 from openenvd.schema.layout import Layout
 
-from .conftest import UPSTREAM_REQUIREMENT, Machine, install, python_with
+from .conftest import UPSTREAM_REQUIREMENT, Machine, install, new_machine, python_with
 from .upstream_calls import CONVERSATIONS, GENERATED, Conversation
+from .upstream_suites import folder_for
 
 HERE = Path(__file__).resolve().parent
 LAUNCH_SECONDS = 900.0  # with the installation of everything
@@ -140,7 +138,6 @@ class Examination:
         self._log = machine.home.parent / "logs" / folder.name
 
     def row(self) -> Row:
-        """Try both servers."""
         row = Row(self._folder.name)
         started = time.monotonic()
         launched = self._launch()
@@ -287,7 +284,6 @@ class Comparison:
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs."""
         return not self.differences
 
     @property
@@ -493,31 +489,7 @@ def generate(folder: Path, python: Path, package: Path) -> Path:
     return folder
 
 
-@contextmanager
-def machine_in(work: Path) -> Iterator[Machine]:
-    """A daemon's home below `work`; afterwards nothing of it runs.
-
-    Raises:
-        SystemExit: something was still running; it was killed.
-    """
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("OPENENV")}
-    home = work / "home"
-    machine = Machine(home, {**kept, "OPENENV_HOME": str(home), "OPENENV_PORT": "0"})
-    try:
-        yield machine
-    finally:
-        machine.run("down", "--all")
-        machine.run("stop")
-        _, left = psutil.wait_procs(machine.processes(), timeout=STOP_SECONDS)
-        told = [f"{process.pid} {process.name()}" for process in left]
-        for process in left:
-            process.kill()
-    if told:
-        raise SystemExit(f"left running, and killed: {', '.join(told)}")
-
-
 def main() -> int:
-    """Examine all that was asked for."""
     parser = argparse.ArgumentParser(description="Upstream's environments on both servers.")
     parser.add_argument("--upstream-source", type=Path, metavar="DIR")
     parser.add_argument("--short", action="store_true", help="six generated projects instead")
@@ -532,23 +504,16 @@ def main() -> int:
     rows: list[Row] = []
     if options.resume and options.json and options.json.exists():
         rows = [Row(**item) for item in json.loads(options.json.read_text())]
-    work = options.work or Path(tempfile.mkdtemp(prefix="openenvd-upstream-"))
-    work.mkdir(parents=True, exist_ok=True)
     done = {row.environment for row in rows}
     only = [name for name in options.only.split(",") if name]
     print(line_of(Row("environment", "openenv", "install", "upstream", "ours", "equal", "note")))
-    try:
-        with machine_in(work) as machine:
-            source = options.upstream_source
-            if options.short:
-                found = generated_subjects(work, only)
-            else:
-                found = upstream_subjects(source, only)
-            subjects = [subject for subject in found if subject.name not in done]
-            examine(machine, subjects, options.json, rows, options.jobs)
-    finally:
-        if options.work is None:
-            shutil.rmtree(work, ignore_errors=True)
+    with folder_for(options.work) as work, new_machine(work / "home") as machine:
+        if options.short:
+            found = generated_subjects(work, only)
+        else:
+            found = upstream_subjects(options.upstream_source, only)
+        subjects = [subject for subject in found if subject.name not in done]
+        examine(machine, subjects, options.json, rows, options.jobs)
     defects = [row.environment for row in rows if row.is_defect]
     works = sum(row.upstream == "works" for row in rows)
     print(f"{len(rows)} tried, {works} work on upstream's server", end="; ")

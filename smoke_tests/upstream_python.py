@@ -81,7 +81,6 @@ class UpstreamPython:
         return said
 
     def run(self, program: str, *arguments: str, folder: Path, environ: Mapping[str, str]) -> str:
-        """Start a program, and wait for it."""
         self.start(program, *arguments, folder=folder, environ=environ)
         return self.communicate()
 

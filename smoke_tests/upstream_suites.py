@@ -73,7 +73,6 @@ class Suite:
 
     @property
     def differences(self) -> list[str]:
-        """The tests that pass on upstream's server and not on ours."""
         passed = [test for test, outcome in self.upstream.items() if outcome == "passed"]
         return [test for test in passed if self.ours.get(test) != "passed"]
 
@@ -118,7 +117,6 @@ class Tests:
         (self._work / "suite-venv" / "complete").touch()
 
     def run(self, name: str) -> Suite:
-        """Both runs of one suite."""
         suite = Suite(name)
         suite.upstream = self._outcomes(name, {})
         report = self._work / f"{name}.env_hosts"

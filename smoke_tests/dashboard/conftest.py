@@ -147,7 +147,6 @@ def open_dashboard(
 
 @pytest.fixture
 def dashboard(open_dashboard: Callable[..., Dashboard]) -> Dashboard:
-    """A page of usual size."""
     return open_dashboard()
 
 

@@ -134,22 +134,6 @@ async () => {
 """
 
 
-def test_a_second_look_is_sent_no_file_again(dashboard: Dashboard) -> None:
-    first = dashboard.show("/")
-    page = first.context.new_page()
-    page.goto(dashboard.address)
-    page.locator("[data-connection=connected]").wait_for()
-    assert page.evaluate(FETCHED) == []
-
-
-FETCHED = """
-() => performance.getEntriesByType("resource")
-  .filter(each => each.name.includes("/dashboard/") && !each.name.includes("/v1/"))
-  .filter(each => each.transferSize > 300)  // what browsers note of a 304
-  .map(each => each.name)
-"""
-
-
 def test_the_lines_to_connect_run_where_openenvd_is_installed(
     dashboard: Dashboard, launched: str
 ) -> None:

@@ -20,7 +20,6 @@ import uvicorn
 
 
 def main() -> None:
-    """Serve until stopped."""
     answer = os.dup(1)
     os.dup2(2, 1)  # what the project prints is no port
     folder = Path(sys.argv[1])

@@ -74,7 +74,6 @@ class EnvHosts:
 
     @classmethod
     def stop(cls) -> None:
-        """Stop all, with what they have forked."""
         for _, pid in cls.running.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)

@@ -43,7 +43,6 @@ async def converse(folder: Path, address: str, calls: list[Any]) -> list[dict[st
 async def answer_of(
     client: Any, action_class: Any, name: str, values: dict[str, Any]
 ) -> dict[str, Any]:
-    """One call: `returned`, or `raised`."""
     try:
         if name == "step":
             returned = await maybe(client.step(action_class(**values)))
@@ -119,7 +118,6 @@ def installed_openenv() -> str:
 
 
 def main() -> None:
-    """Converse, and print."""
     folder = Path(sys.argv[1])
     sys.path += [str(folder.parent), str(folder)]
     calls = json.load(sys.stdin)

@@ -34,7 +34,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def provider(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[UnderTest]:
-    """A provider whose engine runs."""
     with running(PROVIDERS[request.param](), tmp_path_factory) as provider:
         yield provider
 
@@ -59,5 +58,4 @@ def make_harness(
 
 @pytest.fixture
 def harness(make_harness: MakeHarness) -> Harness:
-    """A home with nothing in it."""
     return make_harness("one")

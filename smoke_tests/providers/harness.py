@@ -65,13 +65,11 @@ class Session:
         return self.socket.response.headers["OpenEnvd-Replica"]
 
     def send(self, message: Json) -> Json:
-        """Send any message; return the answer."""
         self.socket.send(json.dumps(message))
         answer: Json = json.loads(self.socket.recv(timeout=60))
         return answer
 
     def reset(self) -> Json:
-        """Begin an episode."""
         return self.send({"type": "reset", "data": {}})
 
     def ask(self, do: str, argument: object = None) -> Any:
@@ -94,7 +92,6 @@ class Harness:
         return self.machine.run(*self._words(name, start), *options, cwd=folder)
 
     def launched(self, *options: str, name: str = NAME, start: str = "") -> Json:
-        """The environment, which is ready."""
         answer = self.launch(*options, "--json", name=name, start=start)
         assert answer.code == 0, answer.text
         environment: Json = answer.json["environment"]
@@ -112,30 +109,24 @@ class Harness:
         return ("launch", *source, "--name", name, *told)
 
     def environment(self, name: str = NAME) -> Json:
-        """What `openenv status` shows."""
         return self.machine.environment(name)
 
     def names(self) -> list[str]:
-        """The environments that `openenv status` shows."""
         return [environment["name"] for environment in self.machine.status()["environments"]]
 
     def replica(self, name: str = NAME) -> Json:
-        """Its first replica, as `openenv status` shows it."""
         replica: Json = self.environment(name)["replicas"][0]
         return replica
 
     def states(self, name: str = NAME) -> list[str]:
-        """The state of each of its replicas."""
         return [replica["state"] for replica in self.environment(name)["replicas"]]
 
     def replica_of(self, replica_id: str, name: str = NAME) -> Json:
-        """One replica, as `openenv status` shows it."""
         [found] = [r for r in self.environment(name)["replicas"] if r["id"] == replica_id]
         replica: Json = found
         return replica
 
     def until_all_ready(self, count: int, name: str = NAME) -> None:
-        """Wait until so many replicas are ready."""
         eventually(lambda: self.states(name) == ["READY"] * count, within=60)
 
     def until_restarted(self, name: str = NAME, restarts: int = 1) -> Json:
@@ -149,7 +140,6 @@ class Harness:
         return self.replica(name)
 
     def until_ready(self, name: str = NAME) -> None:
-        """Wait until the environment can be used."""
         eventually(lambda: name in self.names(), within=60)
         eventually(lambda: self.environment(name)["state"] == "READY", within=60)
 
@@ -174,7 +164,6 @@ class Harness:
         return "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob("*.log")))
 
     def until_printed(self, text: str, name: str = NAME) -> None:
-        """Wait until a replica has printed something."""
         eventually(lambda: text in self.log(name), within=60)
 
     @contextmanager
@@ -242,7 +231,6 @@ class Harness:
         self.tell("server", action, name)
 
     def get(self, route: str, name: str = NAME, headers: Json | None = None) -> tuple[Any, Json]:
-        """GET a route: its JSON, and the headers in lower case."""
         request = Request(self.environment(name)["address"] + route, headers=headers or {})
         with urlopen(request, timeout=30) as response:
             found = {key.lower(): value for key, value in response.headers.items()}
@@ -276,7 +264,6 @@ class Harness:
             self.kill(agent.pid)
 
     def kill(self, pid: int) -> None:
-        """`kill -9` a process, and wait until it is gone."""
         process = psutil.Process(pid)
         process.kill()
         psutil.wait_procs([process], timeout=10)

@@ -80,12 +80,10 @@ def facts() -> list[Fact]:
 
 
 def read_results() -> Results:
-    """The committed results."""
     return {name: Result(**entry) for name, entry in json.loads(RESULTS.read_text()).items()}
 
 
 def read_systems() -> list[System]:
-    """The other systems, in the order of their columns."""
     return list(read_others({fact.name for fact in facts()}).values())
 
 
@@ -181,7 +179,6 @@ def with_table(page: str, results: Results, systems: list[System]) -> str:
 
 
 def main() -> None:
-    """Write the page."""
     PAGE.write_text(with_table(PAGE.read_text(), read_results(), read_systems()))
 
 

@@ -7,6 +7,7 @@ import json
 import subprocess
 from pathlib import Path
 
+from ..conftest import output_of
 from .harness import NAME, Harness
 
 CLIENT = """
@@ -52,9 +53,7 @@ def test_client_of_openenv(harness: Harness, upstream: Path) -> None:
     """OpenEnv's own client resets, steps and asks for the state, in two sessions at once."""
     harness.launched("-e", "GREETING=hello")
     address = harness.environment()["address"]
-    command = [str(upstream), "-c", CLIENT, address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
+    output_of(upstream, "-c", CLIENT, address)
 
 
 def test_a_client_that_thinks_is_told(harness: Harness, upstream: Path) -> None:

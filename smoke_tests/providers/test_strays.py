@@ -13,7 +13,6 @@ from .harness import NAME, Harness
 
 
 def strays(harness: Harness) -> list[str]:
-    """The replicas that `openenv status` shows as strays."""
     return [stray["replica"] for stray in harness.machine.status()["strays"]]
 
 

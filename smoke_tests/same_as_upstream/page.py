@@ -54,7 +54,6 @@ def entries(page: str) -> set[str]:
 
 
 def with_tables(page: str) -> str:
-    """The page with its tables replaced."""
     before, _, rest = page.partition(BEGIN)
     return before + BEGIN + render(all_habits()) + END + rest.partition(END)[2]
 

@@ -256,7 +256,6 @@ class Place:
         self._own: set[int] = set()  # processes that are the server's own
 
     def is_over(self, address: str) -> bool:
-        """Whether upstream's server has ended, or hangs; ours is to go on."""
         try:
             if self.server is not None:
                 urlopen(f"{address}/health", timeout=STOP_SECONDS).close()
@@ -286,11 +285,9 @@ class Place:
         return Seen(json.loads(said), left, [], sorted(files))
 
     def processes(self) -> list[str]:
-        """What was started here and is not the server."""
         return [_name(each) for each in self._all() if not self._is_the_servers(each)]
 
     def end(self) -> None:
-        """Kill what is left."""
         for process in self._all():
             with suppress(psutil.Error):
                 process.kill()
