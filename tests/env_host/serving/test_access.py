@@ -18,8 +18,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
-from openenvd.env_host.serving.access import JSON_ROUTES, Access
-from openenvd.env_host.websocket.handshake import Upgrade, parse_upgrade
+from openenvd.env_host.serving.access import JSON_ROUTES
 from openenvd.schema.protocol import (
     ENVIRONMENT_HEADER,
     GENERATION_HEADER,
@@ -29,30 +28,28 @@ from openenvd.schema.protocol import (
 )
 
 from ..hosts import WAIT_SECONDS, Client, Host
+from ..samples import PLAIN
 
 TOKEN = "a-token-of-the-tests"
 WITNESS = """
 import os
 from pathlib import Path
-from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
+from plain import Bare, Seen
 
 def note(what):
     with (Path(__file__).parent / "seen.log").open("a") as log:
         log.write(what + "+token" * ("a-token-of-the-tests" in str(os.environ)) + "\\n")
 
-class Witness(Environment[Action, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
+class Witness(Bare):
+    RESET_FIRST = True
     def __init__(self):
         note("made")
-    def reset(self, seed=None, episode_id=None, **kwargs):
+    def reset(self, **kwargs):
         note("reset")
-        return Observation()
-    def step(self, action, timeout_s=None, **kwargs):
+        return Seen()
+    def step(self, action, **kwargs):
         note("step")
-        return Observation()
-    @property
-    def state(self):
-        return State()
+        return Seen()
 """
 APP = """
 from fastapi import FastAPI, Request, WebSocket
@@ -156,6 +153,7 @@ class Served:
 def serving(folder: Path, *, as_is: bool = False, **config: Any) -> Iterator[Served]:
     """A host of `Witness`, or of a project's app."""
     (folder / "witness.py").write_text(WITNESS)
+    (folder / "plain.py").write_text(PLAIN)
     (folder / "app.py").write_text(APP)
     what = {"env_class": None if as_is else "witness:Witness", "serve_as_is": as_is}
     config = {"shards": 1, "admission_timeout_seconds": 0.0, "headers": WHOSE, **what, **config}
@@ -171,36 +169,25 @@ def serving(folder: Path, *, as_is: bool = False, **config: Any) -> Iterator[Ser
         host.close()
 
 
-KINDS: dict[str, dict[str, Any]] = {
-    "class": {},
-    "isolate": {"isolate": True},
-    "as-is": {"as_is": True},
-}
+KINDS: dict[str, Any] = {"class": {}, "isolate": {"isolate": True}, "as-is": {"as_is": True}}
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def served(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
-    """A host that has no token."""
-    with serving(tmp_path_factory.mktemp("served"), **KINDS[request.param]) as found:
-        yield found
+def hosts_of(*kinds: str, **config: Any) -> Any:
+    """A fixture: a host of each of these kinds."""
+
+    @pytest.fixture(scope="module", params=kinds)
+    def found(
+        request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Served]:
+        with serving(tmp_path_factory.mktemp("w"), **KINDS[request.param], **config) as made:
+            yield made
+
+    return found
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def locked(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Served]:
-    """A host that wants its token."""
-    with serving(tmp_path_factory.mktemp("locked"), token=TOKEN, **KINDS[request.param]) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A project's own app."""
-    with serving(tmp_path_factory.mktemp("project"), as_is=True) as found:
-        yield found
+served = hosts_of(*KINDS)
+locked = hosts_of(*KINDS, token=TOKEN)
+project = hosts_of("as-is")
 
 
 @pytest.mark.parametrize("stranger", list(STRANGERS))
@@ -218,6 +205,9 @@ def test_a_stranger_is_refused_on_every_route_and_nothing_runs(
     for path in HANDSHAKES:
         assert served.ask("GET", path, [*headers, *UPGRADE.items()]).status in (400, 403), path
     assert served.seen() == before
+    if stranger == "rebound page":
+        assert "Host 'evil.example'" in json.loads(answer.body)["detail"]
+        assert "--allow-origin" in json.loads(answer.body)["detail"]
 
 
 @pytest.mark.parametrize("header", WHOSE)
@@ -239,13 +229,6 @@ def test_a_request_for_another_server_is_refused_on_every_route_and_nothing_runs
     with connect(f"ws://localhost:{served.host.port}/ws", additional_headers=WHOSE) as client:
         client.send('{"type":"reset"}')
         assert json.loads(client.recv(WAIT_SECONDS))["type"] == "observation"
-
-
-def test_a_refusal_names_the_header_and_what_would_allow_it(served: Served) -> None:
-    answer = served.ask("GET", "/health", [("Host", "evil.example")])
-    detail = json.loads(answer.body)["detail"]
-    assert "Host 'evil.example'" in detail
-    assert "--allow-origin" in detail
 
 
 def test_a_second_request_of_a_connection_is_checked_too(served: Served) -> None:
@@ -311,10 +294,29 @@ def test_a_route_that_takes_json_takes_nothing_else(project: Served, path: str, 
         assert project.status("POST", path, ("Content-Type", said), body=body) == 200
 
 
-def test_an_empty_body_needs_no_type(served: Served) -> None:
-    assert served.status("POST", "/reset") == 200
-    assert served.status("POST", "/reset", body=b"") == 200
-    assert served.status("POST", "/reset", ("Transfer-Encoding", "chunked")) == 415
+LINK = [("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Mode", "navigate")]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "body", "status"),
+    [
+        ("POST", "/reset", [], None, 200),
+        ("POST", "/reset", [], b"", 200),
+        ("POST", "/reset", [("Transfer-Encoding", "chunked")], None, 415),
+        ("GET", "/health", [*LINK, ("Sec-Fetch-Dest", "document")], None, 200),
+        ("GET", "/health", [*LINK, ("Sec-Fetch-Dest", "iframe")], None, 403),
+    ],
+    ids=["no body", "empty body", "body without a type", "link of another page", "frame of one"],
+)
+def test_what_else_is_allowed(
+    served: Served,
+    method: str,
+    path: str,
+    headers: list[tuple[str, str]],
+    body: bytes | None,
+    status: int,
+) -> None:
+    assert served.status(method, path, *headers, body=body) == status
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "https://lab.example"])
@@ -360,14 +362,6 @@ def test_an_environment_of_all_addresses_is_called_by_any_address_but_by_no_name
             assert served.ask("GET", "/health", [("Host", host), page]).status == status
 
 
-def test_a_link_of_another_page_may_be_followed(served: Served) -> None:
-    link = {"Site": "cross-site", "Mode": "navigate", "Dest": "document"}
-    headers = [(f"Sec-Fetch-{name}", value) for name, value in link.items()]
-    assert served.status("GET", "/health", *headers) == 200
-    framed = [(name, value.replace("document", "iframe")) for name, value in headers]
-    assert served.status("GET", "/health", *framed) == 403
-
-
 # With a token
 
 
@@ -396,6 +390,8 @@ def test_the_token_passes_as_a_header_and_in_the_query(locked: Served) -> None:
     assert locked.status("GET", f"/health?token={TOKEN}") == 200
     assert locked.status("GET", f"/?token={TOKEN}/health") == 200
     assert locked.status("GET", f"/health?token={TOKEN}", ("Authorization", "Basic own")) == 200
+    page = [("Origin", "http://localhost:3000"), ("Access-Control-Request-Method", "POST")]
+    assert locked.status("OPTIONS", "/step", *page) == 204  # which is asked before it is sent
 
 
 @pytest.mark.parametrize("path", ["/?token={}/ws", "/ws?token={}", "/?token={}%2Fws&a=b"])
@@ -409,11 +405,6 @@ def test_a_session_may_have_its_token_in_the_base_url(locked: Served, path: str)
 def test_a_project_does_not_see_the_token_in_its_queries(project: Served) -> None:
     answer = project.ask("GET", f"/x?a=1&token={TOKEN}&b=2", [("Host", "localhost")])
     assert answer.body == b"a=1&b=2"
-
-
-def test_a_page_asks_before_it_sends_the_token(locked: Served) -> None:
-    page = [("Origin", "http://localhost:3000"), ("Access-Control-Request-Method", "POST")]
-    assert locked.status("OPTIONS", "/step", *page) == 204
 
 
 @pytest.mark.parametrize("config", [{"shards": 4}, {"isolate": True}])
@@ -436,44 +427,12 @@ def rpc(served: Served, method: str, **params: Any) -> Any:
     return served.host.http("POST", f"/mcp?token={TOKEN}", request)[1]["result"]
 
 
-def test_what_the_environment_starts_is_not_told_the_token(locked: Served) -> None:
+def test_the_token_is_in_no_variable_log_or_command_line(locked: Served) -> None:
     headers = [("Content-Type", "application/json"), ("Authorization", f"Bearer {TOKEN}")]
     assert locked.status("POST", "/step", *headers, body=b'{"action": {}}') == 200
     assert locked.seen()[-1] == "step"
-
-
-def test_the_token_is_in_no_log_and_no_command_line(locked: Served) -> None:
     with pytest.raises(InvalidStatus):
         connect(f"ws://localhost:{locked.host.port}/ws?token={TOKEN}x")
     locked.ask("GET", f"/none?token={TOKEN}", [("Host", "localhost")])
     assert TOKEN not in locked.host.log.read_text()
     assert TOKEN not in Path(f"/proc/{locked.host.process.pid}/cmdline").read_text()
-
-
-# Decided from a head alone
-
-
-def head_with(*headers: tuple[str, str]) -> bytes:
-    lines = [f"{name}: {value}\r\n" for name, value in [*UPGRADE.items(), *headers]]
-    return f"GET /ws HTTP/1.1\r\n{''.join(lines)}\r\n".encode()
-
-
-def upgrade_with(**headers: str) -> Upgrade:
-    found = parse_upgrade(head_with(*headers.items()))
-    assert found is not None
-    return found
-
-
-def test_a_handshake_is_permitted_by_its_head() -> None:
-    access = Access("127.0.0.1", ["https://lab.example"], TOKEN)
-    authorized = {"Host": "localhost", "Authorization": f"Bearer {TOKEN}"}
-    assert access.permits(upgrade_with(**authorized))
-    assert access.permits(upgrade_with(**authorized, Origin="https://lab.example"))
-    assert not access.permits(upgrade_with(Host="localhost"))
-    assert not access.permits(upgrade_with(**authorized, Origin="https://lab.example:1"))
-
-
-def test_a_head_that_says_something_twice_is_not_taken_at_its_word() -> None:
-    host = ("Host", "localhost")
-    assert parse_upgrade(head_with(host)) is not None
-    assert parse_upgrade(head_with(host, host)) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from ..conftest import StartHost
 from ..hosts import Host
 from ..raw import frame, opened
 from ..sessions.test_sessions import Gate
-from ..websocket.test_ws_protocol import AdmissionOnDemand, session_socket_of, table_of
+from ..websocket.test_ws_protocol import AdmissionOnDemand, connected, session_socket_of, table_of
 
 DEEP = "[" * 100_000 + "]" * 100_000
 # Text frames that are answered, and after which the session goes on.
@@ -54,19 +53,15 @@ ODD = {
 
 
 @pytest.fixture
-def host(start: StartHost) -> Host:
-    host = start()
-    host.ready()
-    return host
+def host(serve: StartHost) -> Host:
+    return serve()
 
 
 @pytest.mark.parametrize(("text", "code"), ODD.values(), ids=ODD)
 def test_an_odd_message_is_answered_and_the_session_goes_on(
-    start: StartHost, tmp_path: Path, text: str, code: str
+    host: Host, tmp_path: Path, text: str, code: str
 ) -> None:
     """Also where it waits behind another, and others wait behind it."""
-    host = start()
-    host.ready()
     gate = Gate(tmp_path)
     with opened(host) as client:
         client.text(text)
@@ -96,16 +91,13 @@ def test_json_rpc_that_cannot_be_read_is_a_parse_error(host: Host, text: str) ->
     assert (status, answer["error"]["code"]) == (200, -32700)
 
 
-def test_json_rpc_with_half_a_pair_is_answered_over_http(host: Host) -> None:
+def test_half_a_pair_is_answered_over_http(host: Host) -> None:
     for field in ('"method":"nothing","id":"half \\ud800"', '"method":"half \\ud800","id":1'):
         status, answer = host.http("POST", "/mcp", f'{{"jsonrpc":"2.0",{field}}}')
         assert (status, answer["error"]["code"]) == (200, -32601)
         assert answer["id"] in (1, "half \ud800")
-
-
-def test_an_exception_with_half_a_pair_is_told_over_http(host: Host) -> None:
-    status, answer = host.http("POST", "/step", {"action": {"what": "raise_half_a_pair"}})
-    assert (status, answer) == (500, {"detail": "RuntimeError: half \ud800"})
+    told = host.http("POST", "/step", {"action": {"what": "raise_half_a_pair"}})
+    assert told == (500, {"detail": "RuntimeError: half \ud800"})
 
 
 @pytest.mark.parametrize("text", ["7" * 5000, DEEP], ids=["huge", "deep"])
@@ -118,11 +110,8 @@ def test_a_body_that_cannot_be_read_is_refused(host: Host, path: str, text: str)
 
 async def test_a_client_that_is_not_read_is_not_taken_for_dead() -> None:
     """It has sent more than may wait behind a call: its answer to a ping cannot be seen."""
-    loop = asyncio.get_running_loop()
     session_socket = session_socket_of(table_of(AdmissionOnDemand()))
-    ours, peer = socket.socketpair()
-    ours.setblocking(False)
-    await loop.connect_accepted_socket(lambda: session_socket, ours)
+    _, peer = await connected(session_socket)
     session_socket.begin(None)  # waits for room, which never comes
     peer.sendall(frame(Opcode.TEXT, b"{}") * (MAX_WAITING + 1))
     while not session_socket._is_full:
@@ -153,11 +142,8 @@ class Surprised(WebSocketProtocol):
 async def test_a_surprise_closes_the_connection_and_is_logged(
     opcode: Opcode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ours, peer = socket.socketpair()
-    ours.setblocking(False)
+    ours, peer = await connected(Surprised(asyncio.get_running_loop()))
     peer.settimeout(10)
-    loop = asyncio.get_running_loop()
-    await loop.connect_accepted_socket(lambda: Surprised(loop), ours)
     peer.sendall(frame(opcode, b"{}"))
     while ours.fileno() >= 0:
         await asyncio.sleep(0.001)
@@ -174,14 +160,9 @@ async def test_a_call_whose_outcome_surprises_us_closes_the_connection(
         raise LookupError("nobody expects this")
 
     monkeypatch.setattr(SessionSocket, "call_settled", surprise)
-    loop = asyncio.get_running_loop()
-    admission = AdmissionOnDemand()
-    session_socket = session_socket_of(table_of(admission))
-    ours, peer = socket.socketpair()
-    ours.setblocking(False)
-    await loop.connect_accepted_socket(lambda: session_socket, ours)
+    session_socket = session_socket_of(table_of(AdmissionOnDemand(is_open=True)))
+    ours, peer = await connected(session_socket)
     session_socket.begin(None)
-    admission.opened.set()
     while ours.fileno() >= 0:
         await asyncio.sleep(0.001)
     assert peer.recv(1000)[2:4] == (1011).to_bytes(2, "big")

@@ -16,10 +16,9 @@ import asyncio, sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from types import ModuleType
-from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
+from plain import Bare, Seen
 
-class MCPEnvironment(Environment[Action, Observation, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
+class MCPEnvironment(Bare):
     holders, loop, opened = 0, None, 0
 
     @asynccontextmanager
@@ -36,18 +35,11 @@ class MCPEnvironment(Environment[Action, Observation, State]):
         async with self.mcp_session():
             answer = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), self.loop)
             await asyncio.wrap_future(answer)
-            return Observation(metadata={"opened": self.opened})
-
-    def reset(self, seed=None, episode_id=None):
-        return Observation()
+            return Seen(metadata={"opened": self.opened})
 
     def step(self, action, timeout_s=None):
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(asyncio.run, self.ask()).result()
-
-    @property
-    def state(self):
-        return State()
 
 module = ModuleType("openenv.core.env_server.mcp_environment")
 module.MCPEnvironment = MCPEnvironment
@@ -73,12 +65,10 @@ MCPEnvironment.step_async = step_async
     [(False, "Sync", [1, 2]), (False, "AsyncInName", [1, 2]), (True, "AsyncInName", [1, 1])],
 )
 def test_an_mcp_connection_is_held_only_where_steps_use_it_on_the_same_loop(
-    start: StartHost, tmp_path: Path, newer: bool, name: str, opened: list[int]
+    serve: StartHost, tmp_path: Path, newer: bool, name: str, opened: list[int]
 ) -> None:
     (tmp_path / "tools.py").write_text(PROJECT + NEWER * newer)
-    host = start(f"tools:{name}")
-    host.ready()
-    with host.open() as client:
+    with serve(f"tools:{name}").open() as client:
         client.ask("reset")
         steps = [client.ask("step", {}) for _ in opened]
     assert [step["data"]["metadata"]["opened"] for step in steps] == opened

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ..conftest import StartHost
-from ..hosts import Host
+from ..hosts import Host, until
 from ..sessions.test_sessions import Gate
 
 SLOTS = 2
@@ -17,57 +17,43 @@ LIMITS: dict[str, Any] = {"step_timeout_seconds": 0.2, "env": {"ONE_SHOT": str(S
 LIST_TOOLS = {"jsonrpc": "2.0", "method": "tools/list", "id": 7}
 
 
-def until_exists(host: Host, path: Path) -> None:
-    host.until(lambda _: path.exists())
-
-
 def step(host: Host, what: str, gate: str = "") -> tuple[int, Any]:
     return host.http("POST", "/step", {"action": {"what": what, "gate": gate}})
 
 
 def test_steps_that_hang_are_answered_and_do_not_keep_others_out(
-    start: StartHost, tmp_path: Path
+    serve: StartHost, tmp_path: Path
 ) -> None:
-    host = start(**LIMITS)
-    host.ready()
+    """The environment of each is closed after it."""
+    host = serve(**LIMITS)
     gates = [Gate(tmp_path, f"gate{number}") for number in range(SLOTS + 1)]
     for gate in gates:
         status, answer = step(host, "wait", gate.name)
         assert status == 504
         assert "The step did not finish within 0.2 s" in answer["detail"]
         assert "--step-timeout" in answer["detail"]
+    closed = tmp_path / "closed.log"
+    assert not closed.exists()
     assert step(host, "count")[0] == 200
     assert host.http("GET", "/state")[0] == 200
+    before = closed.stat().st_size
+    gates[0].reached()
+    gates[0].open()
+    until(lambda: closed.stat().st_size > before)
     assert "The step timed out after 0.2 s" in host.log.read_text()
 
 
-def test_the_environment_of_a_step_that_hung_is_closed_after_it(
-    start: StartHost, tmp_path: Path
-) -> None:
-    host = start(**LIMITS)
-    host.ready()
-    gate = Gate(tmp_path)
-    assert step(host, "wait", gate.name)[0] == 504
-    closed = tmp_path / "closed.log"
-    assert not closed.exists()
-    gate.reached()
-    gate.open()
-    until_exists(host, closed)
-
-
-def test_an_asynchronous_step_that_hangs_is_cancelled(start: StartHost, tmp_path: Path) -> None:
-    host = start("Async", **LIMITS)
-    host.ready()
+def test_an_asynchronous_step_that_hangs_is_cancelled(serve: StartHost, tmp_path: Path) -> None:
+    host = serve("Async", **LIMITS)
     for number in range(SLOTS + 1):
         cancelled = tmp_path / f"cancelled{number}"
         assert step(host, "forever", str(cancelled))[0] == 504
-        until_exists(host, cancelled)
+        until(cancelled.exists)
     assert step(host, "count")[0] == 200
 
 
-def test_tools_that_hang_are_answered_with_an_error_of_json_rpc(start: StartHost) -> None:
-    host = start("SlowTools", **LIMITS)
-    host.ready()
+def test_tools_that_hang_are_answered_with_an_error_of_json_rpc(serve: StartHost) -> None:
+    host = serve("SlowTools", **LIMITS)
     for _ in range(SLOTS + 1):
         status, answer = host.http("POST", "/mcp", LIST_TOOLS)
         assert (status, answer["id"], answer["error"]["code"]) == (200, 7, -32000)
@@ -75,11 +61,9 @@ def test_tools_that_hang_are_answered_with_an_error_of_json_rpc(start: StartHost
     assert step(host, "count")[0] == 200
 
 
-def test_a_session_whose_tools_hang_ends(start: StartHost) -> None:
-    host = start("SlowTools", **LIMITS)
-    host.ready()
-    create = {"jsonrpc": "2.0", "method": "openenv/session/create", "id": 1}
-    session_id = host.http("POST", "/mcp", create)[1]["result"]["session_id"]
+def test_a_session_whose_tools_hang_ends(serve: StartHost) -> None:
+    host = serve("SlowTools", **LIMITS)
+    session_id = host.create_session()
     request = {**LIST_TOOLS, "params": {"session_id": session_id}}
     _, answer = host.http("POST", "/mcp", request)
     assert (answer["id"], answer["error"]["code"]) == (7, -32000)
@@ -89,13 +73,11 @@ def test_a_session_whose_tools_hang_ends(start: StartHost) -> None:
 
 
 @pytest.mark.parametrize("is_attached", [False, True])
-def test_a_websocket_session_whose_tools_hang_ends(start: StartHost, is_attached: bool) -> None:
-    host = start("SlowTools", **LIMITS)
-    host.ready()
+def test_a_websocket_session_whose_tools_hang_ends(serve: StartHost, is_attached: bool) -> None:
+    host = serve("SlowTools", **LIMITS)
     path = "/ws"
     if is_attached:
-        create = {"jsonrpc": "2.0", "method": "openenv/session/create", "id": 1}
-        path += f"?session_id={host.http('POST', '/mcp', create)[1]['result']['session_id']}"
+        path += f"?session_id={host.create_session()}"
     with host.open(path) as client:
         answer = client.ask("mcp", LIST_TOOLS)
         assert answer["data"]["code"] == "SESSION_ERROR"
@@ -105,10 +87,9 @@ def test_a_websocket_session_whose_tools_hang_ends(start: StartHost, is_attached
 
 @pytest.mark.parametrize("what", ["cancel", "exit"])
 def test_a_step_that_ends_itself_over_http_is_an_error_of_its_own(
-    start: StartHost, what: str
+    serve: StartHost, what: str
 ) -> None:
-    host = start("Async")
-    host.ready()
+    host = serve("Async")
     for _ in range(2):
         assert step(host, what)[0] == 500
     assert step(host, "count")[0] == 200

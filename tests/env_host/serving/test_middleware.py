@@ -21,12 +21,10 @@ from websockets.sync.client import connect
 from websockets.typing import Subprotocol
 
 from openenvd.env_host.startup import sessions_of_process
-from openenvd.schema.protocol import HostConfig
 
 from ..conftest import StartHost
-from ..hosts import WAIT_SECONDS, Host
+from ..hosts import WAIT_SECONDS, python_with_few_descriptors
 from ..raw import HEAD, HEALTH, raw
-from ..samples import SAMPLES
 from ..upstream import write_upstream
 
 FEW_FDS = 300
@@ -35,6 +33,10 @@ from openenv.core.env_server.http_server import create_app
 from samples import Counter, Do, Seen
 
 app = create_app(Counter, Do, Seen)
+
+class Around:
+    def __init__(self, app):
+        self.app = app
 
 def token_of(scope):
     return dict(scope["headers"]).get(b"x-token", b"").decode()
@@ -45,10 +47,7 @@ async def answer(send, kind, status, body):
     await send({"type": kind + ".body", "body": body})
 """
 CLOSES = """
-class Closes:
-    def __init__(self, app):
-        self.app = app
-
+class Closes(Around):
     async def __call__(self, scope, receive, send):
         if scope["type"] == "websocket" and token_of(scope) != "good":
             await send({"type": "websocket.close", "code": 4001})
@@ -60,10 +59,7 @@ class Closes:
 app.add_middleware(Closes)
 """
 ANSWERS = """
-class Answers:
-    def __init__(self, app):
-        self.app = app
-
+class Answers(Around):
     async def __call__(self, scope, receive, send):
         if scope["type"] == "websocket" and token_of(scope) != "good":
             await receive()
@@ -74,10 +70,7 @@ class Answers:
 app = Answers(app)
 """
 ADDS = """
-class Adds:
-    def __init__(self, app):
-        self.app = app
-
+class Adds(Around):
     async def __call__(self, scope, receive, send):
         async def with_header(message):
             if message["type"].endswith((".accept", ".start")):
@@ -88,10 +81,7 @@ class Adds:
 app.add_middleware(Adds)
 """
 RAISES = """
-class Raises:
-    def __init__(self, app):
-        self.app = app
-
+class Raises(Around):
     async def __call__(self, scope, receive, send):
         if scope["type"] == "websocket" and token_of(scope) != "good":
             raise RuntimeError("as asked")
@@ -111,10 +101,7 @@ async def count(request, call_next):
 """
 # The token says what is answered: a status, or what cannot be sent.
 ODD = """
-class Odd:
-    def __init__(self, app):
-        self.app = app
-
+class Odd(Around):
     async def __call__(self, scope, receive, send):
         token = token_of(scope)
         if scope["type"] != "websocket" or token == "good":
@@ -131,10 +118,7 @@ app.add_middleware(Odd)
 WAITS = """
 import asyncio
 
-class Waits:
-    def __init__(self, app):
-        self.app = app
-
+class Waits(Around):
     async def __call__(self, scope, receive, send):
         if scope["type"] == "websocket":
             await asyncio.Event().wait()
@@ -154,10 +138,11 @@ NOT_COMPARED = {"date", "server", "content-length", "connection", "upgrade", "co
 NOT_COMPARED |= {"sec-websocket-accept", "sec-websocket-extensions"}
 
 Seen = tuple[int, dict[str, str]]
+Write = Callable[[str], None]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Callable[[str], None]:
+def write(tmp_path: Path) -> Write:
     """Writes a project with some middleware."""
 
     def write_project(middleware: str) -> None:
@@ -226,34 +211,16 @@ def conversation(port: int) -> list[Seen]:
 
 @pytest.mark.parametrize("name", PROJECTS)
 def test_middleware_sees_what_it_sees_on_upstreams_server(
-    start: StartHost,
-    write: Callable[[str], None],
-    reference: Callable[[], int],
-    name: str,
+    serve: StartHost, write: Write, reference: Callable[[], int], name: str
 ) -> None:
     write(PROJECTS[name])
     expected = conversation(reference())
-    host = start(None, app_candidates=("app:app",), shards=2, max_sessions=8)
-    host.ready()
+    host = serve(None, app_candidates=("app:app",), shards=2, max_sessions=8)
     with ExitStack() as stack:
         if name == "http alone":  # so that there are two shards
             stack.enter_context(host.open())
             stack.enter_context(host.open())
         assert conversation(host.port) == expected
-
-
-def test_an_accepted_session_is_served(start: StartHost, write: Callable[[str], None]) -> None:
-    write(CLOSES)
-    host = start(None, app_candidates=("app:app",), shards=2, max_sessions=8)
-    ready = host.ready()
-    assert "Closes" in ready["notes"][0]
-    with ExitStack() as stack:
-        for _ in range(6):
-            url = f"ws://127.0.0.1:{host.port}/ws"
-            socket = stack.enter_context(connect(url, additional_headers={"x-token": "good"}))
-            socket.send(json.dumps({"type": "step", "data": {"what": "count"}}))
-            answer = json.loads(socket.recv(WAIT_SECONDS))
-            assert answer["data"]["observation"]["text"] == "1"
 
 
 COUNTS = """
@@ -269,83 +236,52 @@ Counter.__init__ = made
 """
 
 
-@pytest.mark.parametrize("isolate", [False, True])
-def test_a_handshake_that_middleware_is_asked_about_makes_no_environment_of_its_own(
-    start: StartHost, write: Callable[[str], None], tmp_path: Path, isolate: bool
+@pytest.mark.parametrize("config", [{"shards": 2}, {"isolate": True}], ids=["shared", "isolated"])
+def test_each_handshake_that_middleware_accepts_makes_one_environment(
+    start: StartHost, write: Write, tmp_path: Path, config: dict[str, Any]
 ) -> None:
     write(CLOSES + COUNTS)
     made = tmp_path / "made"
-    host = start(
-        None, app_candidates=("app:app",), isolate=isolate, max_sessions=2, env={"MADE": str(made)}
-    )
-    host.ready()
-    url = f"ws://127.0.0.1:{host.port}/ws"
-    for _ in range(2):
-        with connect(url, additional_headers={"x-token": "good"}) as socket:
-            socket.send(json.dumps({"type": "step", "data": {"what": "count"}}))
-            assert json.loads(socket.recv(WAIT_SECONDS))["type"] == "observation"
-    assert made.read_text().split() == ["one", "one"]
-
-
-def test_a_session_of_a_process_of_its_own_is_asked_about_too(
-    start: StartHost, write: Callable[[str], None]
-) -> None:
-    write(CLOSES)
-    host = start(None, app_candidates=("app:app",), isolate=True, max_sessions=2)
-    host.ready()
+    env = {"MADE": str(made)}
+    host = start(None, app_candidates=("app:app",), max_sessions=8, env=env, **config)
+    assert any("Closes" in note for note in host.ready()["notes"])
+    with ExitStack() as stack:
+        for _ in range(6):
+            client = stack.enter_context(host.open(additional_headers={"x-token": "good"}))
+            assert client.step("count") == "1"
     assert handshake(host.port, "/ws", "bad")[0] == 403
-    assert handshake(host.port, "/ws", "good")[0] == 101
+    assert made.read_text().split() == ["one"] * 6
 
 
 def test_what_middleware_adds_to_a_handshake_reaches_the_client_of_an_isolated_session(
-    start: StartHost, write: Callable[[str], None]
+    serve: StartHost, write: Write
 ) -> None:
     chosen = 'message = {**message, "subprotocol": "b", "headers"'
     write(ADDS.replace('message = {**message, "headers"', chosen))
-    host = start(None, app_candidates=("app:app",), isolate=True, max_sessions=2)
-    host.ready()
-    url = f"ws://127.0.0.1:{host.port}/ws"
-    protocols = [Subprotocol("a"), Subprotocol("b")]
-    with connect(url, subprotocols=protocols, open_timeout=WAIT_SECONDS) as opened:
-        assert opened.response is not None
-        assert opened.response.headers["x-seen"] == "yes"
-        assert opened.subprotocol == "b"
-        opened.send(json.dumps({"type": "step", "data": {"what": "count"}}))
-        answer = json.loads(opened.recv(WAIT_SECONDS))
-        assert answer["data"]["observation"]["text"] == "1"
+    host = serve(None, app_candidates=("app:app",), isolate=True, max_sessions=2)
+    with host.open(subprotocols=[Subprotocol("a"), Subprotocol("b")]) as client:
+        assert client.connection.response is not None
+        assert client.connection.response.headers["x-seen"] == "yes"
+        assert client.connection.subprotocol == "b"
+        assert client.step("count") == "1"
 
 
 @pytest.mark.parametrize("token", ["419", "499", "520", "text"])
-def test_an_answer_of_any_kind_refuses(
-    start: StartHost, write: Callable[[str], None], token: str
-) -> None:
+def test_an_answer_of_any_kind_refuses(serve: StartHost, write: Write, token: str) -> None:
     write(ODD)
-    host = start(None, app_candidates=("app:app",))
-    host.ready()
+    host = serve(None, app_candidates=("app:app",))
     status = 500 if token == "text" else int(token)
     assert handshake(host.port, "/ws", token)[0] == status
     assert handshake(host.port, "/ws", "good")[0] == 101
 
 
 def test_handshakes_that_the_middleware_keeps_count_as_connections(
-    write: Callable[[str], None], tmp_path: Path
+    serve: StartHost, write: Write, tmp_path: Path
 ) -> None:
-    (tmp_path / "samples.py").write_text(SAMPLES)
     write(WAITS)
-    python = tmp_path / "python-with-few-descriptors"
-    python.write_text(f'#!/bin/sh\nulimit -n {FEW_FDS}\nexec {sys.executable} "$@"\n')
-    python.chmod(0o700)
-    config = HostConfig(
-        name="waits",
-        app_candidates=("app:app",),
-        import_paths=(str(tmp_path),),
-        shards=1,
-        max_sessions=4,
-    )
-    host = Host(config, tmp_path, python=str(python))
+    python = python_with_few_descriptors(tmp_path, FEW_FDS)
+    host = serve(None, app_candidates=("app:app",), max_sessions=4, python=python)
     with ExitStack() as stack:
-        stack.callback(host.close)
-        host.ready()
         asked = [stack.enter_context(raw(host)) for _ in range(2 * sessions_of_process(FEW_FDS))]
         for client in asked:
             client.send(HEAD)
@@ -356,11 +292,10 @@ def test_handshakes_that_the_middleware_keeps_count_as_connections(
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_handshake_may_follow_a_request_on_its_connection(
-    start: StartHost, write: Callable[[str], None], shards: int
+    serve: StartHost, write: Write, shards: int
 ) -> None:
     write(CLOSES.replace('elif scope["type"] == "http"', "elif False"))
-    host = start(None, app_candidates=("app:app",), shards=shards, max_sessions=8)
-    host.ready()
+    host = serve(None, app_candidates=("app:app",), shards=shards, max_sessions=8)
     with ExitStack() as stack:
         for token, status in [(b"good", b"101"), (b"bad", b"403")] * 3:
             client = stack.enter_context(raw(host))
@@ -378,7 +313,7 @@ def test_a_handshake_may_follow_a_request_on_its_connection(
 
 
 def test_an_app_whose_middleware_cannot_be_run_around_sessions_is_served_as_it_is(
-    start: StartHost, write: Callable[[str], None]
+    start: StartHost, write: Write
 ) -> None:
     write(
         "app.routes[:] = [r for r in app.routes if r.path != '/ws' and r.path != '/mcp']" + CLOSES

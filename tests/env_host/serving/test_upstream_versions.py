@@ -12,27 +12,8 @@ from pathlib import Path
 import pytest
 
 from ..conftest import StartHost
+from ..upstream import SERVER, write_upstream
 
-SERVER = """
-class FastAPI:
-    routes = ()
-    async def __call__(self, scope, receive, send):
-        raise NotImplementedError
-
-class HTTPEnvServer:
-    def __init__(self, env, action_cls, observation_cls):
-        self._env_factory, self.env_name = env, "theirs"
-        self.action_cls, self.observation_cls = action_cls, observation_cls
-    def _validate_concurrency_safety(self):
-        pass
-    def register_routes(self, app, mode="simulation"):
-        pass
-
-def create_app(env, action_cls, observation_cls):
-    app = FastAPI()
-    HTTPEnvServer(env, action_cls, observation_cls).register_routes(app)
-    return app
-"""
 SERIALIZATION = """
 from openenvd.env_host.environment.interfaces import Observation
 
@@ -42,8 +23,11 @@ def serialize_observation(observation):
     return {"observation": dumped, "reward": observation.reward, "done": observation.done}
 """
 NEWER = {
-    SERVER: SERVER.replace('"theirs"', '"theirs"\n        self._session_websocket_attachments = 1'),
-    SERIALIZATION: SERIALIZATION.replace(', "metadata"}', "}").replace(
+    "http_server": SERVER.replace(
+        "        self._validate",
+        "        self._session_websocket_attachments = 1\n        self._validate",
+    ),
+    "serialization": SERIALIZATION.replace(', "metadata"}', "}").replace(
         "done}", 'done, "metadata": observation.metadata}'
     ),
 }
@@ -62,12 +46,7 @@ app = create_app(Noting, Do, Seen)
 
 
 def install(folder: Path, version: str) -> None:
-    package = folder / "openenv" / "core" / "env_server"
-    package.mkdir(parents=True)
-    for each in (package, package.parent, package.parent.parent):
-        (each / "__init__.py").write_text("")
-    for name, text in (("http_server", SERVER), ("serialization", SERIALIZATION)):
-        (package / f"{name}.py").write_text(text if version == "0.3.1" else NEWER[text])
+    write_upstream(folder, **(NEWER if version == "0.5.0" else {"serialization": SERIALIZATION}))
     (folder / "app.py").write_text(APP)
 
 
@@ -76,12 +55,10 @@ def install(folder: Path, version: str) -> None:
     [("0.3.1", {"text": "stepped"}, {}), ("0.5.0", {"metadata": {"hidden": 42}}, {"hidden": 42})],
 )
 def test_metadata_is_sent_where_the_installed_version_sends_it(
-    start: StartHost, tmp_path: Path, version: str, within: dict[str, object], beside: object
+    serve: StartHost, tmp_path: Path, version: str, within: dict[str, object], beside: object
 ) -> None:
     install(tmp_path, version)
-    host = start(None, app_candidates=("app:app",))
-    host.ready()
-    with host.open() as client:
+    with serve(None, app_candidates=("app:app",)).open() as client:
         data = client.ask("step", {})["data"]
         assert data == {
             "observation": {"text": "stepped", **within},
@@ -95,11 +72,10 @@ def test_metadata_is_sent_where_the_installed_version_sends_it(
 
 @pytest.mark.parametrize("isolate", [False, True])
 def test_an_older_version_ignores_the_id_of_an_unknown_session(
-    start: StartHost, tmp_path: Path, isolate: bool
+    serve: StartHost, tmp_path: Path, isolate: bool
 ) -> None:
     install(tmp_path, "0.3.1")
-    host = start(None, app_candidates=("app:app",), isolate=isolate)
-    host.ready()
+    host = serve(None, app_candidates=("app:app",), isolate=isolate)
     gone = "00000000-0000-4000-a000-000000000001"
     for wanted in ("nobody", gone):
         with host.open(f"/ws?session_id={wanted}") as client:
@@ -110,10 +86,9 @@ def test_an_older_version_ignores_the_id_of_an_unknown_session(
 
 
 def test_a_newer_version_refuses_the_id_of_an_unknown_session(
-    start: StartHost, tmp_path: Path
+    serve: StartHost, tmp_path: Path
 ) -> None:
     install(tmp_path, "0.5.0")
-    host = start(None, app_candidates=("app:app",))
-    host.ready()
+    host = serve(None, app_candidates=("app:app",))
     with host.open("/ws?session_id=nobody") as client:
         assert client.receive()["data"]["message"] == "Unknown session_id: nobody"
