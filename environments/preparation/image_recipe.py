@@ -100,7 +100,8 @@ def _installation(recipe: Recipe) -> Iterable[str]:
     way = recipe.way or Way("", None)
     ours = shlex.join(HOST_REQUIREMENTS)
     beside = " ".join(f"-r {shlex.quote(str(p.relative_to(way.folder)))}" for p in way.beside)
-    more = " ".join(filter(None, [beside, ours, shlex.join(["--", *way.packages])]))
+    packages = shlex.join(["--", *way.packages]) if way.packages else ""
+    more = " ".join(filter(None, [beside, ours, packages]))
     options = "".join(f"{shlex.quote(each)} " for each in way.options)
     if way.locked_wheels is not None:
         locked = "/tmp/locked.txt"  # noqa: S108  in the image's build stage

@@ -15,6 +15,7 @@ anything is installed. Pure functions of the files.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -143,7 +144,7 @@ def _with_nested(path: Path, depth: int = 0) -> Iterator[Path]:
     """Yield a file, and those that it names as further lists of requirements."""
     yield path
     for line in _NESTED.finditer(read_text(path) if _is_list(path) and depth < 5 else ""):
-        if (nested := path.parent / line[1]).is_file():
+        if (nested := Path(os.path.normpath(path.parent / line[1]))).is_file():
             yield from _with_nested(nested, depth + 1)
 
 

@@ -114,6 +114,16 @@ def test_a_project_s_own_version_is_known_from_where_it_stands(
     assert "Name: my-env\nVersion: 1.2\n" in metadata
 
 
+def test_files_that_requirements_name_have_paths_that_an_image_may_have(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "requirements.txt").write_text("-r more/base.txt\n")
+    (tmp_path / "more" / "base.txt").write_text("a\n-c ../limits.txt\n")
+    (tmp_path / "limits.txt").write_text("a<2\n")
+    [way] = ways_of(tmp_path)
+    names = ["requirements.txt", "more/base.txt", "limits.txt"]
+    assert way.files == [tmp_path / name for name in names]
+
+
 @pytest.mark.parametrize("line", ["-e .", ".[x]", "./part", "--editable=sub"])
 def test_requirements_that_name_a_folder_are_installed_from_a_copy(
     tmp_path: Path, line: str
