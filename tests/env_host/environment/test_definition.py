@@ -14,13 +14,12 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from openenvd.env_host.bundled.echo.environment import EchoAction, EchoEnvironment, EchoObservation
-from openenvd.env_host.environment import deferred_imports, upstream_project
+from openenvd.env_host.environment import upstream_project
 from openenvd.env_host.environment.definition import AnyAction, Definition, definition_of_class
 from openenvd.env_host.environment.instances import Calls, keep_accepted
-from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
+from openenvd.env_host.environment.interfaces import Action, Observation, State
 from openenvd.env_host.environment.plan import supports_concurrency, try_factory
 from openenvd.env_host.serving import messages
-from openenvd.schema.protocol import HostConfig
 from openenvd.system.process.proc import children_of
 
 
@@ -192,45 +191,3 @@ def test_a_malformed_message_is_refused(message: dict[str, Any]) -> None:
 )
 def test_data_may_be_left_out_where_it_is_not_needed(message: dict[str, Any]) -> None:
     assert messages.data_of(message) == {}
-
-
-@pytest.mark.parametrize(
-    ("environ", "is_wanted"),
-    [
-        ({}, False),
-        ({"ENABLE_WEB_INTERFACE": "false"}, False),
-        ({"ENABLE_WEB_INTERFACE": "True"}, True),
-    ],
-)
-def test_gradio_is_wanted_when_the_web_interface_is_on(
-    environ: dict[str, str], is_wanted: bool
-) -> None:
-    assert deferred_imports.is_gradio_wanted(environ) is is_wanted
-
-
-def test_the_configuration_survives_its_json_form() -> None:
-    config = HostConfig(
-        "n", ("a:b", "c:d"), ("e:f",), import_paths=("/x",), max_sessions=3, manifest={"k": [1]}
-    )
-    assert HostConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
-
-
-def test_the_base_classes_run_without_overrides() -> None:
-    class Least(Environment[Action, Observation, State]):
-        def reset(
-            self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
-        ) -> Observation:
-            return Observation()
-
-        def step(
-            self, action: Action, timeout_s: float | None = None, **kwargs: Any
-        ) -> Observation:
-            return Observation()
-
-        @property
-        def state(self) -> State:
-            return State()
-
-    least = Least()
-    assert least.get_metadata().name == "Least"
-    least.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
@@ -31,8 +31,13 @@ def test_the_factory_moves_to_the_loop_after_a_quick_first_creation() -> None:
     assert isinstance(factory.create_on_loop(), BenchmarkEnvironment)
 
 
-def test_synchronous_environments_stay_on_threads() -> None:
-    factory = Factory(SyncBenchmarkEnvironment, may_use_loop=True)
+@pytest.mark.parametrize(
+    ("kind", "may_use_loop"), [(SyncBenchmarkEnvironment, True), (BenchmarkEnvironment, False)]
+)
+def test_synchronous_environments_and_those_of_one_thread_stay_there(
+    kind: Any, may_use_loop: bool
+) -> None:
+    factory = Factory(kind, may_use_loop=may_use_loop)
     factory.create()
     assert not factory.uses_loop
 
@@ -92,57 +97,37 @@ def test_a_factory_that_fails_on_the_loop_is_left_to_threads() -> None:
     assert not make_on_thread()  # for good
 
 
-def test_one_thread_for_all_means_never_the_loop() -> None:
-    factory = Factory(BenchmarkEnvironment, may_use_loop=False)
-    factory.create()
-    assert not factory.uses_loop
+def no_display(file: str) -> Any:
+    exec(compile("raise OSError('no display')", file, "exec"))
 
 
+def port(number: int) -> Any:
+    raise RuntimeError(f"port {number} is taken")
+
+
+@pytest.mark.parametrize(
+    ("failing", "causes"),
+    [
+        ([lambda: port(0), *[lambda: no_display("one.py")] * 3], ["port 0", "no display"]),
+        ([lambda: no_display("one.py"), lambda: no_display("two.py")] * 2, ["no display"] * 2),
+        ([lambda: port(0), lambda: port(1), lambda: port(2)], ["port 0"]),
+    ],
+    ids=["each cause", "the same line of another file", "a message that differs each time"],
+)
 def test_the_traceback_of_each_cause_of_a_failure_is_logged_once(
-    caplog: pytest.LogCaptureFixture,
+    failing: list[Callable[[], Any]], causes: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def function() -> Any:
-        if caplog.records:
-            raise OSError("no display")
-        raise RuntimeError("port 40000 is taken")
-
-    factory = Factory(function, may_use_loop=True)
-    with pytest.raises(RuntimeError):
-        factory.create()
-    for _ in range(3):
-        with pytest.raises(OSError, match="no display"):
+    calls = iter(failing)
+    factory = Factory(lambda: next(calls)(), may_use_loop=True)
+    for _ in failing:
+        with pytest.raises((RuntimeError, OSError)) as raised:
             factory.create()
     tracebacks = [record.exc_text or "" for record in caplog.records]
-    assert [text.splitlines()[-1] for text in tracebacks] == [
-        "RuntimeError: port 40000 is taken",
-        "OSError: no display",
-    ]
-    assert "in function" in tracebacks[0]
-
-
-def test_the_same_line_of_another_file_is_another_cause(caplog: pytest.LogCaptureFixture) -> None:
-    code = [compile("raise OSError('no display')", name, "exec") for name in ("one.py", "two.py")]
-    files = iter([code[0], code[1], code[0]])
-    factory = Factory(lambda: exec(next(files)), may_use_loop=True)
-    for _ in range(3):
-        with pytest.raises(OSError, match="no display"):
-            factory.create()
-    assert len(caplog.records) == 2
-
-
-def test_a_message_that_differs_each_time_is_one_cause(caplog: pytest.LogCaptureFixture) -> None:
-    numbers = iter(range(3))
-
-    def function() -> Any:
-        raise RuntimeError(f"port {next(numbers)} is taken")
-
-    factory = Factory(function, may_use_loop=True)
-    for _ in range(3):
-        with pytest.raises(RuntimeError):
-            factory.create()
-    assert len(caplog.records) == 1
+    assert len(tracebacks) == len(causes)
+    assert all(cause in text for cause, text in zip(causes, tracebacks, strict=True))
+    assert "in <lambda>" in tracebacks[0]
     assert factory.failure is not None
-    assert factory.failure.startswith("RuntimeError: port 2 is taken (")
+    assert factory.failure.startswith(f"{type(raised.value).__name__}: {raised.value} (")
 
 
 def test_a_constructor_that_begins_to_fail_on_the_loop_is_logged(

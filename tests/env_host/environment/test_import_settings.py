@@ -16,7 +16,7 @@ from ..conftest import StartHost
 
 SETTINGS = """
 import gc, os, resource, signal, socket, subprocess, sys, threading, time
-from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
+from plain import Bare, Seen
 
 heard = []
 
@@ -42,17 +42,7 @@ os.umask(0o027)
 os.chdir(os.environ["FOLDER"])
 
 
-class Do(Action):
-    signals: list[int] = []
-
-
-class Seen(Observation):
-    found: dict = {}
-
-
-class Settings(Environment[Do, Seen, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
+class Settings(Bare):
     def reset(self, **kwargs):
         umask = os.umask(0)
         os.umask(umask)
@@ -78,10 +68,6 @@ class Settings(Environment[Do, Seen, State]):
         while len(heard) < len(action.signals) and time.monotonic() < deadline:
             time.sleep(0.01)
         return Seen(found={"heard": sorted(heard)})
-
-    @property
-    def state(self):
-        return State()
 """
 OWN_SIGNALS = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT]
 
@@ -89,7 +75,7 @@ OWN_SIGNALS = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT]
 @pytest.mark.parametrize("kind", ["forked", "program"])
 @pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
 def test_sessions_find_what_the_import_has_set(
-    start: StartHost, tmp_path: Path, isolate: bool, kind: str
+    serve: StartHost, tmp_path: Path, isolate: bool, kind: str
 ) -> None:
     (tmp_path / "settings.py").write_text(SETTINGS)
     folder, farewell = tmp_path / "elsewhere", tmp_path / "farewell"
@@ -97,8 +83,7 @@ def test_sessions_find_what_the_import_has_set(
     env = {"FAREWELL": str(farewell), "FOLDER": str(folder), "OPENENVD_TRIAL": "1"}
     if kind == "program":
         env["LEAVES_THREAD"] = "1"
-    host = start("settings:Settings", isolate=isolate, max_sessions=2, env=env)
-    host.ready()
+    host = serve("settings:Settings", isolate=isolate, max_sessions=2, env=env)
     with host.open() as client:
         found = client.ask("reset")["data"]["observation"]["found"]
         pid = found.pop("pid")

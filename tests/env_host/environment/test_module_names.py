@@ -36,15 +36,14 @@ SERVER_OF_UPSTREAM = (
 @pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
 @pytest.mark.parametrize("env_class", ["plain:Plain", "samples:Async"])
 def test_no_file_of_the_project_is_taken_for_a_module_of_the_host(
-    start: StartHost, tmp_path: Path, env_class: str, isolate: bool
+    serve: StartHost, tmp_path: Path, env_class: str, isolate: bool
 ) -> None:
     for name in NAMES:
         (tmp_path / f"{name}.py").write_text(TRAP)
     imports = "import asyncio, os, sys, threading, time\n"  # which upstream's server has, too
     samples = tmp_path / "samples.py"
     samples.write_text(imports + samples.read_text())
-    host = start(env_class, isolate=isolate, max_sessions=2)
-    host.ready()
+    host = serve(env_class, isolate=isolate, max_sessions=2)
     with host.open() as client:
         for kind, data in (("reset", {}), ("step", {}), ("state", None)):
             assert client.ask(kind, data)["type"] in ("observation", "state")
@@ -59,15 +58,14 @@ def test_no_file_of_the_project_is_taken_for_a_module_of_the_host(
 
 
 def test_the_project_imports_its_own_file_where_upstream_s_server_lets_it(
-    start: StartHost, tmp_path: Path
+    serve: StartHost, tmp_path: Path
 ) -> None:
     for name in ours_alone():
         (tmp_path / f"{name}.py").write_text("KIND = 'the project'\n")
         (tmp_path / "user.py").write_text(
             f"from {name} import KIND\nfrom plain import Plain\n\nassert KIND == 'the project'\n"
         )
-        host = start("user:Plain")
-        host.ready()
+        host = serve("user:Plain")
         assert host.stop() == 0
 
 

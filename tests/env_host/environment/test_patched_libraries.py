@@ -56,12 +56,11 @@ class Async(Plain):
 @pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
 @pytest.mark.parametrize("kind", ["Patched", "Async"])
 def test_the_host_uses_what_was_there_before(
-    start: StartHost, tmp_path: Path, kind: str, isolate: bool
+    serve: StartHost, tmp_path: Path, kind: str, isolate: bool
 ) -> None:
     (tmp_path / "patched.py").write_text(PATCHED)
     env = {"OPENENVD_TRIAL": "1"}
-    host = start(f"patched:{kind}", isolate=isolate, max_sessions=2, shards=2, env=env)
-    host.ready()
+    host = serve(f"patched:{kind}", isolate=isolate, max_sessions=2, shards=2, env=env)
     with host.open() as client, host.open() as other:
         for each in (client, other):
             each.ask("reset")

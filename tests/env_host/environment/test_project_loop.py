@@ -10,18 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.schema.protocol import HOST_LIBRARIES, HostConfig
+from openenvd.schema.protocol import HOST_LIBRARIES
 
-from ..hosts import Host
+from ..conftest import StartHost
 
 LIBRARIES = ("uvloop", "httptools")
 LOOPS = """
 import asyncio, importlib.util, sys
-from openenvd.env_host.environment.interfaces import Action, Environment, Observation, State
-
-
-class Seen(Observation):
-    found: dict = {}
+from plain import Bare, Seen
 
 
 def look():
@@ -34,18 +30,9 @@ def look():
     }
 
 
-class Sync(Environment[Action, Seen, State]):
-    SUPPORTS_CONCURRENT_SESSIONS = True
-
+class Sync(Bare):
     def reset(self, **kwargs):
         return Seen(found=look())
-
-    def step(self, action):
-        return Seen(found=look())
-
-    @property
-    def state(self):
-        return State()
 
 
 class Async(Sync):
@@ -75,30 +62,19 @@ def make_venv(folder: Path, *, is_projects: bool) -> Path:
 @pytest.mark.parametrize("kind", ["Sync", "Async"])
 @pytest.mark.parametrize("whose", ["project", "host", "neither"])
 def test_a_project_sees_the_loop_and_the_libraries_that_are_its_own(
-    tmp_path: Path, whose: str, kind: str, isolate: bool
+    start: StartHost, tmp_path: Path, whose: str, kind: str, isolate: bool
 ) -> None:
     (tmp_path / "loops.py").write_text(LOOPS)
     python = make_venv(tmp_path / "venv", is_projects=whose == "project")
     if whose == "neither":
         for path in (tmp_path / "venv" / HOST_LIBRARIES).iterdir():
             path.unlink()
-    config = HostConfig(
-        name="loops",
-        env_class=f"loops:{kind}",
-        import_paths=(str(tmp_path),),
-        venv=str(tmp_path / "venv"),
-        shards=1,
-        isolate=isolate,
-    )
-    host = Host(config, tmp_path, python=str(python))
-    try:
-        host.ready()
-        with host.open() as client:
-            found = client.ask("reset")["data"]["observation"]["found"]
-        assert found["visible"] == (list(LIBRARIES) if whose == "project" else [])
-        assert found["used"] == ([] if whose == "neither" else list(LIBRARIES))
-        if kind == "Async":
-            assert found["loop"] == ("uvloop" if whose == "project" else "asyncio")
-        assert host.stop() == 0
-    finally:
-        host.close()
+    host = start(f"loops:{kind}", venv=str(tmp_path / "venv"), isolate=isolate, python=str(python))
+    host.ready()
+    with host.open() as client:
+        found = client.ask("reset")["data"]["observation"]["found"]
+    assert found["visible"] == (list(LIBRARIES) if whose == "project" else [])
+    assert found["used"] == ([] if whose == "neither" else list(LIBRARIES))
+    if kind == "Async":
+        assert found["loop"] == ("uvloop" if whose == "project" else "asyncio")
+    assert host.stop() == 0

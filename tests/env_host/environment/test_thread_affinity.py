@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -85,23 +85,28 @@ def test_the_modules_of_base_classes_count(package: Path) -> None:
     assert is_bound_to_thread(type("Both", (made, base), {"__module__": made.__module__}))
 
 
-def test_a_class_without_a_source_stays_on_its_thread() -> None:
-    assert is_bound_to_thread(type("Made", (), {"__module__": "nowhere"}))
+DECLARED: dict[str, object] = {"REQUIRES_SINGLE_THREAD_EXECUTOR": True}
 
 
 @pytest.mark.parametrize(
-    ("declared", "may_change"),
+    ("factory", "may_change"),
     [
         ({}, True),
-        ({"REQUIRES_SINGLE_THREAD_EXECUTOR": True}, False),
-        ({"REQUIRES_SINGLE_THREAD_EXECUTOR": True, "THREAD_SAFE": True}, False),
+        (DECLARED, False),
+        ({**DECLARED, "THREAD_SAFE": True}, False),
         ({"THREAD_SAFE": True, "__module__": "nowhere"}, True),
         ({"__module__": "nowhere"}, False),
+        (lambda: object(), False),
     ],
+    ids=["nothing", "one thread", "one, and safe", "safe, no source", "no source", "no class"],
 )
-def test_what_a_class_declares_comes_first(declared: dict[str, object], may_change: bool) -> None:
-    made = type("Made", (), {"__module__": "uuid", **declared})
-    assert definition_with(made).may_change_threads is may_change
+def test_what_a_class_declares_comes_first_and_a_function_declares_nothing(
+    factory: Any, may_change: bool
+) -> None:
+    if isinstance(factory, dict):
+        factory = type("Made", (), {"__module__": "uuid", **factory})
+    made = Definition("made", factory, AnyAction, AnyAction, AnyAction, AnyAction)
+    assert made.may_change_threads is may_change
 
 
 def test_a_class_that_says_that_it_is_not_thread_safe_stays_on_its_thread(package: Path) -> None:
@@ -117,14 +122,6 @@ def test_code_of_any_depth_can_be_read_and_of_any_length_counts_as_bound(package
     (package / "models.py").write_text(f"WORDS = {['word'] * 60_000}\nclass Model:\n    pass\n")
     models = importlib.import_module(f"{package.name}.models")
     assert is_bound_to_thread(models.Model)
-
-
-def test_a_factory_that_is_no_class_may_hand_out_what_is_bound() -> None:
-    assert not definition_with(lambda: object()).may_change_threads
-
-
-def definition_with(factory: Callable[[], Any]) -> Definition:
-    return Definition("made", factory, AnyAction, AnyAction, AnyAction, AnyAction)
 
 
 GUARDED = "try:\n    from ..models import Model\nexcept ImportError:\n    Model = dict"
