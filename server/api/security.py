@@ -141,6 +141,7 @@ def ensure_token(path: Path) -> str:
         pass
     token = secrets.token_urlsafe(TOKEN_BYTES)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.fchmod(descriptor, 0o600)  # a file that was there, and empty
     with open(descriptor, "w") as file:
         file.write(token + "\n")
     return token
