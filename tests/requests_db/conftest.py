@@ -1,34 +1,144 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real SQLite file for every test, and requests that start in a given state."""
+"""A real SQLite file for every test, and the two sides that use it."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import Connection
 
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import (
     Environment,
+    Event,
+    Generation,
     NewRequest,
     Outcome,
+    Replica,
     Request,
     RequestError,
 )
-from openenvd.requests_db.results import Submitted
-from openenvd.requests_db.transactions import dispatching, submitting
+from openenvd.requests_db.results import Claim, SubmitResult, Submitted
+from openenvd.requests_db.sql import queries
+from openenvd.requests_db.transactions import dispatching, observing, submitting
 from openenvd.schema.states import EnvironmentState, ErrorKind, RequestState, Schedule
 
-MakeRequest = Callable[..., Request]
-MakeEnvironment = Callable[..., Environment]
+CREATED_AT, CLAIMED_AT, ENDED_AT = 100.5, 200.5, 300.5
+CHECK = NewRequest("check", Schedule.SHORT, {})
+LAUNCH = NewRequest("launch", Schedule.LONG, {"name": "trial"}, environment="trial")
+DOWN = NewRequest("down", Schedule.SHORT, {"name": "trial"}, environment="trial")
 
-CREATED_AT = 100.5
-CLAIMED_AT = 200.5
-ENDED_AT = 300.5
+
+class Queue(WriteConnection):
+    """The dispatcher's side, and requests that start *in* a state."""
+
+    def make(
+        self, state: RequestState = RequestState.PENDING, *, ended_at: float = ENDED_AT, **more: Any
+    ) -> Request:
+        # More urgent than all others, so that a claim of one takes this one.
+        more = {"priority": 0 if state is RequestState.PENDING else 1_000, **more}
+        times = {"now": more.pop("now", CREATED_AT), "arrival": more.pop("arrival", None)}
+        kind: dict[str, Any] = {"operation": "noop", "schedule": Schedule.SHORT, "payload": {}}
+        result = self.write(submitting.submit, NewRequest(**{**kind, **more}), **times)
+        assert isinstance(result, Submitted)
+        request = result.request
+        if state is not RequestState.PENDING:
+            [claimed] = self.claim(1, request.schedule).requests
+            assert claimed.id == request.id
+        if state.is_final:
+            error = RequestError(ErrorKind.OPERATION_ERROR, "it broke")
+            failed = error if state is RequestState.FAILED else None
+            self.end(request.id, state, ended_at, error=failed)
+        return request
+
+    def claim(
+        self, limit: int = 1, schedule: Schedule = Schedule.SHORT, now: float = CLAIMED_AT
+    ) -> Claim:
+        return self.write(dispatching.claim, schedule, limit, now)
+
+    def claimed(self, limit: int, **more: Any) -> list[str]:
+        return [request.id for request in self.claim(limit, **more).requests]
+
+    def record(self, **batch: Any) -> tuple[Event, ...]:
+        return self.write(dispatching.record, **batch)
+
+    def end(
+        self,
+        request_id: str,
+        state: RequestState = RequestState.SUCCEEDED,
+        at: float = ENDED_AT,
+        **more: Any,
+    ) -> tuple[Event, ...]:
+        return self.record(outcomes=[Outcome(request_id, state, at, **more)])
+
+    def release(self, request: Request) -> tuple[Event, ...]:
+        return self.write(dispatching.release, [request.id], 400.5)
+
+    def cancel(self, request: Request, at: float = 250.5) -> None:
+        self.write(submitting.cancel, request.id, at)
+
+    def get(self, request_id: str) -> Request:
+        found = self.read(queries.get(request_id))
+        assert isinstance(found, Request)
+        return found
+
+    def sql(self, statement: str, values: Any = ()) -> Any:
+        """The first value that the statement returns."""
+        with self.transaction() as connection:
+            done = connection.exec_driver_sql(statement, values)
+            return done.scalar() if done.returns_rows else None
+
+
+class Api(AsyncStore):
+    """The API's side, and the reconciler's: what is submitted, and how environments go."""
+
+    async def submit(self, new: NewRequest = CHECK, *, now: float = CREATED_AT) -> Submitted:
+        result = await self.offer(new, now=now)
+        assert isinstance(result, Submitted)
+        return result
+
+    async def offer(self, new: NewRequest, **more: Any) -> SubmitResult:
+        return await self.write(submitting.submit, new, **{"now": CREATED_AT, **more})
+
+    async def launch(
+        self, environment: Environment | None = None, now: float = CREATED_AT, **more: Any
+    ) -> Request:
+        """A launch of an environment, which is `trial` unless one is given."""
+        environment = environment or new_environment(now=now)
+        new = NewRequest("launch", Schedule.LONG, environment.spec, environment.name)
+        result = await self.offer(new, environment=environment, now=now, **more)
+        assert isinstance(result, Submitted)
+        return result.request
+
+    async def goes(
+        self, state: EnvironmentState, now: float = 200.5, name: str = "trial", **more: Any
+    ) -> Event | None:
+        """The environment goes to this state."""
+        return await self.write(observing.set_environment_state, name, state, now=now, **more)
+
+    async def environment(self, name: str = "trial") -> Environment:
+        found = await self.read(queries.environment(name))
+        assert found is not None
+        return found
+
+    async def generations(self) -> list[Generation]:
+        return await self.read(queries.generations("trial"))
+
+    async def put(self, replica: Replica, now: float = CREATED_AT) -> Event | None:
+        return await self.write(observing.upsert_replica, replica, now=now)
+
+    async def sql(self, statement: str, values: Any = ()) -> None:
+        await self.write(Connection.exec_driver_sql, statement, values)
+
+
+def new_environment(name: str = "trial", now: float = CREATED_AT, **spec: Any) -> Environment:
+    """As a launch hands it in."""
+    return Environment(name, spec or {"source": "echo"}, EnvironmentState.PENDING, now, now)
 
 
 @pytest.fixture
@@ -40,76 +150,14 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def writer(path: Path) -> Iterator[WriteConnection]:
-    """A connection of the test's own."""
-    writer = WriteConnection(path)
-    yield writer
-    writer.close()
+def queue(path: Path) -> Iterator[Queue]:
+    made = Queue(path)
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def dispatch(path: Path) -> Iterator[WriteConnection]:
-    """The dispatcher's side."""
-    store = WriteConnection(path)
-    yield store
-    store.close()
-
-
-@pytest.fixture
-async def store(path: Path) -> AsyncIterator[AsyncStore]:
-    """The API's side."""
-    store = AsyncStore(path)
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-def make_request(writer: WriteConnection, dispatch: WriteConnection) -> MakeRequest:
-    """A factory of requests that start *in* a state."""
-
-    def submit(
-        operation: str = "noop",
-        now: float = CREATED_AT,
-        arrival: float | None = None,
-        **fields: Any,
-    ) -> Request:
-        new = NewRequest(
-            operation,
-            fields.pop("schedule", Schedule.SHORT),
-            fields.pop("payload", {}),
-            **fields,
-        )
-        with writer.transaction() as connection:
-            result = submitting.submit(connection, new, now=now, arrival=arrival)
-        assert isinstance(result, Submitted)
-        return result.request
-
-    def make(
-        state: RequestState = RequestState.PENDING, *, ended_at: float = ENDED_AT, **fields: Any
-    ) -> Request:
-        # More urgent than all others, so that a claim of one takes this one.
-        priority = fields.pop("priority", 0 if state is RequestState.PENDING else 1_000)
-        request = submit(priority=priority, **fields)
-        if state is RequestState.PENDING:
-            return request
-        [claimed] = dispatch.write(dispatching.claim, request.schedule, 1, CLAIMED_AT).requests
-        assert claimed.id == request.id
-        if state.is_final:
-            error = RequestError(ErrorKind.OPERATION_ERROR, "it broke")
-            failed = error if state is RequestState.FAILED else None
-            dispatch.write(
-                dispatching.record, outcomes=[Outcome(request.id, state, ended_at, error=failed)]
-            )
-        return request
-
-    return make
-
-
-@pytest.fixture
-def make_environment() -> MakeEnvironment:
-    """A factory of environments as a launch hands them in."""
-
-    def make(name: str = "trial", now: float = CREATED_AT) -> Environment:
-        return Environment(name, {"source": "echo"}, EnvironmentState.PENDING, now, now)
-
-    return make
+async def api(path: Path) -> AsyncIterator[Api]:
+    made = Api(path)
+    yield made
+    await made.close()

@@ -1,96 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claiming, recording and releasing, through the dispatcher's store."""
+"""Claiming, recording and releasing, through the dispatcher's connection."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import Executable
 
-from openenvd.requests_db.connections.sqlite import WriteConnection
-from openenvd.requests_db.records import (
-    MemoryEstimate,
-    Outcome,
-    PeakSample,
-    Request,
-    RequestError,
-    Retry,
-)
+from openenvd.requests_db.records import MemoryEstimate, Outcome, PeakSample, RequestError, Retry
 from openenvd.requests_db.sql import queries, statements
 from openenvd.requests_db.sql.rows import PRIORITY_STEP_SECONDS, QueueClock
-from openenvd.requests_db.transactions import dispatching, submitting
+from openenvd.requests_db.transactions import dispatching
 from openenvd.schema.states import ErrorKind, InvalidTransition, RequestState, Schedule
 
-Make = Callable[..., Request]
+from .conftest import Queue
+
+R = RequestState
 
 
-def read(writer: WriteConnection, request_id: str) -> Request:
-    with writer.transaction() as connection:
-        found = queries.get(request_id).run(connection)
-    assert isinstance(found, Request)
-    return found
+def pending(queue: Queue, limit: int = 10, schedule: Schedule = Schedule.SHORT) -> list[str]:
+    return [request.id for request in queue.read(queries.first_pending(schedule, limit))]
 
 
-def plan_of(writer: WriteConnection, statement: Executable, **parameters: Any) -> str:
-    """What SQLite says it does, with every parameter bound as in real use."""
-    compiled: Any = statement.compile(writer._engine)  # type: ignore[attr-defined]
-    values = compiled.construct_params(parameters)
-    bound = tuple(values[name] for name in compiled.positiontup)
-    with writer.transaction() as connection:
-        rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {compiled}", bound).all()
-    return " ".join(str(row) for row in rows)
+def data_of(events: Any) -> list[Any]:
+    return [event.data for event in events]
 
 
-def test_claim_takes_the_oldest_first(make_request: Make, dispatch: WriteConnection) -> None:
-    ids = [make_request().id for _ in range(5)]
-    assert [
-        r.id for r in dispatch.write(dispatching.claim, Schedule.SHORT, 3, 200.5).requests
-    ] == ids[:3]
-    assert [
-        r.id for r in dispatch.write(dispatching.claim, Schedule.SHORT, 3, 200.5).requests
-    ] == ids[3:]
+def test_claim_takes_the_oldest_first(queue: Queue) -> None:
+    ids = [queue.make().id for _ in range(5)]
+    assert (queue.claimed(3), queue.claimed(3)) == (ids[:3], ids[3:])
 
 
-def test_claim_prefers_a_higher_priority(make_request: Make, dispatch: WriteConnection) -> None:
-    low, high, lowest = (make_request(priority=p).id for p in (0, 5, -5))
-    claim = dispatch.write(dispatching.claim, Schedule.SHORT, 3, 200.5)
-    assert [r.id for r in claim.requests] == [high, low, lowest]
+def test_claim_prefers_a_higher_priority(queue: Queue) -> None:
+    low, high, lowest = (queue.make(priority=p).id for p in (0, 5, -5))
+    assert queue.claimed(3) == [high, low, lowest]
 
 
-def test_claim_takes_its_own_schedule_alone(make_request: Make, dispatch: WriteConnection) -> None:
-    make_request(schedule=Schedule.LONG)
-    assert dispatch.write(dispatching.claim, Schedule.SHORT, 3, 200.5).requests == ()
-    assert len(dispatch.read(queries.first_pending(Schedule.LONG, 10))) == 1
+def test_claim_takes_its_own_schedule_alone(queue: Queue) -> None:
+    request = queue.make(schedule=Schedule.LONG)
+    assert queue.claimed(3) == []
+    assert pending(queue, schedule=Schedule.LONG) == [request.id]
 
 
-def test_a_claimed_request_runs_and_its_attempt_counts(
-    make_request: Make, dispatch: WriteConnection, writer: WriteConnection
-) -> None:
-    request = make_request(payload={"a": 1})
-    claim = dispatch.write(dispatching.claim, Schedule.SHORT, 3, 200.5)
-    assert claim.requests == (read(writer, request.id),)
+def test_a_claimed_request_runs_and_its_attempt_counts(queue: Queue) -> None:
+    request = queue.make(payload={"a": 1})
+    claim = queue.claim(3)
+    assert claim.requests == (queue.get(request.id),)
     [claimed] = claim.requests
-    assert (claimed.state, claimed.attempts, claimed.started_at) == (
-        RequestState.RUNNING,
-        1,
-        200.5,
-    )
-    assert [event.data for event in claim.events] == [{"state": "RUNNING"}]
+    assert (claimed.state, claimed.attempts, claimed.started_at) == (R.RUNNING, 1, 200.5)
+    assert data_of(claim.events) == [{"state": "RUNNING"}]
 
 
-def test_two_connections_never_claim_the_same_request(make_request: Make, path: Path) -> None:
-    expected = {make_request().id for _ in range(200)}
+def test_two_connections_never_claim_the_same_request(queue: Queue, path: Path) -> None:
+    expected = {queue.make().id for _ in range(200)}
     claimed: list[str] = []
 
     def drain() -> None:
-        store = WriteConnection(path)
-        while requests := store.write(dispatching.claim, Schedule.SHORT, 7, 200.5).requests:
-            claimed.extend(request.id for request in requests)
-        store.close()
+        other = Queue(path)
+        while ids := other.claimed(7):
+            claimed.extend(ids)
+        other.close()
 
     threads = [threading.Thread(target=drain) for _ in range(4)]
     for thread in threads:
@@ -101,251 +73,184 @@ def test_two_connections_never_claim_the_same_request(make_request: Make, path: 
     assert set(claimed) == expected
 
 
-def test_the_claim_reads_the_index_of_pending_requests(writer: WriteConnection) -> None:
-    plan = plan_of(writer, statements.CLAIM, now=1.5, of_schedule="SHORT", up_to=5)
-    assert "ix_requests_claim" in plan
-    assert "TEMP B-TREE" not in plan
+def newest(*states: R) -> Executable:
+    return statements.newest_requests(frozenset(states), frozenset())
 
 
-def test_a_list_of_active_requests_reads_the_index_of_unfinished_ones(
-    writer: WriteConnection,
+@pytest.mark.parametrize(
+    ("statement", "parameters", "index", "is_sorted_by_it"),
+    [
+        (statements.CLAIM, {"now": 1.5, "of_schedule": "SHORT", "up_to": 5}, "claim", True),
+        (statements.FIRST_PENDING, {"of_schedule": "SHORT", "up_to": 5}, "claim", True),
+        (newest(R.PENDING, R.RUNNING), {"up_to": 5}, "unfinished", False),
+        (statements.RUNNING_REQUESTS, {}, "unfinished", False),
+        (newest(R.FAILED), {"up_to": 5}, "failed", True),
+    ],
+    ids=["claim", "first pending", "active", "running", "failed"],
+)
+def test_what_is_read_often_has_an_index(
+    queue: Queue,
+    statement: Executable,
+    parameters: dict[str, Any],
+    index: str,
+    is_sorted_by_it: bool,
 ) -> None:
-    active = frozenset({RequestState.PENDING, RequestState.RUNNING})
-    query = statements.newest_requests(active, frozenset())
-    assert "ix_requests_unfinished" in plan_of(writer, query, up_to=5)
-    assert "ix_requests_unfinished" in plan_of(writer, statements.RUNNING_REQUESTS)
+    """As SQLite plans it, with every parameter bound as in real use."""
+    compiled: Any = statement.compile(queue._engine)  # type: ignore[attr-defined]
+    values = compiled.construct_params(parameters)
+    bound = tuple(values[name] for name in compiled.positiontup)
+    with queue.transaction() as connection:
+        rows = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {compiled}", bound).all()
+    plan = " ".join(str(row) for row in rows)
+    assert f"ix_requests_{index}" in plan
+    assert not (is_sorted_by_it and "TEMP B-TREE" in plan)
 
 
-def test_a_list_of_failed_requests_reads_their_index(writer: WriteConnection) -> None:
-    query = statements.newest_requests(frozenset({RequestState.FAILED}), frozenset())
-    plan = plan_of(writer, query, up_to=5)
-    assert "ix_requests_failed" in plan
-    assert "TEMP B-TREE" not in plan
-
-
-def test_progress_of_a_running_request_becomes_an_event(
-    make_request: Make, dispatch: WriteConnection
-) -> None:
-    request = make_request(RequestState.RUNNING, environment="trial")
-    [event] = dispatch.write(
-        dispatching.record, progress=[(request.id, {"phase": "starting"}, 201.5)]
-    )
+def test_progress_of_a_running_request_becomes_an_event(queue: Queue) -> None:
+    request = queue.make(R.RUNNING, environment="trial")
+    [event] = queue.record(progress=[(request.id, {"phase": "starting"}, 201.5)])
     assert (event.kind, event.at, event.data) == ("request.progress", 201.5, {"phase": "starting"})
     assert (event.request_id, event.environment) == (request.id, "trial")
 
 
-def test_progress_of_an_ended_request_is_dropped(
-    make_request: Make, dispatch: WriteConnection
-) -> None:
-    request = make_request(RequestState.SUCCEEDED)
-    assert (
-        dispatch.write(
-            dispatching.record, progress=[(request.id, {}, 201.5), ("0" * 16, {}, 201.5)]
-        )
-        == ()
-    )
+def test_what_comes_too_late_or_of_an_unknown_request_is_dropped(queue: Queue) -> None:
+    request = queue.make(R.SUCCEEDED)
+    assert queue.record(progress=[(request.id, {}, 201.5), ("0" * 16, {}, 201.5)]) == ()
+    assert queue.end("0" * 16) == ()
 
 
-def test_an_outcome_is_written_with_its_error_and_peak(
-    make_request: Make, dispatch: WriteConnection, writer: WriteConnection
-) -> None:
-    request = make_request(RequestState.RUNNING)
+def test_an_outcome_is_written_with_its_error_and_peak(queue: Queue) -> None:
+    request = queue.make(R.RUNNING)
     error = RequestError(
         ErrorKind.OOM_KILLED, "out of memory", "give it more", {"pid": 7}, ("last", "words")
     )
-    outcome = Outcome(request.id, RequestState.FAILED, 300.5, error=error, peak_bytes=2**40)
-    [event] = dispatch.write(dispatching.record, outcomes=[outcome])
-    assert event.data == {"state": "FAILED"}
-    found = read(writer, request.id)
-    assert (found.state, found.finished_at) == (RequestState.FAILED, 300.5)
+    assert data_of(queue.end(request.id, R.FAILED, error=error, peak_bytes=2**40)) == [
+        {"state": "FAILED"}
+    ]
+    found = queue.get(request.id)
+    assert (found.state, found.finished_at) == (R.FAILED, 300.5)
     assert (found.error, found.peak_bytes) == (error, 2**40)
 
 
-def test_a_second_outcome_is_dropped(
-    make_request: Make, dispatch: WriteConnection, writer: WriteConnection
-) -> None:
-    request = make_request(RequestState.RUNNING)
-    first = Outcome(request.id, RequestState.SUCCEEDED, 300.5, result="first")
-    second = Outcome(request.id, RequestState.CANCELLED, 301.5)
-    [written] = dispatch.write(dispatching.record, outcomes=[first, second])
-    assert written.data == {"state": "SUCCEEDED"}
-    assert dispatch.write(dispatching.record, outcomes=[second]) == ()
-    assert read(writer, request.id).result == "first"
+def test_a_second_outcome_is_dropped(queue: Queue) -> None:
+    request = queue.make(R.RUNNING)
+    first = Outcome(request.id, R.SUCCEEDED, 300.5, result="first")
+    second = Outcome(request.id, R.CANCELLED, 301.5)
+    assert data_of(queue.record(outcomes=[first, second])) == [{"state": "SUCCEEDED"}]
+    assert queue.record(outcomes=[second]) == ()
+    assert queue.get(request.id).result == "first"
 
 
-def test_an_outcome_of_an_unknown_request_is_dropped(dispatch: WriteConnection) -> None:
-    outcome = Outcome("0" * 16, RequestState.SUCCEEDED, 300.5)
-    assert dispatch.write(dispatching.record, outcomes=[outcome]) == ()
-
-
-def test_an_outcome_without_a_final_state_is_refused_with_its_whole_batch(
-    make_request: Make, dispatch: WriteConnection, writer: WriteConnection
-) -> None:
-    good, bad = make_request(RequestState.RUNNING), make_request(RequestState.RUNNING)
-    batch = [
-        Outcome(good.id, RequestState.SUCCEEDED, 300.5),
-        Outcome(bad.id, RequestState.PENDING, 300.5),
-    ]
+def test_an_outcome_without_a_final_state_is_refused_with_its_whole_batch(queue: Queue) -> None:
+    good, bad = queue.make(R.RUNNING), queue.make(R.RUNNING)
+    batch = [Outcome(good.id, R.SUCCEEDED, 300.5), Outcome(bad.id, R.PENDING, 300.5)]
     with pytest.raises(InvalidTransition, match=bad.id):
-        dispatch.write(dispatching.record, outcomes=batch)
-    assert read(writer, good.id).state is RequestState.RUNNING
+        queue.record(outcomes=batch)
+    assert queue.get(good.id).state is R.RUNNING
 
 
-def test_a_batch_returns_its_events_in_order(make_request: Make, dispatch: WriteConnection) -> None:
-    request = make_request(RequestState.RUNNING)
-    events = dispatch.write(
-        dispatching.record,
+def test_a_batch_returns_its_events_in_order(queue: Queue) -> None:
+    request = queue.make(R.RUNNING)
+    events = queue.record(
         started=[(request.id, "short-1", 1, 1.5, 201.5)],
         progress=[(request.id, {"n": n}, 202.5) for n in range(3)],
-        outcomes=[Outcome(request.id, RequestState.SUCCEEDED, 203.5)],
+        outcomes=[Outcome(request.id, R.SUCCEEDED, 203.5)],
     )
-    assert [event.data for event in events] == [
-        {"n": 0},
-        {"n": 1},
-        {"n": 2},
-        {"state": "SUCCEEDED"},
-    ]
+    assert data_of(events) == [{"n": 0}, {"n": 1}, {"n": 2}, {"state": "SUCCEEDED"}]
     assert [event.seq for event in events] == list(range(events[0].seq, events[0].seq + 4))
 
 
-def test_a_batch_may_be_larger_than_one_statement_takes_parameters(
-    make_request: Make, dispatch: WriteConnection
+def test_a_batch_may_be_larger_than_one_statement_takes_parameters(queue: Queue) -> None:
+    ids = [queue.make().id for _ in range(1100)]
+    queue.claim(len(ids))
+    outcomes = [Outcome(id_, R.SUCCEEDED, 300.5) for id_ in ids]
+    assert len(queue.record(outcomes=outcomes)) == len(ids)
+
+
+def test_a_released_request_keeps_its_place_in_the_queue(queue: Queue) -> None:
+    first, second = queue.make(), queue.make()
+    queue.claim()
+    assert data_of(queue.release(first)) == [{"state": "PENDING"}]
+    assert queue.get(first.id) == first
+    assert queue.claimed(2) == [first.id, second.id]
+
+
+def test_release_cancels_a_request_that_is_to_be_cancelled(queue: Queue) -> None:
+    request = queue.make(R.RUNNING)
+    queue.cancel(request)
+    assert data_of(queue.release(request)) == [{"state": "CANCELLED"}]
+    assert queue.get(request.id).finished_at == 400.5
+
+
+def test_memory_estimates_are_listed_latest_first_and_a_new_one_replaces_the_old(
+    queue: Queue,
 ) -> None:
-    ids = [make_request().id for _ in range(1100)]
-    dispatch.write(dispatching.claim, Schedule.SHORT, len(ids), 200.5)
-    outcomes = [Outcome(id_, RequestState.SUCCEEDED, 300.5) for id_ in ids]
-    assert len(dispatch.write(dispatching.record, outcomes=outcomes)) == len(ids)
+    early = MemoryEstimate("launch", "a", (PeakSample(300.5, 1), PeakSample(300.5, 2)), 300.5)
+    late = MemoryEstimate("launch", "b", (PeakSample(400.5, 3),), 400.5)
+    queue.record(learned=[early, late])
+    assert queue.read(queries.memory_estimates(10)) == [late, early]
+    assert queue.read(queries.memory_estimates(1)) == [late]
+    newer = MemoryEstimate("launch", "a", (PeakSample(500.5, 7, killed=True),), 500.5)
+    queue.record(learned=[newer])
+    assert queue.read(queries.memory_estimates(10)) == [newer, late]
 
 
-def test_a_released_request_keeps_its_place_in_the_queue(
-    make_request: Make, dispatch: WriteConnection, writer: WriteConnection
-) -> None:
-    first, second = make_request(), make_request()
-    dispatch.write(dispatching.claim, Schedule.SHORT, 1, 200.5)
-    [event] = dispatch.write(dispatching.release, [first.id], 201.5)
-    assert event.data == {"state": "PENDING"}
-    assert read(writer, first.id) == first
-    claim = dispatch.write(dispatching.claim, Schedule.SHORT, 2, 202.5)
-    assert [request.id for request in claim.requests] == [first.id, second.id]
-
-
-def test_release_cancels_a_request_that_is_to_be_cancelled(
-    make_request: Make, dispatch: WriteConnection, writer: WriteConnection
-) -> None:
-    request = make_request(RequestState.RUNNING)
-    with writer.transaction() as connection:
-        submitting.cancel(connection, request.id, 201.5)
-    [event] = dispatch.write(dispatching.release, [request.id], 202.5)
-    assert event.data == {"state": "CANCELLED"}
-    assert read(writer, request.id).finished_at == 202.5
-
-
-def estimate(source: str, *peaks: int, at: float = 300.5) -> MemoryEstimate:
-    return MemoryEstimate("launch", source, tuple(PeakSample(at, peak) for peak in peaks), at)
-
-
-def test_memory_estimates_are_listed_latest_first(dispatch: WriteConnection) -> None:
-    early, late = estimate("a", 1, 2), estimate("b", 3, at=400.5)
-    dispatch.write(dispatching.record, learned=[early, late])
-    assert dispatch.read(queries.memory_estimates(10)) == [late, early]
-    assert dispatch.read(queries.memory_estimates(1)) == [late]
-
-
-def test_a_new_memory_estimate_replaces_the_old_one(dispatch: WriteConnection) -> None:
-    dispatch.write(dispatching.record, learned=[estimate("a", 1)])
-    newer = MemoryEstimate("launch", "a", (PeakSample(400.5, 7, killed=True),), 400.5)
-    dispatch.write(dispatching.record, learned=[newer])
-    assert dispatch.read(queries.memory_estimates(10)) == [newer]
-
-
-def test_a_long_wait_outweighs_a_higher_priority(
-    make_request: Make, dispatch: WriteConnection
-) -> None:
-    old = make_request(now=100.5)
-    urgent = make_request(now=100.5 + 2 * PRIORITY_STEP_SECONDS, priority=1)
-    more_urgent = make_request(now=100.5 + 2 * PRIORITY_STEP_SECONDS, priority=3)
-    claim = dispatch.write(dispatching.claim, Schedule.SHORT, 3, 300.5)
-    assert claim.requests[0].id == more_urgent.id
-    assert [r.id for r in claim.requests[1:]] == [old.id, urgent.id]
+def test_a_long_wait_outweighs_a_higher_priority(queue: Queue) -> None:
+    later = 100.5 + 2 * PRIORITY_STEP_SECONDS
+    old = queue.make(now=100.5)
+    urgent, more_urgent = (queue.make(now=later, priority=priority) for priority in (1, 3))
+    assert queue.claimed(3) == [more_urgent.id, old.id, urgent.id]
 
 
 @pytest.mark.parametrize("step", [-86_400.0, 86_400.0], ids=["a day back", "a day ahead"])
-def test_a_step_of_the_wall_clock_changes_no_place_in_the_queue(
-    make_request: Make, dispatch: WriteConnection, step: float
-) -> None:
+def test_a_step_of_the_wall_clock_changes_no_place_in_the_queue(queue: Queue, step: float) -> None:
     clock = QueueClock(latest_arrival=1_795_000_000.5)
-    first = make_request(now=100.5, arrival=clock.now())
-    later = make_request(now=100.5 + step, arrival=clock.now())
-    urgent = make_request(now=100.5 + step, arrival=clock.now(), priority=1)
-    claim = dispatch.write(dispatching.claim, Schedule.SHORT, 3, 100.5 + step)
-    assert [request.id for request in claim.requests] == [urgent.id, first.id, later.id]
+    first = queue.make(now=100.5, arrival=clock.now())
+    later = queue.make(now=100.5 + step, arrival=clock.now())
+    urgent = queue.make(now=100.5 + step, arrival=clock.now(), priority=1)
+    assert queue.claimed(3, now=100.5 + step) == [urgent.id, first.id, later.id]
 
 
-def test_the_queue_clock_goes_on_from_the_youngest_that_is_unfinished(
-    make_request: Make, dispatch: WriteConnection
-) -> None:
-    assert dispatch.read(queries.LATEST_ARRIVAL) == 0.0
-    make_request(arrival=500.5, priority=2)
-    make_request(RequestState.RUNNING, arrival=700.5)
-    make_request(RequestState.SUCCEEDED, arrival=900.5)
-    latest = dispatch.read(queries.LATEST_ARRIVAL)
+def test_the_queue_clock_goes_on_from_the_youngest_that_is_unfinished(queue: Queue) -> None:
+    assert queue.read(queries.LATEST_ARRIVAL) == 0.0
+    queue.make(arrival=500.5, priority=2)
+    queue.make(R.RUNNING, arrival=700.5)
+    queue.make(R.SUCCEEDED, arrival=900.5)
+    latest = queue.read(queries.LATEST_ARRIVAL)
     assert latest == 700.5
     assert QueueClock(latest).now() >= latest
 
 
-def test_first_pending_claims_nothing(make_request: Make, dispatch: WriteConnection) -> None:
-    ids = [make_request().id for _ in range(3)]
-    assert [r.id for r in dispatch.read(queries.first_pending(Schedule.SHORT, 2))] == ids[:2]
-    assert len(dispatch.read(queries.first_pending(Schedule.SHORT, 10))) == 3
+def test_first_pending_claims_nothing(queue: Queue) -> None:
+    ids = [queue.make().id for _ in range(3)]
+    assert (pending(queue, 2), pending(queue)) == (ids[:2], ids)
 
 
-def test_claim_chosen_skips_requests_that_were_cancelled_meanwhile(
-    make_request: Make, dispatch: WriteConnection, writer: WriteConnection
-) -> None:
-    first, _, third = (make_request() for _ in range(3))
-    with writer.transaction() as connection:
-        submitting.cancel(connection, first.id, 150.5)
-    claim = dispatch.write(dispatching.claim_chosen, [third, first], 200.5)
-    assert [(r.id, r.state, r.attempts) for r in claim.requests] == [
-        (third.id, RequestState.RUNNING, 1)
-    ]
-    assert [event.data for event in claim.events] == [{"state": "RUNNING"}]
-    assert len(dispatch.read(queries.first_pending(Schedule.SHORT, 10))) == 1
+def test_claim_chosen_skips_requests_that_were_cancelled_meanwhile(queue: Queue) -> None:
+    first, second, third = (queue.make() for _ in range(3))
+    queue.cancel(first)
+    claim = queue.write(dispatching.claim_chosen, [third, first], 200.5)
+    assert [(r.id, r.state, r.attempts) for r in claim.requests] == [(third.id, R.RUNNING, 1)]
+    assert data_of(claim.events) == [{"state": "RUNNING"}]
+    assert pending(queue) == [second.id]
 
 
-def test_first_pending_reads_the_index_of_pending_requests(writer: WriteConnection) -> None:
-    plan = plan_of(writer, statements.FIRST_PENDING, of_schedule="SHORT", up_to=5)
-    assert "ix_requests_claim" in plan
-    assert "TEMP B-TREE" not in plan
-
-
-def test_a_retry_returns_to_the_queue_with_its_new_memory(
-    make_request: Make, dispatch: WriteConnection, writer: WriteConnection
-) -> None:
-    request = make_request(RequestState.RUNNING, retry_oom=True)
+def test_a_retry_returns_to_the_queue_with_its_new_memory(queue: Queue) -> None:
+    request = queue.make(R.RUNNING, retry_oom=True)
     retry = Retry(request.id, 300.5, 512, "killed at 256 MB; runs again with 512 MB")
-    progress, state = dispatch.write(dispatching.record, retries=[retry])
-    assert progress.data == {
-        "phase": "retrying",
-        "message": retry.message,
-        "memory_bytes": 512,
-        "error": None,
-    }
-    assert state.data == {"state": "PENDING"}
-    found = read(writer, request.id)
-    assert (found.state, found.attempts, found.memory_bytes) == (RequestState.PENDING, 1, 512)
+    progress, state = queue.record(retries=[retry])
+    data = {"phase": "retrying", "message": retry.message, "memory_bytes": 512, "error": None}
+    assert (progress.data, state.data) == (data, {"state": "PENDING"})
+    found = queue.get(request.id)
+    assert (found.state, found.attempts, found.memory_bytes) == (R.PENDING, 1, 512)
     assert (found.retry_oom, found.worker, found.started_at) == (True, None, None)
-    assert dispatch.write(dispatching.claim, Schedule.SHORT, 1, 301.5).requests[0].attempts == 2
+    assert queue.claim().requests[0].attempts == 2
 
 
-def test_a_retry_of_a_request_that_is_to_be_cancelled_cancels_it(
-    make_request: Make, dispatch: WriteConnection, writer: WriteConnection
-) -> None:
-    request = make_request(RequestState.RUNNING)
-    with writer.transaction() as connection:
-        submitting.cancel(connection, request.id, 250.5)
-    dispatch.write(dispatching.record, retries=[Retry(request.id, 300.5, 512, "again")])
-    assert read(writer, request.id).state is RequestState.CANCELLED
-    assert (
-        dispatch.write(dispatching.record, retries=[Retry(request.id, 301.5, 512, "again")]) == ()
-    )
+def test_a_retry_of_a_request_that_is_to_be_cancelled_cancels_it(queue: Queue) -> None:
+    request = queue.make(R.RUNNING)
+    queue.cancel(request)
+    again = [Retry(request.id, 300.5, 512, "again")]
+    queue.record(retries=again)
+    assert queue.get(request.id).state is R.CANCELLED
+    assert queue.record(retries=again) == ()

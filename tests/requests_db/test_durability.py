@@ -6,18 +6,16 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from openenvd.requests_db.connections.sqlite import WriteConnection
-from openenvd.requests_db.records import Request
 from openenvd.requests_db.sql import queries
 from openenvd.schema.states import RequestState
+
+from .conftest import Queue
 
 SUBMITTER = """
 import asyncio, sys
@@ -70,7 +68,7 @@ with WriteConnection(sys.argv[1]).transaction() as connection:
 """
 
 
-def test_acknowledged_requests_survive_kill_9(path: Path) -> None:
+def test_acknowledged_requests_survive_kill_9(queue: Queue, path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", SUBMITTER, str(path)], stdout=subprocess.PIPE, text=True
     ) as process:
@@ -79,16 +77,12 @@ def test_acknowledged_requests_survive_kill_9(path: Path) -> None:
         os.kill(process.pid, signal.SIGKILL)
         acknowledged += [line.strip() for line in process.stdout if line.endswith("\n")]
     assert process.returncode == -signal.SIGKILL
-    writer = WriteConnection(path)
-    with writer.transaction() as connection:
-        assert all(isinstance(queries.get(id_).run(connection), Request) for id_ in acknowledged)
-        # What was written and not yet acknowledged is there as a whole or not at all.
-        assert queries.COUNTS.run(connection)["PENDING"] - len(acknowledged) in (0, 1)
-        assert queries.LAST_SEQ.run(connection) == queries.COUNTS.run(connection)["PENDING"]
-    writer.close()
-    check = sqlite3.connect(path)
-    assert check.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    check.close()
+    assert all(queue.get(id_) for id_ in acknowledged)
+    # What was written and not yet acknowledged is there as a whole or not at all.
+    pending = queue.read(queries.COUNTS)["PENDING"]
+    assert pending - len(acknowledged) in (0, 1)
+    assert queue.read(queries.LAST_SEQ) == pending
+    assert queue.sql("PRAGMA integrity_check") == "ok"
 
 
 @pytest.mark.parametrize("durability", ["process", "power"])
@@ -111,21 +105,16 @@ def test_with_durability_power_each_group_commit_makes_one_fsync_and_otherwise_n
     assert synced.count(f"{path}-wal") == header + (commits if durability == "power" else 0)
 
 
-def test_a_transaction_killed_half_way_leaves_nothing(path: Path) -> None:
+def test_a_transaction_killed_half_way_leaves_nothing(queue: Queue, path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", HALF_DONE, str(path)], check=False)
     assert done.returncode == -signal.SIGKILL
-    writer = WriteConnection(path)
-    with writer.transaction() as connection:
-        assert queries.list_requests().run(connection) == []
-        assert queries.LAST_SEQ.run(connection) == 0
-    writer.close()
+    assert queue.read(queries.list_requests()) == []
+    assert queue.read(queries.LAST_SEQ) == 0
 
 
-def test_a_claim_survives_the_end_of_its_connection(
-    make_request: Callable[..., Request], dispatch: WriteConnection, path: Path
-) -> None:
-    request = make_request(RequestState.RUNNING)
-    dispatch.close()
-    other = WriteConnection(path)
+def test_a_claim_survives_the_end_of_its_connection(queue: Queue, path: Path) -> None:
+    request = queue.make(RequestState.RUNNING)
+    queue.close()
+    other = Queue(path)
     assert [found.id for found in other.read(queries.RUNNING)] == [request.id]
     other.close()

@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.results import QueueFull, Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import submitting
 from openenvd.schema.states import Schedule
 
-CHECK = NewRequest("check", Schedule.SHORT, {})
+from .conftest import CHECK, Api, Queue
 
 
 def submit(connection: Connection, key: str) -> str:
@@ -34,24 +32,21 @@ def break_down(connection: Connection) -> str:
 
 
 async def test_a_call_that_raises_is_rolled_back_and_the_others_of_its_group_are_written(
-    store: AsyncStore,
+    api: Api,
 ) -> None:
-    calls = [
-        store.write(submit, "first"),
-        store.write(submit, "second"),
-        store.write(break_down),
-        store.write(submit, "third"),
-    ]
-    first, second, broken, third = await asyncio.gather(*calls, return_exceptions=True)
+    first, second, broken, third = await asyncio.gather(
+        *(api.write(submit, key) for key in ("first", "second")),
+        api.write(break_down),
+        api.write(submit, "third"),
+        return_exceptions=True,
+    )
     assert [first, second, third] == ["first", "second", "third"]
     assert isinstance(broken, RuntimeError)
-    found = await store.read(queries.list_requests())
+    found = await api.read(queries.list_requests())
     assert [request.idempotency_key for request in found] == ["third", "second", "first"]
 
 
-async def test_calls_that_arrive_while_the_writer_is_busy_share_a_transaction(
-    store: AsyncStore,
-) -> None:
+async def test_calls_that_arrive_while_the_writer_is_busy_share_a_transaction(api: Api) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def hold(connection: Connection) -> Connection:
@@ -64,9 +59,9 @@ async def test_calls_that_arrive_while_the_writer_is_busy_share_a_transaction(
     def note(connection: Connection) -> None:
         transactions.append(connection.get_transaction())
 
-    held = asyncio.ensure_future(store.write(hold))
+    held = asyncio.ensure_future(api.write(hold))
     await asyncio.to_thread(begun.wait)
-    others = [asyncio.ensure_future(store.write(note)) for _ in range(5)]
+    others = [asyncio.ensure_future(api.write(note)) for _ in range(5)]
     await asyncio.sleep(0)  # they begin, and wait
     go_on.set()
     await asyncio.gather(held, *others)
@@ -74,17 +69,13 @@ async def test_calls_that_arrive_while_the_writer_is_busy_share_a_transaction(
     assert len(set(map(id, transactions))) == 1
 
 
-async def test_a_limit_holds_within_a_shared_transaction(store: AsyncStore) -> None:
-    results = await asyncio.gather(
-        *(store.write(submitting.submit, CHECK, now=1.5, max_pending=3) for _ in range(10))
-    )
+async def test_a_limit_holds_within_a_shared_transaction(api: Api) -> None:
+    results = await asyncio.gather(*(api.offer(CHECK, max_pending=3) for _ in range(10)))
     assert [type(result) for result in results] == [Submitted] * 3 + [QueueFull] * 7
 
 
-async def test_a_cancelled_caller_disturbs_no_other(store: AsyncStore) -> None:
-    calls = [
-        asyncio.ensure_future(store.write(submitting.submit, CHECK, now=1.5)) for _ in range(3)
-    ]
+async def test_a_cancelled_caller_disturbs_no_other(api: Api) -> None:
+    calls = [asyncio.ensure_future(api.submit()) for _ in range(3)]
     await asyncio.sleep(0)
     calls[1].cancel()
     results = await asyncio.gather(*calls, return_exceptions=True)
@@ -92,36 +83,25 @@ async def test_a_cancelled_caller_disturbs_no_other(store: AsyncStore) -> None:
 
 
 async def test_closing_a_store_finishes_the_calls_that_wait(path: Path) -> None:
-    store = AsyncStore(path)
-    calls = [
-        asyncio.ensure_future(store.write(submitting.submit, CHECK, now=1.5)) for _ in range(100)
-    ]
+    api = Api(path)
+    calls = [asyncio.ensure_future(api.submit()) for _ in range(100)]
     await asyncio.sleep(0)
-    await store.close()
-    assert all(isinstance(call.result(), Submitted) for call in calls)
-    await store.close()
+    await api.close()
+    assert all(call.result() for call in calls)
+    await api.close()
     assert list(path.parent.iterdir()) == [path]  # the last connection removes the journal
     assert not [t for t in threading.enumerate() if t.name.startswith("requests-db")]
 
 
-async def test_an_answer_is_given_after_the_commit(path: Path) -> None:
-    store = AsyncStore(path)
-    result = await store.write(submitting.submit, CHECK, now=1.5)
-    assert isinstance(result, Submitted)
-    other = WriteConnection(path)
-    with other.transaction() as connection:
-        assert queries.get(result.request.id).run(connection) == result.request
-    other.close()
-    await store.close()
+async def test_an_answer_is_given_after_the_commit(api: Api, queue: Queue) -> None:
+    request = (await api.submit()).request
+    assert queue.get(request.id) == request
 
 
 @pytest.mark.parametrize("calls", [1, 200])
-async def test_any_number_of_calls_is_answered(store: AsyncStore, calls: int) -> None:
-    results = await asyncio.gather(
-        *(store.write(submitting.submit, CHECK, now=1.5) for _ in range(calls))
-    )
-    seqs = [result.request.seq for result in results if isinstance(result, Submitted)]
-    assert seqs == list(range(1, calls + 1))
+async def test_any_number_of_calls_is_answered(api: Api, calls: int) -> None:
+    results = await asyncio.gather(*(api.submit() for _ in range(calls)))
+    assert [result.request.seq for result in results] == list(range(1, calls + 1))
 
 
 @pytest.fixture
@@ -136,4 +116,4 @@ def no_room_for_threads() -> Iterator[None]:
 def test_a_store_whose_thread_cannot_start_is_not_made(path: Path) -> None:
     """Its first submission would be refused, kept by the pool, and written with the next one."""
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        AsyncStore(path)
+        Api(path)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -15,21 +14,17 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from openenvd.requests_db import migrate
-from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.errors import DatabaseCorrupt, DatabaseTooNew
 from openenvd.requests_db.migrate import LATEST, REVISIONS, open_database
 from openenvd.requests_db.sql import queries
 
+from .conftest import Queue
+
 MIGRATIONS = Path(migrate.__file__).with_name("migrations")
 
 
-def schema_of(path: Path) -> list[tuple[str, str, str]]:
-    """Every table and index with its SQL: constraints and conditions too."""
-    connection = sqlite3.connect(path)
-    query = "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
-    rows = connection.execute(query).fetchall()
-    connection.close()
-    return rows
+# Every table and index with its constraints and conditions.
+SCHEMA = "SELECT group_concat(name || coalesce(sql, '')) FROM sqlite_master ORDER BY name"
 
 
 def test_the_list_of_revisions_is_that_of_the_files() -> None:
@@ -40,17 +35,16 @@ def test_the_list_of_revisions_is_that_of_the_files() -> None:
     assert script.get_current_head() == LATEST
 
 
-def test_alembic_reads_the_stamp_of_a_fresh_database(path: Path) -> None:
-    writer = WriteConnection(path)
-    with writer.transaction() as connection:
+def test_alembic_reads_the_stamp_of_a_fresh_database(queue: Queue) -> None:
+    with queue.transaction() as connection:
         assert MigrationContext.configure(connection).get_current_revision() == LATEST
-    writer.close()
 
 
-def test_opening_again_changes_nothing(path: Path) -> None:
-    before = schema_of(path)
+def test_opening_again_changes_nothing(queue: Queue, path: Path) -> None:
+    before = queue.sql(SCHEMA)
     open_database(path)
-    assert schema_of(path) == before
+    assert "ck_requests_state" in before
+    assert queue.sql(SCHEMA) == before
 
 
 def test_a_database_at_an_earlier_revision_is_upgraded(
@@ -80,29 +74,27 @@ def test_threads_that_open_at_once_make_one_database(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert failures == []
-    store = WriteConnection(file)
-    assert store.read(queries.RUNNING) == []
-    store.close()
+    queue = Queue(file)
+    assert queue.read(queries.RUNNING) == []
+    queue.close()
 
 
-def test_a_database_of_a_newer_version_is_left_alone(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.commit()
-    connection.close()
-    with pytest.raises(DatabaseTooNew, match="9999") as caught:
+def test_a_database_of_a_newer_version_is_left_alone(queue: Queue, path: Path) -> None:
+    queue.sql("UPDATE alembic_version SET version_num = '9999'")
+    told = "is at revision 9999; this version knows revisions up to"
+    with pytest.raises(DatabaseTooNew, match=told) as caught:
         open_database(path)
     assert "upgrade openenvd" in str(caught.value.hint)
 
 
 def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "requests.db"
-    connection = sqlite3.connect(file)
-    connection.execute("CREATE TABLE songs (title)")
-    connection.close()
+    queue = Queue(file)
+    queue.sql("CREATE TABLE songs (title)")
     with pytest.raises(DatabaseCorrupt, match="not one of openenvd's"):
         open_database(file)
-    assert [name for _, name, _ in schema_of(file)] == ["songs"]
+    assert queue.sql("SELECT group_concat(name) FROM sqlite_master") == "songs"
+    queue.close()
 
 
 def test_the_file_is_for_its_owner_alone(path: Path) -> None:

@@ -11,16 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.sqlite import Reader, WriteConnection
+from openenvd.requests_db.connections.sqlite import Reader
 from openenvd.requests_db.errors import DatabaseCorrupt, DatabaseError, DatabaseUnwritable
-from openenvd.requests_db.records import NewRequest
-from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.transactions import submitting
-from openenvd.schema.states import RequestState, Schedule
+from openenvd.schema.states import RequestState
 
-CHECK = NewRequest("check", Schedule.SHORT, {})
+from .conftest import Api, Queue
+
 COUNT = "SELECT count(*) FROM requests"
 
 
@@ -36,26 +33,25 @@ def reader_threads() -> list[str]:
     return [t.name for t in threading.enumerate() if "reader" in t.name]
 
 
-async def test_a_read_waits_for_no_writer(store: AsyncStore, writer: WriteConnection) -> None:
-    with writer.transaction():
-        assert await store.read(queries.COUNTS) == dict.fromkeys(RequestState, 0)
-        assert await store.read(queries.list_requests()) == []
+async def test_a_read_waits_for_no_writer(api: Api, queue: Queue) -> None:
+    with queue.transaction():
+        assert await api.read(queries.COUNTS) == dict.fromkeys(RequestState, 0)
+        assert await api.read(queries.list_requests()) == []
 
 
-async def test_a_read_sees_every_acknowledged_write(store: AsyncStore) -> None:
+async def test_a_read_sees_every_acknowledged_write(api: Api) -> None:
     for count in range(1, 51):
-        result = await store.write(submitting.submit, CHECK, now=1.5)
-        assert isinstance(result, Submitted)
-        assert await store.read(queries.get(result.request.id)) == result.request
-        assert (await store.read(queries.COUNTS))["PENDING"] == count
+        request = (await api.submit()).request
+        assert await api.read(queries.get(request.id)) == request
+        assert (await api.read(queries.COUNTS))["PENDING"] == count
 
 
 async def test_a_read_leaves_no_snapshot_that_would_hold_up_a_checkpoint(
-    store: AsyncStore, path: Path
+    api: Api, path: Path
 ) -> None:
-    await store.write(submitting.submit, CHECK, now=1.5)
-    await store.read(queries.list_requests())
-    await store.write(submitting.submit, CHECK, now=2.5)
+    await api.submit()
+    await api.read(queries.list_requests())
+    await api.submit()
     other = sqlite3.connect(path)
     [(busy, in_log, moved)] = other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     other.close()
@@ -69,21 +65,21 @@ async def test_a_reader_cannot_write(reader: Reader) -> None:
 
 
 async def test_a_missing_database_is_named_and_not_created(tmp_path: Path) -> None:
-    store = AsyncStore(tmp_path / "requests.db")
+    api = Api(tmp_path / "requests.db")
     with pytest.raises(DatabaseUnwritable, match="cannot be opened"):
-        await store.read(queries.COUNTS)
+        await api.read(queries.COUNTS)
     assert list(tmp_path.iterdir()) == []
-    await store.close()
+    await api.close()
     assert reader_threads() == []
 
 
 async def test_a_damaged_database_is_named(tmp_path: Path) -> None:
     file = tmp_path / "requests.db"
     file.write_bytes(b"not a database" * 1000)
-    store = AsyncStore(file)
+    api = Api(file)
     with pytest.raises(DatabaseCorrupt, match="not a SQLite database"):
-        await store.read(queries.COUNTS)
-    await store.close()
+        await api.read(queries.COUNTS)
+    await api.close()
 
 
 async def test_a_reader_opens_another_connection_after_an_error(reader: Reader) -> None:

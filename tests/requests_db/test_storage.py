@@ -6,15 +6,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection
 
-from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections import sqlite
-from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.errors import (
     DatabaseBusy,
     DatabaseCorrupt,
@@ -24,10 +23,10 @@ from openenvd.requests_db.errors import (
 )
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import NewRequest, Outcome
-from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.schema.states import RequestState, Schedule
+
+from .conftest import Api, Queue
 
 PAGE_OF_TEXT = NewRequest("noop", Schedule.SHORT, {"text": "x" * 20_000})
 
@@ -52,56 +51,50 @@ def use_up_files(folder: Path) -> list[Path]:
     return made
 
 
-async def submit_until_full(store: AsyncStore) -> list[str]:
-    ids: list[str] = []
-    while True:
-        try:
-            result = await store.write(submitting.submit, PAGE_OF_TEXT, now=1.5)
-        except DatabaseFull:
-            return ids
-        assert isinstance(result, Submitted)
-        ids.append(result.request.id)
-
-
-async def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(small_disk: Path) -> None:
+@pytest.fixture
+async def sides(small_disk: Path) -> AsyncIterator[tuple[Api, Queue]]:
+    """Both sides of a database on a small disk."""
     file = small_disk / "requests.db"
     open_database(file)
-    store, dispatch = AsyncStore(file), WriteConnection(file)
+    api, queue = Api(file), Queue(file)
+    yield api, queue
+    await api.close()
+    queue.close()
+
+
+async def test_a_full_disk_is_named_and_nothing_acknowledged_is_lost(
+    sides: tuple[Api, Queue], small_disk: Path
+) -> None:
+    api, queue = sides
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"\0" * 2**19)
-    queued = await submit_until_full(store)
+    queued: list[str] = []
+    with suppress(DatabaseFull):
+        while True:
+            queued.append((await api.submit(PAGE_OF_TEXT)).request.id)
     with pytest.raises(DatabaseFull) as caught:
-        dispatch.write(dispatching.claim, Schedule.SHORT, 100, 2.5)
+        queue.claim(100)
     assert "df -h" in str(caught.value.hint)
-    assert (await store.read(queries.COUNTS))["PENDING"] == len(queued)  # reading still works
+    assert (await api.read(queries.COUNTS))["PENDING"] == len(queued)  # reading still works
     with pytest.raises(DatabaseFull):
-        await store.write(submitting.submit, PAGE_OF_TEXT, now=1.5)
-
+        await api.submit(PAGE_OF_TEXT)
     ballast.unlink()
-    claimed = dispatch.write(dispatching.claim, Schedule.SHORT, 10, 2.5).requests
-    assert [request.id for request in claimed] == queued[:10]
-    outcomes = [Outcome(request.id, RequestState.SUCCEEDED, 3.5) for request in claimed]
-    assert len(dispatch.write(dispatching.record, outcomes=outcomes)) == 10
-    await store.close()
-    dispatch.close()
+    assert queue.claimed(10) == queued[:10]
+    outcomes = [Outcome(request_id, RequestState.SUCCEEDED, 3.5) for request_id in queued[:10]]
+    assert len(queue.record(outcomes=outcomes)) == 10
 
 
-async def test_an_outcome_that_met_a_full_disk_can_be_recorded_again(small_disk: Path) -> None:
-    file = small_disk / "requests.db"
-    open_database(file)
-    store, dispatch = AsyncStore(file), WriteConnection(file)
-    result = await store.write(submitting.submit, PAGE_OF_TEXT, now=1.5)
-    assert isinstance(result, Submitted)
-    dispatch.write(dispatching.claim, Schedule.SHORT, 1, 2.5)
+async def test_an_outcome_that_met_a_full_disk_can_be_recorded_again(
+    sides: tuple[Api, Queue], small_disk: Path
+) -> None:
+    _, queue = sides
+    request = queue.make(RequestState.RUNNING)
     ballast = fill(small_disk)
-    outcome = Outcome(result.request.id, RequestState.SUCCEEDED, 3.5, result="y" * 200_000)
     with pytest.raises(DatabaseFull):
-        dispatch.write(dispatching.record, outcomes=[outcome])
+        queue.end(request.id, result="y" * 200_000)
     ballast.unlink()
-    [event] = dispatch.write(dispatching.record, outcomes=[outcome])
+    [event] = queue.end(request.id, result="y" * 200_000)
     assert event.data == {"state": "SUCCEEDED"}
-    await store.close()
-    dispatch.close()
 
 
 def test_a_database_cannot_be_made_on_a_full_disk(small_disk: Path) -> None:
@@ -164,11 +157,11 @@ def test_a_folder_is_no_database(tmp_path: Path) -> None:
         open_database(tmp_path)
 
 
-def test_a_database_that_was_moved_away_is_named_and_not_made_again(path: Path) -> None:
-    store = WriteConnection(path.parent / "gone" / "requests.db")
+def test_a_database_that_was_moved_away_is_named_and_not_made_again(tmp_path: Path) -> None:
+    queue = Queue(tmp_path / "gone" / "requests.db")
     with pytest.raises(DatabaseUnwritable, match="cannot be opened"):
-        store.read(queries.RUNNING)
-    store.close()
+        queue.read(queries.RUNNING)
+    queue.close()
 
 
 def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path: Path) -> None:
@@ -180,27 +173,21 @@ def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path: Path) -> N
     assert file.read_bytes().startswith(b"not a database")
 
 
-def test_a_damaged_file_is_named(path: Path) -> None:
+def test_a_damaged_file_is_named(queue: Queue, path: Path) -> None:
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.seek(4096)
         file.write(os.urandom(size - 4096))
-    store = WriteConnection(path)
     with pytest.raises(DatabaseCorrupt, match="damaged"):
-        store.write(dispatching.claim, Schedule.SHORT, 1, 1.5)
-    store.close()
+        queue.claim()
 
 
 @pytest.fixture
-def damaged(path: Path) -> Path:
+def damaged(queue: Queue, path: Path) -> Path:
     """One page in the middle, which holds requests that ended long ago, is overwritten."""
-    writer = WriteConnection(path)
-    with writer.transaction() as connection:
-        for _ in range(100):
-            submitting.submit(
-                connection, NewRequest("noop", Schedule.SHORT, {"x": "y" * 900}), now=1.5
-            )
-    writer.close()
+    for _ in range(100):
+        queue.make(payload={"x": "y" * 900})
+    queue.close()
     with path.open("r+b") as file:
         content = file.read()
         file.seek(content.index(b"y" * 900) // 4096 * 4096)
@@ -221,18 +208,13 @@ def test_a_schema_that_is_no_text_is_damage(path: Path, offset: int) -> None:
     assert "move the file away" in str(caught.value.hint)
 
 
-def test_a_value_that_is_no_text_is_damage(path: Path) -> None:
-    writer = WriteConnection(path)
-    with writer.transaction() as connection:
-        new = NewRequest("planted_name", Schedule.SHORT, {})
-        submitting.submit(connection, new, now=1.5)
-    writer.close()
+def test_a_value_that_is_no_text_is_damage(queue: Queue, path: Path) -> None:
+    queue.make(operation="planted_name")
+    queue.close()
     _overwrite(path, b"planted_name", 3)
     open_database(path)
-    store = WriteConnection(path)
     with pytest.raises(DatabaseCorrupt, match="a text in it is no UTF-8"):
-        store.write(dispatching.claim, Schedule.SHORT, 1, 1.5)
-    store.close()
+        queue.claim()
 
 
 def _overwrite(path: Path, text: bytes, offset: int) -> None:
@@ -253,36 +235,25 @@ def test_the_search_for_damaged_pages_is_bounded_in_time(
     open_database(damaged)
 
 
-def test_another_process_that_holds_the_file_too_long_is_named(
-    path: Path,
-) -> None:
-    holder = sqlite.create_engine(path, 0.0)
-    writer = WriteConnection(path, busy_timeout_seconds=0.0)
-    with holder.begin(), pytest.raises(DatabaseBusy, match="another process"), writer.transaction():
-        pass
-    with writer.transaction() as connection:
-        assert queries.RUNNING.run(connection) == []
-    writer.close()
+def test_another_process_that_holds_the_file_too_long_is_named(path: Path) -> None:
+    holder, queue = sqlite.create_engine(path, 0.0), Queue(path, busy_timeout_seconds=0.0)
+    with holder.begin(), pytest.raises(DatabaseBusy, match="another process"):
+        queue.read(queries.RUNNING)
+    assert queue.read(queries.RUNNING) == []
+    queue.close()
 
 
-def test_a_failed_transaction_leaves_nothing_and_the_next_one_works(path: Path) -> None:
-    writer = WriteConnection(path)
-
-    def fail() -> None:
-        with writer.transaction() as connection:
-            connection.exec_driver_sql("UPDATE tally SET last_event = 7")
-            connection.exec_driver_sql("SELECT * FROM songs")
+def test_a_failed_transaction_leaves_nothing_and_the_next_one_works(queue: Queue) -> None:
+    def fail(connection: Connection) -> None:
+        connection.exec_driver_sql("UPDATE tally SET last_event = 7")
+        connection.exec_driver_sql("SELECT * FROM songs")
 
     with pytest.raises(DatabaseError, match="no such table"):
-        fail()
-    with writer.transaction() as connection:
-        assert connection.exec_driver_sql("SELECT last_event FROM tally").scalar() == 0
-    writer.close()
+        queue.write(fail)
+    assert queue.sql("SELECT last_event FROM tally") == 0
 
 
-def test_a_store_may_be_closed_twice_and_before_it_was_used(path: Path) -> None:
-    store = WriteConnection(path)
-    store.close()
-    store.close()
-    assert store.read(queries.RUNNING) == []
-    store.close()
+def test_a_store_may_be_closed_twice_and_before_it_was_used(queue: Queue) -> None:
+    queue.close()
+    queue.close()
+    assert queue.read(queries.RUNNING) == []

@@ -4,16 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
 
-from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.sqlite import WriteConnection
-from openenvd.requests_db.records import Environment, NewRequest, Request
+from openenvd.requests_db.records import Environment, NewRequest
 from openenvd.requests_db.results import (
     BeingUpdated,
     Cancellation,
@@ -26,7 +22,7 @@ from openenvd.requests_db.results import (
     Submitted,
 )
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.transactions import dispatching, observing, submitting
+from openenvd.requests_db.transactions import observing, submitting
 from openenvd.schema.states import (
     SERVING,
     EnvironmentState,
@@ -35,258 +31,184 @@ from openenvd.schema.states import (
     Schedule,
 )
 
-LAUNCH = NewRequest("launch", Schedule.LONG, {"name": "trial"}, environment="trial")
-G = GenerationState
-CHECK = NewRequest("check", Schedule.SHORT, {})
+from .conftest import CHECK, DOWN, LAUNCH, Api, Queue, new_environment
+
+E, G, R = EnvironmentState, GenerationState, RequestState
+ONCE = replace(CHECK, idempotency_key="once")
 
 
-async def submitted(store: AsyncStore, new: NewRequest = CHECK) -> Submitted:
-    result = await store.write(submitting.submit, new, now=100.5)
-    assert isinstance(result, Submitted)
-    return result
-
-
-async def test_a_submitted_request_is_read_back_as_it_was_returned(store: AsyncStore) -> None:
+async def test_a_submitted_request_is_read_back_as_it_was_returned(api: Api) -> None:
     new = NewRequest(
         "launch",
         Schedule.LONG,
-        {"name": "trial", "env": {"KEY": "VALUE"}},
+        {"text": "a\x00b\ud800 é \u2028", "list": [None, True, -1.5, {"": []}], "big": 2**63},
         environment="trial",
         priority=3,
         idempotency_key="k",
         max_attempts=2,
         timeout_seconds=1.5,
     )
-    result = await submitted(store, new)
-    assert await store.read(queries.get(result.request.id)) == result.request
-    assert result.request.state is RequestState.PENDING
-    assert result.request.payload == new.payload
+    result = await api.submit(new)
+    assert await api.read(queries.get(result.request.id)) == result.request
+    assert (result.request.state, result.request.payload) == (R.PENDING, new.payload)
+    assert len(result.request.id) == 16
+    assert int(result.request.id, 16) >= 0
 
 
-async def test_an_id_is_sixteen_hex_digits(store: AsyncStore) -> None:
-    request = (await submitted(store)).request
-    assert len(request.id) == 16
-    assert int(request.id, 16) >= 0
+async def test_a_submission_writes_one_event(api: Api) -> None:
+    result = await api.submit()
+    [event] = result.events
+    assert (event.kind, event.request_id) == ("request.state", result.request.id)
+    assert event.data == {"state": "PENDING"}
+    assert await api.read(queries.events_after(0)) == [event]
 
 
-async def test_a_submission_writes_one_event(store: AsyncStore) -> None:
-    result = await submitted(store)
-    assert [(e.kind, e.request_id, e.data) for e in result.events] == [
-        ("request.state", result.request.id, {"state": "PENDING"})
-    ]
-    assert await store.read(queries.events_after(0)) == list(result.events)
+async def test_the_same_key_finds_the_first_request_even_in_a_full_queue(api: Api) -> None:
+    first = Duplicate((await api.submit(ONCE)).request)
+    assert await api.offer(ONCE, now=200.5) == first
+    assert await api.offer(ONCE, now=200.5, max_pending=1) == first
+    assert len(await api.read(queries.list_requests())) == 1
 
 
-async def test_any_json_payload_survives(store: AsyncStore) -> None:
-    payload = {"text": "a\x00b\ud800 é \u2028", "list": [None, True, -1.5, {"": []}], "big": 2**63}
-    result = await submitted(store, NewRequest("check", Schedule.SHORT, payload))
-    found = await store.read(queries.get(result.request.id))
-    assert isinstance(found, Request)
-    assert found.payload == payload
-
-
-async def test_the_same_idempotency_key_finds_the_first_request(store: AsyncStore) -> None:
-    new = NewRequest("check", Schedule.SHORT, {}, idempotency_key="once")
-    first = await submitted(store, new)
-    assert await store.write(submitting.submit, new, now=200.5) == Duplicate(first.request)
-    assert len(await store.read(queries.list_requests())) == 1
-
-
-async def test_many_at_once_with_one_key_write_one_request(store: AsyncStore) -> None:
-    new = NewRequest("check", Schedule.SHORT, {}, idempotency_key="once")
-    results = await asyncio.gather(
-        *(store.write(submitting.submit, new, now=100.5) for _ in range(20))
-    )
+async def test_many_at_once_with_one_key_write_one_request(api: Api) -> None:
+    results = await asyncio.gather(*(api.offer(ONCE) for _ in range(20)))
     assert [type(result) for result in results].count(Submitted) == 1
     assert len({r.request.id for r in results if isinstance(r, Submitted | Duplicate)}) == 1
 
 
-async def test_many_launches_at_once_under_one_name_yield_one(
-    store: AsyncStore, make_environment: Callable[..., Environment]
-) -> None:
-    environment = make_environment("trial")
-    results = await asyncio.gather(
-        *(
-            store.write(submitting.submit, LAUNCH, environment=environment, now=100.5)
-            for _ in range(20)
-        )
-    )
+async def test_many_launches_at_once_under_one_name_yield_one(api: Api) -> None:
+    trial = new_environment()
+    results = await asyncio.gather(*(api.offer(LAUNCH, environment=trial) for _ in range(20)))
     assert [type(result) for result in results].count(Submitted) == 1
     assert [type(result) for result in results].count(NameTaken) == 19
 
 
-async def test_the_name_of_an_ended_environment_can_be_taken(
-    store: AsyncStore, make_environment: Callable[..., Environment]
-) -> None:
+async def test_the_name_of_an_ended_environment_can_be_taken(api: Api) -> None:
     for state in EnvironmentState:
-        if state.is_live:
-            continue
-        first = await store.write(
-            submitting.submit, LAUNCH, environment=make_environment("trial"), now=100.5
-        )
-        assert isinstance(first, Submitted)
-        await store.write(
-            observing.set_environment_state, "trial", state, address="http://x", now=150.5
-        )
-    await store.write(
-        submitting.submit, LAUNCH, environment=make_environment("trial", now=200.5), now=200.5
-    )
-    environment = await store.read(queries.environment("trial"))
-    assert environment is not None
-    assert (environment.state, environment.address) == (EnvironmentState.PENDING, None)
-    assert environment.created_at == 200.5
+        if not state.is_live:
+            await api.launch()
+            await api.goes(state, address="http://x")
+    await api.launch(now=200.5)
+    found = await api.environment()
+    assert (found.state, found.address, found.created_at) == (E.PENDING, None, 200.5)
 
 
-async def test_a_full_queue_takes_no_more(store: AsyncStore, dispatch: WriteConnection) -> None:
+async def test_a_full_queue_takes_no_more(api: Api, queue: Queue) -> None:
     for _ in range(3):
-        await submitted(store)
-    assert await store.write(submitting.submit, CHECK, now=100.5, max_pending=3) == QueueFull(3)
-    assert isinstance(
-        await store.write(submitting.submit, LAUNCH, now=100.5, max_pending=3), Submitted
-    )
-    dispatch.write(dispatching.claim, Schedule.SHORT, 1, 200.5)
-    assert isinstance(
-        await store.write(submitting.submit, CHECK, now=100.5, max_pending=3), Submitted
-    )
+        await api.submit()
+    assert await api.offer(CHECK, max_pending=3) == QueueFull(3)
+    assert isinstance(await api.offer(LAUNCH, max_pending=3), Submitted)
+    queue.claim()
+    assert isinstance(await api.offer(CHECK, max_pending=3), Submitted)
 
 
-async def test_a_known_key_is_found_even_in_a_full_queue(store: AsyncStore) -> None:
-    new = NewRequest("check", Schedule.SHORT, {}, idempotency_key="once")
-    first = await submitted(store, new)
-    assert await store.write(submitting.submit, new, now=200.5, max_pending=1) == Duplicate(
-        first.request
-    )
-
-
-async def test_a_cancelled_pending_request_is_final_at_once(
-    store: AsyncStore, make_request: Callable[..., Request]
-) -> None:
-    request = make_request()
-    result = await store.write(submitting.cancel, request.id, 400.5)
+async def cancel(api: Api, request_id: str, now: float = 400.5) -> Cancellation:
+    result = await api.write(submitting.cancel, request_id, now)
     assert result is not None
-    assert result.before is RequestState.PENDING
-    assert result.request.state is RequestState.CANCELLED
-    assert await store.read(queries.get(request.id)) == result.request
+    return result
+
+
+async def test_a_cancelled_pending_request_is_final_at_once(api: Api, queue: Queue) -> None:
+    request = queue.make()
+    result = await cancel(api, request.id)
+    assert (result.before, result.request.state) == (R.PENDING, R.CANCELLED)
+    assert queue.get(request.id) == result.request
     assert [event.data for event in result.events] == [{"state": "CANCELLED"}]
 
 
-async def test_cancelling_twice_keeps_the_first_time(
-    store: AsyncStore, make_request: Callable[..., Request]
-) -> None:
-    request = make_request(RequestState.RUNNING)
-    await store.write(submitting.cancel, request.id, 400.5)
-    result = await store.write(submitting.cancel, request.id, 500.5)
-    assert result is not None
-    assert result.before is RequestState.RUNNING
-    assert result.request.cancel_requested_at == 400.5
-    assert await store.read(queries.get(request.id)) == result.request
+async def test_cancelling_twice_keeps_the_first_time(api: Api, queue: Queue) -> None:
+    request = queue.make(R.RUNNING)
+    await cancel(api, request.id)
+    result = await cancel(api, request.id, 500.5)
+    assert (result.before, result.request.cancel_requested_at) == (R.RUNNING, 400.5)
+    assert queue.get(request.id) == result.request
 
 
+@pytest.mark.parametrize("state", [R.SUCCEEDED, R.FAILED, R.CANCELLED])
 async def test_cancelling_an_ended_request_changes_nothing(
-    store: AsyncStore, make_request: Callable[..., Request]
+    api: Api, queue: Queue, state: RequestState
 ) -> None:
-    for state in (RequestState.SUCCEEDED, RequestState.FAILED, RequestState.CANCELLED):
-        request = make_request(state)
-        before = await store.read(queries.get(request.id))
-        assert isinstance(before, Request)
-        assert await store.write(submitting.cancel, request.id, 400.5) == Cancellation(
-            before, state
-        )
+    before = queue.get(queue.make(state).id)
+    assert await cancel(api, before.id) == Cancellation(before, state)
 
 
-async def test_cancelling_an_unknown_request_is_not_found(store: AsyncStore) -> None:
-    assert await store.write(submitting.cancel, "0" * 16, 400.5) is None
+async def test_cancelling_an_unknown_request_is_not_found(api: Api) -> None:
+    assert await api.write(submitting.cancel, "0" * 16, 400.5) is None
 
 
 async def test_a_down_marks_its_environment_and_cancels_its_launch_in_the_same_transaction(
-    store: AsyncStore, make_environment: Callable[..., Environment]
+    api: Api,
 ) -> None:
-    await store.write(submitting.submit, LAUNCH, environment=make_environment("trial"), now=100.5)
-    down = NewRequest("down", Schedule.SHORT, {"name": "trial"}, "trial", idempotency_key="k")
-    result = await store.write(submitting.submit, down, now=101.5, stopping="trial")
+    await api.launch()
+    result = await api.offer(DOWN, stopping="trial")
     assert isinstance(result, Submitted)
     kinds = ["request.state", "environment.state", "request.state"]  # the last: its launch's
     assert [event.kind for event in result.events] == kinds
     assert result.events[-1].data == {"state": "CANCELLED"}
-    environment = await store.read(queries.environment("trial"))
-    assert environment is not None
-    assert environment.state is EnvironmentState.STOPPING
+    assert (await api.environment()).state is E.STOPPING
 
 
-async def test_a_down_that_is_not_written_leaves_its_environment_as_it_is(
-    store: AsyncStore, make_environment: Callable[..., Environment]
-) -> None:
-    await store.write(submitting.submit, LAUNCH, environment=make_environment("trial"), now=100.5)
-    await store.write(submitting.submit, CHECK, now=100.5)
-    down = NewRequest("down", Schedule.SHORT, {"name": "trial"}, "trial", idempotency_key="k")
-    result = await store.write(submitting.submit, down, now=101.5, stopping="trial", max_pending=1)
-    assert isinstance(result, QueueFull)
-    await store.write(submitting.submit, replace(CHECK, idempotency_key="k"), now=102.5)
-    again = await store.write(submitting.submit, down, now=103.5, stopping="trial")
-    assert isinstance(again, KeyReused)
-    environment = await store.read(queries.environment("trial"))
-    assert environment is not None
-    assert environment.state is EnvironmentState.PENDING
+async def test_a_down_that_is_not_written_leaves_its_environment_as_it_is(api: Api) -> None:
+    await api.launch()
+    await api.submit()
+    down = replace(DOWN, idempotency_key="once")
+    assert isinstance(await api.offer(down, stopping="trial", max_pending=1), QueueFull)
+    await api.submit(ONCE)
+    assert isinstance(await api.offer(down, stopping="trial"), KeyReused)
+    assert (await api.environment()).state is E.PENDING
 
 
 # Updates.
 
-SPEC = {"name": "trial", "source": "/home/me/my_env", "cwd": "/home/me", "token": "hush"}
+SPEC: dict[str, Any] = {"source": "/home/me/my_env", "cwd": "/home/me", "token": "hush"}
 
 
 @pytest.fixture
-async def running(store: AsyncStore) -> Environment:
+async def running(api: Api) -> Environment:
     """An environment that is READY."""
-    await store.write(submitting.submit, launch(**SPEC), environment=named(SPEC), now=1.5)
-    ready = EnvironmentState.READY
-    await store.write(observing.set_environment_state, "trial", ready, address="a", now=2.5)
-    found = await store.read(queries.environment("trial"))
-    assert found is not None
-    return found
+    await api.launch(new_environment(**SPEC))
+    await api.goes(E.READY, address="a")
+    return await api.environment()
 
 
-def launch(**payload: Any) -> NewRequest:
-    return NewRequest("launch", Schedule.LONG, payload, environment="trial")
+async def relaunch(api: Api, key: str | None = None, **changes: Any) -> SubmitResult:
+    trial = new_environment(**{**SPEC, **changes})
+    new = NewRequest("launch", Schedule.LONG, trial.spec, "trial", idempotency_key=key)
+    return await api.offer(new, environment=trial)
 
 
-def named(spec: dict[str, Any]) -> Environment:
-    return Environment("trial", spec, EnvironmentState.PENDING, 100.5, 100.5)
-
-
-async def relaunch(store: AsyncStore, key: str | None = None, **changes: Any) -> SubmitResult:
-    new = replace(launch(**SPEC | changes), idempotency_key=key)
-    return await store.write(submitting.submit, new, environment=named(new.payload), now=100.5)
+async def updated(api: Api, **changes: Any) -> Submitted:
+    """An update that was accepted."""
+    result = await relaunch(api, **changes)
+    assert isinstance(result, Submitted)
+    return result
 
 
 async def test_a_launch_of_a_name_that_runs_is_its_next_generation_and_leaves_it_as_it_is(
-    store: AsyncStore, running: Environment
+    api: Api, running: Environment
 ) -> None:
-    result = await relaunch(store, max_sessions=3)
-    assert isinstance(result, Submitted)
+    result = await updated(api, max_sessions=3)
     assert result.request.payload["replaces"] == running.request_id
-    assert await store.read(queries.environment("trial")) == running
-    newer, older = await store.read(queries.generations("trial"))
+    assert await api.environment() == running
+    newer, older = await api.generations()
     assert (newer.number, newer.state, newer.request_id) == (2, G.STARTING, result.request.id)
     assert newer.spec["max_sessions"] == 3
     assert "replaces" not in newer.spec
     assert (older.number, older.state) == (1, G.SERVING)
 
 
-@pytest.mark.parametrize("state", list(EnvironmentState))
+@pytest.mark.parametrize("state", EnvironmentState)
 async def test_what_does_not_run_is_not_updated(
-    store: AsyncStore, running: Environment, state: EnvironmentState
+    api: Api, running: Environment, state: EnvironmentState
 ) -> None:
-    change = "UPDATE environments SET state = ?"
-    await store.write(Connection.exec_driver_sql, change, (state.value,))
-    result = await relaunch(store)
-    if state in SERVING:
-        assert isinstance(result, Submitted)
-        assert result.request.payload["replaces"] == running.request_id
-    elif state.is_live:
+    await api.sql("UPDATE environments SET state = ?", (state.value,))
+    result = await relaunch(api)
+    if state.is_live and state not in SERVING:
         assert isinstance(result, NameTaken)
-    else:
-        assert isinstance(result, Submitted)
-        assert result.request.payload["replaces"] is None
+        return
+    assert isinstance(result, Submitted)
+    replaced = running.request_id if state in SERVING else None
+    assert result.request.payload["replaces"] == replaced
 
 
 @pytest.mark.usefixtures("running")
@@ -300,9 +222,9 @@ async def test_what_does_not_run_is_not_updated(
     ],
 )
 async def test_another_source_is_an_update_only_if_that_is_said(
-    store: AsyncStore, changes: dict[str, Any], outcome: type[SubmitResult]
+    api: Api, changes: dict[str, Any], outcome: type[SubmitResult]
 ) -> None:
-    assert isinstance(await relaunch(store, **changes), outcome)
+    assert isinstance(await relaunch(api, **changes), outcome)
 
 
 @pytest.mark.parametrize(
@@ -317,82 +239,60 @@ async def test_another_source_is_an_update_only_if_that_is_said(
     ],
 )
 async def test_a_source_is_the_same_where_it_means_the_same(
-    store: AsyncStore, first: tuple[str, str], second: tuple[str, str], is_same: bool
+    api: Api, first: tuple[str, str], second: tuple[str, str], is_same: bool
 ) -> None:
-    spec = {"name": "trial", "source": first[0], "cwd": first[1]}
-    await store.write(submitting.submit, launch(**spec), environment=named(spec), now=1.5)
-    await store.write(
-        observing.set_environment_state, "trial", EnvironmentState.READY, address="a", now=2.5
-    )
-    result = await relaunch(store, source=second[0], cwd=second[1])
+    await api.launch(new_environment(source=first[0], cwd=first[1]))
+    await api.goes(E.READY)
+    result = await relaunch(api, source=second[0], cwd=second[1])
     assert isinstance(result, Submitted if is_same else OtherSource)
 
 
 @pytest.mark.usefixtures("running")
-async def test_an_environment_is_updated_once_at_a_time(
-    store: AsyncStore, dispatch: WriteConnection
-) -> None:
-    first = await relaunch(store)
-    assert isinstance(first, Submitted)
-    refused = await relaunch(store)
+async def test_an_environment_is_updated_once_at_a_time(api: Api) -> None:
+    first = await updated(api)
+    refused = await relaunch(api)
     assert isinstance(refused, BeingUpdated)
     assert (refused.generation.number, refused.generation.request_id) == (2, first.request.id)
-    await store.write(submitting.cancel, first.request.id, 3.5)
-    assert isinstance(await relaunch(store), Submitted)
+    await cancel(api, first.request.id)
+    await updated(api)
 
 
 @pytest.mark.usefixtures("running")
-async def test_a_repeated_update_is_the_first_one(store: AsyncStore) -> None:
-    first = await relaunch(store, key="once")
-    assert isinstance(first, Submitted)
-    assert await relaunch(store, key="once") == Duplicate(first.request)
-    assert isinstance(await relaunch(store, key="once", max_sessions=7), KeyReused)
+async def test_a_repeated_update_is_the_first_one(api: Api) -> None:
+    first = await updated(api, key="once")
+    assert await relaunch(api, key="once") == Duplicate(first.request)
+    assert isinstance(await relaunch(api, key="once", max_sessions=7), KeyReused)
 
 
 @pytest.mark.usefixtures("running")
-async def test_a_down_calls_off_an_update(store: AsyncStore, dispatch: WriteConnection) -> None:
-    update = await relaunch(store)
-    assert isinstance(update, Submitted)
-    dispatch.write(dispatching.claim, Schedule.LONG, 2, 3.5)
-    down = NewRequest("down", Schedule.SHORT, {"name": "trial"}, environment="trial")
-    result = await store.write(submitting.submit, down, now=4.5, stopping="trial")
+async def test_a_down_calls_off_an_update(api: Api, queue: Queue) -> None:
+    update = await updated(api)
+    queue.claim(2, Schedule.LONG)
+    result = await api.offer(DOWN, stopping="trial")
     assert isinstance(result, Submitted)
     assert update.request.id in result.ends
 
 
 async def test_a_generation_that_is_ready_takes_its_environment_over(
-    store: AsyncStore, running: Environment
+    api: Api, running: Environment
 ) -> None:
-    update = await relaunch(store, max_sessions=3)
-    assert isinstance(update, Submitted)
-    [generation, _] = await store.read(queries.generations("trial"))
+    request = (await updated(api, max_sessions=3)).request
+    [generation, _] = await api.generations()
     switch = observing.switch_generation
-    payload = update.request.payload
-    events = await store.write(switch, generation, now=200.5, spec=payload, address="b")
+    events = await api.write(switch, generation, now=200.5, spec=request.payload, address="b")
     assert [event.data["generation"] for event in events] == [2]
-    spec = {**SPEC, "max_sessions": 3}
-    assert await store.read(queries.environment("trial")) == replace(
-        running,
-        request_id=update.request.id,
-        generation=2,
-        spec=spec,
-        address="b",
-        updated_at=200.5,
-    )
-    newer, older = await store.read(queries.generations("trial"))
+    changes: dict[str, Any] = {"spec": {**SPEC, "max_sessions": 3}, "request_id": request.id}
+    changes |= {"generation": 2, "address": "b", "updated_at": 200.5}
+    assert await api.environment() == replace(running, **changes)
+    newer, older = await api.generations()
     assert (newer.state, newer.served_at, older.state) == (G.SERVING, 200.5, G.DRAINING)
 
 
-async def test_what_was_taken_down_is_not_taken_over(
-    store: AsyncStore, running: Environment
-) -> None:
-    update = await relaunch(store)
-    assert isinstance(update, Submitted)
-    stopping = EnvironmentState.STOPPING
-    await store.write(observing.set_environment_state, "trial", stopping, now=3.5)
-    [generation, _] = await store.read(queries.generations("trial"))
+async def test_what_was_taken_down_is_not_taken_over(api: Api, running: Environment) -> None:
+    await updated(api)
+    await api.goes(E.STOPPING)
+    [generation, _] = await api.generations()
     switch = observing.switch_generation
-    assert await store.write(switch, generation, now=4.5, spec={}, address="b") == ()
-    found = await store.read(queries.environment("trial"))
-    assert found is not None
-    assert (found.state, found.request_id) == (stopping, running.request_id)
+    assert await api.write(switch, generation, now=4.5, spec={}, address="b") == ()
+    found = await api.environment()
+    assert (found.state, found.request_id) == (E.STOPPING, running.request_id)
