@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from openenvd.cli import main
 from openenvd.schema.settings import Paths
 
-from ..client.fake_daemon import FakeDaemon, serving
+from ..client.fake_daemon import Call, FakeDaemon, serving
 
 PROGRAM = [sys.executable, "-P", "-c", "from openenvd.cli.entry import main; main()"]
 
@@ -31,8 +32,6 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        import json
-
         return json.loads(self.out)
 
 
@@ -58,6 +57,62 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
         return Answer(code, captured.out, captured.err)
 
     return run
+
+
+class Cli:
+    """The command line here, against a daemon that answers as scripted over a real socket."""
+
+    def __init__(self, run: Command, fake: FakeDaemon) -> None:
+        self.run, self.fake = run, fake
+        self.get, self.post, self.ends = fake.get, fake.post, fake.ends
+
+    def __call__(self, *arguments: str) -> Answer:
+        return self.run(*arguments)
+
+    def sent(self) -> list[dict[str, Any]]:
+        """What was submitted until now."""
+        return [body for method, _, body in self.fake.calls if method == "POST" and body]
+
+    def accepts(self, request: dict[str, Any], *log: str) -> None:
+        """Take a request, which prints and ends as given."""
+        self.post("/v1/requests", (202, {"request_id": request["id"], "request": request}))
+        self.ends(request, *(log or ("preparing\n", "ready\n")))
+
+    def knows(self, environment: dict[str, Any], log: str = "", *requests: Any) -> None:
+        """One environment, what it has printed, and these requests."""
+        path = f"/v1/environments/{environment['name']}"
+        self.get(path, {"environment": environment})
+        self.get(f"{path}/logs", text(log))
+        self.get("/v1/requests", {"requests": requests})
+
+    def has(self, *environments: Any, requests: Any = (), **more: Any) -> dict[str, Any]:
+        """The daemon's whole status."""
+        told = {**self.fake.identity, "uptime_seconds": 5.0, "requests": {}, "sessions": 3}
+        answer = {"daemon": told, "environments": environments, "requests": requests, **more}
+        status: dict[str, Any] = json.loads(json.dumps(answer))
+        self.get("/v1/status", status)
+        return status
+
+    def shows(self, *environments: Any, **more: Any) -> str:
+        """What `status` prints of these."""
+        self.has(*environments, **more)
+        return self("status").out
+
+
+def text(printed: str) -> Callable[[Call], None]:
+    """The answer of a log."""
+
+    def stream(call: Call) -> None:
+        call.begin_stream("text/plain")
+        call.chunk(printed)
+        call.end_stream()
+
+    return stream
+
+
+@pytest.fixture
+def cli(command: Command, fake: FakeDaemon) -> Cli:
+    return Cli(command, fake)
 
 
 @pytest.fixture

@@ -11,16 +11,15 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from openenvd.cli import exit_codes, option_groups
+from openenvd.cli import exit_codes, main, option_groups
 from openenvd.cli.commands import launch, rollout
-from openenvd.cli.main import cli
 from openenvd.cli.option_groups import SCREEN_LINES, GroupedCommand, SetOption
 from openenvd.schema.operation_options import DrainOptions, RequestOptions, RolloutOptions
 from openenvd.schema.spec import LaunchOptions
 from openenvd.system.text.options import options_of
 
-from ..client.fake_daemon import FakeDaemon, new_request
-from .conftest import PROGRAM, Command
+from ..client.fake_daemon import new_request
+from .conftest import PROGRAM, Cli
 
 COMMANDS = (
     (launch.launch, (LaunchOptions, DrainOptions, RequestOptions)),
@@ -35,15 +34,13 @@ def set_option_of(command: click.Command) -> SetOption:
 
 
 @pytest.fixture
-def payload(command: Command, fake: FakeDaemon) -> Any:
+def payload(cli: Cli) -> Any:
     """Launch with these words; what was sent."""
 
     def sent(*words: str) -> dict[str, Any]:
-        request = new_request(state="PENDING")
-        fake.post("/v1/requests", (202, {"request_id": request["id"], "request": request}))
-        assert command("launch", "--async", "echo", *words).code == exit_codes.OK
-        [body] = [body for method, _, body in fake.calls if method == "POST" and body]
-        return body
+        cli.accepts(new_request(state="PENDING"))
+        assert cli("launch", "--async", "echo", *words).code == exit_codes.OK
+        return cli.sent()[0]
 
     return sent
 
@@ -102,13 +99,11 @@ def test_what_a_request_has_is_set_too(payload: Any) -> None:
         ("priority=1.5", "priority=N: '1.5' is not a valid int"),
     ],
 )
-def test_a_wrong_one_says_what_is_right(
-    command: Command, fake: FakeDaemon, text: str, told: str
-) -> None:
-    answer = command("launch", "echo", "--set", text)
+def test_a_wrong_one_says_what_is_right(cli: Cli, text: str, told: str) -> None:
+    answer = cli("launch", "echo", "--set", text)
     assert answer.code == exit_codes.USAGE
     assert told in " ".join(answer.err.split())
-    assert fake.calls == []
+    assert cli.fake.calls == []
 
 
 @pytest.mark.parametrize(
@@ -122,9 +117,9 @@ def test_a_wrong_one_says_what_is_right(
     ],
 )
 def test_an_option_that_is_no_flag_says_how_it_is_set(
-    command: Command, words: tuple[str, ...], told: str
+    cli: Cli, words: tuple[str, ...], told: str
 ) -> None:
-    answer = command(*words)
+    answer = cli(*words)
     assert answer.code == exit_codes.USAGE
     assert f"Write {told}" in answer.err
     assert "Did you mean" not in answer.err
@@ -140,27 +135,22 @@ def test_an_option_that_is_no_flag_says_how_it_is_set(
         ("body: port: is the gateway's port", "--port: is the gateway's port"),
     ],
 )
-def test_a_refusal_names_the_words_of_the_command_line(
-    command: Command, fake: FakeDaemon, refused: str, told: str
-) -> None:
-    fake.post("/v1/requests", (422, {"error": {"kind": "invalid", "message": refused}}))
-    assert command("launch", "echo").err == f"error: {told}\n"
+def test_a_refusal_names_the_words_of_the_command_line(cli: Cli, refused: str, told: str) -> None:
+    cli.post("/v1/requests", (422, {"error": {"kind": "invalid", "message": refused}}))
+    assert cli("launch", "echo").err == f"error: {told}\n"
 
 
-def test_set_help_lists_all_of_them(command: Command) -> None:
-    out = command("launch", "--set", "help").out
+def test_set_help_lists_all_of_them_and_its_json_is_alone_on_stdout(cli: Cli) -> None:
+    out = cli("launch", "--set", "help").out
     for word in set_option_of(launch.launch).table:
         assert f"{word}=" in out
-
-
-def test_set_help_is_json_alone_on_stdout_where_that_is_asked(command: Command) -> None:
-    answer = command("launch", "--set", "help", "--json")
+    answer = cli("launch", "--set", "help", "--json")
     assert [each["name"] for each in answer.json] == list(set_option_of(launch.launch).table)
     assert "reset-first=yes|no" in answer.err
 
 
 def test_shells_complete_the_names() -> None:
-    made = ShellComplete(cli, {}, "openenv", "_OPENENV_COMPLETE")
+    made = ShellComplete(main.cli, {}, "openenv", "_OPENENV_COMPLETE")
     found = made.get_completions(["launch", "echo", "--set"], "re")
     assert [each.value for each in found] == ["reset-first=", "ready-timeout="]
 

@@ -11,8 +11,8 @@ import pytest
 
 from openenvd.cli.commands.rollout import _conclude, _payload, _summary
 
-from ..client.fake_daemon import Call, FakeDaemon, new_environment, new_request
-from .conftest import Command
+from ..client.fake_daemon import Call, new_environment, new_request
+from .conftest import Cli
 
 NOTHING: dict[str, Any] = {"out": "out"}
 
@@ -35,25 +35,22 @@ def test_rollout_sends_the_given_options_and_no_others(
     }
 
 
-def test_a_misspelled_environment_is_refused_before_anything_is_queued(
-    command: Command, fake: FakeDaemon
-) -> None:
-    error = {"kind": "not_found", "message": "no environment is called 'ecko'",
-             "hint": "did you mean echo?", "near": ["echo"]}  # fmt: skip
-    fake.get("/v1/environments/ecko", (404, {"error": error}))
-    answer = command("rollout", "http://127.0.0.1:1", "ecko", "--out", "out")
+def test_a_misspelled_environment_is_refused_before_anything_is_queued(cli: Cli) -> None:
+    unknown(cli, "ecko", hint="did you mean echo?", near=["echo"])
+    answer = cli("rollout", "http://127.0.0.1:1", "ecko", "--out", "out")
     assert answer.code == 4
     assert "did you mean echo?" in answer.err
-    assert "POST" not in {method for method, *_ in fake.calls}
+    assert submitted(cli) == []
 
 
-def unknown(fake: FakeDaemon, name: str) -> None:
-    error = {"kind": "not_found", "message": f"no environment is called {name!r}",
-             "hint": "openenv status lists them", "near": []}  # fmt: skip
-    fake.get(f"/v1/environments/{name}", (404, {"error": error}))
+def unknown(cli: Cli, name: str, **more: Any) -> None:
+    error: dict[str, Any] = {"kind": "not_found"}
+    error |= {"message": f"no environment is called {name!r}"}
+    error |= {"hint": "openenv status lists them", "near": [], **more}
+    cli.get(f"/v1/environments/{name}", (404, {"error": error}))
 
 
-def accepts(fake: FakeDaemon, *ends: dict[str, Any]) -> None:
+def accepts(cli: Cli, *ends: dict[str, Any]) -> None:
     """Take requests one after the other, each of which ends as given."""
     left = list(ends)
 
@@ -61,110 +58,94 @@ def accepts(fake: FakeDaemon, *ends: dict[str, Any]) -> None:
         request = left.pop(0)
         call.json(202, {"request_id": request["id"], "request": {**request, "state": "PENDING"}})
 
-    fake.post("/v1/requests", answer)
+    cli.post("/v1/requests", answer)
     for request in ends:
-        fake.ends(request)
+        cli.ends(request)
 
 
-def submitted(fake: FakeDaemon) -> list[tuple[str, str]]:
-    bodies = [body for method, _, body in fake.calls if method == "POST" and body]
-    return [(body["operation"], body["payload"]["name"]) for body in bodies]
+def submitted(cli: Cli) -> list[tuple[str, str]]:
+    return [(body["operation"], body["payload"]["name"]) for body in cli.sent()]
 
 
+NO_ROOM = {"kind": "operation_error", "message": "no room", "hint": None}
 ROLLED_OUT = new_request("2", operation="rollout", payload={"out": "out"}, error=None)
 
 
-def test_an_environment_that_does_not_run_is_offered_to_be_launched(
-    command: Command, fake: FakeDaemon
-) -> None:
-    unknown(fake, "echo")
-    answer = command("rollout", "echo", "--out", "out")
+def test_an_environment_that_does_not_run_is_offered_to_be_launched(cli: Cli) -> None:
+    unknown(cli, "echo")
+    answer = cli("rollout", "echo", "--out", "out")
     assert answer.code == 4
     assert "echo is not running" in answer.err
     assert "openenv launch echo first, or add --launch" in answer.err
-    assert submitted(fake) == []
+    assert submitted(cli) == []
 
 
-def test_a_misspelled_name_of_a_bundled_environment_is_offered_to_be_launched(
-    command: Command, fake: FakeDaemon
-) -> None:
-    unknown(fake, "ecko")
-    answer = command("rollout", "ecko", "--out", "out", "--launch")
+def test_a_misspelled_name_of_a_bundled_environment_is_offered_to_be_launched(cli: Cli) -> None:
+    unknown(cli, "ecko")
+    answer = cli("rollout", "ecko", "--out", "out", "--launch")
     assert answer.code == 4
     assert "did you mean echo? openenv launch echo starts it" in answer.err
-    assert submitted(fake) == []
+    assert submitted(cli) == []
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "~nobody-here"])
-def test_a_name_that_cannot_be_a_path_is_an_unknown_environment(
-    name: str, command: Command, fake: FakeDaemon
-) -> None:
-    unknown(fake, name)
-    assert command("rollout", name, "--out", "out").code == 4
+def test_a_name_that_cannot_be_a_path_is_an_unknown_environment(cli: Cli, name: str) -> None:
+    unknown(cli, name)
+    assert cli("rollout", name, "--out", "out").code == 4
 
 
-def test_one_that_has_failed_or_was_taken_down_is_offered_with_its_source(
-    command: Command, fake: FakeDaemon
-) -> None:
+def test_one_that_has_failed_or_was_taken_down_is_offered_with_its_source(cli: Cli) -> None:
     for state in ("FAILED", "STOPPED"):
-        environment = new_environment(state=state, source="/work/my env")
-        fake.get("/v1/environments/trial", {"environment": environment})
-        answer = command("rollout", "trial", "--out", "out")
+        cli.knows(new_environment(state=state, source="/work/my env"))
+        answer = cli("rollout", "trial", "--out", "out")
         assert answer.code == 4
         assert "openenv launch '/work/my env' --name trial first" in answer.err
 
 
-def test_with_launch_what_does_not_run_is_launched_first(
-    command: Command, fake: FakeDaemon
-) -> None:
-    unknown(fake, "echo")
-    fake.get("/v1/environments/trial", {"environment": new_environment()})
-    accepts(fake, new_request("1", environment="echo"), ROLLED_OUT)
-    answer = command("rollout", "trial", "echo", "--out", "out", "--launch", "--async")
+def test_with_launch_what_does_not_run_is_launched_first(cli: Cli) -> None:
+    unknown(cli, "echo")
+    cli.knows(new_environment())
+    accepts(cli, new_request("1", environment="echo"), ROLLED_OUT)
+    answer = cli("rollout", "trial", "echo", "--out", "out", "--launch", "--async")
     assert answer.code == 0, answer.err
-    assert submitted(fake) == [("launch", "echo"), ("rollout", "trial")]
+    assert submitted(cli) == [("launch", "echo"), ("rollout", "trial")]
 
 
 def test_a_folder_means_the_environment_that_is_launched_from_it(
-    command: Command, fake: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its manifest names it, on the command line and in the hint."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "openenv.yaml").write_text("name: chess\n")
-    unknown(fake, "chess")
-    answer = command("rollout", "./mine", "--out", "out")
+    unknown(cli, "chess")
+    answer = cli("rollout", "./mine", "--out", "out")
     assert answer.code == 4
     assert "openenv launch ./mine first, or add --launch" in answer.err
-    accepts(fake, new_request("1", environment="chess"), ROLLED_OUT)
-    answer = command("rollout", "./mine", "--out", "out", "--launch", "--async")
+    accepts(cli, new_request("1", environment="chess"), ROLLED_OUT)
+    answer = cli("rollout", "./mine", "--out", "out", "--launch", "--async")
     assert answer.code == 0, answer.err
-    assert submitted(fake) == [("launch", "chess"), ("rollout", "chess")]
+    assert submitted(cli) == [("launch", "chess"), ("rollout", "chess")]
 
 
-def test_nothing_is_rolled_out_when_the_launch_has_failed(
-    command: Command, fake: FakeDaemon
-) -> None:
-    unknown(fake, "echo")
-    error = {"kind": "operation_error", "message": "no room", "hint": None}
-    accepts(fake, new_request("1", environment="echo", state="FAILED", error=error), ROLLED_OUT)
-    answer = command("rollout", "echo", "--out", "out", "--launch", "--json")
+def test_nothing_is_rolled_out_when_the_launch_has_failed(cli: Cli) -> None:
+    unknown(cli, "echo")
+    accepts(cli, new_request("1", environment="echo", state="FAILED", error=NO_ROOM), ROLLED_OUT)
+    answer = cli("rollout", "echo", "--out", "out", "--launch", "--json")
     assert answer.code == 1
     assert answer.json["error"]["message"] == "no room"
-    assert submitted(fake) == [("launch", "echo")]
+    assert submitted(cli) == [("launch", "echo")]
 
 
-def test_one_that_is_being_launched_is_waited_for(command: Command, fake: FakeDaemon) -> None:
-    environment = new_environment(state="PENDING", request_id="1", replicas=[])
-    fake.get("/v1/environments/trial", {"environment": environment})
-    accepts(fake, ROLLED_OUT)
-    error = {"kind": "operation_error", "message": "no room", "hint": None}
-    fake.ends(new_request("1", state="FAILED", error=error))
-    assert command("rollout", "trial", "--out", "out").code == 1
-    assert submitted(fake) == []
-    fake.ends(new_request("1"))
-    command("rollout", "trial", "--out", "out")
-    assert submitted(fake) == [("rollout", "trial")]
+def test_one_that_is_being_launched_is_waited_for(cli: Cli) -> None:
+    cli.knows(new_environment(state="PENDING", request_id="1", replicas=[]))
+    accepts(cli, ROLLED_OUT)
+    cli.ends(new_request("1", state="FAILED", error=NO_ROOM))
+    assert cli("rollout", "trial", "--out", "out").code == 1
+    assert submitted(cli) == []
+    cli.ends(new_request("1"))
+    cli("rollout", "trial", "--out", "out")
+    assert submitted(cli) == [("rollout", "trial")]
 
 
 def test_a_model_gets_its_key_and_no_other_policy_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,18 +205,17 @@ def test_the_summary_keeps_rewards_of_complete_and_truncated_episodes_apart() ->
     assert "  mean reward 1\n  1 truncated at 1 step\n" in text
 
 
-def test_the_summary_names_what_was_damaged() -> None:
+def test_the_summary_names_what_was_damaged_and_rewards_that_are_no_numbers() -> None:
     text = summary(damaged=["packs/00000.jsonl was removed"])
     assert "  packs/00000.jsonl was removed\n  what was lost by it was played again\n" in text
-
-
-def test_the_summary_names_rewards_that_are_no_numbers() -> None:
     text = summary(odd_rewards={'"high"': 1, "NaN": 12}, episodes_with_odd_rewards=3)
     assert "  3 episodes have rewards that are no numbers, left out of the mean: " in text
     assert ': 12 NaN, 1 "high"\n' in text
 
 
-def test_failed_episodes_that_are_kept_are_not_missing() -> None:
+def test_of_a_success_nothing_is_missing_nor_failed_episodes_that_are_kept() -> None:
+    assert summary(earlier=8).startswith("✓ 8 of 8 episodes are in /out\n")
+    assert "missing" not in summary(earlier=8)
     text = summary(failures={"policy_error": 1}, kept_failed=True)
     assert "✓ 8 of 8 episodes are in /out\n  1 failed: 1 policy error" in text
     assert "--keep-failed" not in text
@@ -256,12 +236,6 @@ def test_a_cancelled_rollout_prints_how_to_continue_it() -> None:
     assert told == {"rollout": None}
     assert lines == ["  finished episodes are kept: the same command plays the missing ones"]
     assert _conclude({"state": "FAILED", "result": None}) == ({"rollout": None}, [])
-
-
-def test_the_summary_of_all_of_it_is_a_success() -> None:
-    first, *rest = summary(earlier=8).splitlines()
-    assert first == "✓ 8 of 8 episodes are in /out"
-    assert not any("missing" in line for line in rest)
 
 
 def test_one_episode_of_one_step_is_singular() -> None:
