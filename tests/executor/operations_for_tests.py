@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -96,20 +97,14 @@ def memory_error(payload: Json, request_id: str, home: str, progress: Progress) 
     raise MemoryError
 
 
-def hard_exit(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
-    print("last words")
-    os._exit(7)
-
-
 def die(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
-    os.kill(os.getpid(), getattr(signal, payload["signal"]))
+    print("last words", flush=True)
+    if payload["how"] == "exit":
+        os._exit(7)
+    if payload["how"] == "segfault":
+        ctypes.string_at(0)
+    os.kill(os.getpid(), getattr(signal, payload["how"]))
     time.sleep(FOREVER_SECONDS)
-
-
-def segfault(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
-    import ctypes
-
-    ctypes.string_at(0)
 
 
 def huge(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
@@ -186,7 +181,7 @@ def leave_thread(payload: Json, request_id: str, home: str, progress: Progress) 
     threading.Thread(target=time.sleep, args=(FOREVER_SECONDS,), daemon=True).start()
 
 
-def oom_grandchild(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
+def grow_child(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
     script = f"x = bytearray(b'1' * {payload['size']})"
     subprocess.run([sys.executable, "-c", script], check=True)
 
@@ -194,7 +189,7 @@ def oom_grandchild(payload: Json, request_id: str, home: str, progress: Progress
 def oom_grandchild_and_hang(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
     """As an operation that bears the death of what it has started."""
     with contextlib.suppress(subprocess.CalledProcessError):
-        oom_grandchild(payload, request_id, home, progress)
+        grow_child(payload, request_id, home, progress)
     hang(payload, request_id, home, progress)
 
 
@@ -202,10 +197,6 @@ def start_without_room(payload: Json, request_id: str, home: str, progress: Prog
     (Path(payload["group"]) / "cgroup.procs").write_text(str(os.getpid()))
     (Path(payload["group"]) / "pids.max").write_text("1")
     subprocess.run(["true"], check=True)
-
-
-def grow_child(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
-    oom_grandchild(payload, request_id, home, progress)
 
 
 def grow_and_hang(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
@@ -237,11 +228,8 @@ def wait_for(payload: Json, request_id: str, home: str, progress: Progress) -> A
 
 def print_by_child(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
     subprocess.run(["echo", "from a child"], check=True)
-
-
-def print_by_child_and_die(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
-    subprocess.run(["echo", "from a child"], check=True)
-    os.kill(os.getpid(), signal.SIGKILL)
+    if payload.get("then") == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def print_and_hang(payload: Json, request_id: str, home: str, progress: Progress) -> Any:

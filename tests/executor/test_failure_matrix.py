@@ -60,7 +60,7 @@ def test_a_result_is_returned_unchanged(either: Bench) -> None:
     assert outcome.peak_bytes is not None
 
 
-def test_started_names_the_worker_before_the_outcome(bench: Bench) -> None:
+def test_started_names_the_worker_before_progress_and_outcome(bench: Bench) -> None:
     outcome = bench.run("context")
     assert outcome.result["request_id"] == outcome.task_id
     assert outcome.result["home"] == str(bench.home)
@@ -68,17 +68,13 @@ def test_started_names_the_worker_before_the_outcome(bench: Bench) -> None:
     assert started.pid == outcome.result["pid"]
     assert started.worker.startswith("short-")
     assert bench.recorder.events.index(started) < bench.recorder.events.index(outcome)
+    events = bench.recorder.of((Started, Progressed, Succeeded), bench.run("report").task_id)
+    assert [type(event) for event in events] == [Started, *[Progressed] * 3, Succeeded]
+    assert [event.data for event in events[1:4]] == [{"step": 0}, {"step": 1}, {"step": 2}]
 
 
 def test_what_an_operation_starts_inherits_no_descriptor_of_its_worker(either: Bench) -> None:
     assert either.run("inheritable").result == []
-
-
-def test_progress_arrives_in_order(bench: Bench) -> None:
-    task_id = bench.run("report").task_id
-    steps = [e.data for e in bench.recorder.of(Progressed, task_id)]
-    assert steps == [{"step": 0}, {"step": 1}, {"step": 2}]
-    assert bench.recorder.progress(task_id) == {"step": 0}
 
 
 def test_a_worker_survives_an_operation_that_raises(either: Bench) -> None:
@@ -91,32 +87,26 @@ def test_a_worker_survives_an_operation_that_raises(either: Bench) -> None:
     assert either.run("context").result["pid"] == pid
 
 
-def test_an_exception_may_carry_a_kind_and_a_hint(bench: Bench) -> None:
-    error = bench.run("refuse").error
-    assert (error.kind, error.hint) == ("invalid", "ask for something else")
-
-
-def test_sys_exit_is_an_error_of_the_operation(bench: Bench) -> None:
-    outcome = bench.run("sys_exit")
+@pytest.mark.parametrize(
+    ("operation", "field", "value"),
+    [
+        ("refuse", "kind", "invalid"),  # an exception may carry a kind and a hint
+        ("refuse", "hint", "ask for something else"),
+        ("sys_exit", "type", "SystemExit"),
+        ("is_not_there", "kind", "operation_error"),
+        ("not_json", "message", "set"),  # its type
+    ],
+)
+def test_what_an_operation_cannot_do_is_an_error_of_it(
+    bench: Bench, operation: str, field: str, value: str
+) -> None:
+    outcome = bench.run(operation)
     assert isinstance(outcome, Raised)
-    assert outcome.error.type == "SystemExit"
+    found = getattr(outcome.error, field)
+    assert found == value or (field == "message" and value in found)
 
 
-def test_an_unknown_operation_is_an_error(bench: Bench) -> None:
-    assert isinstance(bench.run("is_not_there"), Raised)
-
-
-def test_a_result_that_is_no_json_is_an_error_that_names_the_type(bench: Bench) -> None:
-    outcome = bench.run("not_json")
-    assert isinstance(outcome, Raised)
-    assert "set" in outcome.error.message
-
-
-def test_a_huge_result_comes_back_whole(bench: Bench) -> None:
-    assert len(bench.run("huge", {"size": 10 * 2**20}).result) == 10 * 2**20
-
-
-def test_a_huge_payload_goes_in_whole(bench: Bench) -> None:
+def test_a_huge_payload_goes_in_and_comes_back_whole(bench: Bench) -> None:
     payload = {"text": "y" * (10 * 2**20)}
     assert bench.run("echo", payload).result == payload
 
@@ -147,41 +137,33 @@ def test_a_time_out_beyond_the_kernels_timers_is_accepted(bench: Bench) -> None:
 
 @pytest.mark.parametrize("schedule", [LONG, SHORT])
 @pytest.mark.parametrize(
-    ("operation", "payload", "kind", "number"),
+    ("how", "number"),
     [
-        ("hard_exit", {}, ExitKind.EXITED, None),
-        ("segfault", {}, ExitKind.SIGNALED, signal.SIGSEGV),
-        ("die", {"signal": "SIGKILL"}, ExitKind.SIGNALED, signal.SIGKILL),
-        ("die", {"signal": "SIGABRT"}, ExitKind.SIGNALED, signal.SIGABRT),
-        ("die", {"signal": "SIGTERM"}, ExitKind.SIGNALED, signal.SIGTERM),
+        ("exit", None),
+        ("segfault", signal.SIGSEGV),
+        ("SIGKILL", signal.SIGKILL),
+        ("SIGABRT", signal.SIGABRT),
+        ("SIGTERM", signal.SIGTERM),
     ],
 )
 def test_a_workers_exit_is_explained_and_harms_no_other_worker(
-    either: Bench,
-    operation: str,
-    payload: dict[str, str],
-    kind: ExitKind,
-    number: int | None,
-    schedule: str,
+    either: Bench, how: str, number: int | None, schedule: str
 ) -> None:
     """SkyPilot #6256: a killed worker broke the whole pool."""
     neighbour = either.submit("hang", schedule=schedule)
     pid = either.recorder.progress(neighbour)["pid"]
-    outcome = either.run(operation, payload, schedule=schedule)
+    outcome = either.run("die", {"how": how}, schedule=schedule)
     assert isinstance(outcome, Died)
+    kind = ExitKind.EXITED if how == "exit" else ExitKind.SIGNALED
     assert (outcome.exit.kind, outcome.exit.signal_number) == (kind, number)
+    assert outcome.exit.exit_code == (7 if how == "exit" else None)
+    assert "last words" in outcome.log_tail
     assert outcome.exit.pid == either.recorder.started(outcome.task_id).pid
     assert isinstance(either.run("echo", schedule=schedule), Succeeded)
     os.kill(pid, 0)
     assert not either.recorder.of((Died, Raised), neighbour)
     assert either.executor.cancel(neighbour)
     assert isinstance(either.recorder.outcome(neighbour), Cancelled)
-
-
-def test_an_exit_is_reported_with_its_code_and_the_last_log_lines(bench: Bench) -> None:
-    outcome = bench.run("hard_exit")
-    assert outcome.exit.exit_code == 7
-    assert outcome.log_tail == ("last words",)
 
 
 def test_a_memory_error_is_out_of_memory_and_recycles_the_worker(
@@ -239,18 +221,18 @@ def test_a_running_task_is_cancelled_and_may_clean_up(either: Bench) -> None:
     assert note.read_text() == "cleaned up"
 
 
-def test_cancelling_a_finished_or_unknown_task_returns_false(bench: Bench) -> None:
-    assert not bench.executor.cancel(bench.run("echo").task_id)
-    assert not bench.executor.cancel("never heard of")
-
-
-def test_cancelling_twice_makes_one_event(bench: Bench) -> None:
+def test_cancelling_twice_makes_one_event_and_that_of_a_finished_or_unknown_task_none(
+    bench: Bench,
+) -> None:
     task_id = bench.submit("hang")
+    assert bench.executor.room(SHORT) == 3  # from its submission to its outcome
     bench.recorder.progress(task_id)
     assert bench.executor.cancel(task_id)
     bench.executor.cancel(task_id)
     bench.recorder.outcome(task_id)
-    assert isinstance(bench.run("echo"), Succeeded)
+    assert bench.executor.room(SHORT) == 4
+    assert not bench.executor.cancel(bench.run("echo").task_id)
+    assert not bench.executor.cancel("never heard of")
     assert len(bench.recorder.of(Cancelled, task_id)) == 1
 
 
@@ -395,15 +377,6 @@ def test_forty_long_tasks_run_in_forty_threads(make_bench: MakeBench) -> None:
     assert bench.run("environment", {"name": "OMP_NUM_THREADS"}).result == "1"
 
 
-def test_a_task_takes_room_from_submit_to_its_outcome(bench: Bench) -> None:
-    task_id = bench.submit("hang")
-    assert bench.executor.room(SHORT) == 3
-    bench.recorder.progress(task_id)
-    bench.executor.cancel(task_id)
-    bench.recorder.outcome(task_id)
-    assert bench.executor.room(SHORT) == 4
-
-
 # ---------------------------------------------------------------------- the zygote, the daemon
 
 
@@ -466,29 +439,24 @@ def test_a_task_without_a_worker_for_lack_of_pids_names_the_limit(
     assert isinstance(bench.run("echo", schedule=LONG), Succeeded)
 
 
-def test_workers_are_spawned_when_a_preload_leaves_threads_in_the_zygote(
-    make_bench: MakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+LEAVES_A_THREAD = (
+    "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
+)
+
+
+@pytest.mark.parametrize("code", [LEAVES_A_THREAD, "import os\nos._exit(1)\n"])
+def test_workers_start_without_a_preload_that_ends_the_zygote_or_leaves_threads_in_it(
+    make_bench: MakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
     """A tracer or a numeric library may start one in every Python, unasked."""
-    start = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"
-    (tmp_path / "leaves_a_thread.py").write_text(start)
+    (tmp_path / "bad_preload.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
     bench = make_bench(start=False)
-    bench.executor._preload = ["leaves_a_thread"]
+    bench.executor._preload = ["bad_preload"]
     bench.executor.start()
     worker = psutil.Process(bench.run("context").result["pid"])
-    assert worker.ppid() == os.getpid()  # spawned
-
-
-def test_workers_start_without_a_preload_that_ends_the_zygote(
-    make_bench: MakeBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "ends_the_zygote.py").write_text("import os\nos._exit(1)\n")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
-    bench = make_bench(start=False)
-    bench.executor._preload = ["ends_the_zygote"]
-    bench.executor.start()
-    assert isinstance(bench.run("echo"), Succeeded)
+    is_spawned = worker.ppid() == os.getpid()
+    assert is_spawned or code != LEAVES_A_THREAD
 
 
 DAEMON = """
@@ -590,18 +558,13 @@ def test_stop_right_after_start_leaves_no_process_or_descriptor(make_bench: Make
     assert isinstance(bench.recorder.outcome(task_id), Died | Succeeded)
 
 
-def test_status_shows_workers_and_what_they_run(bench: Bench) -> None:
-    task_id = bench.submit("hang", label="hang about")
-    bench.recorder.progress(task_id)
-    status = bench.executor.status()
-    (worker,) = [worker for worker in status.workers if worker.task_id == task_id]
-    assert (worker.label, worker.schedule, worker.guaranteed) == ("hang about", SHORT, True)
-    assert worker.rss_bytes
-    assert status.plan["guaranteed_long"] == 2
-
-
-def test_a_workers_process_title_names_what_it_runs(bench: Bench) -> None:
+def test_status_and_process_titles_show_workers_and_what_they_run(bench: Bench) -> None:
     task_id = bench.submit("hang", label="launch trial")
     pid = bench.recorder.progress(task_id)["pid"]
+    status = bench.executor.status()
+    (worker,) = [worker for worker in status.workers if worker.task_id == task_id]
+    assert (worker.label, worker.schedule, worker.guaranteed) == ("launch trial", SHORT, True)
+    assert worker.rss_bytes
+    assert status.plan["guaranteed_long"] == 2
     name = bench.recorder.started(task_id).worker
     assert psutil.Process(pid).cmdline()[0] == f"openenvd: worker {name} (launch trial)"

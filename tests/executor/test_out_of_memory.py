@@ -59,14 +59,14 @@ def test_a_worker_over_its_cap_is_named_with_the_evidence(capped: Bench, schedul
 
 
 def test_a_grandchild_killed_for_memory_is_out_of_memory(capped: Bench) -> None:
-    outcome = capped.run("oom_grandchild", {"size": 200 * MB})
+    outcome = capped.run("grow_child", {"size": 200 * MB})
     assert isinstance(outcome, Died)
     assert outcome.exit.detector is Detector.CGROUP
 
 
 def test_a_kill_under_an_earlier_task_does_not_explain_a_later_exit(capped: Bench) -> None:
     assert capped.run("grow", {"size": 200 * MB}).exit.is_oom
-    assert not capped.run("die", {"signal": "SIGKILL"}).exit.is_oom
+    assert not capped.run("die", {"how": "SIGKILL"}).exit.is_oom
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_the_watchdog_holds_a_task_to_the_cap_it_asked_for(watched: Bench) -> No
 
 
 def test_without_cgroups_a_kill_by_hand_is_never_out_of_memory(watched: Bench) -> None:
-    assert watched.run("die", {"signal": "SIGKILL"}).exit.kind is ExitKind.SIGNALED
+    assert watched.run("die", {"how": "SIGKILL"}).exit.kind is ExitKind.SIGNALED
 
 
 def usage(name: str, held_mb: int, limit_mb: int | None = 256) -> Usage:

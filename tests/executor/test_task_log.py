@@ -42,7 +42,7 @@ def test_a_childs_output_is_in_the_log_when_the_task_has_ended(bench: Bench) -> 
 
 
 def test_a_childs_output_survives_the_exit_of_the_worker(bench: Bench) -> None:
-    outcome = bench.run("print_by_child_and_die")
+    outcome = bench.run("print_by_child", {"then": "die"})
     assert isinstance(outcome, Died)
     assert outcome.log_tail == ("from a child",)
     assert bench.log(outcome.task_id) == "from a child\n"

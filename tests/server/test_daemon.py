@@ -59,13 +59,19 @@ def refusal_of(home: Path, *flags: str, group: Path | None = None, **variables: 
     return error
 
 
-def test_a_port_in_use_is_reported_with_the_process_that_listens(home: Path) -> None:
+def test_a_port_in_use_is_reported_with_the_process_that_listens_and_never_replaced(
+    home: Path,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         error = refusal_of(home, f"--port={port}")
     assert error["kind"] == "port_in_use"
     assert f"port {port}" in error["message"]
     assert f"pid {os.getpid()}" in error["message"]
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # somebody else has it already
+            stack.enter_context(socket.create_server(("127.0.0.1", FIRST_PORT)))
+        assert refusal_of(home, f"--port={FIRST_PORT}")["kind"] == "port_in_use"
 
 
 def test_a_daemon_that_no_port_was_asked_of_takes_the_next_free_one(home: Path) -> None:
@@ -78,13 +84,6 @@ def test_a_daemon_that_no_port_was_asked_of_takes_the_next_free_one(home: Path) 
         identity = identity_of(paths, tcp, {}, None)
     assert FIRST_PORT < identity["port"] < FIRST_PORT + PORTS
     assert re.match(f"not {FIRST_PORT}: pid [0-9]+ .* listens there", identity["passed_over"])
-
-
-def test_a_certain_port_is_never_replaced_by_another(home: Path) -> None:
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
-            stack.enter_context(socket.create_server(("127.0.0.1", FIRST_PORT)))
-        assert refusal_of(home, f"--port={FIRST_PORT}")["kind"] == "port_in_use"
 
 
 def test_a_damaged_database_is_reported_with_a_hint(home: Path) -> None:
@@ -173,13 +172,18 @@ def test_a_home_that_is_no_folder_is_reported(home: Path) -> None:
     assert refusal_of(home)["kind"] == "state_unwritable"
 
 
-def test_a_home_that_others_can_read_is_made_private(home: Path) -> None:
+def test_a_home_that_others_can_read_is_made_private_and_a_stopped_daemon_has_no_identity(
+    home: Path,
+) -> None:
     home.mkdir(mode=0o755)
     home.chmod(0o755)
     paths = Paths(home)
     daemon.connect(paths, settings={"port": 0})
     daemon.stop(paths)
-    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert not paths.daemon_file.exists()
+    assert not paths.socket.exists()
+    for path in [home, *home.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
 def test_a_folder_that_others_can_read_and_that_holds_more_is_left_as_it_is(home: Path) -> None:
@@ -269,10 +273,13 @@ def test_a_daemon_that_cannot_start_leaves_no_folder_of_sockets(outside: Paths) 
     assert not outside.sockets.exists()
 
 
-def test_a_daemon_whose_home_is_removed_leaves_no_folder_of_sockets(outside: Paths) -> None:
+def test_a_daemon_whose_home_is_removed_stops_and_leaves_no_folder_of_sockets(
+    outside: Paths,
+) -> None:
     pid = daemon.connect(outside, settings={"port": 0}).identity["pid"]
     shutil.rmtree(outside.home)
     wait_gone(pid)
+    assert not outside.home.exists()
     assert not outside.sockets.exists()
 
 
@@ -292,16 +299,6 @@ def test_the_next_daemon_of_any_home_removes_the_sockets_of_a_killed_one(outside
     daemon.stop(other)
 
 
-def test_a_database_of_a_newer_version_is_reported_with_a_hint(paths: Paths) -> None:
-    with sqlite3.connect(paths.database) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '9999'")
-    connection.close()
-    error = refusal_of(paths.home)
-    assert error["kind"] == "database"
-    assert "is at revision 9999; this version knows revisions up to" in error["message"]
-    assert "upgrade openenvd" in error["hint"]
-
-
 def test_a_database_that_refuses_the_recovery_is_reported(paths: Paths) -> None:
     with sqlite3.connect(paths.database) as connection:
         connection.execute(
@@ -317,16 +314,6 @@ def test_a_database_that_refuses_the_recovery_is_reported(paths: Paths) -> None:
     error = refusal_of(paths.home)
     assert error["kind"] == "database"
     assert "not today" in error["message"]
-
-
-def test_a_stopped_daemon_leaves_private_files_and_no_identity(home: Path) -> None:
-    paths = Paths(home)
-    daemon.connect(paths, settings={"port": 0})
-    daemon.stop(paths)
-    assert not paths.daemon_file.exists()
-    assert not paths.socket.exists()
-    for path in [home, *home.rglob("*")]:
-        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc counts wake-ups")
@@ -362,13 +349,6 @@ def wake_ups(pid: int) -> int:
 def wait_gone(pid: int) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):  # it has exited, and been reaped
         psutil.Process(pid).wait(WAIT_SECONDS)
-
-
-def test_a_daemon_whose_home_is_removed_stops(home: Path) -> None:
-    pid = daemon.connect(Paths(home), settings={"port": 0}).identity["pid"]
-    shutil.rmtree(home)
-    wait_gone(pid)
-    assert not home.exists()
 
 
 def test_a_daemon_whose_home_is_removed_logs_why_it_stops(home: Path) -> None:

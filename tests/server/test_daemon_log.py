@@ -43,11 +43,8 @@ def test_each_line_is_an_object_with_time_level_logger_and_message(lines: list[J
         assert line["message"]
 
 
-def test_a_launch_that_worked_logs_no_error(lines: list[Json]) -> None:
+def test_there_is_no_error_and_records_of_uvicorn_are_among_them(lines: list[Json]) -> None:
     assert [line["message"] for line in lines if line["level"] in ("ERROR", "CRITICAL")] == []
-
-
-def test_records_of_uvicorn_are_among_them(lines: list[Json]) -> None:
     [one] = [line for line in lines if line["message"].startswith("Finished server process")]
     assert one["logger"] == "uvicorn.error"
     assert "color_message" not in one

@@ -9,7 +9,6 @@ from openenvd.server.api.security import (
     LINK_SECONDS,
     MAX_LINKS,
     SESSION_SECONDS,
-    BrowserSession,
     BrowserSessions,
 )
 
@@ -17,8 +16,7 @@ TOKEN = "a-token"
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now = 1_790_000_000.0
+    now = 1_790_000_000.0
 
     def __call__(self) -> float:
         return self.now
@@ -38,44 +36,19 @@ def begun(sessions: BrowserSessions) -> tuple[bytes, bytes]:
     """The `Cookie` header and the key of a new session."""
     session = sessions.begin(sessions.new_code())
     assert session is not None
-    return cookie_of(session), session.key.encode()
+    cookie, *attributes = session.cookie.split("; ")
+    # Scripts cannot read it, and other sites do not send it.
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(attributes)
+    return cookie.encode(), session.key.encode()
 
 
-def cookie_of(session: BrowserSession) -> bytes:
-    return session.cookie.partition(";")[0].encode()
-
-
-def test_a_session_is_its_cookie_and_its_key(sessions: BrowserSessions) -> None:
+def test_a_session_is_its_cookie_and_its_key_and_neither_alone(sessions: BrowserSessions) -> None:
     cookie, key = begun(sessions)
+    _, key_of_another = begun(sessions)
     assert sessions.is_valid(cookie, key)
     assert sessions.is_valid(b"theme=dark; " + cookie + b"; other={not a cookie}", key)
-
-
-def test_the_cookie_alone_is_good_for_nothing(sessions: BrowserSessions) -> None:
-    cookie, _ = begun(sessions)
-    _, key_of_another = begun(sessions)
-    assert not sessions.is_valid(cookie, b"")
-    assert not sessions.is_valid(cookie, key_of_another)
-
-
-def test_the_key_alone_is_good_for_nothing(sessions: BrowserSessions) -> None:
-    _, key = begun(sessions)
-    assert not sessions.is_valid(b"", key)
-
-
-def test_scripts_cannot_read_the_cookie_and_other_sites_do_not_send_it(
-    sessions: BrowserSessions,
-) -> None:
-    session = sessions.begin(sessions.new_code())
-    assert session is not None
-    attributes = {part.strip() for part in session.cookie.split(";")[1:]}
-    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= attributes
-
-
-def test_a_link_works_once(sessions: BrowserSessions) -> None:
-    code = sessions.new_code()
-    assert sessions.begin(code) is not None
-    assert sessions.begin(code) is None
+    for one, other in ((cookie, b""), (cookie, key_of_another), (b"", key)):
+        assert not sessions.is_valid(one, other)
 
 
 def test_a_link_that_nobody_has_used_ends(sessions: BrowserSessions, clock: Clock) -> None:
@@ -84,10 +57,11 @@ def test_a_link_that_nobody_has_used_ends(sessions: BrowserSessions, clock: Cloc
     assert sessions.begin(code) is None
 
 
-def test_the_oldest_of_too_many_links_ends(sessions: BrowserSessions) -> None:
+def test_the_oldest_of_too_many_links_ends_and_each_works_once(sessions: BrowserSessions) -> None:
     codes = [sessions.new_code() for _ in range(MAX_LINKS + 1)]
     assert sessions.begin(codes[0]) is None
     assert sessions.begin(codes[1]) is not None
+    assert sessions.begin(codes[1]) is None
 
 
 @pytest.mark.parametrize("code", ["", "nonsense", "ö"])
@@ -96,18 +70,14 @@ def test_a_wrong_code_begins_nothing(sessions: BrowserSessions, code: str) -> No
     assert sessions.begin(code) is None
 
 
-def test_a_session_ends_with_its_time(sessions: BrowserSessions, clock: Clock) -> None:
-    cookie, key = begun(sessions)
-    clock.now += SESSION_SECONDS + 1
-    assert not sessions.is_valid(cookie, key)
-
-
-def test_a_session_goes_on_with_the_next_daemon_of_its_home(
+def test_a_session_goes_on_with_the_next_daemon_of_its_home_and_ends_with_its_time(
     sessions: BrowserSessions, clock: Clock
 ) -> None:
     cookie, key = begun(sessions)
     assert BrowserSessions(TOKEN, clock).is_valid(cookie, key)
     assert not BrowserSessions("another-token", clock).is_valid(cookie, key)
+    clock.now += SESSION_SECONDS + 1
+    assert not sessions.is_valid(cookie, key)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])

@@ -85,6 +85,9 @@ async def test_a_body_beyond_what_any_call_needs_is_refused() -> None:
     assert (status, error["kind"]) == (413, "too_large")
 
 
-@pytest.mark.parametrize("sent", [None, "", "garbage", "-1:-1", "1", f"{10**20}:0", f"0:{10**20}"])
+@pytest.mark.parametrize(
+    "sent",
+    [None, "", "x", "1", "1:", ":1", "-1:0", "-1:-1", "1:2:3", f"{10**20}:0", f"0:{10**20}"],
+)
 def test_a_last_event_id_that_is_not_ours_means_the_beginning(sent: str | None) -> None:
     assert Position.parse(sent) == Position(0, 0)

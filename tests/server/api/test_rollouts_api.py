@@ -106,14 +106,19 @@ def test_the_dashboards_stream_has_rollouts_with_their_reports(
     assert "refused" in rollout["error"]["message"]
 
 
+@pytest.fixture
+def request_id(dispatch: WriteConnection) -> str:
+    """A rollout that is pending."""
+    new = NewRequest("rollout", Schedule.LONG, {"name": "echo", "out": "/out"})
+    submitted = dispatch.write(submitting.submit, new, now=0.0)
+    assert isinstance(submitted, Submitted)
+    return submitted.request.id
+
+
 @pytest.mark.parametrize("count", [1, MOST_MARKS, 2600])
 async def test_a_long_history_is_thinned_out_evenly(
-    store: AsyncStore, dispatch: WriteConnection, count: int
+    store: AsyncStore, dispatch: WriteConnection, request_id: str, count: int
 ) -> None:
-    new = NewRequest("rollout", Schedule.LONG, {"out": "/out"})
-    submitted = await store.write(submitting.submit, new, now=0.0)
-    assert isinstance(submitted, Submitted)
-    request_id = submitted.request.id
     dispatch.write(dispatching.claim, Schedule.LONG, 1, 1.0)
     reports = [
         (request_id, {"rollout": {"steps": at, "lag": {"p99_seconds": 0.5}}}, float(at))
@@ -131,13 +136,9 @@ async def test_a_long_history_is_thinned_out_evenly(
 
 @pytest.mark.parametrize("state", list(RequestState))
 async def test_a_rollout_that_has_no_result_is_shown_as_it_last_reported(
-    store: AsyncStore, dispatch: WriteConnection, state: RequestState
+    store: AsyncStore, dispatch: WriteConnection, request_id: str, state: RequestState
 ) -> None:
     """Also one that was cancelled or killed, and whose events the dashboard has missed."""
-    new = NewRequest("rollout", Schedule.LONG, {"name": "echo", "out": "/out"})
-    submitted = await store.write(submitting.submit, new, now=0.0)
-    assert isinstance(submitted, Submitted)
-    request_id = submitted.request.id
     shown, deps = LiveState(), cast("Dependencies", SimpleNamespace(store=store))
     source = RolloutSource(deps)
     await source.refresh(shown, Turn(1.0, is_first=True))

@@ -29,139 +29,110 @@ from openenvd.server.events.bus import EventBus
 
 from ..conftest import WAIT_SECONDS
 
-Json = dict[str, Any]
+Told = list[tuple[str, str, dict[str, Any]]]
+
+
+class World:
+    """A request that runs, and the parts of a daemon that streams use."""
+
+    def __init__(
+        self, paths: Paths, store: AsyncStore, bus: EventBus, dispatch: WriteConnection
+    ) -> None:
+        self.paths, self.store, self.bus, self.dispatch = paths, store, bus, dispatch
+        self.stopping = asyncio.Event()
+        self.submitter = Submitter(store, cast(Any, None), bus, Settings())
+        self.deps = cast(Dependencies, SimpleNamespace(**vars(self)))
+        new = NewRequest("check", Schedule.SHORT, {})
+        assert isinstance(dispatch.write(submitting.submit, new, now=1.0), Submitted)
+        claim = dispatch.write(dispatching.claim, Schedule.SHORT, 1, 2.0)
+        self.request: Request = claim.requests[0]
+        self.seq = dispatch.read(queries.LAST_SEQ)
+
+    def progress(self, count: int) -> None:
+        rows = [(self.request.id, {"step": step}, 3.0) for step in range(count)]
+        self.dispatch.write(dispatching.record, progress=rows)
+
+    def succeed(self) -> None:
+        outcome = Outcome(self.request.id, RequestState.SUCCEEDED, time.time(), result={})
+        self.dispatch.write(dispatching.record, outcomes=[outcome])  # and publish it to nobody
+
+    def stream(self, position: Position | None = None, logs: bool = True) -> Any:
+        return RequestStream(self.deps, self.request, position or Position(), logs=logs).items()
 
 
 @pytest.fixture
-async def deps(paths: Paths, store: AsyncStore, bus: EventBus) -> Dependencies:
-    """The deps that streams use; nothing of them asks the executor."""
-    nobody = cast(Any, None)
-    parts = {
-        "paths": paths,
-        "store": store,
-        "bus": bus,
-        "submitter": Submitter(store, nobody, bus, Settings()),
-        "stopping": asyncio.Event(),
-    }
-    return cast(Dependencies, SimpleNamespace(**parts))
+async def world(paths: Paths, store: AsyncStore, bus: EventBus, dispatch: WriteConnection) -> World:
+    return World(paths, store, bus, dispatch)
 
 
-@pytest.fixture
-async def request_of(store: AsyncStore, dispatch: WriteConnection) -> Request:
-    """A request that runs."""
-    new = NewRequest("check", Schedule.SHORT, {})
-    assert isinstance(await store.write(submitting.submit, new, now=1.0), Submitted)
-    return dispatch.write(dispatching.claim, Schedule.SHORT, 1, 2.0).requests[0]
-
-
-def parse(item: ServerSentEvent) -> tuple[str, str, Json]:
-    return str(item.id), str(item.event), json.loads(item.raw_data or "")
-
-
-async def rest_of(stream: AsyncIterator[ServerSentEvent]) -> list[tuple[str, str, Json]]:
+async def rest_of(stream: AsyncIterator[ServerSentEvent]) -> Told:
     async with asyncio.timeout(WAIT_SECONDS):
-        return [parse(item) async for item in stream if item.comment is None]
-
-
-def progress(dispatch: WriteConnection, request: Request, count: int) -> None:
-    dispatch.write(
-        dispatching.record, progress=[(request.id, {"step": step}, 3.0) for step in range(count)]
-    )
-
-
-def succeed(dispatch: WriteConnection, request: Request) -> Outcome:
-    outcome = Outcome(request.id, RequestState.SUCCEEDED, time.time(), result={})
-    dispatch.write(dispatching.record, outcomes=[outcome])
-    return outcome
+        return [
+            (str(item.id), str(item.event), json.loads(item.raw_data or ""))
+            async for item in stream
+            if item.comment is None
+        ]
 
 
 async def test_a_client_that_missed_many_pages_of_events_gets_them_all_and_then_the_end(
-    deps: Dependencies,
-    dispatch: WriteConnection,
-    request_of: Request,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "REPLAY_PAGE", 4)
-    seq = await deps.store.read(queries.LAST_SEQ)
-    progress(dispatch, request_of, 10)
-    succeed(dispatch, request_of)
-    stream = RequestStream(deps, request_of, Position(seq, 0), logs=True)
-    told = await rest_of(stream.items())
+    world.progress(10)
+    world.succeed()
+    told = await rest_of(world.stream(Position(world.seq, 0)))
     assert [data["step"] for _, name, data in told if name == "progress"] == list(range(10))
     assert (told[-1][1], told[-1][2]["state"]) == ("state", "SUCCEEDED")
 
 
 async def test_the_stream_of_everything_makes_up_for_all_that_was_missed(
-    deps: Dependencies,
-    dispatch: WriteConnection,
-    request_of: Request,
-    monkeypatch: pytest.MonkeyPatch,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "REPLAY_PAGE", 4)
-    progress(dispatch, request_of, 10)
-    deps.stopping.set()
-    told = await rest_of(everything_stream(deps, Position(1, 0)))
+    world.progress(10)
+    world.stopping.set()
+    told = await rest_of(everything_stream(world.deps, Position(1, 0)))
     assert [data["seq"] for _, _, data in told] == list(range(2, 13))
 
 
-async def test_a_new_stream_begins_with_how_things_stand(
-    deps: Dependencies, dispatch: WriteConnection, request_of: Request
-) -> None:
-    progress(dispatch, request_of, 10)
-    succeed(dispatch, request_of)
-    told = await rest_of(RequestStream(deps, request_of, Position(), logs=True).items())
+async def test_a_new_stream_begins_with_how_things_stand(world: World) -> None:
+    world.progress(10)
+    world.succeed()
+    told = await rest_of(world.stream())
     assert [(name, data["state"]) for _, name, data in told] == [("state", "SUCCEEDED")]
 
 
-async def test_an_end_between_look_up_and_stream_is_sent(
-    deps: Dependencies, dispatch: WriteConnection, request_of: Request
-) -> None:
-    seq = await deps.store.read(queries.LAST_SEQ)
-    succeed(dispatch, request_of)  # its event is published to nobody
-    told = await rest_of(RequestStream(deps, request_of, Position(seq), logs=False).items())
+async def test_an_end_between_look_up_and_stream_is_sent(world: World) -> None:
+    world.succeed()
+    told = await rest_of(world.stream(Position(world.seq), logs=False))
     assert [data["state"] for _, _, data in told] == ["SUCCEEDED"]
 
 
-async def test_the_log_comes_before_the_end_unfinished_line_and_all(
-    deps: Dependencies, dispatch: WriteConnection, request_of: Request
-) -> None:
-    seq = await deps.store.read(queries.LAST_SEQ)
-    deps.paths.request_log(request_of.id).write_text("one\ntwo")
-    succeed(dispatch, request_of)
-    told = await rest_of(RequestStream(deps, request_of, Position(seq), logs=True).items())
+async def test_the_log_comes_before_the_end_unfinished_line_and_all(world: World) -> None:
+    world.paths.request_log(world.request.id).write_text("one\ntwo")
+    world.succeed()
+    told = await rest_of(world.stream(Position(world.seq)))
     assert [name for _, name, _ in told] == ["log", "state"]
     assert told[0][2]["text"] == "one\ntwo"
 
 
-async def test_a_client_that_reads_too_slowly_is_sent_away_to_come_back(
-    deps: Dependencies, request_of: Request, bus: EventBus
-) -> None:
-    stream = RequestStream(deps, request_of, Position(), logs=False).items()
-    assert parse(await anext(stream))[2]["state"] == "RUNNING"
-    [subscription] = bus._subscriptions[request_of.id]
+async def test_a_client_that_reads_too_slowly_is_sent_away_to_come_back(world: World) -> None:
+    stream = world.stream(logs=False)
+    assert json.loads((await anext(stream)).raw_data)["state"] == "RUNNING"
+    [subscription] = world.bus._subscriptions[world.request.id]
     subscription.lagged = True
     subscription.wake.set()
     assert await rest_of(stream) == []
-    assert bus._subscriptions == {None: []}
+    assert world.bus._subscriptions == {None: []}
 
 
-async def test_a_wait_ends_with_the_daemon(deps: Dependencies, request_of: Request) -> None:
-    waiting = asyncio.create_task(wait_until_final(deps, request_of.id, 3600))
-    while not deps.bus._subscriptions.get(request_of.id):
+async def test_a_wait_ends_with_the_daemon_or_with_its_time(world: World) -> None:
+    request = await wait_until_final(world.deps, world.request.id, 0.01)
+    assert request.state is RequestState.RUNNING
+    waiting = asyncio.create_task(wait_until_final(world.deps, world.request.id, 3600))
+    while not world.bus._subscriptions.get(world.request.id):
         await asyncio.sleep(0)
-    deps.stopping.set()
-    deps.bus.wake_all()
+    world.stopping.set()
+    world.bus.wake_all()
     async with asyncio.timeout(WAIT_SECONDS):
         assert (await waiting).state is RequestState.RUNNING
-
-
-async def test_a_wait_that_times_out_returns_the_current_state(
-    deps: Dependencies, request_of: Request
-) -> None:
-    request = await wait_until_final(deps, request_of.id, 0.01)
-    assert request.state is RequestState.RUNNING
-
-
-@pytest.mark.parametrize("text", [None, "", "x", "1", "1:", ":1", "-1:0", "1:2:3"])
-def test_an_id_that_is_not_ours_is_the_beginning(text: str | None) -> None:
-    assert Position.parse(text) == Position(0, 0)

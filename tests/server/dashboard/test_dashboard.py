@@ -109,18 +109,16 @@ def browser(client: DaemonClient) -> Browser:
 # Signing in.
 
 
-def test_the_link_has_its_code_where_no_server_is_sent_it(client: DaemonClient) -> None:
-    link = client.dashboard_link()
-    assert link["url"].startswith(client.address + "/#")
-    assert "token" not in link["url"]
-
-
-def test_a_link_is_for_who_has_the_token(stranger: Browser) -> None:
+def test_links_and_the_stream_are_for_who_has_the_token(stranger: Browser) -> None:
     assert stranger.call("POST", "/v1/dashboard/link")[0] == 401
+    assert stranger.call("GET", "/v1/dashboard/stream")[0] == 401
 
 
-def test_a_link_signs_in_once(client: DaemonClient, stranger: Browser, paths: Paths) -> None:
-    code = client.dashboard_link()["url"].partition("#")[2]
+def test_a_link_signs_in_once_with_a_code_that_no_server_is_sent(
+    client: DaemonClient, stranger: Browser, paths: Paths
+) -> None:
+    begin, _, code = client.dashboard_link()["url"].partition("#")
+    assert begin == f"{client.address}/"
     paths.sign_in_page.write_text(code)
     assert stranger.call("POST", "/dashboard/session", {"code": code})[0] == 200
     assert not paths.sign_in_page.exists()
@@ -150,28 +148,28 @@ def test_neither_cookie_nor_key_is_enough(browser: Browser, name: str) -> None:
     assert browser.call("POST", "/v1/stop", headers={name: ""})[0] == 401
 
 
-@pytest.mark.parametrize("origin", ["", "http://127.0.0.1:1", "http://localhost:3000", "null"])
-def test_a_page_of_another_port_cannot_act_with_cookie_and_key(
-    browser: Browser, origin: str
+ORIGINS = ["", "http://127.0.0.1:1", "http://localhost:3000", "null"]
+REBOUND = {"Host": "evil.example", "Origin": "http://evil.example"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        *(("POST", "/v1/stop", {"Origin": origin}) for origin in ORIGINS),
+        ("GET", "/v1/status", {"Origin": "http://localhost:3000"}),
+        ("GET", "/v1/status", {"Origin": "", "Sec-Fetch-Site": "same-site"}),
+        ("GET", "/", REBOUND),
+        ("GET", "/v1/status", REBOUND),
+        ("POST", "/v1/stop", REBOUND),
+        ("POST", "/dashboard/session", REBOUND),
+    ],
+)
+def test_a_page_of_another_port_or_of_a_rebound_name_does_nothing_with_cookie_and_key(
+    browser: Browser, method: str, path: str, headers: dict[str, str]
 ) -> None:
-    status, _, answer = browser.call("POST", "/v1/stop", headers={"Origin": origin})
+    body = {"code": "x"} if path == "/dashboard/session" else None
+    status, _, answer = browser.call(method, path, body, headers)
     assert status == 403, answer
-
-
-def test_a_page_of_another_port_cannot_read_with_cookie_and_key(browser: Browser) -> None:
-    assert browser.call("GET", "/v1/status", headers={"Origin": "http://localhost:3000"})[0] == 403
-    assert (
-        browser.call("GET", "/v1/status", headers={"Origin": "", "Sec-Fetch-Site": "same-site"})[0]
-        == 403
-    )
-
-
-def test_a_rebound_name_is_refused_the_page_and_the_session(browser: Browser) -> None:
-    rebound = {"Host": "evil.example", "Origin": "http://evil.example"}
-    assert browser.call("GET", "/", headers=rebound)[0] == 403
-    assert browser.call("GET", "/v1/status", headers=rebound)[0] == 403
-    assert browser.call("POST", "/v1/stop", headers=rebound)[0] == 403
-    assert browser.call("POST", "/dashboard/session", {"code": "x"}, rebound)[0] == 403
 
 
 # The page and its files.
@@ -213,19 +211,15 @@ def test_all_modules_are_asked_for_at_once() -> None:
     assert loaded == known - LATER
 
 
-def test_a_file_that_the_browser_has_is_not_sent_again(stranger: Browser) -> None:
-    _, headers, content = stranger.call("GET", "/dashboard/app.js", headers={"Origin": ""})
-    assert content
-    again = stranger.call(
-        "GET", "/dashboard/app.js", headers={"Origin": "", "If-None-Match": str(headers["ETag"])}
-    )
-    assert (again[0], again[2]) == (304, b"")
-
-
-def test_a_browser_asks_each_time_whether_it_has_the_newest_file(stranger: Browser) -> None:
-    for path in ("/", "/dashboard/app.js"):
-        _, headers, _ = stranger.call("GET", path, headers={"Origin": ""})
-        assert (headers["Cache-Control"], bool(headers["ETag"])) == ("no-cache", True)
+@pytest.mark.parametrize("path", ["/", "/dashboard/app.js"])
+def test_a_browser_asks_each_time_and_a_file_that_it_has_is_not_sent_again(
+    stranger: Browser, path: str
+) -> None:
+    _, headers, content = stranger.call("GET", path, headers={"Origin": ""})
+    assert (headers["Cache-Control"], bool(content)) == ("no-cache", True)
+    known = {"Origin": "", "If-None-Match": str(headers["ETag"])}
+    status, _, content = stranger.call("GET", path, headers=known)
+    assert (status, content) == (304, b"")
 
 
 def test_files_and_stream_are_compressed_for_who_takes_that(browser: Browser) -> None:
@@ -290,10 +284,6 @@ def test_the_memory_is_on_the_stream_when_it_was_measured(browser: Browser, kind
         assert measured["free"] + measured["other"] + measured["daemon"] <= measured["limit"]
 
 
-def test_the_stream_is_for_who_has_signed_in(stranger: Browser) -> None:
-    assert stranger.call("GET", "/v1/dashboard/stream")[0] == 401
-
-
 def test_a_request_is_seen_to_wait_run_and_fail(browser: Browser, client: DaemonClient) -> None:
     with browser.stream() as events:
         assert next(events)[0] == "snapshot"
@@ -305,11 +295,19 @@ def test_a_request_is_seen_to_wait_run_and_fail(browser: Browser, client: Daemon
     assert "payload" not in failed
 
 
+STUCK = "import time\ntime.sleep(3600)\n"
+
+
+def launch_of(client: DaemonClient, folder: Path, code: str) -> Json:
+    """A launch of a class that is never ready, since its module does this."""
+    (folder / "never_env.py").write_text(code)
+    return client.submit("launch", {"source": "never_env:Never", "cwd": str(folder)})
+
+
 def test_the_log_that_a_page_shows_is_on_its_one_stream(
     browser: Browser, client: DaemonClient, tmp_path: Path
 ) -> None:
-    (tmp_path / "fails_env.py").write_text("exit(3)\n")
-    launch = client.submit("launch", {"source": "fails_env:Fails", "cwd": str(tmp_path)})
+    launch = launch_of(client, tmp_path, "exit(3)\n")
     with browser.stream(f"?log=requests/{launch['id']}") as events:
         logs = (data for name, data in events if name == "log")
         assert next(logs) == {"text": "", "is_first": True, "place": f"{launch['id']}.log:0"}
@@ -329,9 +327,7 @@ def test_the_log_that_a_page_shows_is_on_its_one_stream(
 def test_a_look_ends_with_the_snapshot_and_what_there_is_of_the_log(
     browser: Browser, client: DaemonClient, tmp_path: Path
 ) -> None:
-    (tmp_path / "ends_env.py").write_text("exit(3)\n")
-    source = {"source": "ends_env:Ends", "cwd": str(tmp_path)}
-    done = wait(client, client.submit("launch", source)["id"])
+    done = wait(client, launch_of(client, tmp_path, "exit(3)\n")["id"])
     with browser.stream("?is_look=true") as events:
         assert [name for name, _ in events] == ["snapshot"]
     place = ""
@@ -420,12 +416,10 @@ def test_a_log_that_is_not_there_is_empty(browser: Browser, log: str) -> None:
     assert "daemon" in found["snapshot"]["put"]
 
 
-def test_what_a_request_does_is_seen_by_who_comes_later(
+def test_what_a_request_does_is_seen_by_who_comes_later_and_is_not_submitted_again_meanwhile(
     browser: Browser, client: DaemonClient, tmp_path: Path
 ) -> None:
-    (tmp_path / "stuck_env.py").write_text("import time\ntime.sleep(3600)\n")
-    stuck = {"source": "stuck_env:Stuck", "name": "stuck-later", "cwd": str(tmp_path)}
-    launch = client.submit("launch", stuck)
+    launch = launch_of(client, tmp_path, STUCK)
 
     def is_starting(request: Json) -> bool:
         told = (request.get("progress") or {}).get("message") or ""
@@ -434,6 +428,7 @@ def test_what_a_request_does_is_seen_by_who_comes_later(
     for _ in range(2):
         with browser.stream() as events:
             until(events, "requests", is_starting)
+    assert browser.call("POST", f"/v1/requests/{launch['id']}/retry", {})[0] == 422
     client.cancel(launch["id"])
     assert wait(client, launch["id"])["state"] == "CANCELLED"
 
@@ -469,31 +464,14 @@ def test_a_launch_that_runs_again_with_more_memory_keeps_all_else(client: Daemon
     wait(client, client.submit("down", {"name": "hog"})["id"])
 
 
-def test_what_was_scaled_stays_so_when_it_is_launched_again(
-    client: DaemonClient,
-) -> None:
-    def scale(replicas: int) -> None:
-        scaled = client.submit("scale", {"name": "wide", "replicas": replicas})
-        assert wait(client, scaled["id"])["state"] == "SUCCEEDED"
-
+def test_what_was_scaled_stays_so_when_it_is_launched_again(client: DaemonClient) -> None:
     first = wait(client, client.submit("launch", {"source": "echo", "name": "wide"})["id"])
-    scale(2)
+    scaled = client.submit("scale", {"name": "wide", "replicas": 2})
+    assert wait(client, scaled["id"])["state"] == "SUCCEEDED"
     again = wait(client, client.retry(first["id"], memory_mb=300)["id"])
     assert again["state"] == "SUCCEEDED", again["error"]
     assert again["payload"]["replicas"] == 2
     wait(client, client.submit("down", {"name": "wide"})["id"])
-
-
-def test_a_request_that_has_not_ended_is_not_submitted_again(
-    browser: Browser, client: DaemonClient, tmp_path: Path
-) -> None:
-    (tmp_path / "stuck_env.py").write_text("import time\ntime.sleep(3600)\n")
-    stuck = {"source": "stuck_env:Stuck", "name": "stuck", "cwd": str(tmp_path)}
-    launch = client.submit("launch", stuck)
-    status, _, answer = browser.call("POST", f"/v1/requests/{launch['id']}/retry", {})
-    assert status == 422, answer
-    client.cancel(launch["id"])
-    wait(client, launch["id"])
 
 
 def test_an_ended_request_is_submitted_again_as_it_was(

@@ -46,7 +46,9 @@ async def test_a_change_has_the_entities_that_have_changed_alone(state: LiveStat
     assert data["drop"] == {"workers": ["long-2"]}
 
 
-async def test_what_is_put_as_it_was_is_no_change(state: LiveState) -> None:
+async def test_what_is_put_as_it_was_is_no_change_and_what_is_back_is_not_dropped(
+    state: LiveState,
+) -> None:
     state.flush()
     with state.viewer() as viewer:
         sent(state, viewer)
@@ -56,12 +58,6 @@ async def test_what_is_put_as_it_was_is_no_change(state: LiveState) -> None:
         state.flush()
         assert not viewer.wake.is_set()
         assert sent(state, viewer) == []
-
-
-async def test_what_was_dropped_and_is_back_is_not_dropped(state: LiveState) -> None:
-    state.flush()
-    with state.viewer() as viewer:
-        sent(state, viewer)
         state.drop("workers", "long-1")
         state.put("workers", "long-1", {"pid": 5})
         state.flush()

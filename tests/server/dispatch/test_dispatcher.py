@@ -19,7 +19,7 @@ from openenvd.executor.policy.admission import FreeMemory
 from openenvd.requests_db.connections.sqlite import WriteConnection
 from openenvd.requests_db.errors import DatabaseFull
 from openenvd.requests_db.migrate import open_database
-from openenvd.requests_db.records import Event, NewRequest, Outcome, Request
+from openenvd.requests_db.records import Event, NewRequest, Outcome, Request, RequestError
 from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, submitting
@@ -119,14 +119,12 @@ class Bench:
         """Write a request that nobody tells the dispatcher of."""
         payload = fields.pop("payload", {"source": "echo"})
         new = NewRequest(operation, _schedule_of(operation), payload, max_attempts=3, **fields)
-        with self.writer.transaction() as connection:
-            result = submitting.submit(connection, new, now=time.time())
+        result = self.writer.write(submitting.submit, new, now=time.time())
         assert isinstance(result, Submitted)
         return result.request.id
 
     def read(self, request_id: str) -> Request:
-        with self.writer.transaction() as connection:
-            found = queries.get(request_id).run(connection)
+        found = self.writer.read(queries.get(request_id))
         assert isinstance(found, Request)
         return found
 
@@ -135,6 +133,26 @@ class Bench:
 
     def is_submitted(self, request_id: str) -> bool:
         return request_id in self.submitted()
+
+    def running(self, operation: str = "launch", **fields: Any) -> str:
+        """A request that the executor has, as the first of all."""
+        request_id = self.submit(operation, **fields)
+        self.dispatcher.start()
+        self.has_submitted(request_id)
+        return request_id
+
+    def has_submitted(self, *request_ids: str) -> None:
+        self.eventually(lambda: self.submitted() == list(request_ids))
+
+    def ended(self, request_id: str, state: RequestState = RequestState.SUCCEEDED) -> Request:
+        """The request, once it has ended so."""
+        self.eventually(lambda: self.read(request_id).state is state)
+        return self.read(request_id)
+
+    def error_of(self, request_id: str) -> RequestError:
+        error = self.ended(request_id, RequestState.FAILED).error
+        assert error is not None
+        return error
 
     def end(self, event: Any) -> None:
         # In place: the dispatcher's thread appends to it.
@@ -162,32 +180,27 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield made
 
 
-def test_a_request_that_does_not_fit_stays_pending_with_its_shortage(bench: Bench) -> None:
-    ids = [bench.submit() for _ in range(4)]
+def test_a_request_that_does_not_fit_waits_with_its_shortage_until_another_has_ended(
+    bench: Bench,
+) -> None:
+    ids = [bench.submit() for _ in range(3)]
     bench.dispatcher.start()
-    bench.eventually(
-        lambda: bench.submitted() == ids[:2] and len(bench.dispatcher.claimer.shortages) == 2
-    )
+    bench.has_submitted(*ids[:2])
+    bench.eventually(lambda: bench.dispatcher.claimer.shortages)
     told = bench.dispatcher.claimer.shortages[ids[2]].sentence()
     assert told == "waiting for memory: needs 150 MB, 20 MB free"
     assert bench.read(ids[2]).state is RequestState.PENDING
-
-
-def test_a_waiting_request_starts_when_another_has_ended(bench: Bench) -> None:
-    ids = [bench.submit() for _ in range(3)]
-    bench.dispatcher.start()
-    bench.eventually(lambda: bench.submitted() == ids[:2])
     bench.end(Succeeded(ids[0], None, None, time.time()))
-    bench.eventually(lambda: bench.submitted() == ids[1:])
+    bench.has_submitted(*ids[1:])
     bench.eventually(lambda: bench.dispatcher.claimer.shortages == {})
 
 
 def test_a_waiting_request_starts_when_another_process_frees_memory(bench: Bench) -> None:
     ids = [bench.submit() for _ in range(3)]
     bench.dispatcher.start()
-    bench.eventually(lambda: bench.submitted() == ids[:2])
+    bench.has_submitted(*ids[:2])
     bench.executor.free_mb = 1000
-    bench.eventually(lambda: bench.submitted() == ids)
+    bench.has_submitted(*ids)
 
 
 def test_a_short_request_does_not_wait_with_long_ones(bench: Bench) -> None:
@@ -197,7 +210,7 @@ def test_a_short_request_does_not_wait_with_long_ones(bench: Bench) -> None:
     bench.dispatcher.start()
     bench.eventually(lambda: len(bench.submitted()) == 2)
     check = bench.submit("check", payload={})
-    bench.eventually(lambda: check in bench.submitted())
+    bench.eventually(partial(bench.is_submitted, check))
 
 
 def test_a_small_request_passes_one_that_does_not_fit(bench: Bench) -> None:
@@ -212,35 +225,24 @@ def test_a_small_request_passes_one_that_does_not_fit(bench: Bench) -> None:
 def test_without_retry_oom_a_replica_killed_for_memory_fails_its_launch_with_the_evidence(
     bench: Bench,
 ) -> None:
-    request_id = bench.submit()
-    bench.dispatcher.start()
-    bench.eventually(lambda: bench.submitted() == [request_id])
+    request_id = bench.running()
     error = TaskError("ReplicaFailed", "killed", kind="oom_killed", evidence=KILLED.to_json())
     bench.end(Raised(request_id, error, 20 * MB, time.time()))
-    bench.eventually(lambda: bench.read(request_id).state is RequestState.FAILED)
-    failed = bench.read(request_id).error
-    assert failed is not None
+    failed = bench.error_of(request_id)
     assert (failed.kind, failed.evidence) == ("oom_killed", KILLED.to_json())
 
 
-def test_the_worker_is_written_while_the_request_runs(bench: Bench) -> None:
-    request_id = bench.submit()
-    bench.dispatcher.start()
+def test_the_worker_is_written_while_the_request_runs_and_told_with_its_outcome(
+    bench: Bench,
+) -> None:
+    request_id = bench.running()
     bench.eventually(lambda: bench.read(request_id).worker == "long-7")
     assert bench.read(request_id).worker_pid == 4711
     assert bench.read(request_id).state is RequestState.RUNNING
-
-
-def test_the_event_of_an_outcome_carries_the_worker(bench: Bench) -> None:
-    request_id = bench.submit()
-    bench.dispatcher.start()
-    bench.eventually(lambda: bench.submitted() == [request_id])
     bench.end(Succeeded(request_id, {"answer": 42}, 5, 9.5))
-    bench.eventually(lambda: bench.read(request_id).state is RequestState.SUCCEEDED)
-    told = bench.events[-1].request
-    assert told == bench.read(request_id)
-    assert told is not None
-    assert (told.worker, told.result, told.finished_at) == ("long-7", {"answer": 42}, 9.5)
+    ended = bench.ended(request_id)
+    assert bench.events[-1].request == ended
+    assert (ended.worker, ended.result, ended.finished_at) == ("long-7", {"answer": 42}, 9.5)
 
 
 def test_an_outcome_that_cannot_be_written_fails_its_own_request_alone(bench: Bench) -> None:
@@ -249,20 +251,15 @@ def test_an_outcome_that_cannot_be_written_fails_its_own_request_alone(bench: Be
     bench.eventually(lambda: len(bench.submitted()) == 2)
     bench.dispatcher.deliver(Succeeded(odd, {1: object()}, None, time.time()))
     bench.dispatcher.deliver(Succeeded(good, {"fine": True}, None, time.time()))
-    bench.eventually(lambda: bench.read(good).state is RequestState.SUCCEEDED)
-    bench.eventually(lambda: bench.read(odd).state is RequestState.FAILED)
-    error = bench.read(odd).error
-    assert error is not None
-    assert "cannot be written" in error.message
+    bench.ended(good)
+    assert "cannot be written" in bench.error_of(odd).message
 
 
 def test_a_request_of_another_version_fails_alone(bench: Bench) -> None:
     odd, good = bench.submit("fly", payload={}), bench.submit("check", payload={})
     bench.dispatcher.start()
-    bench.eventually(lambda: bench.submitted() == [good])
-    bench.eventually(lambda: bench.read(odd).state is RequestState.FAILED)
-    error = bench.read(odd).error
-    assert error is not None
+    bench.has_submitted(good)
+    error = bench.error_of(odd)
     assert (error.kind, error.message) == ("invalid", "this openenvd has no operation 'fly'")
 
 
@@ -335,26 +332,20 @@ def test_a_request_whose_release_could_not_be_written_is_released_later(
             return submit(task)
 
         monkeypatch.setattr(bench.executor, "submit", submit_where_there_is_room)
-        request_id = bench.submit("check", payload={})
-        bench.dispatcher.start()
-        bench.eventually(lambda: bench.is_submitted(request_id))
+        bench.running("check", payload={})
         assert refused == []
 
 
 def test_the_cap_asked_for_reaches_the_worker(bench: Bench) -> None:
-    bench.submit(payload={"source": "echo", "memory_mb": 300})
-    bench.dispatcher.start()
-    bench.eventually(lambda: len(bench.submitted()) == 1)
+    bench.running(payload={"source": "echo", "memory_mb": 300})
     [task] = bench.executor.tasks
     assert (task.memory_bytes, task.expected_bytes) == (300 * MB, 150 * MB)
 
 
 def test_a_peak_changes_the_estimate_and_is_stored(bench: Bench) -> None:
-    first = bench.submit()
-    bench.dispatcher.start()
-    bench.eventually(lambda: bench.submitted() == [first])
+    first = bench.running()
     bench.end(Succeeded(first, None, 100 * MB, time.time()))
-    bench.eventually(lambda: bench.read(first).state is RequestState.SUCCEEDED)
+    bench.ended(first)
     bench.submit()
     bench.eventually(lambda: bench.executor.tasks)
     assert bench.executor.tasks[0].expected_bytes == int(100 * MB * 1.15)
@@ -381,9 +372,7 @@ def test_estimates_are_written_together_and_when_the_dispatcher_stops(tmp_path: 
 
 
 def test_a_request_that_raised_leaves_the_estimate_unchanged(bench: Bench) -> None:
-    first = bench.submit()
-    bench.dispatcher.start()
-    bench.eventually(lambda: bench.submitted() == [first])
+    first = bench.running()
     bench.end(Raised(first, TaskError("ValueError", "no"), MB, time.time()))
     bench.submit()
     bench.eventually(lambda: bench.executor.tasks)
@@ -391,13 +380,9 @@ def test_a_request_that_raised_leaves_the_estimate_unchanged(bench: Bench) -> No
 
 
 def test_a_kill_for_memory_is_explained_in_the_log_and_counted(bench: Bench) -> None:
-    request_id = bench.submit()
-    bench.dispatcher.start()
-    bench.eventually(lambda: bench.submitted() == [request_id])
+    request_id = bench.running()
     bench.end(Died(request_id, "long-1", KILLED, (), 255 * MB, time.time()))
-    bench.eventually(lambda: bench.read(request_id).state is RequestState.FAILED)
-    error = bench.read(request_id).error
-    assert error is not None
+    error = bench.error_of(request_id)
     assert "It was running `launch` for 1.0 s." in error.message
     assert error.hint == f"openenv retry {request_id} --memory 512M"
     last = bench.paths.request_log(request_id).read_text().splitlines()[-1]
@@ -409,18 +394,16 @@ def test_a_kill_for_memory_is_explained_in_the_log_and_counted(bench: Bench) -> 
 def test_with_retry_oom_a_killed_request_runs_again_with_more_memory(bench: Bench) -> None:
     bench.executor.free_mb = 1000
     payload = {"source": "echo", "env": {"API_KEY": "sesame-street"}}
-    request_id = bench.submit(payload=payload, retry_oom=True)
-    bench.dispatcher.start()
-    bench.eventually(lambda: bench.submitted() == [request_id])
+    request_id = bench.running(payload=payload, retry_oom=True)
     tail = ("its key is sesame-street", "no answer of https://me:hunter2@host/")
     bench.end(Died(request_id, "long-1", KILLED, tail, 255 * MB, time.time()))
-    bench.eventually(lambda: bench.submitted() == [request_id])
+    bench.has_submitted(request_id)
     [task] = bench.executor.tasks
     assert (task.memory_bytes, task.expected_bytes) == (512 * MB, 512 * MB)
     assert bench.read(request_id).attempts == 2
-    [told] = [e.data["message"] for e in bench.events if e.data.get("phase") == "retrying"]
-    assert told.endswith("it runs again with 512 MB (attempt 2 of 3)")
-    [error] = [e.data["error"] for e in bench.events if e.data.get("phase") == "retrying"]
+    [data] = [e.data for e in bench.events if e.data.get("phase") == "retrying"]
+    assert data["message"].endswith("it runs again with 512 MB (attempt 2 of 3)")
+    error = data["error"]
     assert (error["kind"], error["evidence"]) == ("oom_killed", KILLED.to_json())
     assert error["log_tail"] == ["its key is ***", "no answer of https://***@host/"]
     assert dict(bench.dispatcher.recorder.retries) == {"launch": 1}
@@ -428,13 +411,11 @@ def test_with_retry_oom_a_killed_request_runs_again_with_more_memory(bench: Benc
 
 def test_what_is_told_of_an_attempt_has_no_credentials(bench: Bench) -> None:
     bench.executor.free_mb = 1000
-    request_id = bench.submit(retry_oom=True)
-    bench.dispatcher.start()
-    bench.eventually(lambda: bench.submitted() == [request_id])
+    request_id = bench.running(retry_oom=True)
     text = "replica 0 of https://me:hunter2@host/ was killed"
     error = TaskError("ReplicaFailed", text, text, "oom_killed", evidence=KILLED.to_json())
     bench.end(Raised(request_id, error, None, time.time()))
-    bench.eventually(lambda: bench.submitted() == [request_id])
+    bench.has_submitted(request_id)
     [data] = [e.data for e in bench.events if e.data.get("phase") == "retrying"]
     assert "hunter2" not in str(data)
     assert data["error"]["message"] == "replica 0 of https://***@host/ was killed"
@@ -444,11 +425,10 @@ def test_logs_are_removed_with_their_requests(tmp_path: Path) -> None:
     """SkyPilot #10023: logs filled the disk."""
     with closing(Bench(tmp_path, Settings(keep_days=0))) as bench:
         request_id = bench.submit()
-        [request] = bench.store.write(dispatching.claim, Schedule.LONG, 1, time.time()).requests
-        bench.store.write(
-            dispatching.record, outcomes=[Outcome(request_id, RequestState.SUCCEEDED, time.time())]
-        )
-        log = bench.paths.request_log(request.id)
+        bench.store.write(dispatching.claim, Schedule.LONG, 1, time.time())
+        outcome = Outcome(request_id, RequestState.SUCCEEDED, time.time())
+        bench.store.write(dispatching.record, outcomes=[outcome])
+        log = bench.paths.request_log(request_id)
         log.write_text("done\n")
         bench.dispatcher.start()
         bench.eventually(lambda: not log.exists())
@@ -475,17 +455,15 @@ def test_a_hundred_launches_start_as_many_as_memory_suffices_for(bench: Bench) -
         bench.eventually(partial(bench.is_submitted, request_id))
         assert len(bench.submitted()) <= 6000 // 150
         bench.end(Succeeded(request_id, None, None, time.time()))
-    bench.eventually(lambda: all(bench.read(i).state is RequestState.SUCCEEDED for i in ids))
+    for request_id in ids:
+        bench.ended(request_id)
 
 
 def test_the_log_of_a_long_request_is_kept_bounded(tmp_path: Path) -> None:
     """SkyPilot #10023: logs filled the disk."""
     settings, timing = Settings(max_log_mb=1), Timing(bound_logs_seconds=0.05)
     with closing(Bench(tmp_path, settings, timing)) as bench:
-        request_id = bench.submit()
-        bench.dispatcher.start()
-        bench.eventually(lambda: bench.submitted() == [request_id])
-        log = bench.paths.request_log(request_id)
+        log = bench.paths.request_log(bench.running())
         log.write_bytes(b"a line of the log\n" * 200_000)
         bench.eventually(lambda: log.stat().st_size < MB)
         assert log.read_bytes().endswith(b"a line of the log\n")
@@ -495,17 +473,14 @@ def test_the_start_and_end_of_a_long_request_are_logged_with_their_fields(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "openenvd.server.dispatch")
-    request_id = bench.submit(environment="trial")
-    bench.dispatcher.start()
+    request_id = bench.running(environment="trial")
     bench.eventually(lambda: bench.read(request_id).worker == "long-7")
     bench.end(Died(request_id, "long-7", KILLED, (), 255 * MB, time.time()))
     bench.eventually(lambda: len(caplog.records) == 2)
     start, end = caplog.records
-    assert (
-        start.getMessage()
-        == f"request {request_id} (launch trial) runs on worker long-7 (pid 4711)"
-    )
-    failed = f"request {request_id} (launch trial) failed (oom_killed): worker long-7 (pid 7) was"
+    label = f"request {request_id} (launch trial)"
+    assert start.getMessage() == f"{label} runs on worker long-7 (pid 4711)"
+    failed = f"{label} failed (oom_killed): worker long-7 (pid 7) was"
     assert end.getMessage().startswith(failed)
     for record in (start, end):
         assert vars(record)["request_id"] == request_id
@@ -517,11 +492,9 @@ def test_short_requests_are_logged_at_debug_level_only(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "openenvd.server.dispatch")
-    request_id = bench.submit("check", payload={})
-    bench.dispatcher.start()
-    bench.eventually(lambda: bench.submitted() == [request_id])
+    request_id = bench.running("check", payload={})
     bench.end(Succeeded(request_id, None, 5, 9.5))
-    bench.eventually(lambda: bench.read(request_id).state is RequestState.SUCCEEDED)
+    bench.ended(request_id)
     assert caplog.records == []
 
 
@@ -567,7 +540,7 @@ def test_the_worker_is_given_the_span_that_it_runs_in(tmp_path: Path) -> None:
         given = {task.id: task.traceparent for task in bench.executor.tasks}
         for request_id in (traced, untraced):
             bench.end(Succeeded(request_id, None, None, time.time()))
-        bench.eventually(lambda: bench.read(untraced).state is RequestState.SUCCEEDED)
+        bench.ended(untraced)
     trace_id, span_id, _ = ids_of(kept.one("process launch"))
     assert str(given[traced]).split("-")[1:3] == [trace_id, span_id]
     assert (trace_id, given[untraced]) == (TRACE, None)

@@ -56,58 +56,56 @@ def test_a_kill_raises_the_estimate_above_the_peak() -> None:
     assert found == int(200 * 1.5 * MB * 1.15)
 
 
-def test_learned_samples_count_once_they_are_accepted() -> None:
-    known = MemoryEstimates(DECLARED)
+def learn(known: MemoryEstimates, asked: Request, *peaks: float) -> None:
+    known.accept(known.learned([(asked, sample) for sample in samples(*peaks)], 5.0))
+
+
+def test_learned_samples_count_once_they_are_accepted_and_for_the_next_daemon() -> None:
+    known, peak = MemoryEstimates(DECLARED), int(100 * MB * 1.15)
     learned = known.learned([(request(), samples(100)[0])], 5.0)
     assert known.of(request()) == 60 * MB
     known.accept(learned)
-    assert known.of(request()) == int(100 * MB * 1.15)
-    assert known.largest("LONG") == int(100 * MB * 1.15)
+    assert known.of(request()) == known.largest("LONG") == peak
     assert known.largest("SHORT") == 30 * MB
+    assert MemoryEstimates(DECLARED, learned).of(request()) == peak
 
 
 def test_estimates_differ_by_source_and_not_by_name() -> None:
     known = MemoryEstimates(DECLARED)
-    known.accept(known.learned([(request(environment="one"), samples(300)[0])], 5.0))
+    learn(known, request(environment="one"), 300)
     assert known.of(request(environment="two")) == int(300 * MB * 1.15)
     assert known.of(request(payload={"source": "other"})) == 60 * MB
 
 
 def test_no_more_than_so_many_samples_are_kept() -> None:
     known = MemoryEstimates(DECLARED)
-    known.accept(known.learned([(request(), s) for s in samples(*range(1, 50))], 5.0))
+    learn(known, request(), *range(1, 50))
     assert known.peaks_of(request()) == [peak * MB for peak in range(50 - MOST_SAMPLES, 50)]
 
 
-def test_stored_samples_give_the_next_daemon_the_same_estimate() -> None:
-    known = MemoryEstimates(DECLARED)
-    learned = known.learned([(request(), samples(100)[0])], 5.0)
-    assert MemoryEstimates(DECLARED, learned).of(request()) == int(100 * MB * 1.15)
-
-
-def test_the_estimate_of_a_capped_launch_is_at_most_twice_the_cap() -> None:
-    capped = request(payload={"source": "echo", "memory_mb": 40})
-    assert MemoryEstimates(DECLARED).of(capped) == 60 * MB
-    capped = request(payload={"source": "echo", "memory_mb": 25})
-    assert MemoryEstimates(DECLARED).of(capped) == 50 * MB
-
-
-def test_the_estimate_of_a_retry_is_the_memory_it_is_given() -> None:
-    assert MemoryEstimates(DECLARED).of(request(memory_bytes=512 * MB)) == 512 * MB
+@pytest.mark.parametrize(
+    ("fields", "expected_mb"),
+    [
+        ({"payload": {"source": "echo", "memory_mb": 40}}, 60),
+        ({"payload": {"source": "echo", "memory_mb": 25}}, 50),  # at most twice its cap
+        ({"memory_bytes": 512 * MB}, 512),  # what a retry is given
+    ],
+)
+def test_the_estimate_of_what_has_a_cap(fields: dict[str, Any], expected_mb: int) -> None:
+    assert MemoryEstimates(DECLARED).of(request(**fields)) == expected_mb * MB
 
 
 def test_typical_is_the_median_over_sources_not_the_largest() -> None:
     known = MemoryEstimates(DECLARED)
     for source, peak in (("a", 50), ("b", 60), ("c", 900)):
-        asked = request(payload={"source": source})
-        known.accept(known.learned([(asked, samples(peak)[0])], 5.0))
+        learn(known, request(payload={"source": source}), peak)
     assert known.typical("LONG") == int(60 * MB * 1.15)
     assert known.typical("SHORT") == 30 * MB
 
 
 def test_estimates_are_shown_by_operation_and_source() -> None:
     known = MemoryEstimates(DECLARED)
-    known.accept(known.learned([(request(), s) for s in samples(100, 90)], 5.0))
+    learn(known, request(), 100, 90)
     shown = known.to_json()["launch echo"]
     assert (shown["highest_peak_bytes"], shown["runs"], shown["killed"]) == (100 * MB, 2, 0)
     assert shown["expected_bytes"] >= LEAST_BYTES
@@ -119,7 +117,7 @@ def test_what_a_launch_leaves_running_counts_for_each_replica() -> None:
     assert known.of(request()) == 100 * MB
     three = request(payload={"source": "echo", "replicas": 3})
     assert known.of(three) == 180 * MB
-    known.accept(known.learned([(request(), samples(50)[0])], 5.0))
+    learn(known, request(), 50)
     assert known.of(three) == 3 * known.of(request()) == 3 * int(50 * MB * 1.15)
     known = MemoryEstimates(declared, most_bytes=400 * MB)
     assert known.typical("LONG") == 100 * MB

@@ -49,14 +49,10 @@ def seconds(span: object) -> tuple[float, float]:
 
 
 def claim(
-    traces: RequestTraces,
-    request: Request = REQUEST,
-    reason: WaitReason = WaitReason.NOTHING,
-) -> str | None:
-    """What the worker is given."""
-    given = traces.begin(request)
+    traces: RequestTraces, request: Request = REQUEST, reason: WaitReason = WaitReason.NOTHING
+) -> None:
+    traces.begin(request)
     traces.claimed(request, reason)
-    return given
 
 
 def test_the_parts_of_a_request_follow_each_other(traces: RequestTraces, kept: KeptSpans) -> None:
@@ -84,17 +80,6 @@ def test_the_parts_of_a_request_follow_each_other(traces: RequestTraces, kept: K
     told = attributes_of(run)
     assert (told["openenvd.worker.name"], told["process.pid"]) == ("long-1", 4711)
     assert (told["openenvd.state"], told["openenvd.memory.peak_bytes"]) == ("SUCCEEDED", 42)
-
-
-def test_the_worker_is_given_the_context_of_its_attempt(
-    traces: RequestTraces, kept: KeptSpans
-) -> None:
-    given = claim(traces)
-    traces.started(REQUEST.id, "long-1", 4711, 104.0)
-    traces.ended(REQUEST, 105.0, state=RequestState.SUCCEEDED)
-    trace_id, span_id, _ = ids_of(kept.one("process launch"))
-    assert given is not None
-    assert given.split("-")[1:3] == [trace_id, span_id]
 
 
 def test_what_found_no_room_waits_on(traces: RequestTraces, kept: KeptSpans) -> None:

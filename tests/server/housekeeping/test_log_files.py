@@ -16,80 +16,60 @@ from openenvd.server.events.log_files import (
 )
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Of a log, which is not there yet."""
+    return tmp_path / "log"
+
+
+LINES = b"\n".join([b"", b"a", b"bcd", b"efghij", b"", b"k", b"lmnopqrs", b"t"])
+LONG = b"".join(f"line {number} {'x' * 90}\n".encode() for number in range(5000))
+
+
 @pytest.mark.parametrize(
-    ("content", "count", "tail"),
+    ("content", "counts", "block_bytes"),
     [
-        (b"", 3, b""),
-        (b"one\n", 3, b"one\n"),
-        (b"one\ntwo\nthree\n", 2, b"two\nthree\n"),
-        (b"one\ntwo\nthree", 2, b"two\nthree"),
-        (b"one\ntwo\nthree", 1, b"three"),
-        (b"\n\n\n", 2, b"\n\n"),
-        (b"one\ntwo\n", 2, b"one\ntwo\n"),
+        (b"", (1, 3), 4),
+        (b"one\n", (3,), 4),
+        (b"one\ntwo\nthree\n", (2, 3), 1 << 16),
+        (b"one\ntwo\nthree", (1, 2), 1 << 16),
+        (b"\n\n\n", (2,), 1 << 16),
+        (LINES, (1, 2, 7, 8, 9, 100), 4),
+        (LINES + b"\n", (1, 2, 7, 8, 9, 100), 4),
+        (LONG, (1500,), 1 << 16),
     ],
 )
-def test_the_last_lines_begin_where_they_begin(
-    tmp_path: Path, content: bytes, count: int, tail: bytes
+def test_last_lines_are_those_that_splitting_gives_and_none_means_the_end(
+    path: Path, content: bytes, counts: tuple[int, ...], block_bytes: int
 ) -> None:
-    path = tmp_path / "log"
     path.write_bytes(content)
-    assert content[offset_of_last_lines(path, count) :] == tail
-
-
-def test_the_last_lines_of_a_log_longer_than_a_block(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    lines = [f"line {number} {'x' * 90}\n".encode() for number in range(5000)]
-    path.write_bytes(b"".join(lines))
-    assert path.read_bytes()[offset_of_last_lines(path, 1500) :] == b"".join(lines[-1500:])
-
-
-@pytest.mark.parametrize("content", [b"", b"one\ntwo\n", b"one\ntw"])
-def test_no_lines_means_the_end(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "log"
-    path.write_bytes(content)
+    for count in counts:
+        expected = b"".join(content.splitlines(keepends=True)[-count:])
+        assert content[offset_of_last_lines(path, count, block_bytes=block_bytes) :] == expected
     assert offset_of_last_lines(path, 0) == len(content)
 
 
-@pytest.mark.parametrize("ending", [b"", b"\n"])
-@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 100])
-def test_last_lines_across_blocks_are_those_that_splitting_gives(
-    tmp_path: Path, count: int, ending: bytes
-) -> None:
-    path = tmp_path / "log"
-    content = b"\n".join([b"", b"a", b"bcd", b"efghij", b"", b"k", b"lmnopqrs", b"t"]) + ending
-    path.write_bytes(content)
-    expected = b"".join(content.splitlines(keepends=True)[-count:])
-    assert content[offset_of_last_lines(path, count, block_bytes=4) :] == expected
+def test_a_log_that_does_not_exist_yet_is_empty(path: Path) -> None:
+    assert offset_of_last_lines(path, 5) == 0
+    assert LogFile(path).read() == ""
 
 
-def test_a_log_that_does_not_exist_yet_is_empty(tmp_path: Path) -> None:
-    assert offset_of_last_lines(tmp_path / "none", 5) == 0
-    assert LogFile(tmp_path / "none").read() == ""
-
-
-def test_an_unfinished_line_waits_for_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "log"
+def test_an_unfinished_line_waits_for_its_end_but_at_the_end_of_all(path: Path) -> None:
     log = LogFile(path)
     path.write_bytes(b"whole\nhal")
     assert log.read() == "whole\n"
     path.write_bytes(b"whole\nhalf\n")
     assert log.read() == "half\n"
-
-
-def test_the_end_of_a_log_includes_its_unfinished_line(tmp_path: Path) -> None:
-    path = tmp_path / "log"
     path.write_bytes(b"whole\nhal")
     assert "".join(LogFile(path).read_all()) == "whole\nhal"
 
 
-def test_a_line_longer_than_one_read_still_arrives(tmp_path: Path) -> None:
-    path = tmp_path / "log"
+def test_a_line_longer_than_one_read_still_arrives(path: Path) -> None:
     path.write_bytes(b"x" * 600_000 + b"\n")
     assert len("".join(LogFile(path).read_all())) == 600_001
 
 
-def test_a_log_that_was_cut_is_read_on_from_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "log"
+def test_a_log_that_was_cut_is_read_on_from_its_end(path: Path) -> None:
     path.write_bytes(b"one\ntwo\n")
     log = LogFile(path)
     log.read()
@@ -100,10 +80,10 @@ def test_a_log_that_was_cut_is_read_on_from_its_end(tmp_path: Path) -> None:
     assert log.read() == "three\n"
 
 
-async def test_a_follower_is_woken_by_each_write_and_not_by_its_neighbours(tmp_path: Path) -> None:
-    wake, path = asyncio.Event(), tmp_path / "log"
+async def test_a_follower_is_woken_by_each_write_and_not_by_its_neighbours(path: Path) -> None:
+    wake = asyncio.Event()
     with followed(path, wake):
-        (tmp_path / "other").write_bytes(b"one\n")
+        path.with_name("other").write_bytes(b"one\n")
         await asyncio.sleep(3 * LOOK_SECONDS)
         assert not wake.is_set()
         for text in (b"one\n", b"one\ntwo\n", b"o\n"):  # made, written to, cut
@@ -112,8 +92,8 @@ async def test_a_follower_is_woken_by_each_write_and_not_by_its_neighbours(tmp_p
             wake.clear()
 
 
-async def test_two_followers_of_one_log_are_both_woken_until_they_leave(tmp_path: Path) -> None:
-    first, second, path = asyncio.Event(), asyncio.Event(), tmp_path / "log"
+async def test_two_followers_of_one_log_are_both_woken_until_they_leave(path: Path) -> None:
+    first, second = asyncio.Event(), asyncio.Event()
     before = asyncio.all_tasks()
     with followed(path, first), followed(path, second):
         path.write_bytes(b"one\n")

@@ -44,18 +44,12 @@ def bind() -> Iterator[Bind]:
         yield made
 
 
-def test_the_folder_of_a_home_with_a_long_path_is_found(folder: Path) -> None:
+@pytest.mark.parametrize("sockets", [True, False], ids=["of dead sockets", "empty"])
+def test_a_folder_without_a_listener_goes(folder: Path, bind: Bind, sockets: bool) -> None:
     assert folder in socket_folders_outside()
-
-
-def test_an_empty_folder_goes(folder: Path) -> None:
-    assert collect_abandoned([folder]) == [folder]
-    assert not folder.exists()
-
-
-def test_a_folder_of_dead_sockets_goes(folder: Path, bind: Bind) -> None:
-    bind(folder / "daemon.sock").close()
-    bind(folder / "fork-0.sock", socket.SOCK_SEQPACKET).close()
+    if sockets:
+        bind(folder / "daemon.sock").close()
+        bind(folder / "fork-0.sock", socket.SOCK_SEQPACKET).close()
     assert collect_abandoned([folder]) == [folder]
     assert not folder.exists()
 
@@ -81,16 +75,17 @@ def test_a_full_backlog_counts_as_listening(folder: Path, bind: Bind) -> None:
         assert collect_abandoned([folder]) == []
 
 
-def test_a_folder_with_anything_but_sockets_stays(folder: Path, bind: Bind) -> None:
+def test_a_folder_with_anything_but_sockets_or_that_is_a_link_or_locked_stays(
+    folder: Path, bind: Bind, tmp_path: Path
+) -> None:
+    with held(folder):
+        assert collect_abandoned([folder]) == []
+    (tmp_path / "link").symlink_to(folder)
+    assert collect_abandoned([tmp_path / "link"]) == []
     bind(folder / "daemon.sock").close()
     (folder / "letter").write_text("dear")
     assert collect_abandoned([folder]) == []
     assert (folder / "daemon.sock").exists()
-
-
-def test_a_link_to_a_folder_stays(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(folder)
-    assert collect_abandoned([tmp_path / "link"]) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
@@ -98,11 +93,6 @@ def test_a_folder_of_another_user_stays(folder: Path) -> None:
     os.chown(folder, 12345, -1)
     assert collect_abandoned([folder]) == []
     os.chown(folder, 0, -1)
-
-
-def test_a_locked_folder_stays(folder: Path) -> None:
-    with held(folder):
-        assert collect_abandoned([folder]) == []
 
 
 def test_a_folder_removed_while_its_lock_was_awaited_is_made_again(folder: Path) -> None:

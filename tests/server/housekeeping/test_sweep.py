@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What killed shims and daemons leave behind, and who takes it away."""
+"""What killed shims and daemons leave behind, or is long unused, and who takes it away."""
 
 from __future__ import annotations
 
@@ -10,22 +10,28 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from openenvd.client import daemon
 from openenvd.environments.engines.new_replicas import RUN_DIR_VARIABLE
+from openenvd.environments.preparation.project_venv import COMPLETE
+from openenvd.environments.preparation.venv_cleanup import UNUSED
 from openenvd.environments.shim.files import open_control_socket
 from openenvd.executor.supervisor.memory import sweep_cgroups
+from openenvd.requests_db.connections.sqlite import WriteConnection
+from openenvd.requests_db.transactions import retention
 from openenvd.schema.layout import Layout
-from openenvd.schema.settings import Paths
-from openenvd.server.housekeeping.sweep import Sweeper, sweep_regularly
+from openenvd.schema.settings import Paths, Settings
+from openenvd.server.housekeeping.sweep import Sweeper, collect, sweep_regularly
 from openenvd.system.memory.cgroups import CgroupManager
 
 from ...environments.shim.conftest import Replica
 
 WAIT_SECONDS = 30.0
+StartStray = Callable[..., subprocess.Popen[bytes]]
 
 
 @pytest.fixture
@@ -38,15 +44,30 @@ def replica(paths: Paths) -> Iterator[Replica]:
     made.close()
 
 
-def start_stray(home: Path, replica_id: str, *before: str) -> subprocess.Popen[bytes]:
-    """A process as a replica starts one."""
-    environ = {**os.environ, RUN_DIR_VARIABLE: str(home / "run" / replica_id)}
-    command = [*before, sys.executable, "-c", "print(flush=True); input()"]
-    pipe = subprocess.PIPE
-    stray = subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe)
-    assert stray.stdout is not None
-    stray.stdout.readline()
-    return stray
+@pytest.fixture
+def start_stray(paths: Paths) -> Iterator[StartStray]:
+    """Starts processes as replicas do; none is left afterwards."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(replica_id: str, *before: str, home: Path = paths.home) -> subprocess.Popen[bytes]:
+        environ = {**os.environ, RUN_DIR_VARIABLE: str(home / "run" / replica_id)}
+        command = [*before, sys.executable, "-c", "print(flush=True); input()"]
+        pipe = subprocess.PIPE
+        stray = subprocess.Popen(command, env=environ, stdin=pipe, stdout=pipe)
+        started.append(stray)
+        assert stray.stdout is not None
+        stray.stdout.readline()
+        return stray
+
+    yield start
+    for stray in started:
+        stray.kill()
+        stray.communicate()
+
+
+def has_run_file(paths: Paths, replica_id: str) -> None:
+    (paths.runs / replica_id).mkdir()
+    (paths.runs / replica_id / "replica.json").write_text("{}")
 
 
 def test_a_folder_without_a_run_file_is_removed_at_the_second_look(paths: Paths) -> None:
@@ -59,42 +80,31 @@ def test_a_folder_without_a_run_file_is_removed_at_the_second_look(paths: Paths)
     assert not folder.exists()
 
 
-def test_a_shim_whose_run_file_was_lost_goes_on(paths: Paths, replica: Replica) -> None:
+def test_a_replica_that_has_an_owner_is_left_alone_also_when_its_run_file_was_lost(
+    paths: Paths, replica: Replica
+) -> None:
+    sweeper = Sweeper(paths)
+    assert [sweeper.sweep(), sweeper.sweep()] == [[], []]
     (replica.run_dir / "replica.json").unlink()
-    sweeper = Sweeper(paths)
     assert [sweeper.sweep(), sweeper.sweep()] == [[], []]
     assert replica.link.status["state"] == "ready"
 
 
-def test_a_replica_that_has_an_owner_is_left_alone(paths: Paths, replica: Replica) -> None:
+def test_processes_of_a_replica_that_is_gone_are_killed(
+    paths: Paths, tmp_path: Path, start_stray: StartStray
+) -> None:
+    has_run_file(paths, "echo-0-2")
+    gone = start_stray("echo-0-1")
+    others = [start_stray("echo-0-2"), start_stray("echo-0-1", home=tmp_path / "another")]
     sweeper = Sweeper(paths)
-    assert [sweeper.sweep(), sweeper.sweep()] == [[], []]
-    assert replica.link.status["state"] == "ready"
-
-
-def test_processes_of_a_replica_that_is_gone_are_killed(paths: Paths, tmp_path: Path) -> None:
-    (paths.runs / "echo-0-2").mkdir()
-    (paths.runs / "echo-0-2" / "replica.json").write_text("{}")
-    strays = [
-        start_stray(paths.home, "echo-0-1"),
-        start_stray(paths.home, "echo-0-2"),  # whose replica is there
-        start_stray(tmp_path / "another", "echo-0-1"),
-    ]
-    try:
-        sweeper = Sweeper(paths)
-        sweeper.sweep()
-        [taken] = sweeper.sweep()
-        assert taken == f"process {strays[0].pid} of echo-0-1, which is gone"
-        assert strays[0].wait(WAIT_SECONDS) == -signal.SIGKILL
-        assert [stray.poll() for stray in strays[1:]] == [None, None]
-    finally:
-        for stray in strays:
-            stray.kill()
-            stray.communicate()
+    sweeper.sweep()
+    assert sweeper.sweep() == [f"process {gone.pid} of echo-0-1, which is gone"]
+    assert gone.wait(WAIT_SECONDS) == -signal.SIGKILL
+    assert [stray.poll() for stray in others] == [None, None]
 
 
 def test_a_process_of_another_home_at_the_same_path_is_left_alone(
-    paths: Paths, tmp_path: Path
+    paths: Paths, tmp_path: Path, start_stray: StartStray
 ) -> None:
     """As a container has one: with a file system of its own, and seen in /proc."""
     other = tmp_path / "other"
@@ -103,28 +113,23 @@ def test_a_process_of_another_home_at_the_same_path_is_left_alone(
     inside += [str(other), str(paths.home)]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
         pytest.skip("mount namespaces cannot be made here")
-    stray = start_stray(paths.home, "echo-0-1", *inside)
-    try:
-        sweeper = Sweeper(paths)
-        assert [sweeper.sweep(), sweeper.sweep()] == [[], []]
-        assert stray.poll() is None
-    finally:
-        stray.kill()
-        stray.communicate()
+    stray = start_stray("echo-0-1", *inside)
+    sweeper = Sweeper(paths)
+    assert [sweeper.sweep(), sweeper.sweep()] == [[], []]
+    assert stray.poll() is None
 
 
-def test_what_looks_ownerless_is_left_alone_when_it_has_an_owner_again(paths: Paths) -> None:
-    stray = start_stray(paths.home, "echo-0-1")
-    try:
-        sweeper = Sweeper(paths)
-        sweeper.sweep()
-        (paths.runs / "echo-0-1").mkdir()
-        (paths.runs / "echo-0-1" / "replica.json").write_text("{}")
-        assert sweeper.sweep() == []
-        assert stray.poll() is None
-    finally:
-        stray.kill()
-        stray.communicate()
+def test_what_looks_ownerless_is_left_alone_when_it_has_an_owner_again(
+    paths: Paths, start_stray: StartStray
+) -> None:
+    stray, path = start_stray("echo-0-1"), paths.replica_socket("echo-0-1")
+    bind_and_die([path])
+    sweeper = Sweeper(paths)
+    sweeper.sweep()
+    has_run_file(paths, "echo-0-1")
+    assert sweeper.sweep() == []
+    assert stray.poll() is None
+    assert path.exists()
 
 
 def test_a_cgroup_whose_run_folder_is_gone_is_removed_with_its_processes(paths: Paths) -> None:
@@ -189,23 +194,13 @@ def test_sockets_of_launches_that_were_killed_are_removed_at_the_second_look(pat
     assert all(path.exists() for path in kept)
 
 
-def test_a_socket_whose_launch_begins_again_is_left_alone(paths: Paths) -> None:
-    path = paths.replica_socket("echo-0-1")
-    bind_and_die([path])
-    sweeper = Sweeper(paths)
-    sweeper.sweep()
-    (paths.runs / "echo-0-1").mkdir()
-    assert sweeper.sweep() == []
-    assert path.exists()
-
-
 def bind_and_die(sockets: list[Path]) -> None:
     """Bind control sockets in a process that is killed afterwards."""
     program = (
         "import os, signal, sys; from openenvd.environments.shim.files import open_control_socket; "
+        "made = [open_control_socket(path) for path in sys.argv[1:]]; "
+        "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    program += "made = [open_control_socket(path) for path in sys.argv[1:]]; "
-    program += "os.kill(os.getpid(), signal.SIGKILL)"
     command = [sys.executable, "-c", program, *map(str, sockets)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
 
@@ -273,3 +268,35 @@ async def test_a_sweep_that_fails_is_logged_and_tried_again(
     assert await asyncio.to_thread(again.wait, WAIT_SECONDS)
     task.cancel()
     assert caplog.records[0].message == "the sweep failed: no room"
+
+
+# Virtual environments.
+
+HUNDRED_DAYS = 100 * 86_400.0
+
+
+@pytest.fixture
+def venv(paths: Paths, dispatch: WriteConnection) -> Path:
+    """Unused for a hundred days, by a daemon that has run for that long."""
+    folder = paths.venvs / "a"
+    folder.mkdir(parents=True)
+    (folder / COMPLETE).write_text("{}")
+    (folder / UNUSED).write_text(json.dumps({"used": "", "since": 0.0}))
+    dispatch.write(retention.note_time, HUNDRED_DAYS, HUNDRED_DAYS)
+    return folder
+
+
+def test_a_daemon_that_starts_removes_virtual_environments_unused_for_as_long_as_is_set(
+    paths: Paths, venv: Path
+) -> None:
+    collect(paths, Settings(keep_venv_days=36_500), HUNDRED_DAYS)
+    assert venv.exists()
+    daemon.connect(paths, settings={"port": 0})
+    daemon.stop(paths)  # it finishes what it has begun
+    assert not venv.exists()
+
+
+def test_an_unreadable_folder_does_not_keep_a_daemon_from_starting(paths: Paths) -> None:
+    paths.venvs.write_text("no folder")
+    daemon.connect(paths, settings={"port": 0})
+    daemon.stop(paths)

@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 import pkgutil
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from openenvd.environments import run_files
+from openenvd.schema.layout import Layout
 from openenvd.server.operations import registry
 
 from ...environments.conftest import home as home
@@ -23,8 +25,8 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture
-def run(home: Path) -> Run:
-    """`run("scale", name="echo", replicas=2)`, as a worker does it."""
+def run(home: Path, layout: Layout) -> Iterator[Run]:
+    """`run("scale", name="echo", replicas=2)`, as a worker does it; nothing runs afterwards."""
 
     def call(
         operation: str,
@@ -37,4 +39,6 @@ def run(home: Path) -> Run:
         request_id = LAUNCH_ID if operation == "launch" else request_id
         return json.loads(json.dumps(function(payload, request_id, str(home), progress)))
 
-    return call
+    yield call
+    for name in {run_file.environment for run_file in run_files.all_of(layout.runs)}:
+        run_files.stop_environment(layout.runs, name, 0.0)

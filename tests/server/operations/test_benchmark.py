@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-import pkgutil
-import secrets
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +15,11 @@ from pydantic import ValidationError
 
 from openenvd.rollouts.bench.plan import InvalidPlan
 from openenvd.schema.errors import NotAnswering
-from openenvd.server.operations import registry
 from openenvd.server.operations.benchmark import BenchmarkPayload
 
+from .conftest import Run
+
 PNG = b"\x89PNG\r\n\x1a\n"
-REQUEST_ID = secrets.token_hex(8)
-
-Run = Callable[..., Any]
-
-
-@pytest.fixture
-def run(home: Path) -> Iterator[Run]:
-    """`run("launch", source="echo")`, as a worker does it; what it launched is taken down."""
-    launched: list[str] = []
-
-    def call(operation: str, *, progress: Any = lambda _: None, **payload: Any) -> Any:
-        function = pkgutil.resolve_name(registry.dotted_name(registry.by_name(operation)))
-        result = json.loads(json.dumps(function(payload, REQUEST_ID, str(home), progress)))
-        if operation == "launch":
-            launched.append(result["environment"]["name"])
-        return result
-
-    yield call
-    for name in launched:
-        call("down", name=name)
 
 
 def generators() -> list[psutil.Process]:
@@ -53,14 +31,8 @@ def generators() -> list[psutil.Process]:
 def test_results_and_figures_are_written(run: Run, home: Path) -> None:
     run("launch", source="benchmark")
     told: list[dict[str, Any]] = []
-    result = run(
-        "benchmark",
-        progress=told.append,
-        name="benchmark",
-        requests_grid=[4, 8],
-        wait_grid=[0.01],
-        repetitions=2,
-    )
+    asked = {"requests_grid": [4, 8], "wait_grid": [0.01], "repetitions": 2}
+    result = run("benchmark", progress=told.append, name="benchmark", **asked)
     folder = Path(result["folder"])
     assert folder.is_relative_to(home)
     assert len((folder / "raw.jsonl").read_text().splitlines()) == 2 * (4 + 8)
@@ -128,15 +100,10 @@ def test_a_cancelled_measurement_leaves_no_generators(run: Run) -> None:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, cancel)
+    asked = {"name": "benchmark", "requests_grid": [4], "wait_grid": [600]}
     try:
         with pytest.raises(Cancelled):
-            run(
-                "benchmark",
-                progress=at_the_first_batch,
-                name="benchmark",
-                requests_grid=[4],
-                wait_grid=[600],
-            )
+            run("benchmark", progress=at_the_first_batch, **asked)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert generators() == []

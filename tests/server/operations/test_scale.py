@@ -45,17 +45,14 @@ class Sample(EchoEnvironment):
 
 
 @pytest.fixture
-def launch(run: Run, layout: Layout) -> Iterator[Callable[..., str]]:
-    """Launches echo, or another source; returns its address. It is taken down afterwards."""
+def launch(run: Run) -> Callable[..., str]:
+    """Launches echo, or another source; returns its address."""
 
     def call(source: str = "echo", **options: Any) -> str:
-        address: str = run("launch", source=source, name="echo", **options)["environment"][
-            "address"
-        ]
-        return address
+        launched = run("launch", source=source, name="echo", **options)["environment"]
+        return str(launched["address"])
 
-    yield call
-    run_files.stop_environment(layout.runs, "echo", 0.0)
+    return call
 
 
 def write_replica(runs: Path, launch_id: str, created_at: float, **data: Any) -> RunFile:
@@ -127,6 +124,9 @@ def test_more_replicas_take_sessions_at_the_same_address(
     assert {r.address for r in replicas(layout)} == {address}
     assert {r.request_id for r in replicas(layout)} == {LAUNCH_ID}  # the environment's own
     assert [e["replica"]["id"] for e in told if "replica" in e] == result["started"]
+    waiting = [event for event in told if event.get("phase") == "waiting"]
+    assert [(each["done"], each["total"]) for each in waiting] == [(0, 2), (1, 2), (2, 2)]
+    assert waiting[1]["message"] == "1 of 2 replicas ready"
     assert not any(run_files.ADDED_BY in r.data for r in replicas(layout))
     pid = wait_for(first, lambda s: s["pid"])["pid"]
     os.kill(pid, signal.SIGSTOP)  # the first accepts nothing now
@@ -199,23 +199,13 @@ def test_what_a_killed_attempt_started_is_stopped_by_the_next(
     launch()
     run("scale", name="echo", replicas=2)
     first, left = replicas(layout)
-    data = json.loads((left.run_dir / "replica.json").read_text())
-    data[run_files.ADDED_BY] = CHANGE_ID
-    (left.run_dir / "replica.json").write_text(json.dumps(data))
+    data = {**left.data, run_files.ADDED_BY: CHANGE_ID}
+    (left.run_dir / RUN_FILE_NAME).write_text(json.dumps(data))
     result = run("scale", name="echo", replicas=2)
     assert len(result["started"]) == 1
     kept, new = replicas(layout)
     assert kept.replica_id == first.replica_id
     assert new.created_at > left.created_at
-
-
-def test_new_replicas_are_counted_until_all_are_ready(run: Run, launch: Callable[..., str]) -> None:
-    launch()
-    told: list[dict[str, Any]] = []
-    run("scale", name="echo", replicas=3, progress=told.append)
-    waiting = [event for event in told if event.get("phase") == "waiting"]
-    assert [(each["done"], each["total"]) for each in waiting] == [(0, 2), (1, 2), (2, 2)]
-    assert waiting[1]["message"] == "1 of 2 replicas ready"
 
 
 @pytest.mark.parametrize("operation", ["restart", "down"])
@@ -333,29 +323,10 @@ def test_replicas_that_end_together_are_restarted_in_one_go(
 
 
 @pytest.mark.parametrize(
-    ("replicas", "told"),
-    [
-        (0, "0 replicas would serve nobody; `openenv down` stops it"),
-        (1001, "1001 replicas are more than the 1000 of one environment"),
-    ],
-)
-def test_a_number_of_replicas_that_makes_no_sense_is_refused(replicas: int, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        registry.by_name("scale").Payload.model_validate({"name": "echo", "replicas": replicas})
-
-
-def test_more_replicas_than_sessions_are_refused(
-    run: Run, layout: Layout, launch: Callable[..., str]
-) -> None:
-    launch(max_sessions=2)
-    with pytest.raises(InvalidSpec, match="3 replicas cannot share 2 sessions"):
-        run("scale", name="echo", replicas=3)
-    assert len(replicas(layout)) == 1
-
-
-@pytest.mark.parametrize(
     ("options", "told"),
     [
+        ({"replicas": 0}, "0 replicas would serve nobody; `openenv down` stops it"),
+        ({"replicas": 1001}, "1001 replicas are more than the 1000 of one environment"),
         ({"min_replicas": 5, "max_replicas": 3}, "min_replicas: 5 is more than max_replicas,"),
         ({"replicas": 4, "max_replicas": 3}, "replicas: 4 is more than max_replicas, which is 3"),
         ({"min_replicas": 2}, "min_replicas: it scales itself only with a max_replicas"),
@@ -368,9 +339,13 @@ def test_more_replicas_than_sessions_are_refused(
         ),
     ],
 )
-def test_a_range_that_makes_no_sense_is_refused(options: dict[str, int], told: str) -> None:
+def test_a_number_or_range_of_replicas_that_makes_no_sense_is_refused(
+    options: dict[str, int], told: str
+) -> None:
+    is_scale = list(options) == ["replicas"]
+    name = {"name": "echo"} if is_scale else {"source": "echo"}
     with pytest.raises(ValueError, match=told):
-        registry.by_name("launch").Payload.model_validate({"source": "echo", **options})
+        registry.by_name("scale" if is_scale else "launch").Payload.model_validate(name | options)
 
 
 def test_what_scales_itself_has_a_share_of_the_most_and_stays_in_its_range(
@@ -385,14 +360,17 @@ def test_what_scales_itself_has_a_share_of_the_most_and_stays_in_its_range(
         run("scale", name="echo", replicas=1)
 
 
-def test_what_sleeps_is_said_to_stay_awake_with_several_replicas(
+def test_what_sleeps_is_said_to_stay_awake_with_several_replicas_and_no_more_than_its_sessions(
     run: Run, layout: Layout, launch: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    launch(idle_timeout_seconds=60.0)
+    launch(idle_timeout_seconds=60.0, max_sessions=2)
     words = "echo does not sleep while it has several replicas"
     run("scale", name="echo", replicas=2)
     assert words in capsys.readouterr().out
+    with pytest.raises(InvalidSpec, match="3 replicas cannot share 2 sessions"):
+        run("scale", name="echo", replicas=3)
     assert len(replicas(layout)) == 2
+    capsys.readouterr()
     run("scale", name="echo", replicas=1)
     assert words not in capsys.readouterr().out
 

@@ -17,8 +17,7 @@ from openenvd.schema.layout import Layout
 from openenvd.schema.spec import EnvironmentSpec
 from openenvd.system.net.access_tokens import without_token
 
-from .test_benchmark import Run
-from .test_benchmark import run as run
+from .conftest import Run
 
 
 def test_operations_send_the_token_and_do_not_tell_it(

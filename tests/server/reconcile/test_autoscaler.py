@@ -3,54 +3,32 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from openenvd.environments.run_files import RunFile
 from openenvd.environments.sizing import Occupancy
-from openenvd.requests_db.records import Environment, Replica
+from openenvd.requests_db.records import Environment
 from openenvd.schema.states import EnvironmentState, ReplicaState
-from openenvd.server.errors import CannotChange
 from openenvd.server.reconcile.autoscaler import Autoscaler, occupancy_of
-from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
-from openenvd.server.reconcile.status_writer import Timing
-from openenvd.server.reconcile.work_queue import BackgroundTasks
 
-WAIT_SECONDS = 20.0
+from .conftest import Submissions, new_watch
+
 SPEC: dict[str, Any] = {"max_replicas": 4, "scale_down_seconds": 60.0}
 
 
-class World:
+class World(Submissions):
     """An autoscaler, and the replicas of one environment."""
 
     def __init__(self) -> None:
-        self.tasks = BackgroundTasks()
-        self.watches: list[ReplicaWatch] = []
-        self.submitted: asyncio.Queue[tuple[str, int, str]] = asyncio.Queue()
-        self.refuses = 0
-        self.now = 1000.0
-        self.autoscaler = Autoscaler(
-            self.tasks,
-            lambda _: self.watches,
-            self.submit,
-            clock=lambda: self.now,
-            again_seconds=0.0,
-        )
-
-    async def submit(self, name: str, replicas: int, reason: str) -> None:
-        if self.refuses:
-            self.refuses -= 1
-            raise CannotChange("trial is being restarted already")
-        self.submitted.put_nowait((name, replicas, reason))
+        super().__init__()
+        self.autoscaler = Autoscaler(*self.arguments, **self.options)
 
     def serve(self, replicas: int, **spec: Any) -> None:
         """The environment serves with so many replicas of ten slots."""
         while len(self.watches) < replicas:
-            self.watches.append(watch(len(self.watches)))
+            self.watches.append(new_watch(len(self.watches)))
         del self.watches[replicas:]
         state = EnvironmentState.READY
         row = Environment("trial", {**SPEC, **spec, "replicas": replicas}, state, 0.0, 0.0, "1")
@@ -61,29 +39,6 @@ class World:
         for each, count in zip(self.watches, counts, strict=True):
             each.status = {"info": {"max_sessions": 10}, "sessions": count}
             self.autoscaler.note("trial")
-
-    async def asked(self) -> tuple[str, int, str]:
-        return await asyncio.wait_for(self.submitted.get(), WAIT_SECONDS)
-
-    async def is_quiet(self) -> bool:
-        """Nothing was submitted, and nothing is just being."""
-        for _ in range(5):
-            await asyncio.sleep(0)
-        return self.submitted.empty()
-
-
-def watch(
-    ordinal: int, state: ReplicaState = ReplicaState.READY, socket_path: Path = Path("/none")
-) -> ReplicaWatch:
-    """The watch of a replica, which is not followed."""
-
-    async def ignore(*_: Any) -> None:
-        pass
-
-    row = Replica(f"trial-{ordinal}-1", "trial", ordinal, "local", state, "/run", 0.0)
-    of_row = {"replica_id": row.id, "request_id": "1"}
-    run_file = RunFile.of(Path("/run"), {**of_row, "socket_path": str(socket_path)})
-    return ReplicaWatch(row, run_file, Responsibility(), Timing(), ignore, ignore)
 
 
 @pytest.fixture
@@ -121,7 +76,7 @@ async def test_fewer_are_asked_for_when_the_time_has_come_though_nothing_changes
 
 async def test_replicas_that_are_drained_count_for_nothing(world: World) -> None:
     world.serve(1)
-    world.watches.append(watch(1, ReplicaState.DRAINING))
+    world.watches.append(new_watch(1, ReplicaState.DRAINING))
     world.sessions(4, 10)
     assert await world.is_quiet()
 
@@ -132,25 +87,19 @@ async def test_replicas_that_may_begin_sessions_again_are_counted(
 ) -> None:
     """A sleeping replica counts, because it can have sessions again: here there are two."""
     world.serve(1)
-    world.watches.append(watch(1, state))
+    world.watches.append(new_watch(1, state))
     world.sessions(1, 0)
     seen = occupancy_of(world.watches)
     ends = state in (ReplicaState.DRAINING, ReplicaState.FAILED, ReplicaState.STOPPED)
     assert seen == Occupancy(replicas=1 if ends else 2, slots=10, sessions=1)
 
 
-async def test_what_was_refused_is_asked_for_again(world: World) -> None:
+async def test_what_was_refused_or_failed_is_asked_for_again(world: World) -> None:
     world.refuses = 1
     world.serve(1)
     world.sessions(10)
     assert (await world.asked())[1] == 2
     assert world.refuses == 0
-
-
-async def test_what_failed_is_asked_for_again(world: World) -> None:
-    world.serve(1)
-    world.sessions(10)
-    assert (await world.asked())[1] == 2
     world.serve(1)  # the request has ended, and changed nothing
     assert (await world.asked())[1] == 2
 

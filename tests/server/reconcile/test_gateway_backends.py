@@ -5,42 +5,22 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from openenvd.environments.gateway.configuration import Endpoint, endpoints
 from openenvd.environments.gateway.weights import Load
-from openenvd.environments.run_files import RunFile
-from openenvd.requests_db.records import Environment, Replica
+from openenvd.requests_db.records import Environment
 from openenvd.schema.states import EnvironmentState, ReplicaState
 from openenvd.server.reconcile.gateway import backend_of, loads_of
-from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
-from openenvd.server.reconcile.status_writer import Timing
 
-
-async def nothing(*_: Any) -> None:
-    pass
-
-
-def watch(ordinal: int, state: ReplicaState, **more: Any) -> ReplicaWatch:
-    replica_id = f"sample-{ordinal}-1"
-    data = {
-        "replica_id": replica_id,
-        "environment": "sample",
-        "ordinal": ordinal,
-        "number": ordinal,
-    }
-    data |= {"host": "127.0.0.1", "port": 21000 + ordinal, "request_id": "1", **more}
-    replica = Replica(replica_id, "sample", ordinal, "local", state, "/nowhere", started_at=0.0)
-    run_file = RunFile.of(Path("/nowhere"), data)
-    return ReplicaWatch(replica, run_file, Responsibility(), Timing(), nothing, nothing)
+from .conftest import new_watch as watch
 
 
 def environment(**spec: Any) -> Environment:
     now = time.time()
-    return Environment("sample", {"gateway": True, **spec}, EnvironmentState.READY, now, now)
+    return Environment("trial", {"gateway": True, **spec}, EnvironmentState.READY, now, now)
 
 
 def test_replicas_get_sessions_when_they_are_ready_and_keep_them_while_they_drain() -> None:

@@ -184,7 +184,9 @@ class World:
         return run_dir
 
     async def serving(self, name: str = "trial", replicas: int = 1) -> list[ShimmedServer]:
-        """An environment whose launch succeeded, and which is READY."""
+        """An environment whose launch succeeded, and which a reconciler has found READY."""
+        if not self.reconcilers:
+            await self.reconcile()
         launch = await self.launch(name)
         servers = [await self.started(launch, ordinal) for ordinal in range(replicas)]
         await self.succeeds(launch)
@@ -196,6 +198,12 @@ class World:
         update = await self.launch(**more)
         assert update.payload["replaces"] is not None
         return update, await self.started(update, held=True)
+
+    async def scaling(self) -> tuple[Request, ShimmedServer]:
+        """A `scale` that runs, and the replica that it adds."""
+        scale, launched = await self.change("scale", replicas=2), await self.launched()
+        added = {run_files.ADDED_BY: scale.id}
+        return scale, await asyncio.to_thread(self.start, launched, 1, **added)
 
     async def generations(self) -> dict[int, str]:
         """The state of each generation, by its number."""
@@ -213,14 +221,45 @@ class World:
 
     # Looking.
 
+    async def until(self, check: Callable[[], object]) -> None:
+        """Return when `check` holds, of what is no event."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not check():
+                await asyncio.sleep(0.01)
+
+    async def gone(self, server: ShimmedServer) -> None:
+        await self.until(lambda: not server.run_dir.exists())
+
+    async def rows(self, name: str = "trial") -> dict[str, ReplicaState]:
+        """The state of each replica, by its id."""
+        return {row.id: row.state for row in await self.store.read(queries.replicas(name))}
+
+    async def rows_become(self, states: dict[ShimmedServer, ReplicaState]) -> None:
+        """Exactly these replicas are, and are so."""
+        wanted = {server.run_dir.name: state for server, state in states.items()}
+
+        async def holds() -> bool:
+            return await self.rows() == wanted
+
+        await until(self.bus, holds)
+
+    async def launched(self) -> Request:
+        """The launch of the environment."""
+        found = await self.store.read(queries.get(str((await self.environment()).request_id)))
+        assert isinstance(found, Request)
+        return found
+
     async def environment(self, name: str = "trial") -> Environment:
         found = await self.store.read(queries.environment(name))
         assert found is not None
         return found
 
-    async def becomes(self, state: EnvironmentState, name: str = "trial") -> Environment:
+    async def becomes(
+        self, state: EnvironmentState, name: str = "trial", *, is_explained: bool = False
+    ) -> Environment:
         async def holds() -> bool:
-            return (await self.environment(name)).state is state
+            found = await self.environment(name)
+            return found.state is state and not (is_explained and found.error is None)
 
         await until(self.bus, holds)
         return await self.environment(name)
@@ -230,13 +269,15 @@ class World:
         return found
 
     async def replica_becomes(self, state: ReplicaState, **fields: Any) -> Replica:
+        known, found = {"state": state, **fields}, list[Replica]()
+
         async def holds() -> bool:
-            found = await self.store.read(queries.replicas("trial"))
-            known = {"state": state, **fields}
-            return any(all(getattr(r, k) == v for k, v in known.items()) for r in found)
+            rows = await self.store.read(queries.replicas("trial"))
+            found[:] = [r for r in rows if all(getattr(r, k) == v for k, v in known.items())]
+            return bool(found)
 
         await until(self.bus, holds)
-        return await self.replica()
+        return found[0]
 
 
 @pytest.fixture
@@ -286,48 +327,30 @@ async def test_a_launch_that_succeeded_is_a_ready_environment_with_its_address(
     assert (environment.state, environment.address) == (S.READY, ADDRESS)
     assert (replica.state, replica.pid) == (ReplicaState.READY, pid_of(server))
     assert reconciler.replicas.live[replica.id]["info"]["max_sessions"] == 4
-
-
-async def test_sessions_are_those_of_the_shims_last_status(world: World) -> None:
-    reconciler = await world.reconcile()
-    [server] = await world.serving()
     server.tell("sessions 3")
-    async with asyncio.timeout(WAIT_SECONDS):
-        while reconciler.replicas.live[server.run_file["replica_id"]]["sessions"] != 3:
-            await asyncio.sleep(0.01)  # sessions are no event
+    await world.until(lambda: reconciler.replicas.live[replica.id]["sessions"] == 3)
 
 
-async def test_a_replica_is_shown_while_its_launch_still_waits_for_it(world: World) -> None:
-    await world.reconcile()
-    await world.started(await world.launch())
-    await world.replica_becomes(ReplicaState.READY)
-    assert (await world.environment()).state is S.STARTING
-
-
-async def test_a_failed_launch_leaves_nothing_running_and_says_why(world: World) -> None:
+@pytest.mark.parametrize("end", [RequestState.FAILED, RequestState.CANCELLED])
+async def test_a_launch_that_failed_or_was_cancelled_leaves_nothing_running_and_says_why(
+    world: World, end: RequestState
+) -> None:
     await world.reconcile()
     launch = await world.launch()
     server = await world.started(launch)
-    await world.fails(launch, "no such folder")
-    environment = await world.becomes(S.FAILED)
-    assert environment.error is not None
-    assert environment.error.message == "no such folder"
+    if end is RequestState.FAILED:
+        await world.fails(launch, "no such folder")
+        environment = await world.becomes(S.FAILED)
+        assert environment.error is not None
+        assert environment.error.message == "no such folder"
+    else:
+        await world.ends(launch, end)
+        await world.becomes(S.STOPPED)
     assert not server.run_dir.exists()
     assert not is_running(server)
 
 
-async def test_a_cancelled_launch_leaves_nothing_running(world: World) -> None:
-    await world.reconcile()
-    launch = await world.launch()
-    server = await world.started(launch)
-    await world.ends(launch, RequestState.CANCELLED)
-    await world.becomes(S.STOPPED)
-    assert not is_running(server)
-
-
-async def test_replicas_that_a_launch_leaves_after_the_down_are_stopped(
-    world: World,
-) -> None:
+async def test_replicas_that_a_launch_leaves_after_the_down_are_stopped(world: World) -> None:
     await world.reconcile()
     launch = await world.launch()
     await world.succeeds(await world.down())
@@ -335,16 +358,13 @@ async def test_replicas_that_a_launch_leaves_after_the_down_are_stopped(
     server = await asyncio.to_thread(world.start, launch)
     await world.ends(launch, RequestState.CANCELLED)
     await asyncio.to_thread(server.wait_for_end)
-    async with asyncio.timeout(WAIT_SECONDS):
-        while server.run_dir.exists():
-            await asyncio.sleep(0.01)  # that a folder goes is no event
+    await world.gone(server)
 
 
 # Deaths.
 
 
 async def test_a_replica_that_dies_is_started_again(world: World) -> None:
-    await world.reconcile()
     [server] = await world.serving()
     first = pid_of(server)
     os.kill(first, signal.SIGKILL)
@@ -356,13 +376,14 @@ async def test_a_replica_that_dies_is_started_again(world: World) -> None:
     assert replica.exit["signal"] == "SIGKILL"
 
 
-async def test_a_replica_is_not_started_again_while_its_launch_is_responsible(
+async def test_a_replica_is_shown_and_not_started_again_while_its_launch_is_responsible(
     world: World, impatient: None
 ) -> None:
     await world.reconcile()
     launch = await world.launch()
     server = await world.started(launch)
     await world.replica_becomes(ReplicaState.READY)
+    assert (await world.environment()).state is S.STARTING
     os.kill(pid_of(server), signal.SIGKILL)
     await asyncio.to_thread(server.wait_state, "exited")
     await world.fails(launch, "it died")
@@ -382,13 +403,7 @@ async def test_a_replica_that_keeps_dying_is_given_up_with_the_reason(
         await asyncio.to_thread(server.wait_state, "ready", generation)
         server.tell("exit 7")
         await asyncio.to_thread(server.wait_state, "exited", generation)
-
-    async def explained() -> bool:
-        return (await world.environment()).error is not None
-
-    await until(world.bus, explained)
-    environment = await world.environment()
-    assert environment.state is S.FAILED
+    environment = await world.becomes(S.FAILED, is_explained=True)
     assert environment.error is not None
     assert "exited with code 7" in environment.error.message
     assert "it exited 6 times" in environment.error.message
@@ -425,9 +440,7 @@ async def test_a_replica_whose_port_was_taken_waits_for_it(world: World) -> None
     server = await world.started(launch, port=port)
     await world.replica_becomes(ReplicaState.READY)
     os.kill(shim_pid(server), signal.SIGKILL)
-    async with asyncio.timeout(WAIT_SECONDS):
-        while is_running(server):
-            await asyncio.sleep(0.01)
+    await world.until(lambda: not is_running(server))
     with socket.create_server(("127.0.0.1", port)):
         await world.succeeds(launch)
 
@@ -474,12 +487,7 @@ async def test_a_run_file_that_cannot_be_used_is_named_and_its_replica_kept_unti
     whole = await asyncio.to_thread(world.start, launch, 1)
     reconciler = await world.reconcile()
     path = server.run_dir / RUN_FILE_NAME
-
-    async def whole_is_ready() -> bool:
-        rows = await world.store.read(queries.replicas("trial"))
-        return {row.id: row.state for row in rows}.get(whole.run_dir.name) is ReplicaState.READY
-
-    await until(world.bus, whole_is_ready)
+    await world.replica_becomes(ReplicaState.READY, id=whole.run_dir.name)
     environment = await world.becomes(S.DEGRADED)
     assert environment.error is not None
     rows = await world.store.read(queries.replicas("trial"))
@@ -613,7 +621,6 @@ def run_down(world: World) -> list[str]:
 async def test_replicas_stopped_from_outside_fail_their_environment_with_a_reason(
     world: World,
 ) -> None:
-    await world.reconcile()
     [server] = await world.serving()
     server.link.send("stop", grace_seconds=1.0)
     environment = await world.becomes(S.FAILED)
@@ -622,15 +629,6 @@ async def test_replicas_stopped_from_outside_fail_their_environment_with_a_reaso
 
 
 # Taking down.
-
-
-async def test_a_down_that_succeeded_ends_the_environment(world: World) -> None:
-    await world.reconcile()
-    [server] = await world.serving()
-    await world.succeeds(await world.down())
-    await world.becomes(S.STOPPED)
-    assert not is_running(server)
-    assert await world.store.read(queries.replicas("trial")) == []
 
 
 async def test_a_down_has_taken_effect_when_its_name_is_free(world: World) -> None:
@@ -643,6 +641,8 @@ async def test_a_down_has_taken_effect_when_its_name_is_free(world: World) -> No
     os.kill(shim_pid(replica), signal.SIGCONT)
     await until(world.bus, lambda: reconciler.has_taken_effect(down))
     assert (await world.environment()).state is S.STOPPED
+    assert not is_running(replica)
+    assert await world.rows() == {}
 
 
 async def test_nothing_is_started_again_while_its_environment_is_taken_down(
@@ -651,9 +651,8 @@ async def test_nothing_is_started_again_while_its_environment_is_taken_down(
     reconciler = await world.reconcile()
     [server] = await world.serving()
     down = await world.down()
-    async with asyncio.timeout(WAIT_SECONDS):
-        while reconciler.replicas.responsibility.is_ours(server.run_file["request_id"]):
-            await asyncio.sleep(0.01)
+    ours = reconciler.replicas.responsibility.is_ours
+    await world.until(lambda: not ours(server.run_file["request_id"]))
     server.tell("exit 0")
     await asyncio.to_thread(server.wait_state, "exited")
     await world.succeeds(down)
@@ -662,16 +661,7 @@ async def test_nothing_is_started_again_while_its_environment_is_taken_down(
     assert server.link.status["generation"] == 1
 
 
-async def test_a_down_that_failed_is_finished_by_the_reconciler(world: World) -> None:
-    await world.reconcile()
-    [server] = await world.serving()
-    await world.fails(await world.down(), "its worker was killed")
-    await world.becomes(S.STOPPED)
-    assert not is_running(server)
-    assert not server.run_dir.exists()
-
-
-async def test_an_environment_that_cannot_be_stopped_is_stopped_later(
+async def test_a_down_that_failed_is_finished_by_the_reconciler_as_soon_as_that_is_possible(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusals = 2
@@ -689,7 +679,7 @@ async def test_an_environment_that_cannot_be_stopped_is_stopped_later(
     monkeypatch.setattr(run_files, "stop_environment", stop)
     await world.fails(await world.down(), "its worker was killed")
     await world.becomes(S.STOPPED)
-    assert (refusals, is_running(server)) == (0, False)
+    assert (refusals, is_running(server), server.run_dir.exists()) == (0, False, False)
 
 
 async def test_a_name_launched_again_is_independent_of_its_predecessor(
@@ -697,9 +687,8 @@ async def test_a_name_launched_again_is_independent_of_its_predecessor(
 ) -> None:
     reconciler = await world.reconcile()
     [old] = await world.serving()
-    async with asyncio.timeout(WAIT_SECONDS):
-        while reconciler.queue._running:  # or it would take its successor for the old one
-            await asyncio.sleep(0.01)
+    # Or it would take its successor for the old one.
+    await world.until(lambda: not reconciler.queue._running)
     reconciler.replicas.let_go("trial")
     await world.store.write(observing.set_environment_state, "trial", S.FAILED, now=time.time())
     launch = await world.launch()
@@ -767,15 +756,8 @@ async def test_the_second_attempt_of_a_launch_is_adopted_however_the_first_ended
 ) -> None:
     launch = await world.launch()
     replica_id = f"trial-0-{launch.id}"
-    stopped = Replica(
-        replica_id,
-        "trial",
-        0,
-        "local",
-        ReplicaState.STOPPED,
-        str(world.paths.runs / replica_id),
-        1.0,
-    )
+    run_dir = str(world.paths.runs / replica_id)
+    stopped = Replica(replica_id, "trial", 0, "local", ReplicaState.STOPPED, run_dir, 1.0)
     await world.store.write(observing.upsert_replica, stopped, now=1.0)
     await world.reconcile()
     await world.started(launch)
@@ -961,7 +943,6 @@ async def test_nothing_is_kept_of_environments_that_have_ended(world: World) -> 
 async def test_an_update_takes_over_when_it_is_ready_and_what_it_replaces_is_drained(
     world: World,
 ) -> None:
-    await world.reconcile()
     [old] = await world.serving()
     update, new = await world.updating()
     assert await world.generations() == {2: "STARTING", 1: "SERVING"}
@@ -973,9 +954,7 @@ async def test_an_update_takes_over_when_it_is_ready_and_what_it_replaces_is_dra
     environment, replica = await world.environment(), await world.replica()
     assert (environment.state, environment.request_id) == (S.READY, update.id)
     assert (replica.id, replica.state) == (new.run_file["replica_id"], ReplicaState.READY)
-    async with asyncio.timeout(WAIT_SECONDS):  # it goes after the row
-        while old.run_dir.exists():
-            await asyncio.sleep(0.01)
+    await world.gone(old)  # after the row
 
 
 async def test_an_update_has_taken_effect_when_what_it_replaces_begins_no_session(
@@ -1032,8 +1011,7 @@ async def test_an_update_has_taken_effect_from_what_is_to_be_restarted(
         return (await world.environment()).request_id == update.id
 
     await until(world.bus, serves)
-    rows = {row.request_id: row.state for row in await world.store.read(queries.replicas("trial"))}
-    assert rows[old.run_file["request_id"]] is ReplicaState.BACKING_OFF
+    assert (await world.rows())[old.run_dir.name] is ReplicaState.BACKING_OFF
     assert await reconciler.has_taken_effect(update)
     os.kill(shim_pid(new), signal.SIGCONT)
     await world.generations_become(g2="SERVING", g1="RETIRED")
@@ -1069,7 +1047,6 @@ async def test_the_gateway_is_told_of_what_takes_over_before_what_it_replaces_is
 async def test_an_update_that_is_not_ready_is_removed_and_nothing_else(
     world: World, end: RequestState
 ) -> None:
-    await world.reconcile()
     [old] = await world.serving()
     pid = pid_of(old)
     before = await world.environment()
@@ -1092,7 +1069,6 @@ async def test_an_update_that_is_not_ready_is_removed_and_nothing_else(
 async def test_what_serves_is_restarted_during_an_update_and_what_is_to_serve_is_not(
     world: World,
 ) -> None:
-    await world.reconcile()
     [old] = await world.serving()
     _, new = await world.updating()
     os.kill(pid_of(new), signal.SIGKILL)
@@ -1104,7 +1080,6 @@ async def test_what_serves_is_restarted_during_an_update_and_what_is_to_serve_is
 
 
 async def test_an_environment_that_fails_during_its_update_is_mended_by_it(world: World) -> None:
-    await world.reconcile()
     [old] = await world.serving()
     update, new = await world.updating()
     old.link.send("stop", grace_seconds=0.0)
@@ -1118,7 +1093,6 @@ async def test_an_environment_that_fails_during_its_update_is_mended_by_it(world
 async def test_an_update_that_is_ready_when_its_environment_is_taken_down_is_removed(
     world: World,
 ) -> None:
-    await world.reconcile()
     await world.serving()
     update, new = await world.updating()
     down = await world.down()
@@ -1129,7 +1103,11 @@ async def test_an_update_that_is_ready_when_its_environment_is_taken_down_is_rem
     assert not is_running(new)
 
 
-async def test_a_new_daemon_goes_on_with_an_update_wherever_it_was(world: World) -> None:
+@pytest.mark.parametrize("is_switched", [False, True], ids=["has succeeded", "is written down"])
+async def test_a_new_daemon_goes_on_with_an_update_wherever_it_was(
+    world: World, is_switched: bool
+) -> None:
+    """The last daemon was killed before it had written the switch, or right after that."""
     first = await world.reconcile()
     [old] = await world.serving()
     update, new = await world.updating()
@@ -1138,11 +1116,15 @@ async def test_a_new_daemon_goes_on_with_an_update_wherever_it_was(world: World)
     assert await world.generations() == {2: "STARTING", 1: "SERVING"}
     await second.stop()
     await world.succeeds(update)
-    third = await world.reconcile()  # it has succeeded
+    if is_switched:
+        [generation, _] = await world.store.read(queries.generations("trial"))
+        switch, spec = observing.switch_generation, update.payload
+        now = time.time()
+        await world.store.write(switch, generation, now=now, spec=spec, address=ADDRESS)
+    await world.reconcile()
     await world.generations_become(g2="SERVING", g1="RETIRED")
     await asyncio.to_thread(new.wait, lambda status: not status["held"])
     await asyncio.to_thread(old.wait_for_end)
-    await third.stop()
 
 
 @pytest.mark.parametrize("is_killed", [False, True], ids=["the same daemon", "the next one"])
@@ -1182,22 +1164,6 @@ async def test_what_was_replaced_is_stopped_when_its_engine_answers_again(
     assert not run_dir.exists()
 
 
-async def test_a_new_daemon_goes_on_after_the_switch(world: World) -> None:
-    """The last daemon was killed when it had written that, and done nothing else."""
-    first = await world.reconcile()
-    [old] = await world.serving()
-    update, new = await world.updating()
-    await first.stop()
-    await world.succeeds(update)
-    [generation, _] = await world.store.read(queries.generations("trial"))
-    switch, now = observing.switch_generation, time.time()
-    await world.store.write(switch, generation, now=now, spec=update.payload, address=ADDRESS)
-    await world.reconcile()
-    await world.generations_become(g2="SERVING", g1="RETIRED")
-    await asyncio.to_thread(new.wait, lambda status: not status["held"])
-    await asyncio.to_thread(old.wait_for_end)
-
-
 async def test_of_two_generations_in_no_table_the_one_that_serves_is_adopted(world: World) -> None:
     first = await world.reconcile()
     [old] = await world.serving()
@@ -1215,34 +1181,22 @@ async def test_of_two_generations_in_no_table_the_one_that_serves_is_adopted(wor
 async def test_a_replica_that_is_being_added_is_left_alone_until_it_is_kept(world: World) -> None:
     reconciler = await world.reconcile()
     [first] = await world.serving()
-    scale = await world.change("scale", replicas=2)
-    launch = await world.environment()
-    launched = await world.store.read(queries.get(str(launch.request_id)))
-    assert isinstance(launched, Request)
-    second = await asyncio.to_thread(world.start, launched, 1, **{run_files.ADDED_BY: scale.id})
+    scale, second = await world.scaling()
     await reconciler.reconcile("trial", adopt=True)
-    assert [r.id for r in await world.store.read(queries.replicas("trial"))] == [
-        first.run_file["replica_id"]
-    ]
+    assert list(await world.rows()) == [first.run_dir.name]
     scaling.keep([second.run_dir])
     await world.ends(scale, RequestState.SUCCEEDED, result={})
+    await world.rows_become({first: ReplicaState.READY, second: ReplicaState.READY})
 
-    async def has_two() -> bool:
-        rows = await world.store.read(queries.replicas("trial"))
-        is_written = (await world.environment()).spec.get("replicas") == 2
-        return is_written and [r.state for r in rows] == [ReplicaState.READY] * 2
+    async def is_written() -> bool:
+        return (await world.environment()).spec.get("replicas") == 2
 
-    await until(world.bus, has_two)
+    await until(world.bus, is_written)
 
 
 async def test_what_a_failed_request_has_not_kept_is_stopped(world: World) -> None:
-    await world.reconcile()
     await world.serving()
-    scale = await world.change("scale", replicas=2)
-    environment = await world.environment()
-    launched = await world.store.read(queries.get(str(environment.request_id)))
-    assert isinstance(launched, Request)
-    second = await asyncio.to_thread(world.start, launched, 1, **{run_files.ADDED_BY: scale.id})
+    scale, second = await world.scaling()
     await world.fails(scale, "no room")
     await asyncio.to_thread(second.wait_for_end)
     assert (await world.replica()).ordinal == 0
@@ -1259,10 +1213,7 @@ async def test_what_a_killed_restart_has_not_drained_is_drained(
     reconciler = await world.reconcile()
     [old] = await world.serving()
     restart = await world.change("restart")
-    environment = await world.environment()
-    launched = await world.store.read(queries.get(str(environment.request_id)))
-    assert isinstance(launched, Request)
-    new = await asyncio.to_thread(world.start, launched, 1)
+    new = await asyncio.to_thread(world.start, await world.launched(), 1)
     mark = {"replica": old.run_dir.name, "request_id": restart.id, "drain_timeout_seconds": 60.0}
     scaling.keep([new.run_dir], [mark])
     await reconciler.reconcile("trial", adopt=True)
@@ -1273,26 +1224,14 @@ async def test_what_a_killed_restart_has_not_drained_is_drained(
         await asyncio.to_thread(old.wait_state, "asleep")
     elif how != "serves":
         os.kill(pid if how == "has exited" else shim_pid(old), signal.SIGKILL)
-
-        async def backs_off() -> bool:
-            rows = await world.store.read(queries.replicas("trial"))
-            return ReplicaState.BACKING_OFF in [row.state for row in rows]
-
-        await until(world.bus, backs_off)
+        await world.replica_becomes(ReplicaState.BACKING_OFF)
     await world.fails(restart, "its worker was killed")
     if how == "serves":
         await asyncio.to_thread(old.wait_state, "draining")
         old.tell("exit 0")
     await asyncio.to_thread(old.wait_for_end)
-
-    async def is_alone() -> bool:
-        rows = await world.store.read(queries.replicas("trial"))
-        return [(r.id, r.state) for r in rows] == [(new.run_dir.name, ReplicaState.READY)]
-
-    await until(world.bus, is_alone)
-    async with asyncio.timeout(WAIT_SECONDS):
-        while old.run_dir.exists():
-            await asyncio.sleep(0.01)
+    await world.rows_become({new: ReplicaState.READY})
+    await world.gone(old)
 
 
 def read_status_of(server: ShimmedServer) -> dict[str, Any]:
@@ -1302,25 +1241,13 @@ def read_status_of(server: ShimmedServer) -> dict[str, Any]:
 
 
 async def test_a_replica_that_was_drained_is_removed_and_no_longer_missed(world: World) -> None:
-    await world.reconcile()
     first, second = await world.serving(replicas=2)
     second.link.send("drain", timeout_seconds=3600.0)
     await asyncio.to_thread(second.wait_state, "draining")
-
-    async def drains() -> bool:
-        rows = await world.store.read(queries.replicas("trial"))
-        return [r.state for r in rows] == [ReplicaState.READY, ReplicaState.DRAINING]
-
-    await until(world.bus, drains)
+    await world.rows_become({first: ReplicaState.READY, second: ReplicaState.DRAINING})
     assert (await world.environment()).state is S.READY
     second.tell("exit 0")
     await asyncio.to_thread(second.wait_for_end)
-
-    async def is_gone() -> bool:
-        rows = await world.store.read(queries.replicas("trial"))
-        return [r.id for r in rows] == [first.run_file["replica_id"]]
-
-    await until(world.bus, is_gone)
+    await world.rows_become({first: ReplicaState.READY})
     assert (await world.environment()).state is S.READY
-    while second.run_dir.exists():
-        await asyncio.sleep(0.01)
+    await world.gone(second)

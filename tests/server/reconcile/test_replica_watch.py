@@ -7,8 +7,8 @@ import asyncio
 import json
 import os
 import queue
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,10 @@ class Observed:
         if serving:
             self.responsibility.take_over(LAUNCH)
 
+    @property
+    def states(self) -> list[ReplicaState]:
+        return [each.state for each in self.recorded]
+
     async def change(self, replica: Replica) -> None:
         self.recorded.append(replica)
 
@@ -67,33 +71,33 @@ def run_file(tmp_path: Path) -> RunFile:
     return RunFile.of(tmp_path, {**data, "socket_path": str(tmp_path / "shim.sock")})
 
 
+Shim = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
 @asynccontextmanager
 async def watching(
-    run_file: RunFile, observed: Observed, look_again_seconds: float = 1.0
+    run_file: RunFile,
+    observed: Observed,
+    look_again_seconds: float = 1.0,
+    shim: Shim | None = None,
 ) -> AsyncIterator[ReplicaWatch]:
-    replica = Replica(
-        id=run_file.replica_id,
-        environment="trial",
-        ordinal=0,
-        provider="local",
-        state=ReplicaState.STARTING,
-        run_dir=str(run_file.run_dir),
-        started_at=0.0,
-    )
-    watch = ReplicaWatch(
-        replica,
-        run_file,
-        observed.responsibility,
-        Timing(look_again_seconds=look_again_seconds),
-        on_change=observed.change,
-        on_give_up=observed.give_up,
-    )
-    watch.task = asyncio.create_task(watch.run())
-    try:
-        yield watch
-    finally:
-        watch.task.cancel()
-        await asyncio.gather(watch.task, return_exceptions=True)
+    """A watch at work, for as long as a test may take; what the shim at the socket does, if any."""
+    starting, run_dir = ReplicaState.STARTING, str(run_file.run_dir)
+    replica = Replica(run_file.replica_id, "trial", 0, "local", starting, run_dir, 0.0)
+    timing = Timing(look_again_seconds=look_again_seconds)
+    responsibility, change, give_up = observed.responsibility, observed.change, observed.give_up
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(asyncio.timeout(TIMEOUT_SECONDS))
+        if shim is not None:
+            server = await asyncio.start_unix_server(shim, run_file.socket_path)
+            await stack.enter_async_context(server)
+        watch = ReplicaWatch(replica, run_file, responsibility, timing, change, give_up)
+        watch.task = asyncio.create_task(watch.run())
+        try:
+            yield watch
+        finally:
+            watch.task.cancel()
+            await asyncio.gather(watch.task, return_exceptions=True)
 
 
 async def test_a_shim_killed_during_its_launch_is_not_looked_for_without_pause(
@@ -119,15 +123,11 @@ async def test_a_sleep_is_no_exit_and_a_server_that_wakes_sleeps_until_it_is_rea
         writer.close()
 
     observed = Observed(serving=True)
-    async with (
-        asyncio.timeout(TIMEOUT_SECONDS),
-        await asyncio.start_unix_server(shim, run_file.socket_path),
-        watching(run_file, observed),
-    ):
-        while [each.state for each in observed.recorded].count(ReplicaState.READY) < 2:
+    async with watching(run_file, observed, shim=shim):
+        while observed.states.count(ReplicaState.READY) < 2:
             await asyncio.sleep(0.01)
     ready, asleep = ReplicaState.READY, ReplicaState.ASLEEP
-    assert [each.state for each in observed.recorded][-3:] == [ready, asleep, ready]
+    assert observed.states[-3:] == [ready, asleep, ready]
 
 
 async def test_a_server_that_dies_before_its_launch_is_known_to_have_succeeded_is_restarted(
@@ -143,11 +143,7 @@ async def test_a_server_that_dies_before_its_launch_is_known_to_have_succeeded_i
         writer.close()
 
     observed = Observed(serving=False)
-    async with (
-        asyncio.timeout(TIMEOUT_SECONDS),
-        await asyncio.start_unix_server(shim, run_file.socket_path),
-        watching(run_file, observed),
-    ):
+    async with watching(run_file, observed, shim=shim):
         await asyncio.sleep(0.1)  # it has heard of the exit by now
         observed.responsibility.take_over(LAUNCH)
         assert await asked.get() == {"op": "start"}
@@ -163,7 +159,7 @@ async def test_a_shim_that_cannot_be_started_again_is_given_up_in_the_end(
     monkeypatch.setattr(run_files, "revive", revive)
     monkeypatch.setattr("openenvd.server.reconcile.replica_watch.restart_decision", impatient)
     observed = Observed(serving=True)
-    async with asyncio.timeout(TIMEOUT_SECONDS), watching(run_file, observed) as watch:
+    async with watching(run_file, observed) as watch:
         await watch.task
     assert observed.recorded[-1].state is ReplicaState.FAILED
 
@@ -186,7 +182,7 @@ async def test_a_replica_that_does_not_answer_is_asked_to_drain_when_it_does(
     status = {"state": "ready", "pid": 7, "exit": None, "shim": identity}
     (run_file.run_dir / "status.json").write_text(json.dumps(status))
     observed = Observed(serving=True)
-    async with asyncio.timeout(TIMEOUT_SECONDS), watching(run_file, observed) as watch:
+    async with watching(run_file, observed) as watch:
         await watch.drain(3600.0, leaves=True)
         assert not watch.task.done()  # its sessions go on
         async with await asyncio.start_unix_server(shim, run_file.socket_path):
@@ -194,8 +190,7 @@ async def test_a_replica_that_does_not_answer_is_asked_to_drain_when_it_does(
             await watch.task
     assert message["op"] == "leave"
     assert message["timeout_seconds"] < 3600.0  # from when it was asked for
-    states = [each.state for each in observed.recorded]
-    assert states[-2:] == [ReplicaState.DRAINING, ReplicaState.STOPPED]
+    assert observed.states[-2:] == [ReplicaState.DRAINING, ReplicaState.STOPPED]
 
 
 @pytest.mark.parametrize("is_ours", [True, False], ids=["restarted", "left to its launch"])
@@ -212,17 +207,12 @@ async def test_one_that_is_to_be_drained_is_not_waited_with_until_it_would_be_re
 
     monkeypatch.setattr("openenvd.server.reconcile.replica_watch.restart_decision", patient)
     observed = Observed(serving=is_ours)
-    async with (
-        asyncio.timeout(TIMEOUT_SECONDS),
-        await asyncio.start_unix_server(shim, run_file.socket_path),
-        watching(run_file, observed) as watch,
-    ):
+    async with watching(run_file, observed, shim=shim) as watch:
         while watch.status == {} or (is_ours and not observed.recorded):
             await asyncio.sleep(0.01)
         await watch.drain(60.0, leaves=False)
         await watch.task
-    states = [each.state for each in observed.recorded]
-    assert states[-2:] == [ReplicaState.DRAINING, ReplicaState.STOPPED]
+    assert observed.states[-2:] == [ReplicaState.DRAINING, ReplicaState.STOPPED]
 
 
 async def test_of_a_killed_shim_nothing_is_left_when_its_replica_is_to_be_drained(
@@ -230,14 +220,13 @@ async def test_of_a_killed_shim_nothing_is_left_when_its_replica_is_to_be_draine
 ) -> None:
     monkeypatch.setattr("openenvd.server.reconcile.replica_watch.restart_decision", patient)
     observed = Observed(serving=True)
-    async with asyncio.timeout(TIMEOUT_SECONDS), watching(run_file, observed) as watch:
+    async with watching(run_file, observed) as watch:
         while not observed.recorded:
             await asyncio.sleep(0.01)
         assert observed.recorded[-1].state is ReplicaState.BACKING_OFF
         await watch.drain(60.0, leaves=False)
         await watch.task
-    states = [each.state for each in observed.recorded]
-    assert states[-2:] == [ReplicaState.DRAINING, ReplicaState.STOPPED]
+    assert observed.states[-2:] == [ReplicaState.DRAINING, ReplicaState.STOPPED]
 
 
 def patient(*_: object, **__: object) -> RestartAfter:
@@ -265,11 +254,7 @@ async def test_a_replica_that_is_given_up_keeps_how_its_processes_exited(
         writer.close()
 
     observed = Observed(serving=True)
-    async with (
-        asyncio.timeout(TIMEOUT_SECONDS),
-        await asyncio.start_unix_server(shim, run_file.socket_path),
-        watching(run_file, observed),
-    ):
+    async with watching(run_file, observed, shim=shim):
         while not observed.recorded or observed.recorded[-1].state is not ReplicaState.FAILED:
             await asyncio.sleep(0.01)
     view = replica_view(observed.recorded[-1], None)
@@ -295,11 +280,7 @@ async def test_a_drained_replica_is_not_started_again_when_it_has_ended(
         writer.close()
 
     observed = Observed(serving=True)
-    async with (
-        asyncio.timeout(TIMEOUT_SECONDS),
-        await asyncio.start_unix_server(shim, run_file.socket_path),
-        watching(run_file, observed) as watch,
-    ):
+    async with watching(run_file, observed, shim=shim) as watch:
         await watch.task
     assert [each.state for each in observed.recorded if each.pid] == [ReplicaState.DRAINING]
     assert observed.recorded[-2].state is ReplicaState.DRAINING  # so that its row is forgotten
@@ -334,10 +315,7 @@ async def test_no_agent_is_asked_for_what_its_launch_has_just_written_down(
     asked: queue.Queue[RunFile] = queue.Queue()
     monkeypatch.setattr(run_files, "revive", asked.put)
     observed = Observed(serving=False)
-    async with (
-        asyncio.timeout(TIMEOUT_SECONDS),
-        watching(on_engine, observed, look_again_seconds=0.01) as watch,
-    ):
+    async with watching(on_engine, observed, look_again_seconds=0.01) as watch:
         while observed.responsibility.looked < 3:
             await asyncio.sleep(0.01)
         assert not watch.task.done()

@@ -3,75 +3,35 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from openenvd.environments.run_files import RunFile
-from openenvd.requests_db.records import Replica
 from openenvd.schema.states import ReplicaState
-from openenvd.server.errors import CannotChange
-from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
-from openenvd.server.reconcile.status_writer import Timing
 from openenvd.server.reconcile.successors import TOGETHER_SECONDS, Successors
-from openenvd.server.reconcile.work_queue import BackgroundTasks
 from openenvd.system.process.process_identity import boot_seconds
 
-WAIT_SECONDS = 20.0
+from .conftest import Submissions, new_watch
 
 
-class World:
-    """The replicas of one environment; the clock stands at 1000."""
+class World(Submissions):
+    """The replicas of one environment, some of which say when their time is over."""
 
     def __init__(self) -> None:
-        self.tasks = BackgroundTasks()
-        self.watches: list[ReplicaWatch] = []
-        self.submitted: asyncio.Queue[tuple[str, list[int], float, str]] = asyncio.Queue()
-        self.refuses = 0
-        self.now = 1000.0
-        self.successors = Successors(
-            self.tasks,
-            lambda _: self.watches,
-            self.submit,
-            clock=lambda: self.now,
-            again_seconds=0.0,
-        )
-
-    async def submit(self, name: str, replicas: list[int], seconds: float, reason: str) -> None:
-        if self.refuses:
-            self.refuses -= 1
-            raise CannotChange("trial is being restarted already")
-        self.submitted.put_nowait((name, replicas, seconds, reason))
+        super().__init__()
+        self.successors = Successors(*self.arguments, **self.options)
 
     def replica(
-        self, replace_at: float | None, *, instance: str = "7", address: str | None = "http://gate"
+        self,
+        replace_at: float | None,
+        state: ReplicaState = ReplicaState.READY,
+        address: str | None = "http://gate",
     ) -> None:
         """One more, which says when it is to be replaced; it ends a minute later."""
-
-        async def ignore(*_: Any) -> None:
-            pass
-
-        ordinal = len(self.watches)
-        row = Replica(
-            f"trial-{ordinal}", "trial", ordinal, "slurm", ReplicaState.READY, "/run", 0.0
-        )
-        run_file = RunFile.of(Path("/run"), {"replica_id": row.id, "address": address})
-        made = ReplicaWatch(row, run_file, Responsibility(), Timing(), ignore, ignore)
+        made = new_watch(len(self.watches), state, address=address)
         ends_at = None if replace_at is None else replace_at + 60
-        made.status = {"instance": instance, "replace_at": replace_at, "ends_at": ends_at}
+        made.status = {"instance": "7", "replace_at": replace_at, "ends_at": ends_at}
         self.watches.append(made)
-
-    async def asked(self) -> tuple[str, list[int], float, str]:
-        return await asyncio.wait_for(self.submitted.get(), WAIT_SECONDS)
-
-    async def is_quiet(self) -> bool:
-        """Nothing was submitted, and nothing is just being."""
-        for _ in range(5):
-            await asyncio.sleep(0)
-        return self.submitted.empty()
 
 
 @pytest.fixture
@@ -95,13 +55,18 @@ async def test_those_that_are_due_are_replaced_in_one_go_and_once(world: World) 
     assert await world.is_quiet()
 
 
-async def test_the_next_instance_of_a_replica_is_replaced_again(world: World) -> None:
+async def test_the_next_instance_of_a_replica_is_replaced_again_until_it_is_gone(
+    world: World,
+) -> None:
     world.replica(990.0)
     world.successors.note("trial")
     await world.asked()
     world.watches[0].status["instance"] = "8"
     world.successors.note("trial")
     assert (await world.asked())[1] == [0]
+    world.watches.clear()
+    world.successors.note("trial")
+    assert not world.successors._asked  # nothing is remembered of replicas that are gone
 
 
 async def test_what_is_not_due_yet_is_replaced_in_time_though_nothing_changes(
@@ -121,18 +86,9 @@ async def test_a_request_that_is_refused_is_tried_again(world: World) -> None:
     assert (await world.asked())[1] == [0]
 
 
-async def test_what_has_its_own_address_has_nobody_to_take_its_place(world: World) -> None:
+async def test_what_has_its_own_address_or_drains_already_is_not_replaced(world: World) -> None:
     world.replica(990.0, address=None)
-    world.successors.note("trial")
-    assert await world.is_quiet()
-
-
-async def test_one_that_drains_already_is_left_alone(world: World) -> None:
-    world.replica(990.0)
-    watch = world.watches[0]
-    watch.replica = Replica(
-        watch.replica.id, "trial", 0, "slurm", ReplicaState.DRAINING, "/run", 0.0
-    )
+    world.replica(990.0, ReplicaState.DRAINING)
     world.successors.note("trial")
     assert await world.is_quiet()
 
@@ -145,12 +101,8 @@ async def test_a_step_of_the_clock_makes_nothing_due(world: World) -> None:
     assert await world.is_quiet()
     world.replica(boot_seconds() - 90)
     world.successors.note("trial")
-    assert await world.asked() == (
-        "trial",
-        [1],
-        1.0,
-        "the time limit of 1 of its replicas is over in 0 s",
-    )
+    reason = "the time limit of 1 of its replicas is over in 0 s"
+    assert await world.asked() == ("trial", [1], 1.0, reason)
 
 
 async def test_a_job_that_is_requeued_is_replaced_again_before_its_new_end(world: World) -> None:
@@ -172,12 +124,3 @@ async def test_an_end_that_is_unknown_by_the_time_it_is_submitted_is_the_one_tha
     world.successors.note("trial")
     world.watches[0].status.update(replace_at=None, ends_at=None)
     assert (await world.asked())[2] == 50.0
-
-
-async def test_nothing_is_remembered_of_replicas_that_are_gone(world: World) -> None:
-    world.replica(990.0)
-    world.successors.note("trial")
-    await world.asked()
-    world.watches.clear()
-    world.successors.note("trial")
-    assert not world.successors._asked
