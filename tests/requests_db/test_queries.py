@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.sql.tables import requests
 from openenvd.requests_db.transactions import recovery, retention
-from openenvd.schema.states import RequestState
+from openenvd.schema.states import RequestState, Schedule
 
 from .conftest import Queue
 
@@ -104,3 +104,16 @@ def test_counts_name_every_state_and_agree_with_the_rows(queue: Queue) -> None:
         query = select(requests.c.state, func.count()).group_by(requests.c.state)
         real = {row[0]: row[1] for row in connection.execute(query)}
     assert queue.read(queries.COUNTS) == dict.fromkeys(RequestState, 0) | real
+
+
+def test_a_place_counts_who_is_ahead_by_priority_and_arrival(queue: Queue) -> None:
+    def places(limit: int) -> dict[int, int]:
+        return queue.read(queries.places(Schedule.LONG, limit))
+
+    running, first, second = (queue.make(schedule=Schedule.LONG).seq for _ in range(3))
+    queue.make()
+    queue.claim(schedule=Schedule.LONG)
+    urgent = queue.make(schedule=Schedule.LONG, priority=1).seq
+    assert places(10) == {urgent: 0, first: 1, second: 2}
+    assert running not in places(10)
+    assert places(2) == {urgent: 0, first: 1}

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a daemon does not start, said in one line through the ready pipe; one daemon a home."""
+"""Why a daemon does not start, said in one line through the ready pipe; and when it stops."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -13,7 +14,9 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,9 @@ import pytest
 
 from openenvd.client import daemon, following
 from openenvd.schema.settings import FIRST_PORT, PORTS, Paths, Settings
+from openenvd.server.daemon import VITAL_THREADS, Daemon
 from openenvd.server.dispatch.planning import PROCESSES_OF_DAEMON, check_process_room
+from openenvd.server.home_lock import hold_lock
 from openenvd.server.listening import bind, identity_of
 from openenvd.system.memory.pids_limit import ProcessRoom
 
@@ -388,3 +393,42 @@ def test_a_daemon_whose_home_was_moved_leaves_the_next_one_alone(home: Path) -> 
         assert daemon.find(paths) is not None
     finally:
         daemon.stop(paths)
+
+
+# A daemon without one of its threads.
+
+
+def fail() -> None:
+    raise ValueError("a defect")
+
+
+def run_until_it_fails(name: str) -> None:
+    thread = threading.Thread(target=fail, name=name)
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # restored afterwards
+    paths = Paths(tmp_path)
+    with hold_lock(paths) as lock:
+        yield Daemon(paths, Settings(), None, None, lock)
+
+
+@pytest.mark.parametrize("name", sorted(VITAL_THREADS))
+async def test_a_daemon_stops_when_a_vital_thread_dies(
+    watched: Daemon, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    watched.watch_threads()
+    run_until_it_fails(name)
+    await asyncio.wait_for(watched.stopping.wait(), 10)
+    assert f"the thread {name} failed" in caplog.text
+    assert "a defect" in caplog.text
+
+
+async def test_a_daemon_goes_on_without_a_thread_that_is_not_vital(watched: Daemon) -> None:
+    watched.watch_threads()
+    run_until_it_fails("lag-watchdog")
+    await asyncio.sleep(0.05)
+    assert not watched.stopping.is_set()

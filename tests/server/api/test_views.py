@@ -10,8 +10,16 @@ from typing import Any
 
 import pytest
 
-from openenvd.requests_db.records import Environment, Replica, RequestError
-from openenvd.schema.states import EnvironmentState, ErrorKind, ReplicaState
+from openenvd.requests_db.records import Environment, Replica, Request, RequestError
+from openenvd.schema.states import (
+    EnvironmentState,
+    ErrorKind,
+    ReplicaState,
+    RequestState,
+    Schedule,
+)
+from openenvd.server.api.request_notes import MOST_COUNTED, reason_of, reason_of_shortage
+from openenvd.server.api.routes_daemon import RECENT, worth_showing
 from openenvd.server.api.views import (
     environment_view,
     error_view,
@@ -361,3 +369,63 @@ def test_what_replicas_have_of_gpus_is_told_also_a_share_of_one(
     found = gpus_of({"gpus": gpus, "engine_options": options})
     assert found == (None if told is None else {"each": told[0], "resource": told[1]})
     assert gpus_of({}) is None
+
+
+# What requests wait for, and which of those that have ended `status` has room for.
+
+LONG = Schedule.LONG
+
+
+@pytest.mark.parametrize(
+    ("ahead", "room", "is_short", "expected"),
+    [
+        (0, 1, False, "about to start"),
+        (3, 4, False, "about to start"),
+        (None, 1, False, "about to start"),
+        (4, 4, False, "queued behind 4 LONG requests"),
+        (1, 0, False, "queued behind 1 LONG request"),
+        (0, 0, False, "waiting for a LONG worker"),
+        (None, 0, False, "waiting for a LONG worker"),
+        (0, 8, True, "waiting for a LONG worker"),
+        (70, 8, True, "queued behind 70 LONG requests, the first of which waits for memory"),
+        (MOST_COUNTED + 1, 0, False, f"queued behind more than {MOST_COUNTED} LONG requests"),
+    ],
+)
+def test_the_reason_follows_from_who_is_ahead(
+    ahead: int | None, room: int, is_short: bool, expected: str
+) -> None:
+    assert reason_of(LONG, ahead, room=room, is_short=is_short) == expected
+
+
+def test_an_update_that_waits_for_memory_says_that_it_needs_both_generations() -> None:
+    short = "waiting for memory: needs 210 MB, 95 MB free"
+    assert reason_of_shortage(short, is_update=False) == short
+    both = "an update needs memory for both generations at once"
+    assert reason_of_shortage(short, is_update=True) == f"{short}; {both}"
+
+
+def ended(
+    operation: str, state: RequestState = RequestState.SUCCEEDED, request_id: str = "id"
+) -> Request:
+    return Request(request_id, operation, Schedule.SHORT, {}, state, 1.0)
+
+
+@pytest.mark.parametrize("operation", ["check", "describe", "down", "probe"])
+def test_ended_checks_and_downs_are_left_out_of_status_unless_they_failed(operation: str) -> None:
+    failed, cancelled = (ended(operation, s) for s in (RequestState.FAILED, RequestState.CANCELLED))
+    assert worth_showing([ended(operation), failed, cancelled], []) == [failed, cancelled]
+
+
+def test_many_downs_hide_no_launch() -> None:
+    downs = [ended("down") for _ in range(RECENT)]
+    assert worth_showing([*downs, *(ended("launch") for _ in range(RECENT + 1))], []) == [
+        ended("launch") for _ in range(RECENT)
+    ]
+
+
+def test_a_failed_launch_stays_in_status_however_many_requests_have_ended_since() -> None:
+    """Once: it may be among the latest ones."""
+    old, new = (ended("launch", RequestState.FAILED, request_id) for request_id in ("old", "new"))
+    later = [ended("bench") for _ in range(RECENT - 1)]
+    shown = worth_showing([new, *later, old], [new, old])
+    assert shown == [new, *later, old]
