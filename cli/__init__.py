@@ -8,9 +8,8 @@
     output/         what they print: tables, failures, durations, JSON
     following.py    queue a LONG request, leave it, or follow its log; what Ctrl-C does to it
     options.py      what several commands share: options, the connection, NAME|REQUEST_ID
-    option_groups.py  flags in groups, and `--set` for all other options
+    help_pages.py   examples; flags in groups, and `--set` for all other options
     completion.py   what shells complete
-    examples.py     examples of every command
     passthrough.py  upstream's commands
 
 Standard library and click until a table is drawn. Nothing here knows the daemon: JSON comes from

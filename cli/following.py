@@ -26,14 +26,13 @@ from ..client.errors import ApiRefused
 from ..schema.operation_options import RequestOptions
 from ..schema.states import RequestState
 from ..system.text.json_lines import Json
-from ..system.text.terminal_text import coloured, plain
+from ..system.text.safe_text import coloured, plain
 from . import exit_codes
-from .option_groups import in_words
+from .help_pages import in_words
 from .options import Command, declared_options, given_options, reconnect
 from .output import phrases
-from .output.drawing import is_coloured, new_console
 from .output.failures import request_failure
-from .output.output import Output
+from .output.output import Output, is_coloured, new_console
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

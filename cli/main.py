@@ -34,18 +34,21 @@ COMMANDS = {
     "dashboard": ("commands.addresses", "Open the dashboard in a browser."),
     "address": ("commands.addresses", "Print what clients of an environment connect to."),
     "gateway": ("commands.addresses", "Show the gateway, its address and its replicas."),
-    "logs": ("commands.logs", "Print the log of an environment or a request."),
+    "logs": ("commands.requests", "Print the log of an environment or a request."),
     "requests": ("commands.requests", "Show the queue and its history."),
     "wait": ("commands.requests", "Wait for requests; the outcome is the exit code."),
     "retry": ("commands.requests", "Submit an ended request again, with other memory if need be."),
     "cancel": ("commands.requests", "Cancel requests at once."),
-    "bench": ("commands.bench", "Measure how many sessions an environment holds."),
-    "test": ("commands.test", "Find an environment's faults on a real server."),
-    "image": ("commands.image", "Build container images of environments."),
-    "scale": ("commands.scale", "Change how many replicas an environment has."),
-    "restart": ("commands.scale", "Replace an environment's replicas, without ending a session."),
-    "down": ("commands.down", "Take environments down."),
-    "prune": ("commands.down", "Remove virtual environments and images that nothing uses."),
+    "bench": ("commands.measuring", "Measure how many sessions an environment holds."),
+    "test": ("commands.measuring", "Find an environment's faults on a real server."),
+    "image": ("commands.launch", "Build container images of environments."),
+    "scale": ("commands.replicas", "Change how many replicas an environment has."),
+    "restart": (
+        "commands.replicas",
+        "Replace an environment's replicas, without ending a session.",
+    ),
+    "down": ("commands.replicas", "Take environments down."),
+    "prune": ("commands.replicas", "Remove virtual environments and images that nothing uses."),
     "stop": ("commands.up", "Stop the daemon; environments continue."),
     "check": ("commands.check", "Check this machine, or try a provider for real."),
     "info": ("commands.up", "Show the daemon's limits, plan, workers and settings."),
@@ -103,7 +106,7 @@ class CommandGroup(click.Group):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the examples, and then the exit codes."""
-        from .examples import shown
+        from .help_pages import shown
 
         formatter.write_paragraph()
         with formatter.indentation():
@@ -129,7 +132,7 @@ class CommandGroup(click.Group):
 
 def _give_examples(command: click.Command, path: str) -> None:
     """End the help page of a command, and of those below it, with examples."""
-    from .examples import shown
+    from .help_pages import shown
 
     command.epilog = shown(path)
     if isinstance(command, click.Group):
@@ -250,12 +253,12 @@ def _lead(error: click.ClickException) -> str | None:
         return None
     path, message = error.ctx.command_path, error.format_message()
     if isinstance(error, click.MissingParameter):
-        from .examples import EXAMPLES
+        from .help_pages import EXAMPLES
 
         examples = EXAMPLES.get(path, ())
         return f"for example: {examples[0][0]}" if examples else None
     if isinstance(error, click.NoSuchOption):
-        from .option_groups import set_option_of
+        from .help_pages import set_option_of
 
         of_it = set_option_of(error.ctx.command)
         if of_it is not None and (meant := of_it.instead_of(error.option_name)):

@@ -37,8 +37,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..schema.settings import SETTINGS, Paths
 from ..system.files import disk_space, installation
-from ..system.files.file_locks import is_locked
-from ..system.process.process_identity import IS_LINUX, ProcessIdentity
+from ..system.process.process_identity import IS_LINUX, ProcessIdentity, is_locked
 from ..system.text.json_lines import Json
 from .errors import (
     ApiRefused,

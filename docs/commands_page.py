@@ -18,8 +18,8 @@ import click
 
 from openenvd import __version__
 from openenvd.cli import exit_codes
+from openenvd.cli.help_pages import SetOption
 from openenvd.cli.main import COMMANDS, cli
-from openenvd.cli.option_groups import SetOption
 from openenvd.schema.settings import SETTINGS
 
 if TYPE_CHECKING:

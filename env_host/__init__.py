@@ -14,7 +14,6 @@
     ipc/                  between processes: scoreboard, descriptors, child configuration, notify
     startup.py            what a process does first: limits, GPUs, byte code, event loop
     preload.py            what the fork server imports
-    restart_backoff.py    when a shard, or the process of a shared state, is started again
     bundled/              the environments echo, benchmark and brigade
 
 The interface to the shim (variables, configuration, notify pipe) is `schema/protocol.py`. This file

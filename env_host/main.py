@@ -48,7 +48,7 @@ from ..system.process.proc import raise_fd_limit
 from ..system.process.signal_pipe import take_over
 from .environment import deferred_imports
 from .errors import ConfigError, ShardFailed, StartError
-from .ipc.notify import Notifier
+from .ipc.reports import Notifier
 from .startup import no_collections, write_bytecode_below
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from .environment.definition import Definition
-    from .ipc.child_config import ChildConfig
     from .ipc.scoreboard import Scoreboard
     from .sessions.routing import Siblings
     from .sessions.table import SessionTable
+    from .startup import ChildConfig
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 # Files whose frames say nothing about an environment that does not import.
@@ -187,7 +187,6 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
 
 def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> None:
     """Be the parent of the processes that serve."""
-    from .environment.differences import differences_in
     from .environment.plan import (
         note_on_hooks,
         partial_messages_bytes,
@@ -195,6 +194,7 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
         supports_concurrency,
         this_machine,
     )
+    from .environment.source_analysis import differences_in
     from .shard import shard  # noqa: F401  before a fork, so that children share it
     from .startup import note_on_few_fds
     from .supervisor.spawn import what_forbids_forking
@@ -240,9 +240,9 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
 def _serve_as_program(config: HostConfig, definition: Definition, child: dict[str, Any]) -> None:
     """Be a child that was started rather than forked: `spawn.what_forbids_forking`."""
     from ..system.process.prctl import die_with_parent
-    from .ipc.child_config import ChildConfig
     from .ipc.scoreboard import Scoreboard
     from .shared_state.process import STATE_CONFIG, serve_as_program
+    from .startup import ChildConfig
 
     if STATE_CONFIG in child:
         serve_as_program(definition.env_class, child[STATE_CONFIG])

@@ -42,7 +42,7 @@ MODULES = (
     "uvicorn.protocols.websockets.websockets_sansio_impl",
     "uvicorn.server",
     "openenvd.env_host.environment.definition",
-    "openenvd.env_host.environment.differences",
+    "openenvd.env_host.environment.source_analysis",
     "openenvd.env_host.environment.interfaces",
     "openenvd.env_host.environment.upstream_project",
     "openenvd.env_host.main",

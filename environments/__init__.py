@@ -6,18 +6,13 @@
     engines/       what runs replicas: this machine, Docker, Swarm, Slurm, Ray, Kubernetes
     agent/         the process above the replicas of an engine, which outlives the daemon
     gateway/       one address for all environments: Envoy, and its configuration
-    image_names.py which names images can have, and those that are built here
     run_files.py   one file for each replica; stops and restarts replicas
     strays.py      what runs and nobody has written down: shown, and stopped when asked
     agent_client.py
                    starts the agent of an engine, and asks it
-    http_get.py    asks an environment over HTTP
-    following.py   one launch of an environment, through its restarts
-    restart_policy.py
-                   when a replica that exited is started again
-    command_output.py
-                   runs a command, and passes its output on
-    gpus.py        the GPUs of this machine
+    access.py      asks an environment over HTTP; follows one launch through its restarts
+    replica_policy.py
+                   how many replicas, their shares of sessions, when one is started again
     shim/          the process above a local replica, which outlives the daemon
 
 What was asked for, names, folders and errors are in `schema/`. This file imports nothing.

@@ -36,9 +36,9 @@ from ..schema.errors import EngineFailed
 from ..schema.layout import GATEWAY, Layout
 from ..schema.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
 from ..schema.spec import GRACE_SECONDS
-from ..system.files.file_locks import is_locked
 from ..system.net.listening_sockets import open_listening_sockets
 from ..system.process.descriptors import close_all
+from ..system.process.process_identity import is_locked
 from ..system.text.json_lines import Json
 from .agent_client import EngineAddress, ask_agent
 from .shim.client import (

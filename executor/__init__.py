@@ -8,8 +8,7 @@ Where to look:
     spawning/     where workers come from: a zygote, or a program each where fork is not safe
     worker/       what runs in a worker: one task at a time, its log, its end with the daemon
     policy/       pure decisions: the plan, admission by memory, scaling, the watchdog; and `Timing`
-    messages.py   the executor's messages: a task, events
-    frames.py     JSON over a worker's pipe
+    messages.py   the executor's messages: a task, events; JSON over a worker's pipe
     errors.py     what it raises
 
 It imports nothing itself: the zygote and the workers import this package, too, and must not pay for

@@ -71,9 +71,8 @@ from typing import TYPE_CHECKING
 from ..system.memory.usage import anonymous_bytes
 from .errors import NoRoom, NotRunning
 from .messages import LONG, EventSink, ExecutorStatus, Started, Task
-from .policy.admission import FreeMemory
+from .policy.memory import FreeMemory, Timing
 from .policy.plan import Plan
-from .policy.watchdog import Timing
 from .spawning.source import FORK_IS_SAFE, SubprocessSource, WorkerSource
 from .spawning.zygote_client import ZygoteClient
 from .supervisor.loop import Supervisor

@@ -24,7 +24,7 @@ from typing import Any
 from load_tests.peers.brigade_singers import PACKET_SECONDS, WARM_UP_PACKETS
 from load_tests.peers.scaling_servers import Arrangement, openenvd_of
 from load_tests.shared.report import Measure, Report, parse_arguments, percentile, share
-from openenvd.rollouts.bench.target import Target, cpu_seconds
+from openenvd.rollouts.bench.results import Target, cpu_seconds
 
 ARRANGEMENTS = (("one process", None), ("2 shards", 2), ("4 shards", 4))
 MOST = 4000

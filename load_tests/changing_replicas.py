@@ -36,7 +36,7 @@ from load_tests.peers.scaling_servers import openenv
 from load_tests.shared.api_client import ApiClient
 from load_tests.shared.light_clients import LightSession, open_session
 from load_tests.shared.report import Report, daemon, parse_arguments, percentile
-from openenvd.rollouts.bench.target import Target
+from openenvd.rollouts.bench.results import Target
 
 NAME = "changing"
 RETRY_SECONDS = 0.5

@@ -33,7 +33,7 @@ from typing import Any
 from load_tests.peers import scaling_servers
 from load_tests.shared.light_clients import Clients
 from load_tests.shared.report import Report, parse_arguments, percentile, pss_bytes
-from openenvd.rollouts.bench.target import Target, cpu_seconds
+from openenvd.rollouts.bench.results import Target, cpu_seconds
 
 SESSIONS, SHORT_SESSIONS = 65_536, 2_048
 SOURCES = [f"127.0.0.{last}" for last in range(1, 9)]

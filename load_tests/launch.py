@@ -45,7 +45,7 @@ from load_tests.shared.report import (
 )
 from openenvd.rollouts.bench.crew import HEAD_START_SECONDS, Crew
 from openenvd.rollouts.bench.generator import Batch
-from openenvd.rollouts.bench.target import Target
+from openenvd.rollouts.bench.results import Target
 from openenvd.system.text.units import MB
 
 SHARDS = 4

@@ -37,10 +37,9 @@ from openenvd.executor.executor import BurstableExecutor
 from openenvd.executor.messages import SHORT, Task
 from openenvd.executor.policy.plan import BURST_SHORT_PER_CPU, Plan
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.sqlite import WriteConnection
+from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.migrate import open_database
-from openenvd.requests_db.records import Event, NewRequest, Request
-from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.records import Event, NewRequest, Request, Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import submitting
 from openenvd.schema.settings import Paths, Settings

@@ -43,11 +43,10 @@ from load_tests.peers.cluster_servers import KINDS as CLUSTERS
 from load_tests.peers.cluster_servers import on_cluster, report_lines
 from load_tests.peers.scaling_servers import REPOSITORY, Arrangement, Started
 from load_tests.shared.report import machine
-from openenvd.rollouts.bench import figures, table
+from openenvd.rollouts.bench import presentation
 from openenvd.rollouts.bench.plan import HANDSHAKE_SECONDS, BenchError, Plan
-from openenvd.rollouts.bench.results import Report, Summary
+from openenvd.rollouts.bench.results import Report, Summary, Target
 from openenvd.rollouts.bench.sweep import Sweep
-from openenvd.rollouts.bench.target import Target
 from openenvd.system.files.installation import install_command
 
 DEFAULT_FOLDER = Path(__file__).with_name("results") / "scaling"
@@ -160,8 +159,12 @@ def _measure(options: argparse.Namespace, plan: Plan, started: list[Started]) ->
     written = sweep.run()
     sweep.report.facts["ratios"] = ratios(sweep.report)
     sweep.write()
-    written += figures.draw_all(sweep.report, options.output_dir)
-    for line in [*table.lines_of(sweep.report), *comparison(sweep.report), *missed(sweep.report)]:
+    written += presentation.draw_all(sweep.report, options.output_dir)
+    for line in [
+        *presentation.lines_of(sweep.report),
+        *comparison(sweep.report),
+        *missed(sweep.report),
+    ]:
         print(line)
     if options.provider != "local":
         for line in report_lines(sweep.report.summaries, options.nodes):
@@ -169,7 +172,7 @@ def _measure(options: argparse.Namespace, plan: Plan, started: list[Started]) ->
     for one in started:
         for name, seconds in one.facts.items():
             print(f"{one.target.name}: {name.replace('_', ' ')} {seconds:.2f}")
-    if not figures.can_draw():
+    if not presentation.can_draw():
         print(f"no figures: matplotlib is not installed ({install_command('bench')})")
     if options.json is not None:
         shutil.copyfile(options.output_dir / "summary.json", options.json)
@@ -281,7 +284,7 @@ def is_ours(summary: Summary) -> bool:
 
 def comparison(report: Report) -> list[str]:
     """Ours against each of the others, cell by cell, repetition by repetition."""
-    groups = table.grouped(report.summaries)
+    groups = presentation.grouped(report.summaries)
     lines = []
     for mine in (group for group in groups if is_ours(group[0])):
         for other in groups:
@@ -319,7 +322,7 @@ def _spread(ratios: list[float]) -> str:
 
 
 def _tell(summary: Summary) -> None:
-    print(table.summary_line(summary), flush=True)
+    print(presentation.summary_line(summary), flush=True)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ import psutil
 
 from load_tests.peers import scaling_servers
 from load_tests.shared.report import Measure, Report, parse_arguments, percentile
-from openenvd.rollouts.bench.target import Target
+from openenvd.rollouts.bench.results import Target
 
 SESSIONS = (1, 64, 1024)
 PAYLOADS = {"200 B": 200, "20 kB": 20_000, "2 MB": 2_000_000}

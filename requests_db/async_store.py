@@ -2,7 +2,7 @@
 """`AsyncStore`: the queue as the API's event loop sees it.
 
     loop ──await write──▶ one thread: one transaction, from BEGIN to COMMIT ──▶ back to the loop
-              └───read──▶ aiosqlite: one query on a read-only connection             sqlite.py
+              └───read──▶ aiosqlite: one query on a read-only connection             connections.py
 
     await store.write(submitting.submit, new, now=now)      functions of `transactions/`
     await store.read(queries.environment(name))             of `sql/queries.py`
@@ -32,9 +32,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from .connections.sqlite import Reader, WriteConnection
-from .sql.prepared import prepare
-from .sql.queries import Query
+from .connections import Reader, WriteConnection
+from .sql.queries import Query, prepare
 
 MAX_GROUP = 64  # calls per transaction: the dispatcher's writes wait for so many at most
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from sqlalchemy import Connection, insert, inspect, text
 
 from ..schema.states import RequestState
-from .connections import sqlite
-from .connections.sqlite import WriteConnection
+from . import connections
+from .connections import WriteConnection
 from .errors import DatabaseCorrupt, DatabaseTooNew
 from .sql.tables import metadata, tally
 
@@ -37,11 +37,11 @@ def open_database(path: Path | str) -> None:
         DatabaseError: its subclass says whether the disk is full, the folder unwritable, the file
             damaged or written by a newer version; `hint` says what to do.
     """
-    sqlite.create_file(Path(path))
+    connections.create_file(Path(path))
     writer = WriteConnection(path)
     try:
         with writer.transaction() as connection:
-            sqlite.check(connection, Path(path))
+            connections.check(connection, Path(path))
             _bring_up_to_date(connection, str(path))
     finally:
         writer.close()

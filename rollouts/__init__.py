@@ -7,17 +7,14 @@ Memory stays flat however slow the disk is: whoever puts a step waits until it i
 finished episode exists exactly once; an unfinished one is never visible.
 
     run.py                 `openenv rollout`: a rollout into a folder, or the rest of one
-    failed_episodes.py     whether a failed episode is written, and when too many have failed
     collector.py           many episodes at once, and their retries; whole episodes in memory, for
                            Python callers; episode_runner.py: one attempt
-    episodes.py            step, episode, sink
+    episodes.py            step, episode, sink; counts of them
     buffers.py             a budget of memory, and how many episodes run within it
-    loop_thread.py         the loop's thread
-    progress_stats.py      counts for the progress line and the result
     session_pool.py        open sessions, and who waits for one; answers.py: what they answer
     session/               one session at a server, for every client of one
     policies/              what decides on actions
-    stages/                advantages, filters, training samples
+    stages/                advantages, filters, failed episodes, training samples
     errors.py              what can go wrong
     folder/                what is written, and how it is read
     replay.py              a program that shows a folder to the dashboard; images.py: images in it

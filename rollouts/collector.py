@@ -38,11 +38,9 @@ from ..system.process.loop_lag import EventLoopLagMonitor
 from ..system.text.units import MB
 from .buffers import ByteBudget, ConcurrencyLimit, EpisodeRoom, Hold
 from .episode_runner import Attempt, Rules, RunContext
-from .episodes import Episode, Step, StepSink
+from .episodes import Episode, ProgressStats, Step, StepSink
 from .errors import LoopLagged, RolloutError
-from .policies.cpu_threads import CpuThreads
-from .policies.policy import CallablePolicy, Policy
-from .progress_stats import ProgressStats
+from .policies.policy import CallablePolicy, CpuThreads, Policy
 from .session_pool import (
     DEFAULT_TIMING,
     Followed,

@@ -21,14 +21,30 @@ from typing import Any
 
 import msgspec
 
-from ..system.net.access_tokens import without_token
+from ..system.net.access import without_token
 from .answers import Answer
 from .buffers import EpisodeRoom
-from .episodes import Episode, EpisodeStatus, Failure, FailureReason, Step, StepSink, episode_id
+from .episodes import (
+    Episode,
+    EpisodeStatus,
+    Failure,
+    FailureReason,
+    ProgressStats,
+    Step,
+    StepSink,
+    episode_id,
+)
 from .errors import EpisodeFailed, PolicyHangs
-from .policies.cpu_threads import CpuThreads, at_most, pause
-from .policies.policy import Encoded, Player, Policy, Turn, policy_failed
-from .progress_stats import ProgressStats
+from .policies.policy import (
+    CpuThreads,
+    Encoded,
+    Player,
+    Policy,
+    Turn,
+    at_most,
+    pause,
+    policy_failed,
+)
 from .session_pool import EpisodeSession, SessionPool, is_no_capacity
 
 STEPS_OF_AN_ITERATION = 16  # of the event loop

@@ -6,7 +6,7 @@
 
 Everything about an episode follows from its number, so what is missing can be played at any time.
 An episode that failed for good is reported and left out, so that the next rollout into the folder
-plays it again; `keep_failed` writes it, as far as it came. For groups see `stages.grouping`.
+plays it again; `keep_failed` writes it, as far as it came. For groups see `stages.sinks`.
 
 Half of the buffer is for what running episodes hold, half for what waits to be written.
 """
@@ -23,18 +23,15 @@ from typing import Any
 import orjson
 
 from ..system.process.loop_lag import LagSnapshot
-from ..system.text.hidden_values import hide_credentials
+from ..system.text.safe_text import hide_credentials
 from ..system.text.units import MB
 from .collector import RolloutCollector
-from .episodes import EpisodeStatus, StepSink, episode_id
+from .episodes import EpisodeCounts, EpisodeStatus, ProgressStats, StepSink, episode_id
 from .errors import OtherRollout, OutputUnwritable, of_os_error
-from .failed_episodes import FailedEpisodeSink, Say
 from .folder.writer import RolloutWriter
-from .policies.named_policy import hint_of, policy_named
-from .progress_stats import EpisodeCounts, ProgressStats
 from .session_pool import Followed
-from .stages.grouping import GroupSink
-from .stages.named_stages import Stages, check_group
+from .stages.named_parts import Stages, check_group, hint_of, policy_named
+from .stages.sinks import FailedEpisodeSink, GroupSink, Say
 
 RECORD = "rollout.json"
 REPORT_SECONDS = 1.0

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from ..system.net.access_tokens import without_token
+from ..system.net.access import without_token
 from .answers import Answer, answer_of
 from .episodes import FailureReason
 from .errors import EpisodeFailed, NoEnvironment

@@ -29,9 +29,9 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from ..system.net.access_tokens import without_token
+from ..system.net.access import without_token
 from ..system.net.traceparent import HEADER, traceparent
-from ..system.text.hidden_values import hide_secrets, secret_values
+from ..system.text.safe_text import hide_secrets, secret_values
 from .answers import Answer
 from .buffers import EpisodeRoom
 from .episode_runner import Attempt, RunContext

@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from ..system.net.access_tokens import TOKEN_PATTERN, new_token
-from ..system.net.request_origin import is_loopback, read_origin
+from ..system.net.access import TOKEN_PATTERN, is_loopback, new_token, read_origin
 from ..system.text.options import option
 from ..system.text.units import MB
 from .errors import InvalidName

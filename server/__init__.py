@@ -6,13 +6,13 @@ Where to look, in the order in which a request meets them:
     operations/     what the workers run: launch, scale, down, rollout, test, bench, …
     __main__.py     `python -m openenvd.server`: what `openenv up` starts
     daemon.py       the life cycle: lock, sockets, parts, serve, stop
-      home_lock.py, listening.py, assembly.py, daemon_log.py      its steps
+      listening.py, assembly.py      its steps
     dashboard/      the page for a browser: its files, its stream
     api/            the FastAPI application: security, routes, streams, JSON shapes, metrics
     dispatch/       from an accepted payload to a durable request (submission.py); the one thread
                     that knows both the queue and the executor (dispatcher.py)
     tracing.py      spans of requests, sent where OpenTelemetry's variables ask for them
-    events/         the event bus; log files, followed without polling
+    events.py       the event bus; log files, followed without polling
     reconcile/      environments, from what is observed to what is wanted
     housekeeping/   what is removed when nothing uses it any more; the folder of sockets
     errors.py       what the API refuses, and why a daemon does not start

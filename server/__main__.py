@@ -6,6 +6,15 @@ pipe: a daemon that holds its starter's pipe would keep `openenv up | cat` from 
 
 Then it looks whether it will fit at all, and forks the zygote, while it has one thread and has
 imported nothing but what operations need; only then it imports the daemon (`daemon.py`).
+
+The daemon's own log:
+
+    text    2026-01-31 12:00:00,000 INFO    openenvd.server.daemon: openenvd N.N.N answers at …
+    json    {"time": "2026-01-31T11:00:00+00:00", "level": "INFO", "logger": "…", "message": "…",
+             "request_id": "…", "environment": "…"}: one object a line
+
+In the background the daemon writes `daemon.log` itself, and keeps it short; in the foreground it
+writes stderr. Uvicorn's records go to the same place.
 """
 
 from __future__ import annotations
@@ -14,11 +23,13 @@ import argparse
 import contextlib
 import gc
 import json
+import logging
 import os
 import signal
 import sys
 import types
 from collections.abc import Callable
+from logging.handlers import RotatingFileHandler
 from typing import TYPE_CHECKING, Any
 
 from setproctitle import getproctitle
@@ -28,11 +39,41 @@ from ..schema.settings import SETTINGS, Paths, Settings, flags_of_killed, given_
 from ..system.net.traceparent import VARIABLE
 from ..system.process.forking import close_all_but
 from ..system.process.proc import prefer_own_session, set_oom_score_adj
-from .daemon_log import set_up_log
+from ..system.text.units import MB
 from .errors import DaemonError
 
 if TYPE_CHECKING:
     from ..executor.spawning.zygote import PreforkedZygote
+
+MAX_DAEMON_LOG_BYTES = 8 * MB
+
+
+def set_up_log(paths: Paths, settings: Settings, *, in_background: bool) -> None:
+    """Send every record of this process to the daemon's log."""
+    handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    if in_background:
+        with contextlib.suppress(OSError):  # `daemon.run` refuses to start: it needs the folder too
+            handler = RotatingFileHandler(
+                paths.daemon_log, maxBytes=MAX_DAEMON_LOG_BYTES, backupCount=1
+            )
+    handler.setFormatter(_formatter(settings))
+    logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
+    logging.captureWarnings(True)
+
+
+def _formatter(settings: Settings) -> logging.Formatter:
+    if settings.log_format != "json":
+        return logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    from pythonjsonlogger.core import RESERVED_ATTRS
+    from pythonjsonlogger.orjson import OrjsonFormatter
+
+    return OrjsonFormatter(
+        ["levelname", "name", "message"],
+        rename_fields={"levelname": "level", "name": "logger"},
+        reserved_attrs=[*RESERVED_ATTRS, "color_message"],  # uvicorn's, for terminals
+        timestamp="time",
+    )
+
 
 # When the machine runs out of memory, workers (600) go first, then replicas (300); the daemon, and
 # the zygote that inherits this, last. Lowering needs privilege; without, they stay at 0.
@@ -132,7 +173,7 @@ def _check_floor(settings: Settings) -> None:
     """
     from ..system.memory.limits import read_limits
     from ..system.memory.pids_limit import process_room
-    from .dispatch.planning import check_process_room, plan_for
+    from .dispatch.memory_estimates import check_process_room, plan_for
     from .operations.registry import expected_bytes
 
     check_process_room(process_room())

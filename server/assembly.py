@@ -25,12 +25,12 @@ from ..executor.policy.plan import Plan
 from ..executor.spawning.zygote import PreforkedZygote
 from ..executor.supervisor.memory import sweep_orphans
 from ..requests_db.async_store import AsyncStore
-from ..requests_db.connections.sqlite import WriteConnection
+from ..requests_db.connections import WriteConnection
 from ..requests_db.errors import DatabaseError
 from ..requests_db.migrate import open_database
 from ..requests_db.sql import queries
 from ..requests_db.sql.rows import QueueClock
-from ..requests_db.transactions.recovery import recover
+from ..requests_db.transactions.dispatching import recover
 from ..requests_db.transactions.retention import MAX_ESTIMATES
 from ..schema.settings import Paths, Settings
 from ..schema.states import Schedule
@@ -38,13 +38,12 @@ from ..system.memory.limits import Limits
 from ..system.process.loop_lag import EventLoopLagMonitor
 from .api.dependencies import Dependencies
 from .dispatch.dispatcher import Dispatcher
-from .dispatch.memory_estimates import Declared, MemoryEstimates
-from .dispatch.planning import plan_for
+from .dispatch.memory_estimates import Declared, MemoryEstimates, plan_for
 from .dispatch.request_traces import RequestTraces
 from .dispatch.running import DispatchContext
 from .dispatch.submission import Submitter
 from .errors import DaemonError
-from .events.bus import EventBus
+from .events import EventBus
 from .operations import registry
 from .reconcile.reconciler import Reconciler
 from .tracing import start, stop

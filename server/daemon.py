@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon's life cycle: from an empty process to one that answers, and back.
 
-    home_lock.py   the lock: one daemon a home
-    listening.py   the sockets are bound
+    listening.py   the lock is taken: one daemon a home; the sockets are bound
     assembly.py    database, executor, dispatcher, reconciler: made and started
     listening.py   daemon.json is written, uvicorn answers, and the ready line says so
                    ... until SIGTERM, POST /v1/stop, a vital thread's failure or the home's removal;
@@ -48,11 +47,10 @@ from .api.dependencies import Dependencies
 from .api.security import BrowserSessions, Guard
 from .assembly import running_parts
 from .dashboard.routes import add_dashboard
-from .dispatch.planning import NO_PROCESSES_HINT
+from .dispatch.memory_estimates import NO_PROCESSES_HINT
 from .errors import DaemonError
-from .home_lock import HomeLock, hold_lock
 from .housekeeping.sweep import collect_daily, sweep_regularly
-from .listening import HttpServer, bind, identity_of, write_identity
+from .listening import HomeLock, HttpServer, bind, hold_lock, identity_of, write_identity
 
 log = logging.getLogger(__name__)
 

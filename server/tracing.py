@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..system.files.installation import install_command
-from ..system.text.hidden_values import hide_credentials
+from ..system.text.safe_text import hide_credentials
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.cli.examples import EXAMPLES
+from openenvd.cli.help_pages import EXAMPLES
 
 from .conftest import Machine, free_port, new_machine
 from .pages import make_folder

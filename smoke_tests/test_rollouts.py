@@ -13,7 +13,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-from openenvd.rollouts.folder.index import episodes_in
+from openenvd.rollouts.folder.readers import episodes_in
 
 from .conftest import Machine, eventually, free_port
 

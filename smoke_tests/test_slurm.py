@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 
 from openenvd.environments.engines.base import EngineGone, EngineRefused, Labels, ReplicaPlan
 from openenvd.environments.engines.slurm.engine import SlurmEngine
-from openenvd.environments.engines.slurm.files import JobReport, write_job
+from openenvd.environments.engines.slurm.job import JobReport, write_job
 
 from . import slurm_engine as slurm_clusters
 from .conftest import Machine, eventually

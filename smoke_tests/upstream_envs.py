@@ -47,8 +47,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from openenvd.environments.preparation.project_venv import venv_key
-from openenvd.environments.preparation.venv_overlay import overlay_key
+from openenvd.environments.preparation.project_venv import overlay_key, venv_key
 from openenvd.environments.sources.resolve import Project, resolve
 from openenvd.schema.errors import EnvironmentsError
 from openenvd.schema.layout import Layout

@@ -5,16 +5,17 @@ The env host imports it inside other projects' Pythons, and a shim most of it, s
 dataclasses, pathlib or subprocess where a shim comes by. `process/macos.py` alone imports psutil,
 on first use, where there is no /proc.
 
-    files/     file_locks.py, disk_space.py, log_files.py, installation.py (and extras)
+    files/     disk_space.py, log_files.py, installation.py (and extras)
     net/       http_limits.py (of a connection), connection_limit.py (of their number),
-               listening_sockets.py, request_origin.py, access_tokens.py, websocket.py (frames),
+               listening_sockets.py, access.py (tokens, origins), websocket.py (frames),
                traceparent.py
-    process/   process_identity.py, proc.py, tree.py (members; terminate, grace, kill, wait),
+    process/   process_identity.py (and locks), proc.py,
+               tree.py (members; terminate, grace, kill, wait),
                forking.py, prctl.py, signal_pipe.py, descriptors.py (JSON with descriptors),
                diagnose.py (from `Evidence` to an `ExitReason`), oom_evidence.py, exit_reason.py,
                macos.py, loop_lag.py, backoff.py, standard_streams.py
     memory/    cgroup_tree.py (where we stand, what is left), cgroups.py, limits.py (what may be
                used), usage.py (what is held), pids_limit.py
-    text/      units.py, options.py, json_lines.py, prometheus.py, terminal_text.py (foreign text),
-               hidden_values.py (secrets)
+    text/      units.py, options.py, json_lines.py, prometheus.py, safe_text.py (foreign text,
+               secrets)
 """

@@ -25,10 +25,10 @@ from ...client.errors import ApiRefused, ClientError, RequestFailed
 from ...client.sources import read_source, working_folder
 from ...schema.spec import LaunchOptions
 from ...system.text.json_lines import Json
-from ...system.text.terminal_text import plain
+from ...system.text.safe_text import plain
 from .. import completion, exit_codes
 from ..following import run, submit
-from ..option_groups import set_option
+from ..help_pages import set_option
 from ..options import connect, declared_options, given_options, json_option
 from ..output import phrases
 from ..output.failures import error_lines

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv launch`: queue a launch, follow it until it is ready, print how to use it."""
+"""`openenv launch` runs an environment; `openenv image build` builds the image of one.
+
+Both queue a request, follow it, and print how to use what it made.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...client.sources import check_source, folder_note, read_source, working_folder
-from ...schema.operation_options import DrainOptions, RequestOptions
+from ...schema.operation_options import DrainOptions, ImageOptions, RequestOptions
 from ...schema.spec import LaunchOptions, suggest_name, why_not
 from ...schema.states import RequestState
 from .. import completion, following, passthrough
-from ..following import follow, leave, submit, submit_options
-from ..option_groups import grouped, set_option
+from ..following import carry_out, follow, leave, submit, submit_options
+from ..help_pages import grouped, set_option
 from ..options import connect, declared_options, given_options, json_option
 from ..output.output import Output, good
 
 if TYPE_CHECKING:
     from ...client.api import DaemonClient
-
 
 GROUPS = {
     "Environment": "--name --update --env --env-file --with",
@@ -185,3 +187,39 @@ def _code_for(name: str, base_url: str, replica: dict[str, Any]) -> list[str]:
         f'  with Client().environment("{name}").connect() as env:',
         "      print(env.reset().observation)",
     ]
+
+
+@click.group()
+def image() -> None:
+    """Build container images of environments, for engines to start replicas from."""
+
+
+@image.command()
+@click.argument("source", shell_complete=completion.sources)
+@declared_options(ImageOptions)
+@set_option(RequestOptions, only=following.RARE)
+@submit_options
+@json_option
+def build(source: str, output: Output, is_async: bool, **options: Any) -> int:
+    """Build the image of an environment: a bundled name, a folder with openenv.yaml, module:Class.
+
+    It has a Python, what the project needs, the project, and the server that local environments
+    have. Built again only when one of its files has changed. Needs the `docker` command.
+    """
+    here = working_folder()
+    found = read_source(source, here)
+    if found.note is not None:
+        output.note(found.note)
+    given = given_options(ImageOptions, options)
+    payload = {"source": found.text, "cwd": str(here), **given}
+    client = connect(output, before_start=lambda: check_source(payload))
+    return carry_out(
+        client, "build_image", payload, output, _print_image, is_async=is_async, options=options
+    )
+
+
+def _print_image(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    built = (final.get("result") or {}).get("image")
+    if built is None:
+        return {"image": None}, []
+    return {"image": built}, [f"{good('✓')} {built}", "", f"  openenv launch docker://{built}"]

@@ -14,10 +14,10 @@ from ...client.errors import ApiRefused
 from ...client.sources import MANIFEST, bundled_names, read_source, variables_of, working_folder
 from ...schema.operation_options import RequestOptions, RolloutOptions
 from ...schema.states import EnvironmentState, RequestState
-from ...system.text.terminal_text import plain
+from ...system.text.safe_text import plain
 from .. import completion, exit_codes, following
 from ..following import Detached, follow, follow_request, leave, submit, submit_options
-from ..option_groups import grouped, set_option
+from ..help_pages import grouped, set_option
 from ..options import connect, declared_options, given_options, json_option
 from ..output.output import Output, bad, good
 from .launch import launch_by_default

@@ -15,9 +15,16 @@ from ...schema.states import EnvironmentState, RequestState
 from .. import completion, exit_codes
 from ..options import connect, find_target, json_option
 from ..output import phrases
-from ..output.drawing import Drawn, environments_table, generations_table, requests_table
 from ..output.failures import environment_failure, exit_lines, request_failure
-from ..output.output import Output, bad, faint
+from ..output.output import (
+    Drawn,
+    Output,
+    bad,
+    environments_table,
+    faint,
+    generations_table,
+    requests_table,
+)
 
 REQUESTS_OF_ENVIRONMENT = 10
 FAILURES_SHOWN = 3  # the latest in full; the table has the message of each other one

@@ -23,12 +23,11 @@ from ...schema.settings import (
     given_settings,
 )
 from ...schema.states import EnvironmentState
-from ...system.text.terminal_text import plain
+from ...system.text.safe_text import plain
 from .. import exit_codes
 from ..options import Command, Duration, connect, json_option
 from ..output import phrases
-from ..output.drawing import Table
-from ..output.output import Output, good
+from ..output.output import Output, Table, good
 
 DEFAULT = "default"
 ANSWER_SECONDS = 2.0  # of a daemon that is to be stopped

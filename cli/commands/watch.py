@@ -21,8 +21,7 @@ from ...client.api import DaemonClient
 from ...client.errors import ClientError, ConnectionLost
 from ...system.text.json_lines import Json
 from ..options import reconnect
-from ..output.drawing import for_rich, new_console
-from ..output.output import Output, bad
+from ..output.output import Output, bad, for_rich, new_console
 from .status import picture, read_status
 
 REDRAW_SECONDS = 1.0  # for the ages

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...client.errors import ApiRefused, ClientError
 from ...schema.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
-from ...system.text.terminal_text import plain
+from ...system.text.safe_text import plain
 from ...system.text.units import MB
 from . import phrases
 from .output import bad, faint

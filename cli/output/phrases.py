@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ...system.text.terminal_text import plain
+from ...system.text.safe_text import plain
 from ...system.text.units import MB
 
 SHOWN_ID_LENGTH = 8  # of 16; the API takes any unambiguous beginning

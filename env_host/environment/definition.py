@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import SchemaValidator
 
 from ..errors import LoadError
-from . import interfaces, thread_affinity
+from . import interfaces, source_analysis
 from .instances import may_use_loop
 from .own_middleware import OwnMiddleware
 from .upstream_types import McpTypes, ObservationForm, installed_form, upstream_mcp_types
@@ -101,7 +101,7 @@ class Definition:
         if getattr(self.made_class, "THREAD_SAFE", False):
             return True
         factory = self.factory  # one that is no class may hand out what is bound to a thread
-        return inspect.isclass(factory) and not thread_affinity.is_bound_to_thread(factory)
+        return inspect.isclass(factory) and not source_analysis.is_bound_to_thread(factory)
 
     @property
     def runs_on_loop(self) -> bool:

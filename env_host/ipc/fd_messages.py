@@ -18,7 +18,7 @@ too many for a packet (the beginning of a large body) are in a file, the message
 
 All replicas of an environment accept from the same sockets, so a connection for a session may be
 accepted by a replica that does not have it. A session's id names its replica
-(`shard/arrivals.py`), and each replica has a *door*, a Unix socket in a private folder, which
+(`shard/connections.py`), and each replica has a *door*, a Unix socket in a private folder, which
 is found by the replica's number:
 
     shard of replica a ──descriptor, and the bytes read──▶ door of b ──▶ lobby of b

@@ -7,8 +7,8 @@
     503  it is for another server: a gateway names the environment, the generation and the replica
          that it takes an address to be, and after restarts addresses have other owners. Nothing
          was begun (`RETRY_HEADER`), so the gateway tries another replica
-    403  its Host or Origin is not allowed (`system/net/request_origin.py`)
-    401  it does not have the token (`system/net/access_tokens.py`)
+    403  its Host or Origin is not allowed (`system/net/access.py`)
+    401  it does not have the token (`system/net/access.py`)
     415  its body is not JSON, on a route that takes JSON: a browser sends text and forms to any
          server without asking it
 
@@ -25,9 +25,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ...schema.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER, REPLICA_HEADER, RETRY_HEADER
-from ...system.net.access_tokens import bearer, is_token, split_target, without_parameter
+from ...system.net.access import (
+    bearer,
+    is_allowed_host,
+    is_allowed_origin,
+    is_token,
+    split_target,
+    without_parameter,
+)
 from ...system.net.http_limits import Headers, send_answer
-from ...system.net.request_origin import is_allowed_host, is_allowed_origin
 from ..environment.own_middleware import Receive, Scope, Send
 
 if TYPE_CHECKING:

@@ -50,7 +50,7 @@ from http import HTTPStatus
 from typing import Any
 
 from ...schema.protocol import NO_SESSIONS, Serving
-from ...system.net.access_tokens import split_target, without_parameter
+from ...system.net.access import split_target, without_parameter
 from ...system.net.http_limits import MAX_HEAD_BYTES, Headers, send_answer
 from ..environment.own_middleware import Receive, Send, answered_by
 from ..ipc.fd_messages import duplicate

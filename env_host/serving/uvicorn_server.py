@@ -29,7 +29,7 @@ from ...schema.protocol import MAX_MESSAGE_BYTES
 from ...system.net.connection_limit import ConnectionLimit, connections_within, full_answer
 from ...system.net.http_limits import MAX_HEAD_BYTES, Headers, limited
 from ...system.process.signal_pipe import DRAIN_SIGNALS, STOP_SIGNALS, take_over
-from ..sessions.watch import SessionWatch
+from ..sessions.session import SessionWatch
 from ..websocket.handshake import END_OF_HEAD, Upgrade, acceptance, parse_upgrade
 from .access import Access, AccessGuard
 from .app import HostApp
@@ -47,7 +47,7 @@ _BEGINNINGS = (b"GET /ws ", b"GET /ws?", b"GET /mcp ", b"GET /mcp?", b"GET /?tok
 class Server(EventDrivenServer):
     """uvicorn, on connections that the shard has accepted, or on sockets (`serve`).
 
-    The seam between taking connections (`shard/arrivals.py`) and what happens on a connection:
+    The seam between taking connections (`shard/connections.py`) and what happens on a connection:
 
         await server.start() ─▶ server.make_protocol() for each connection ─▶ await server.stop()
     """

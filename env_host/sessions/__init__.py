@@ -2,6 +2,6 @@
 """The sessions of one process.
 
 table.py    slots, and how a session begins and ends      session.py   one environment instance
-threads.py  where synchronous calls run                   watch.py     silent, hung, idle sessions
+threads.py  where synchronous calls run
 routing.py  HTTP requests for another shard's session
 """

@@ -12,7 +12,7 @@ A session may be another replica's: then the pair's end goes to its door (`ipc/r
 
 An HTTP connection is kept alive, and its next request may be for any session. So the request alone
 travels, as HTTP: to `b` it is a connection like any other. A session's id names its owner
-(`shard/arrivals.py`).
+(`shard/connections.py`).
 
     b exits meanwhile     its end of the pair closes: the client gets a JSON-RPC error that says so
     b had exited before   its replacement is another generation: `Unknown session_id`

@@ -35,17 +35,25 @@ from ...system.process.loop_lag import EventLoopLagMonitor, LagSnapshot
 from ...system.process.signal_pipe import STOP_SIGNALS, handler_before, take_over
 from ...system.text.units import MB
 from ..errors import SessionEnded
-from ..ipc.capacity import note_awake
-from ..ipc.child_config import HOME, ChildConfig
 from ..ipc.fd_messages import MessageChannel, ReplicaDoors
+from ..ipc.reports import note_awake
 from ..ipc.scoreboard import MICROSECONDS, Field, Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
-from ..startup import sessions_of_process
+from ..startup import HOME, ChildConfig, sessions_of_process
 from ..websocket.handshake import may_ask_another, try_another
 from .admission import Admission
-from .arrivals import END_OF_HEAD, Arrival, Arrivals, Head, Headers, Owner, owner_of, read_head
-from .connection_registry import ConnectionRegistry
+from .connections import (
+    END_OF_HEAD,
+    Arrival,
+    Arrivals,
+    ConnectionRegistry,
+    Head,
+    Headers,
+    Owner,
+    owner_of,
+    read_head,
+)
 
 if TYPE_CHECKING:
     from ...schema.protocol import HostConfig

@@ -29,12 +29,12 @@ from ...system.process.descriptors import Message
 from ...system.process.prctl import adopt_orphans
 from ...system.process.proc import kill_descendants
 from ..errors import CapacityReached
-from ..ipc.child_config import HOME, ChildConfig
 from ..ipc.fd_messages import MOST_CARRIED_BYTES, MessageChannel, carried_bytes, connection_message
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..sessions.routing import Give, Siblings
-from .arrivals import Arrival, Headers, accepted_as_bytes, accepted_as_text
+from ..startup import HOME, ChildConfig
 from .base import MakeServer, ServingProcess
+from .connections import Arrival, Headers, accepted_as_bytes, accepted_as_text
 
 if TYPE_CHECKING:
     from ...schema.protocol import HostConfig

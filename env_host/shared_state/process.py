@@ -20,13 +20,13 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Never
 
 from ...system.process import forking
+from ...system.process.backoff import RestartSchedule
 from ...system.process.proc import reap
 from ...system.process.signal_pipe import take_over
 from ...system.text.json_lines import decode_line, encode_line
 from ..environment.definition import is_bundled
 from ..errors import StartError
 from ..event_loop import run_loop
-from ..restart_backoff import RestartSchedule
 from .connection import socket_name
 from .server import StateConnection, StateServer
 

@@ -17,7 +17,7 @@ from ...system.process.proc import reap
 from .server_memory import KillCount
 
 if TYPE_CHECKING:
-    from ..ipc.child_config import ChildConfig
+    from ..startup import ChildConfig
 
 RETIRE_SECONDS = 5.0  # for a shard that was asked to exit
 REPLACE_SECONDS = 1.0  # the same where a step keeps it from exiting, and clients wait for the next

@@ -6,7 +6,7 @@
 
 Field names of the facts are those of `system.process.diagnose.Evidence`, which this room cannot
 import. What a child's clients are sent: `close_notices.py`; when it is restarted:
-`restart_backoff.py`.
+`system/process/backoff.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .server_memory import KillCount, memory_clause, was_for_memory
 from .session_memory import cap_sentence
 
 if TYPE_CHECKING:
-    from ..ipc.notify import Notifier
+    from ..ipc.reports import Notifier
     from ..ipc.scoreboard import Scoreboard
 
 KEPT = 8  # exits that `/capacity` shows

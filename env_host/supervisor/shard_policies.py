@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 
-from ..ipc.capacity import abandoned_seconds
+from ..ipc.reports import abandoned_seconds
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field
 
 LINGER_SECONDS = 30.0

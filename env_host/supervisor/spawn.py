@@ -29,8 +29,8 @@ from ...system.process import forking
 from ...system.process.descriptors import Message, packet_pair
 from ...system.process.prctl import set_thread_name
 from ...system.process.proc import children_of, oom_score_adj, set_oom_score_adj
-from ..ipc.child_config import ChildConfig
 from ..ipc.scoreboard import Counters, Field, Scoreboard
+from ..startup import ChildConfig
 from .children import Child
 from .server_memory import KillCount
 from .session_memory import CHECK_SECONDS, SessionGroups

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ...system.text.units import MB
-from ..ipc.capacity import abandoned_steps, blocked_seconds, shard_of, summary_of
+from ..ipc.reports import abandoned_steps, blocked_seconds, shard_of, summary_of
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from .session_memory import private_bytes
 
 if TYPE_CHECKING:
-    from ..ipc.notify import Notifier
+    from ..ipc.reports import Notifier
 
 SESSIONS_SECONDS = 0.05  # between two reports of the number of sessions
 CAPACITY_SECONDS = 5.0  # between two reports of how full all shards are

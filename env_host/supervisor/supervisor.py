@@ -59,6 +59,7 @@ from ...schema.protocol import HostConfig, Serving
 from ...system.memory.cgroups import own_group
 from ...system.net.listening_sockets import listening
 from ...system.process import forking
+from ...system.process.backoff import RestartSchedule
 from ...system.process.descriptors import Message, receive_message
 from ...system.process.prctl import adopt_orphans
 from ...system.process.proc import exit_sentence, kill
@@ -67,7 +68,6 @@ from ..environment.plan import ServingPlan
 from ..errors import ShardFailed
 from ..ipc.fd_messages import ReplicaDoors, carried_bytes
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
-from ..restart_backoff import RestartSchedule
 from ..shared_state.process import StateProcess
 from ..startup import SPARE_FDS
 from . import shard_policies
@@ -85,7 +85,7 @@ from .status_reporter import StatusReporter
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..ipc.notify import Notifier
+    from ..ipc.reports import Notifier
 
 STOP_SECONDS = 4.5  # for children to exit; below the shim's grace
 QUICK_START_SECONDS = 0.5  # of a shard; one that takes longer is not given back as the last

@@ -25,7 +25,7 @@ from http import HTTPStatus
 from urllib.parse import parse_qs, unquote
 
 from ...schema.protocol import ATTEMPT_HEADER, ATTEMPTS_HEADER, RETRY_HEADER
-from ...system.net.access_tokens import split_target
+from ...system.net.access import split_target
 from ...system.net.connection_limit import FULL, closing_answer
 
 END_OF_HEAD = b"\r\n\r\n"

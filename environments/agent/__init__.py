@@ -8,8 +8,7 @@ logs are the same. `../agent_client.py` starts an agent, and asks it.
 
 agent.py          which replicas it serves, its own socket, its life; start here
 replica.py        one replica's state machine; replica_status.py: what is known of it
-engine_watch.py   looks at everything when the engine says that something has changed
-log_pump.py       an instance's output, into its replica's log
+engine_watch.py   looks at everything when the engine says that something has changed;
+                  from what it knows of an exit to an `ExitReason`
 status_server.py  a replica's control socket: a shim's protocol
-exits.py          from what an engine knows of an exit to an `ExitReason`
 """

@@ -45,7 +45,7 @@ from urllib.parse import urlsplit
 
 from ...schema.errors import NotAnswering
 from ...system.files.log_files import last_lines
-from ...system.net.access_tokens import with_token
+from ...system.net.access import with_token
 from ...system.process.backoff import backoff_seconds
 from ...system.process.process_identity import boot_seconds
 from ...system.text.json_lines import Json, encode_line
@@ -60,15 +60,14 @@ from ..engines.base import (
     NameTaken,
     ReplicaPlan,
 )
+from ..engines.instance_logs import LogPump
 from ..run_files import RunFile, address_of
 from ..shim.client import read_status_file
 from ..shim.connections import read_operation
 from ..shim.files import STATUS_FILE_NAME, write_json
 from ..shim.server_exit import exit_without_start
 from ..shim.shutdown_policy import LEFT_GRACE_SECONDS
-from .engine_watch import EngineWatch
-from .exits import exit_reason
-from .log_pump import LogPump
+from .engine_watch import EngineWatch, exit_reason
 from .replica_status import LONGEST_SECONDS, ReplicaStatus
 from .status_server import StatusServer
 

@@ -173,7 +173,7 @@ class InstanceState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitFacts:
-    """What an engine knows of how an instance ended; `exits.py` makes an `ExitReason` of it.
+    """What an engine knows of how an instance ended; an `ExitReason` is made of it.
 
     Attributes:
         exit_code: As the engine gives it: 128 + n for a signal. None: it never ran, or is unknown.

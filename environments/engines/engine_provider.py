@@ -32,9 +32,9 @@ from ...schema.spec import EnvironmentSpec
 from ...system.text.json_lines import Json
 from ...system.text.options import options_of
 from .. import run_files
+from ..replica_policy import share_sessions
 from ..shim.client import ShimClient, ShimGone
 from ..shim.files import RUN_FILE_NAME, write_json
-from ..sizing import share_sessions
 from ..sources.program import Program
 from . import new_replicas
 from .base import Labels, ReplicaPlan

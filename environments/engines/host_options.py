@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What engines look at, change and refuse in what a replica is given.
+"""What a replica is given: options that engines read, change and refuse; its program; its GPUs.
 
 `HOST_OPTIONS_VARIABLE` has the options of its server, as JSON. `--engine-option NAME=VALUE` are the
 engine's own, which `read_options` reads by the engine's table.
 
 What a replica's program is given on its node, by what runs it there: a Slurm job, a Ray actor.
 
-Such engines run programs of a Python that their nodes see, too. Imports the standard library alone.
+Such engines run programs of a Python that their nodes see, too.
+
+The GPUs of this machine are NVIDIA's only (`--gpus N`). `CUDA_VISIBLE_DEVICES`, where the daemon
+was started with it, says which may be used. Otherwise the driver is asked for its list, and where
+there is none, `nvidia-smi` (the driver may be outside of a container whose devices are inside).
 """
 
 from __future__ import annotations
@@ -15,14 +19,17 @@ import contextlib
 import difflib
 import errno
 import json
+import re
 import socket
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...schema.errors import InvalidSpec
 from ...schema.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
+from ...system.net.access import is_loopback
 from ...system.net.listening_sockets import open_listening_sockets
-from ...system.net.request_origin import is_loopback
 from ...system.text.json_lines import Json
 from .base import EngineRefused, ReplicaPlan
 
@@ -148,3 +155,76 @@ def _link_imports(links: Mapping[str, str], folder: Path) -> str:
         with contextlib.suppress(FileExistsError):
             (folder / name).symlink_to(target, target_is_directory=True)
     return str(folder)
+
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+ASK_SECONDS = 10.0
+
+_DRIVER = "proc/driver/nvidia/gpus"
+_NONE = ("-1", "NoDevFiles", "void", "none")
+
+
+def find_gpus(environ: Mapping[str, str], root: Path = Path("/")) -> tuple[str, ...]:
+    """The devices that may be used, as `CUDA_VISIBLE_DEVICES` names them; empty: none."""
+    if (said := environ.get(VARIABLE)) is not None:
+        return named(said)
+    devices = [name for name in _names_in(root / "dev") if re.fullmatch(r"nvidia\d+", name)]
+    count = len(_names_in(root / _DRIVER)) or len(devices) or _of_program(environ)
+    return tuple(str(number) for number in range(count))
+
+
+def named(text: str) -> tuple[str, ...]:
+    """Parse a value of `CUDA_VISIBLE_DEVICES`: numbers or ids, up to the first invalid one.
+
+    CUDA does not look further either.
+    """
+    devices = []
+    for device in (part.strip() for part in text.split(",")):
+        if not device or device in _NONE:
+            break
+        devices.append(device)
+    return tuple(devices)
+
+
+def share(devices: tuple[str, ...], gpus: int, ordinal: int) -> tuple[str, ...]:
+    """Choose the devices of one replica; replicas share devices only when all are taken.
+
+    Raises:
+        InvalidSpec: There are fewer devices than one replica asks for.
+    """
+    if not devices:
+        raise InvalidSpec(
+            f"--gpus {gpus}: there is no GPU here (no NVIDIA driver, no /dev/nvidia0, and no "
+            "nvidia-smi that shows one)",
+            "leave --gpus out, or launch on a machine that has one",
+        )
+    if gpus > len(devices):
+        have = "1 GPU" if len(devices) == 1 else f"{len(devices)} GPUs"
+        raise InvalidSpec(
+            f"--gpus {gpus}: this machine has {have} ({', '.join(devices)})",
+            f"--gpus {len(devices)}; several shards may share one: --gpus 1 --shards 4",
+        )
+    first = ordinal * gpus
+    return tuple(devices[(first + number) % len(devices)] for number in range(gpus))
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except OSError:
+        return []
+
+
+def _of_program(environ: Mapping[str, str]) -> int:
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "--list-gpus"],
+            env=dict(environ),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=ASK_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())

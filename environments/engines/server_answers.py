@@ -2,7 +2,7 @@
 """What a replica's server answers over HTTP, as a shim would have been told through its pipe.
 
 /health      every server: whether it is ready
-/capacity    an env host of ours: sessions and counters (`env_host/ipc/capacity.py`), and why
+/capacity    an env host of ours: sessions and counters (`env_host/ipc/reports.py`), and why
              sessions fail; how an app without sessions is served (`env_host/serving/own_app.py`)
 DRAIN_ROUTE  the same: drains itself, where no signal can be sent to it
 
@@ -15,11 +15,11 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
-from ...env_host.ipc.capacity import abandoned_steps
+from ...env_host.ipc.reports import abandoned_steps
 from ...schema.errors import NotAnswering
 from ...schema.protocol import DRAIN_HEADER, DRAIN_ROUTE, LOOPBACK, Serving
 from ...system.text.json_lines import Json
-from ..http_get import ask
+from ..access import ask
 from .base import EngineRefused
 
 TIMEOUT_SECONDS = 2.0

@@ -8,11 +8,9 @@
 
     configuration.py    what Envoy is told: pure functions
     lua.py              what Envoy does with each request and answer beside that
-    weights.py          which share of the new sessions each replica gets: pure functions
-    config_files.py     the files that it reads, replaced by rename
+    envoy.py            the files that it reads, replaced by rename; asks it how its clusters are
     process.py          its process: started once a home, below a shim; stopped
     start_envoy.py      the program between the shim and Envoy: reports that it is ready
-    admin.py            asks Envoy how its clusters are
 
 A launch with `--gateway` starts the gateway, if it does not run, and waits until Envoy has its
 replicas; the daemon writes the routes and endpoints of all environments, restarts an Envoy that

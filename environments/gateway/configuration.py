@@ -12,7 +12,7 @@ cluster says nothing that a scaled environment changes.
 Balancing. Replicas get sessions in turn, so that a crowd is split evenly. (Least requests is not
 even: a request counts when its replica has been connected to, so a replica that is slow to accept
 looks empty and gets more.) Where some have much less room than others, weights say so
-(`weights.py`).
+(`replica_policy.py`).
 
 A replica that is full, or drains, answers a handshake with `RETRY_HEADER` as long as the gateway
 may still try another one (`env_host/websocket/handshake.py`). Envoy's circuit breakers count all
@@ -56,7 +56,7 @@ from ...schema.protocol import (
     REPLICA_HEADER,
     RETRY_HEADER,
 )
-from ...system.net.access_tokens import PARAMETER
+from ...system.net.access import PARAMETER
 from ...system.text.json_lines import Json
 from .lua import SOURCE as LUA
 
@@ -80,7 +80,7 @@ _NO_REPLICA = (
 
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _OF_AN_ENDPOINT = {GENERATION_HEADER: "generation", REPLICA_HEADER: "replica"}  # in its metadata
-_SESSION_DIGITS = 4  # of a session's id, that name its replica (`env_host/shard/arrivals.py`)
+_SESSION_DIGITS = 4  # of a session's id, that name its replica (`env_host/shard/connections.py`)
 
 
 @dataclass(frozen=True, slots=True)

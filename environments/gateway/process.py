@@ -47,9 +47,8 @@ from ..engines.new_replicas import RUN_DIR_VARIABLE, child_environment
 from ..run_files import RunFile, SetAside
 from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_run_file, start_shim
 from ..shim.files import RUN_FILE_NAME
-from .admin import endpoint_statuses
-from .config_files import write_start_files
 from .configuration import GatewayOptions
+from .envoy import endpoint_statuses, write_start_files
 
 if TYPE_CHECKING:
     from filelock import AsyncFileLock, FileLock

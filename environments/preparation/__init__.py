@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a source needs before it runs: a virtual environment here, or a container image.
 
-project_venv.py  the virtual environment of a project, made by uv.py; venv_overlay.py: one above
+project_venv.py  the virtual environment of a project, made by uv.py, or laid over one
                  another
 image_build.py   builds an image of image_context.py and image_recipe.py
-venv_cleanup.py, image_cleanup.py
-                 remove those that nothing uses
+venv_cleanup.py  removes those that nothing uses
 """

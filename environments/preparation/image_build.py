@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Has an image built from a project, unless there is one of the same files already.
+"""Has an image built from a project, unless there is one of the same files; removes unused ones.
 
     source ─▶ context ─▶ digest ─▶ openenvd/NAME:DIGEST ── exists ──▶ that
                                                        └─ does not ─▶ docker build ─▶ that
@@ -7,6 +7,16 @@
 Nothing is written into the project's folder. Images are built by the `docker` command rather than
 by the library that starts containers: it alone knows BuildKit, which Dockerfiles of upstream's
 projects need, and the user's context and credentials.
+
+`prune_images` removes images that were built here and that nothing uses any more:
+
+    of a stage         the classic builder leaves it without a name
+    replaced           another image has its name by now
+    earlier version    a newer image of the same repository, `openenvd/NAME`, is there
+
+An image stays while a run file of this home names it. If a run file cannot be used,
+no image is removed, since its replica may need any of them. Docker itself keeps those of
+containers, of other homes as well.
 """
 
 from __future__ import annotations
@@ -19,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from subprocess import TimeoutExpired
 from types import MappingProxyType
 from typing import IO, Any
 
@@ -30,15 +41,24 @@ from ...schema.errors import (
     PreparationFailed,
     with_last_lines,
 )
+from ...schema.layout import Layout
 from ...schema.spec import DEFAULT_BASE
-from ...system.text.terminal_text import plain
-from ..command_output import run_command
+from ...system.text.json_lines import Json
+from ...system.text.safe_text import plain
+from .. import run_files
 from ..engines.base import BUILT_LABEL
 from ..engines.docker.options import INSTALL, hint_on
-from ..image_names import check_reference, digest_in_repository, tag_of
 from ..sources.program import Program
-from ..sources.resolve import Project, ResolvedSource
+from ..sources.resolve import (
+    REPOSITORY,
+    Project,
+    ResolvedSource,
+    check_reference,
+    digest_in_repository,
+    tag_of,
+)
 from .image_context import context_of
+from .uv import run_command
 
 # The network of this machine while it builds: a package index may be reachable from here alone.
 _NETWORK = ("--network", "host")
@@ -235,3 +255,43 @@ class DockerCli:
         text = plain(line).rstrip()
         if text and not text.lstrip().startswith(_TEDIOUS):
             self._say(f"  docker: {text}")
+
+
+def prune_images(layout: Layout) -> list[str]:
+    """Remove images, and return their names, or their ids where they have none. Blocks.
+
+    Nothing is removed if Docker does not answer, or if a run file was set aside.
+    """
+    if run_files.set_aside(layout.runs):
+        return []
+    try:
+        docker = DockerCli(lambda _: None)
+        found = docker.images_built()
+    except (EngineFailed, TimeoutExpired):
+        return []
+    plans = (run_file.data.get("plan") or {} for run_file in run_files.all_of(layout.runs))
+    used = {name for plan in plans for name in (plan.get("image"), plan.get("image_name"))}
+    return [name for name in unused(found, used) if docker.remove(name)]
+
+
+def unused(images: list[Json], used: set[str | None]) -> list[str]:
+    """Return what may be removed of these images, as `docker image inspect` describes them.
+
+    Args:
+        images: Those that were built here.
+        used: Ids and names of those that replicas run.
+    """
+    found = []
+    named: dict[str, list[tuple[str, str, Json]]] = {}
+    for image in images:
+        names = image["RepoTags"] or []
+        if not names and image["Id"] not in used:
+            found.append(image["Id"])
+        for name in names:
+            repository, _, _ = name.rpartition(":")
+            if repository.startswith(f"{REPOSITORY}/"):
+                named.setdefault(repository, []).append((image["Created"], name, image))
+    for versions in named.values():
+        _, *earlier = sorted(versions, key=lambda each: each[0], reverse=True)
+        found += [name for _, name, image in earlier if not {name, image["Id"]} & used]
+    return found

@@ -5,10 +5,10 @@
     venvs/<key>.lock     held while it is made: two launches at once make it once
     venvs/<key>/         bin/, lib/, …; and `complete`, written last
 
-Each use writes `used`; unused environments are removed one day (`cleanup.py`). A folder without
-`complete` was left by a launch that failed or was killed: the next launch starts afresh. The
-project itself is not installed (its folder is on the import path), but for its metadata, which tell
-its version; and nothing is written into its folder: no lock file, no egg-info, no byte code.
+Each use writes `used`; unused environments are removed one day (`venv_cleanup.py`). A folder
+without `complete` was left by a launch that failed or was killed: the next launch starts afresh.
+The project itself is not installed (its folder is on the import path), but for its metadata, which
+tell its version; and nothing is written into its folder: no lock file, no egg-info, no byte code.
 
 The ways are tried in order. One that cannot be used (`Unusable`) is named in one line, and the next
 is tried; any other failure (the network, a disk, a file of another hash) ends the launch. With a
@@ -16,6 +16,14 @@ is tried; any other failure (the network, a disk, a file of another hash) ends t
 files that have the hashes that stand there; what the env host needs comes beside them. Of a package
 that the lock has wheels of, a wheel is installed or the lock cannot be used: nothing is compiled
 because the lock was made for another Python.
+
+Laid over another one, for a try with more packages (`launch --with`):
+
+    venvs/<key>/    the further packages alone; those of the base, which stays as it is, are found
+                    after them, through a `.pth` file (uv's own `run --with` does the same)
+
+The key is made of the base and the packages. What both need keeps the version that the base has,
+unless it is named.
 """
 
 from __future__ import annotations
@@ -28,9 +36,10 @@ import os
 import re
 import shutil
 import sys
+import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +47,9 @@ from ...schema.errors import PreparationFailed
 from ...schema.layout import Layout, make_private
 from ...schema.protocol import HOST_LIBRARIES
 from ...system.process.process_identity import boot_seconds
+from ...system.text.safe_text import hide_credentials
 from ..sources.dockerfile import read_text
-from ..sources.needs import Way, metadata_of, table_in
+from ..sources.needs import Way, metadata_of, normalized, table_in
 from ..sources.resolve import COPY_IGNORED, Project
 from .uv import Say, Uv, UvFailed
 
@@ -50,7 +60,7 @@ KEY_VERSION = 3  # a higher one makes every environment anew
 # What the env host itself needs; a project on upstream's package has all of it already.
 HOST_REQUIREMENTS = ("uvicorn>=0.35", "websockets>=13", "pydantic>=2")
 # Faster, and done without where there is no wheel for the project's Python. The project does not
-# see them (`env_host/event_loop.py`).
+# see them (`env_host/preload.py`).
 HOST_EXTRAS = ("uvloop", "httptools", "orjson")
 
 _NO_PYTHON = "No interpreter found"  # begins what uv says then
@@ -309,3 +319,62 @@ def version_of(venv: Path) -> tuple[int, ...] | None:
     """Return the version of an environment's Python; None where it is not noted."""
     found = re.search(r"(?m)^version(?:_info)?\s*=\s*([\d.]+)", read_text(venv / "pyvenv.cfg"))
     return None if found is None else tuple(map(int, found[1].strip(".").split(".")[:3]))
+
+
+PTH = "openenvd-base.pth"
+
+
+def overlay_python(
+    base: Path | None, packages: Sequence[str], layout: Layout, folder: Path, say: Say
+) -> Path:
+    """Return the Python of an environment that has these packages, and all of the base's.
+
+    Args:
+        base: The interpreter of a project's environment; None: our own.
+        packages: What to install, as uv takes it.
+        layout: Where it is kept.
+        folder: What relative paths among the packages refer to.
+        say: Gets lines about what happens.
+
+    Raises:
+        PreparationFailed: uv failed; the message has its last lines.
+    """
+    python = base or Path(sys.executable)
+    below = python.parent.parent
+    venv = layout.venvs / overlay_key(python, packages, folder)
+    named = hide_credentials(", ".join(packages))
+
+    def build() -> None:
+        say(f"installing {named} beside the dependencies")
+        try:
+            _install(Uv(folder, say), python, packages, venv)
+        except UvFailed as exc:
+            message = f"{named} cannot be installed beside the dependencies"
+            raise exc.explained(message, "look at --with") from exc
+        if (below / HOST_LIBRARIES).is_dir():  # else our own has them among its packages
+            (venv / HOST_LIBRARIES).symlink_to(below / HOST_LIBRARIES)
+        is_own = str(python) == sys.executable
+        first = sysconfig.get_path("purelib") if is_own else str(site_packages(below))
+        (site_packages(venv) / PTH).write_text(f"import site; site.addsitedir({first!r})\n")
+
+    return make_once(venv, {"base": str(below)}, build, say)
+
+
+def overlay_key(base: Path, packages: Sequence[str], folder: Path) -> str:
+    """Return the key of the environment with these packages over that of the Python `base`."""
+    parts = [str(KEY_VERSION), str(base), *sorted(packages)]
+    if any("/" in package for package in packages):
+        parts.append(str(folder))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def _install(uv: Uv, base: Path, packages: Sequence[str], venv: Path) -> None:
+    """Install packages beside what the base has, which stays as it is but for those named."""
+    uv.make_venv(str(base), venv)
+    named = {normalized(package) for package in packages}
+    had = uv.run("pip", "freeze", "--python", str(base), quiet=True)
+    kept = [line for line in had if "==" in line and normalized(line) not in named]
+    with tempfile.NamedTemporaryFile("w", prefix="openenvd-", suffix=".txt") as constraints:
+        constraints.write("\n".join(kept))
+        constraints.flush()
+        uv.install(venv, "-c", constraints.name, "--", *packages)

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Uv`: runs uv, with pip's package index, and passes on what it says.
-
-Where packages come from: pip's settings, translated for uv.
+"""`Uv`: runs uv, with pip's package index, and passes on what it says; `run_command` runs any.
 
 Many machines are set up for pip alone (a mirror, a folder of wheels, a company's certificate), and
 uv reads none of it. A setting of uv itself takes precedence.
@@ -15,17 +13,70 @@ import configparser
 import os
 import re
 import shutil
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from ...schema.errors import PreparationFailed, with_last_lines
 from ...system.files import disk_space
-from ...system.text.hidden_values import hide_credentials
-from ..command_output import run_command
+from ...system.process.process_identity import ProcessIdentity
+from ...system.process.tree import stop_tree
+from ...system.text.safe_text import hide_credentials
 from ..sources.needs import read_toml
+
+STOP_GRACE_SECONDS = 2.0
+
+
+def run_command(
+    argv: Sequence[str],
+    *,
+    folder: Path,
+    environ: Mapping[str, str],
+    on_line: Callable[[str], None],
+    stdin: IO[bytes] | None = None,
+) -> tuple[int, list[str]]:
+    """Run a command; returns its exit code, and the lines of both its streams.
+
+    It, and what it has started, end with a launch that is cancelled.
+
+    Args:
+        argv: The program and its arguments.
+        folder: Where it runs.
+        environ: Its environment variables.
+        on_line: Called with each line as it comes.
+        stdin: What it reads; None: nothing.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    process = subprocess.Popen(
+        argv,
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.DEVNULL if stdin is None else stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    lines = []
+    with process:
+        try:
+            assert process.stdout is not None
+            for line in map(str.rstrip, process.stdout):
+                on_line(line)
+                lines.append(line)
+            code = process.wait()
+        except BaseException:
+            if process.poll() is None:  # not collected, so that the pid is still its own
+                identity = ProcessIdentity.of(process.pid)
+                stop_tree(identity, grace_seconds=STOP_GRACE_SECONDS, session=False)
+            raise
+    return code, [line for line in lines if line]
+
 
 LAST_LINES = 20  # of uv's output, in a failure
 # A hundred packages, one line each; and what a failure shows again.

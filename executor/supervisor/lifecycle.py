@@ -31,7 +31,7 @@ import time
 from functools import partial
 
 from ..errors import FrameError
-from ..policy.watchdog import Timing
+from ..policy.memory import Timing
 from ..spawning.source import Exited, SourceFactory, signal_group
 from .channels import Channels, WakeUp
 from .memory import WorkerMemory, kill_leftovers, kill_tree

@@ -22,8 +22,8 @@ import threading
 import time
 
 from ..messages import EventSink
+from ..policy.memory import Timing
 from ..policy.plan import Plan
-from ..policy.watchdog import Timing
 from ..spawning.source import SourceFactory
 from .channels import Channels, Handler, WakeUp
 from .events import EventBuffer

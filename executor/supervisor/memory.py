@@ -43,8 +43,8 @@ from ...system.process.oom_evidence import kernel_log_kills
 from ...system.process.proc import read_stat
 from ...system.process.process_identity import ProcessIdentity
 from ...system.process.tree import stop_tree, tree_of
+from ..policy.memory import Timing, Usage, find_violation
 from ..policy.plan import Plan
-from ..policy.watchdog import Timing, Usage, find_violation
 from ..spawning.source import signal_group
 from .channels import WakeUp
 from .pool import PooledWorker, Pools, Run
@@ -331,7 +331,7 @@ def sweep_orphans(records: Iterable[tuple[int, float]]) -> list[int]:
     """End every worker of `(pid, started_at)` that still lives, its whole session with it.
 
     Workers of a killed daemon are named so by its database. As a rule none is left: the kernel
-    ends a worker's process group with its daemon (`worker/parent_death.py`). This is for a machine
+    ends a worker's process group with its daemon (`worker/process.py`). This is for a machine
     where that does not exist or was defeated. A pid that now belongs to another process is left
     alone. Returns the pids that were ended.
     """

@@ -23,14 +23,12 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..frames import FrameReader, encode_frame
-from ..messages import LONG, SHORT, Task, WorkerStatus
-from ..policy.plan import Plan
-from ..policy.scaling import KEPT_WORKERS, workers_wanted
+from ..messages import LONG, SHORT, FrameReader, Task, WorkerStatus, encode_frame
+from ..policy.plan import KEPT_WORKERS, Plan, workers_wanted
 
 if TYPE_CHECKING:
     from ...system.memory.cgroups import Cgroup
-    from ..policy.watchdog import LimitViolation
+    from ..policy.memory import LimitViolation
     from ..spawning.source import Exited
 
 

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 from ...system.memory.usage import anonymous_bytes
 from ...system.process.process_identity import ProcessIdentity
-from ..policy.scaling import FAILED_STARTS_BEFORE_BARE, MOST_FAILED_STARTS, back_off_seconds
-from ..policy.watchdog import Timing
+from ..policy.memory import Timing
+from ..policy.plan import FAILED_STARTS_BEFORE_BARE, MOST_FAILED_STARTS, back_off_seconds
 from ..spawning.source import (
     Exited,
     Forked,

@@ -26,8 +26,8 @@ import time
 from dataclasses import dataclass
 
 from ..messages import LONG, Cancelled, Died, ExecutorEvent, Progressed, Started, Succeeded
-from ..policy.scaling import reason_to_recycle
-from ..policy.watchdog import Timing
+from ..policy.memory import Timing
+from ..policy.plan import reason_to_recycle
 from .channels import Channels, WakeUp
 from .events import EventBuffer, Frame, exit_event, failure_event, never_started
 from .memory import WorkerMemory, machine_oom_kills

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What runs in a worker: one task at a time, from its pipe to its pipe.
 
-Frames the worker reads (see `frames.py`):
+Frames the worker reads (see `messages.py`):
 
     {"task": id, "operation": "package.module:callable", "payload", "log_path", "label",
      "traceparent"?: set as the variable TRACEPARENT while the operation runs}
@@ -17,14 +17,14 @@ where usage is `peak_bytes`, `rss_bytes` and `retire`: why the worker must not b
 
 The callable is called as `callable(payload, request_id, home, progress)`. Its stdout and stderr are
 the task's log by file descriptor, so that what it and its children wrote survives any exit
-(`task_log.py`).
+(`process.py`).
 
 SIGTERM means: stop what you are doing. Only a running operation is interrupted, by `TaskCancelled`
 in the main thread; a worker that is idle or still receiving is ended by it; one that reports its
 outcome finishes that. It is never given another task afterwards.
 
 A worker ends with its daemon in two ways: its pipe is at its end; and, should it be busy, the
-death pipe ends, on which the kernel sends SIGKILL to its whole process group (`parent_death.py`).
+death pipe ends, on which the kernel sends SIGKILL to its whole process group (`process.py`).
 """
 
 from __future__ import annotations
@@ -56,10 +56,9 @@ from ...system.net.traceparent import VARIABLE
 from ...system.process.proc import set_oom_score_adj
 from ...system.process.signal_pipe import take_over
 from ...system.text.units import MB
-from .. import frames
+from .. import messages
 from ..errors import FrameError, TaskCancelled
-from .parent_death import arm_parent_death_signal
-from .task_log import begin_log, end_log
+from .process import arm_parent_death_signal, begin_log, end_log
 
 Operation = Callable[[dict[str, Any], str, str, Callable[[dict[str, Any]], None]], Any]
 
@@ -152,7 +151,7 @@ class Worker:
                 result = self._call(task)
             finally:
                 self._phase = Phase.REPORTING
-            return {"kind": "succeeded", "result": frames.encode_result(result)}
+            return {"kind": "succeeded", "result": messages.encode_result(result)}
         except TaskCancelled:
             return {"kind": "cancelled"}
         except BaseException as exc:
@@ -185,11 +184,11 @@ class Worker:
         return "it was asked to stop" if self._was_stopped else None
 
     def _receive(self) -> dict[str, Any] | None:
-        header = self._read(frames.HEADER_BYTES)
+        header = self._read(messages.HEADER_BYTES)
         if header is None:
             return None
-        body = self._read(frames.body_length(header))
-        return None if body is None else frames.parse_body(body)
+        body = self._read(messages.body_length(header))
+        return None if body is None else messages.parse_body(body)
 
     def _read(self, size: int) -> bytes | None:
         """Exactly `size` bytes, or None at the end of the pipe."""
@@ -199,7 +198,7 @@ class Worker:
         return bytes(parts) if len(parts) == size else None
 
     def _send(self, message: dict[str, Any]) -> None:
-        frame = frames.encode_frame(message)
+        frame = messages.encode_frame(message)
         if threading.get_ident() != self._main_thread:
             self._write(frame)
             return
@@ -355,7 +354,7 @@ def sendable(text: str, most_chars: int) -> str:
 def sendable_evidence(evidence: Any) -> Any:
     """Return `evidence` if it is a JSON object: any exception may have such an attribute."""
     try:
-        return frames.encode_result(evidence) if isinstance(evidence, dict) else None
+        return messages.encode_result(evidence) if isinstance(evidence, dict) else None
     except (TypeError, FrameError):
         return None
 

@@ -21,7 +21,7 @@ from typing import Any
 from load_tests.peers.scaling_servers import Arrangement, Started, openenv
 from load_tests.shared.report import daemon
 from openenvd.environments.shim.client import read_status_file
-from openenvd.rollouts.bench.target import Target
+from openenvd.rollouts.bench.results import Target
 from openenvd.schema.layout import Layout
 from smoke_tests import ray_engine, slurm_engine
 from smoke_tests.ray_engine import RayCluster

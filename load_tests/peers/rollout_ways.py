@@ -42,8 +42,8 @@ from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.readers import EpisodeRow, Rollouts, open_rollouts
 from openenvd.rollouts.folder.writer import RolloutWriter
-from openenvd.rollouts.loop_thread import reusing_freed_memory
-from openenvd.rollouts.stages.grouping import GroupSink
+from openenvd.rollouts.session.loop_thread import reusing_freed_memory
+from openenvd.rollouts.stages.sinks import GroupSink
 from openenvd.system.process.loop_lag import EventLoopLagMonitor
 
 GROUP = 8

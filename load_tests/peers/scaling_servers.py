@@ -34,7 +34,7 @@ import psutil
 
 from load_tests.shared.report import OPENENV, daemon
 from openenvd.env_host.bundled.benchmark.behaviour import SYNC_VARIABLE
-from openenvd.rollouts.bench.target import Target
+from openenvd.rollouts.bench.results import Target
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEMPLATE_NAME = "echo_back"

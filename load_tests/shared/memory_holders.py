@@ -20,15 +20,19 @@ from load_tests.shared.operations import worker_path
 from openenvd.executor.executor import BurstableExecutor
 from openenvd.executor.messages import LONG, SHORT
 from openenvd.executor.policy.plan import plan_workers
-from openenvd.requests_db.connections.sqlite import WriteConnection
+from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import NewRequest
 from openenvd.requests_db.transactions import submitting
 from openenvd.schema.settings import Paths, Settings
 from openenvd.schema.states import Schedule
 from openenvd.server.dispatch.dispatcher import Dispatcher
-from openenvd.server.dispatch.memory_estimates import LEAST_BYTES, Declared, MemoryEstimates
-from openenvd.server.dispatch.planning import DAEMON_BYTES  # and be as large as it is
+from openenvd.server.dispatch.memory_estimates import (
+    DAEMON_BYTES,  # and be as large as it is
+    LEAST_BYTES,
+    Declared,
+    MemoryEstimates,
+)
 from openenvd.server.dispatch.running import DispatchContext
 from openenvd.system.memory.limits import read_limits
 from openenvd.system.text.units import MB

@@ -31,7 +31,7 @@ from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from openenvd.env_host.shard.arrivals import owner_of, read_head
+from openenvd.env_host.shard.connections import owner_of, read_head
 from openenvd.env_host.websocket.frames import FrameError, FrameParser, code_of_close
 from openenvd.env_host.websocket.handshake import acceptance, parse_upgrade
 from openenvd.system.net.websocket import (

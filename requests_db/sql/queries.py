@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries that only read: each is one statement, its parameters, and what its rows become.
+"""Queries that only read, and statements that are compiled once and go straight to the driver.
 
-A `Query` knows no connection: the dispatcher's thread runs it in a transaction
-(`query.run(connection)`), the API's loop on `aiosqlite` (`AsyncStore`).
+A query is one statement, its parameters, and what its rows become. A `Query` knows no connection:
+the dispatcher's thread runs it in a transaction (`query.run(connection)`), the API's loop on
+`aiosqlite` (`AsyncStore`).
+
+Straight to the driver go the statements that every request pays for. SQLAlchemy compiles a
+statement once, too, but then still spends several times what SQLite itself takes on each execution
+and on each row of parameters. So what `statements.py` built is translated to text once, and its
+parameters to tuples. Parameters that are lists (`IN`) are not for here: their number is part of the
+text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql.base import Executable
 
 from ...schema.states import RequestState, Schedule
@@ -26,9 +34,69 @@ from ..records import (
     Replica,
     Request,
 )
-from . import prepared, statements
-from .prepared import Parameters
+from . import statements
 from .rows import ENVIRONMENTS, ESTIMATES, EVENTS, GENERATIONS, REPLICAS, REQUESTS, Row
+
+Parameters = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A statement as the driver takes it: its text, and its parameters' values in their order."""
+
+    text: str
+    values: Callable[[Parameters], tuple[Any, ...]]
+
+
+@cache
+def prepare(statement: Executable, keys: tuple[str, ...]) -> Prepared:
+    """The statement as text, for parameters of these names (an INSERT names its columns so)."""
+    compiled: Any = statement.compile(  # type: ignore[attr-defined]
+        dialect=sqlite.dialect(paramstyle="qmark"), column_keys=keys
+    )
+    names: list[str] = compiled.positiontup
+    literals = {name: value for name, value in compiled.params.items() if name not in keys}
+    return Prepared(str(compiled), _in_order(names, literals))
+
+
+def rows(connection: Connection, statement: Executable, parameters: Parameters) -> list[Any]:
+    """The rows that the statement returns, each a tuple."""
+    prepared = prepare(statement, tuple(parameters))
+    return _driver(connection).execute(prepared.text, prepared.values(parameters)).fetchall()  # type: ignore[no-any-return]
+
+
+def row(connection: Connection, statement: Executable, parameters: Parameters) -> Any:
+    """The only row, or None."""
+    found = rows(connection, statement, parameters)
+    return found[0] if found else None
+
+
+def scalar(connection: Connection, statement: Executable, parameters: Parameters) -> Any:
+    """The first value of the only row."""
+    return rows(connection, statement, parameters)[0][0]
+
+
+def each(connection: Connection, statement: Executable, many: Sequence[Parameters]) -> None:
+    """Execute the statement once for each of `many`; nothing is returned."""
+    if many:
+        prepared = prepare(statement, tuple(many[0]))
+        _driver(connection).executemany(prepared.text, map(prepared.values, many))
+
+
+def _in_order(
+    names: Sequence[str], literals: Parameters
+) -> Callable[[Parameters], tuple[Any, ...]]:
+    if len(names) < 2:
+        return lambda parameters: tuple((literals | parameters)[name] for name in names)
+    pick: Callable[[Parameters], tuple[Any, ...]] = itemgetter(*names)
+    if not literals:
+        return pick
+    return lambda parameters: pick(literals | parameters)
+
+
+def _driver(connection: Connection) -> Any:
+    return connection.connection.driver_connection
+
 
 ID_LENGTH = 16
 MAX_MATCHES = 10  # ids named when a prefix fits several
@@ -49,7 +117,7 @@ class Query(Generic[R]):
 
     def run(self, connection: Connection) -> R:
         """The answer, as this connection's transaction sees the database."""
-        return self.result(prepared.rows(connection, self.statement, self.parameters))
+        return self.result(rows(connection, self.statement, self.parameters))
 
 
 # The number of the last event; 0 before the first.

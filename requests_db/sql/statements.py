@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every statement, built once. Portable SQL; what is SQLite's alone is in `sqlite.py`.
+"""Every statement, built once. Portable SQL; what is SQLite's alone is in `connections.py`.
 
 Each UPDATE of a state repeats its rule as a guard (`WHERE state = …`). States that a partial index
 depends on are literals: see `tables.py`. `FOR UPDATE` is left out by SQLAlchemy where the database

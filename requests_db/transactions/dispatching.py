@@ -1,24 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Claiming, recording and releasing: functions over a connection, in batches.
+"""Claiming, recording, releasing and recovering: functions over a connection, in batches.
 
 The executor may report late: about a request that was recovered meanwhile, or twice. An outcome's
 UPDATE writes only where it still applies, and returns the request as it is then; for the rest a
 batch first reads the current state of its requests (`_current`).
+
+`recover` settles the requests that a lost daemon left RUNNING: once, before a daemon claims. The
+caller first ends the workers that may still be alive (`queries.running` names them).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Connection
 
-from ...schema.states import InvalidTransition, RequestState, Schedule
+from ...schema.states import ErrorKind, InvalidTransition, RequestState, Schedule
 from ...system.text.json_lines import Json
-from ..connections.sqlite import MAX_PARAMETERS
-from ..records import RETRYING, Event, MemoryEstimate, Outcome, Request, Retry
-from ..results import Claim
-from ..sql import prepared, statements
+from ..connections import MAX_PARAMETERS
+from ..records import (
+    RETRYING,
+    Claim,
+    Event,
+    MemoryEstimate,
+    Outcome,
+    Recovery,
+    Request,
+    RequestError,
+    Retry,
+)
+from ..sql import queries, statements
 from ..sql.rows import ESTIMATES, REQUESTS, error_to_json, to_json
 from .journal import REQUEST_PROGRESS, CurrentRequest, Journal
 
@@ -35,7 +48,7 @@ def claim(connection: Connection, schedule: Schedule, limit: int, now: float) ->
     Their attempt is counted; no other claim, in this process or another, gets the same one.
     """
     parameters = {"of_schedule": schedule.value, "up_to": limit, "now": now}
-    return _claimed(connection, prepared.rows(connection, statements.CLAIM, parameters), now)
+    return _claimed(connection, queries.rows(connection, statements.CLAIM, parameters), now)
 
 
 def claim_chosen(connection: Connection, chosen: Sequence[Request], now: float) -> Claim:
@@ -89,16 +102,16 @@ def record(
     _record_outcomes(connection, journal, outcomes, workers)
     ended = {outcome.request_id for outcome in outcomes}
     still = [{"of_id": i, **values} for i, values in workers.items() if i not in ended]
-    prepared.each(connection, statements.STARTED, still)
+    queries.each(connection, statements.STARTED, still)
     _learn(connection, learned)
     return journal.write(connection)
 
 
 def _learn(connection: Connection, estimates: Sequence[MemoryEstimate]) -> None:
     keys = [{"of_operation": e.operation, "of_source": e.source} for e in estimates]
-    prepared.each(connection, statements.DELETE_ESTIMATE, keys)
+    queries.each(connection, statements.DELETE_ESTIMATE, keys)
     values = [ESTIMATES.values(estimate) for estimate in estimates]
-    prepared.each(connection, statements.INSERT_ESTIMATE, values)
+    queries.each(connection, statements.INSERT_ESTIMATE, values)
 
 
 def release(connection: Connection, ids: Sequence[str], now: float) -> tuple[Event, ...]:
@@ -115,7 +128,7 @@ def release(connection: Connection, ids: Sequence[str], now: float) -> tuple[Eve
     journal = Journal()
     for request_id in back:
         journal.moved(running[request_id], RequestState.RUNNING, RequestState.PENDING, now)
-    prepared.each(connection, statements.RELEASE, [{"of_id": i} for i in back])
+    queries.each(connection, statements.RELEASE, [{"of_id": i} for i in back])
     _record_outcomes(connection, journal, cancelled, {})
     return journal.write(connection)
 
@@ -197,7 +210,61 @@ def _record_outcomes(
             subject, state = f"request {outcome.request_id}", f"{outcome.state.value} (end)"
             raise InvalidTransition(subject, RequestState.RUNNING.value, state)
         values = finish_values(outcome, workers.get(outcome.request_id))
-        row = prepared.row(connection, statements.FINISH, values)
+        row = queries.row(connection, statements.FINISH, values)
         if row is not None:
             request = REQUESTS.read(row)
             journal.moved(request, RequestState.RUNNING, outcome.state, outcome.finished_at)
+
+
+# A daemon that is killed is no failure of what ran; but what ends each one must not run for ever.
+MAX_LOST_DAEMONS = 10
+
+
+def next_state(request: Request, idempotent: Set[str]) -> RequestState:
+    """The state of a request whose daemon was lost: PENDING again, FAILED or CANCELLED."""
+    if request.cancel_requested_at is not None:
+        return RequestState.CANCELLED
+    again = request.operation in idempotent and request.lost_daemons < MAX_LOST_DAEMONS
+    return RequestState.PENDING if again else RequestState.FAILED
+
+
+def recover(connection: Connection, now: float, *, idempotent: Set[str]) -> Recovery:
+    """Move every running request to its next state. `idempotent`: operations to run again."""
+    running = [REQUESTS.read(row) for row in connection.execute(statements.RUNNING_REQUESTS)]
+    moved = [_after(request, next_state(request, idempotent), now) for request in running]
+    journal = Journal()
+    for request in moved:
+        journal.moved(request, RequestState.RUNNING, request.state, now)
+    by_state = {state: tuple(r for r in moved if r.state is state) for state in RequestState}
+    requeued = by_state[RequestState.PENDING]
+    ended = [request for request in moved if request.state.is_final]
+    if requeued:
+        connection.execute(statements.REQUEUE, [{"of_id": request.id} for request in requeued])
+    for request in ended:
+        outcome = Outcome(request.id, request.state, now, error=request.error)
+        queries.rows(connection, statements.FINISH, finish_values(outcome))
+    return Recovery(
+        requeued=requeued,
+        failed=by_state[RequestState.FAILED],
+        cancelled=by_state[RequestState.CANCELLED],
+        events=journal.write(connection),
+    )
+
+
+def _after(request: Request, state: RequestState, now: float) -> Request:
+    if state is RequestState.PENDING:
+        attempts, lost = request.attempts - 1, request.lost_daemons + 1
+        request = replace(request, state=state, attempts=attempts, lost_daemons=lost)
+        return replace(
+            request, started_at=None, worker=None, worker_pid=None, worker_started_at=None
+        )
+    error = _lost(request) if state is RequestState.FAILED else None
+    return replace(request, state=state, finished_at=now, error=error)
+
+
+def _lost(request: Request) -> RequestError:
+    message = "the daemon was lost while this request ran"
+    if request.lost_daemons:
+        message += f", {request.lost_daemons + 1} times in all"
+    hint = "submit it again; its log ends with its last output"
+    return RequestError(ErrorKind.WORKER_LOST, message, hint)

@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 from ...schema.states import RequestState, check_transition
 from ...system.text.json_lines import Json
 from ..records import Event, Request
-from ..sql import prepared, statements
+from ..sql import queries, statements
 from ..sql.rows import to_json
 
 REQUEST_STATE = "request.state"
@@ -97,11 +97,11 @@ class Journal:
             return ()
         added = {f"add_{state.value.lower()}": self._moves[state] for state in RequestState}
         added["add_last_event"] = len(self._drafts)
-        last: int = prepared.scalar(connection, statements.ADD_TO_TALLY, added)
+        last: int = queries.scalar(connection, statements.ADD_TO_TALLY, added)
         if not self._drafts:
             return ()
         first = last - len(self._drafts) + 1
-        prepared.each(connection, statements.INSERT_EVENT, self._rows(first))
+        queries.each(connection, statements.INSERT_EVENT, self._rows(first))
         return tuple(
             Event(seq, at, kind, about.id if about else None, environment, data, request)
             for seq, (at, kind, about, environment, data, _, request) in enumerate(

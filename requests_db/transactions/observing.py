@@ -1,8 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the observed states of environments and replicas: functions over a connection.
+"""Writes the observed states of environments and replicas, and the history of environments.
 
 The reconciler decides on what it read before, and the row may have changed since. A change of state
 that is no longer allowed is dropped, as is one that changes nothing; both return None.
+
+The history has a generation for each launch:
+
+    begin      a launch was submitted: STARTING
+    follow     its environment's state has changed: SERVING when it is ready, RETIRED when it was
+               taken down, FAILED with the environment's error
+
+Each is part of the transaction that writes what it follows from, so that the two never differ.
 """
 
 from __future__ import annotations
@@ -14,17 +22,18 @@ from sqlalchemy import Connection
 
 from ...schema.states import (
     ENVIRONMENT_TRANSITIONS,
+    GENERATION_TRANSITIONS,
     UPDATABLE,
     EnvironmentState,
     GenerationState,
     ReplicaState,
+    RequestState,
 )
-from ...system.text.hidden_values import without_secrets
 from ...system.text.json_lines import Json
+from ...system.text.safe_text import redact, without_secrets
 from ..records import Environment, Event, Generation, Replica, RequestError
 from ..sql import statements
-from ..sql.rows import ENVIRONMENTS, REPLICAS
-from . import generations
+from ..sql.rows import ENVIRONMENTS, GENERATIONS, REPLICAS, REQUESTS
 from .journal import ENVIRONMENT_STATE, GENERATION_STATE, REPLICA_STATE, write_event
 
 log = logging.getLogger(__name__)
@@ -73,7 +82,7 @@ def set_environment_state(
     given = {f"to_{column}": values[column] for column in columns}
     guard = {"of_name": name, "from_state": before.state.value}
     connection.execute(statements.MOVE_ENVIRONMENT, given | guard)
-    generations.follow(connection, after, now)
+    follow(connection, after, now)
     data = {"state": to_state.value, "address": after.address}
     if after.error is not None:
         data["error"] = after.error.message
@@ -96,15 +105,15 @@ def switch_generation(
         state=EnvironmentState.READY,
         request_id=generation.request_id,
         generation=generation.number,
-        spec=generations.spec_of(spec),
+        spec=spec_of(spec),
         address=address,
         error=None,
         updated_at=now,
     )
     connection.execute(statements.DELETE_ENVIRONMENT, {"of_name": name})
     connection.execute(statements.INSERT_ENVIRONMENT, ENVIRONMENTS.values(after))
-    generations.move(connection, name, before.generation, GenerationState.DRAINING, now)
-    generations.move(connection, name, generation.number, GenerationState.SERVING, now)
+    move(connection, name, before.generation, GenerationState.DRAINING, now)
+    move(connection, name, generation.number, GenerationState.SERVING, now)
     data = {"state": after.state.value, "address": address, "generation": after.generation}
     return (write_event(connection, ENVIRONMENT_STATE, now, data, name),)
 
@@ -119,7 +128,7 @@ def end_generation(
 ) -> tuple[Event, ...]:
     """Write that nothing of a generation runs any more, and forget its replicas."""
     name, ending = generation.environment, f"%-{generation.request_id}"
-    generations.move(connection, name, generation.number, state, now, error)
+    move(connection, name, generation.number, state, now, error)
     connection.execute(statements.DELETE_REPLICAS_LIKE, {"of_environment": name, "like": ending})
     data = {"number": generation.number, "state": state.value, "error": error}
     return (write_event(connection, GENERATION_STATE, now, data, name),)
@@ -164,3 +173,92 @@ def upsert_replica(connection: Connection, replica: Replica, *, now: float) -> E
 def delete_replicas(connection: Connection, environment: str) -> None:
     """Forget the replicas of an environment that has ended."""
     connection.execute(statements.DELETE_REPLICAS_OF, {"of_environment": environment})
+
+
+KEPT = 20  # of each environment: the newest
+_EVERY = 2**31  # beyond every number
+CANCELLED = "it was cancelled before it was ready"
+
+# Of a launch's payload, what says how it is to take its name, and not what is launched.
+OF_UPDATE = frozenset({"update", "replaces", "drain_timeout_seconds"})
+
+_STATE_OF = {
+    EnvironmentState.READY: GenerationState.SERVING,
+    EnvironmentState.DEGRADED: GenerationState.SERVING,
+    EnvironmentState.ASLEEP: GenerationState.SERVING,
+    EnvironmentState.FAILED: GenerationState.FAILED,
+    EnvironmentState.STOPPED: GenerationState.RETIRED,
+}
+
+
+def spec_of(payload: Json) -> Json:
+    """What a launch's payload says is to run."""
+    return {name: value for name, value in payload.items() if name not in OF_UPDATE}
+
+
+def begin(connection: Connection, environment: Environment, now: float) -> int:
+    """Write the next generation of an environment, of this launch and spec; its number."""
+    name, request_id, spec = environment.name, str(environment.request_id), environment.spec
+    found = connection.execute(statements.GENERATIONS_OF, {"of_environment": name}).first()
+    number = 1 if found is None else GENERATIONS.read(found).number + 1
+    new = Generation(name, number, request_id, redact(spec), GenerationState.STARTING, now)
+    connection.execute(statements.INSERT_GENERATION, GENERATIONS.values(new))
+    forget(connection, name, number - KEPT)
+    return number
+
+
+def follow(connection: Connection, environment: Environment, now: float) -> None:
+    """Write what the state of an environment makes of its generation."""
+    state = _STATE_OF.get(environment.state)
+    if state is not None:
+        error = None if environment.error is None else environment.error.message
+        move(connection, environment.name, environment.generation, state, now, error)
+
+
+def move(
+    connection: Connection,
+    name: str,
+    number: int,
+    state: GenerationState,
+    now: float,
+    error: str | None = None,
+) -> None:
+    """Move a generation to a state; nothing when it is there, or may no longer go there."""
+    key = {"of_environment": name, "of_number": number}
+    found = connection.execute(statements.GENERATION, key).one_or_none()
+    if found is None:
+        return
+    before = GENERATIONS.read(found)
+    if state is GenerationState.RETIRED and before.state is GenerationState.STARTING:
+        # Taken down before it was seen to serve: it was ready, or its launch was called off.
+        if _has_succeeded(connection, before.request_id):
+            before = replace(before, served_at=now)
+        else:
+            state, error = GenerationState.FAILED, CANCELLED
+    explains = state is before.state is GenerationState.FAILED and error is not None
+    if not explains and state not in GENERATION_TRANSITIONS[before.state]:
+        return
+    is_over = state in (GenerationState.RETIRED, GenerationState.FAILED)
+    after = replace(
+        before,
+        state=state,
+        served_at=now if state is GenerationState.SERVING else before.served_at,
+        ended_at=now if is_over else None,
+        error=error if state is GenerationState.FAILED else None,
+    )
+    values = GENERATIONS.values(after)
+    given = {
+        f"to_{column}": values[column] for column in ("state", "served_at", "ended_at", "error")
+    }
+    connection.execute(statements.MOVE_GENERATION, key | given | {"from_state": before.state.value})
+
+
+def _has_succeeded(connection: Connection, request_id: str) -> bool:
+    found = connection.execute(statements.REQUEST_BY_ID, {"of_id": request_id}).one_or_none()
+    return found is not None and REQUESTS.read(found).state is RequestState.SUCCEEDED
+
+
+def forget(connection: Connection, name: str, up_to_number: int = _EVERY) -> None:
+    """Remove the generations of an environment, up to a number if one is given."""
+    parameters = {"of_environment": name, "up_to_number": up_to_number}
+    connection.execute(statements.DELETE_GENERATIONS, parameters)

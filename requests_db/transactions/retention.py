@@ -11,9 +11,9 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from ...schema.states import RequestState
-from ..connections.sqlite import WriteConnection
-from ..sql import prepared, statements
-from . import generations
+from ..connections import WriteConnection
+from ..sql import queries, statements
+from . import observing
 from .journal import Journal
 
 BATCH = 500  # requests per transaction: other writers get their turn between them
@@ -29,15 +29,15 @@ def note_time(connection: Connection, elapsed_seconds: float, keep_seconds: floa
         elapsed_seconds: for which the daemon has run since it noted that before.
         keep_seconds: for how long things are kept.
     """
-    added = prepared.row(connection, statements.ADD_RUN_SECONDS, {"elapsed": elapsed_seconds})
+    added = queries.row(connection, statements.ADD_RUN_SECONDS, {"elapsed": elapsed_seconds})
     run_seconds, last_event = added
-    newest = prepared.scalar(connection, statements.NEWEST_MARK, {})
+    newest = queries.scalar(connection, statements.NEWEST_MARK, {})
     if newest is None or run_seconds - newest > keep_seconds / _MARKS:
         mark = {"run_seconds": run_seconds, "last_event": last_event}
-        prepared.each(connection, statements.INSERT_MARK, [mark])
+        queries.each(connection, statements.INSERT_MARK, [mark])
     until = {"until": run_seconds - keep_seconds}
-    prepared.each(connection, statements.DELETE_MARKS, [until])
-    passed = prepared.row(connection, statements.OLD_EVENT, until)
+    queries.each(connection, statements.DELETE_MARKS, [until])
+    passed = queries.row(connection, statements.OLD_EVENT, until)
     return 0 if passed is None else int(passed[0])
 
 
@@ -90,5 +90,5 @@ def collect_environments(connection: Connection, old_event: int) -> list[str]:
     for name in names:
         connection.execute(statements.DELETE_REPLICAS_OF, {"of_environment": name})
         connection.execute(statements.DELETE_ENVIRONMENT, {"of_name": name})
-        generations.forget(connection, name)
+        observing.forget(connection, name)
     return names

@@ -22,23 +22,27 @@ from ...schema.states import (
     Schedule,
 )
 from ...system.text.json_lines import Json
-from ..records import Environment, Event, Generation, NewRequest, Request
-from ..results import (
+from ..records import (
     BeingUpdated,
     Cancellation,
     CannotChange,
     Duplicate,
+    Environment,
+    Event,
+    Generation,
     KeyReused,
     NameTaken,
+    NewRequest,
     OtherSource,
     QueueFull,
     Refusal,
+    Request,
     SubmitResult,
     Submitted,
 )
-from ..sql import prepared, statements
+from ..sql import queries, statements
 from ..sql.rows import ENVIRONMENTS, GENERATIONS, REQUESTS, insert_values, new_request
-from . import generations
+from . import observing
 from .journal import ENVIRONMENT_STATE, Journal
 from .observing import find_environment, set_environment_state
 
@@ -83,7 +87,7 @@ def submit(
         new = replace(new, payload={**new.payload, "replaces": replaces})
     request_id = secrets.token_hex(_ID_BYTES)
     draft = new_request(request_id, new, now, now if arrival is None else arrival)
-    seq = prepared.scalar(connection, statements.INSERT_REQUEST, insert_values(draft))
+    seq = queries.scalar(connection, statements.INSERT_REQUEST, insert_values(draft))
     request = replace(draft, seq=seq)
     journal = Journal()
     journal.created(request, now)
@@ -137,7 +141,7 @@ def _refusal(
         known = _one(connection, statements.REQUEST_BY_KEY, key=new.idempotency_key)
         if known is not None:
             first = REQUESTS.read(known)
-            asked = dict.fromkeys(generations.OF_UPDATE & first.payload.keys())
+            asked = dict.fromkeys(observing.OF_UPDATE & first.payload.keys())
             is_same = (first.operation, first.payload | asked) == (
                 new.operation,
                 new.payload | asked,
@@ -210,11 +214,11 @@ def _changes(connection: Connection, name: str, operations: tuple[str, ...]) -> 
 
 def _is_full(connection: Connection, schedule: Schedule, max_pending: int) -> bool:
     """Each schedule has room of its own: a queue full of launches still takes a `down`."""
-    pending: int = prepared.scalar(connection, statements.PENDING_TALLY, {})
+    pending: int = queries.scalar(connection, statements.PENDING_TALLY, {})
     if pending < max_pending:
         return False
     parameters = {"of_schedule": schedule.value}
-    of_schedule: int = prepared.scalar(connection, statements.PENDING_OF, parameters)
+    of_schedule: int = queries.scalar(connection, statements.PENDING_OF, parameters)
     return of_schedule >= max_pending
 
 
@@ -251,16 +255,16 @@ def _launch(
     connection: Connection, environment: Environment, holder: Environment | None, journal: Journal
 ) -> None:
     """Give the environment its name; or one that has it already, another generation."""
-    environment = replace(environment, spec=generations.spec_of(environment.spec))
+    environment = replace(environment, spec=observing.spec_of(environment.spec))
     if holder is None:
         _take_name(connection, environment, journal)
     else:
-        generations.begin(connection, environment, environment.created_at)
+        observing.begin(connection, environment, environment.created_at)
 
 
 def _take_name(connection: Connection, environment: Environment, journal: Journal) -> None:
     """Write the environment, with its generation, in the place of an ended one of its name."""
-    number = generations.begin(connection, environment, environment.created_at)
+    number = observing.begin(connection, environment, environment.created_at)
     environment = replace(environment, generation=number)
     connection.execute(statements.DELETE_REPLICAS_OF, {"of_environment": environment.name})
     connection.execute(statements.DELETE_ENVIRONMENT, {"of_name": environment.name})

@@ -6,10 +6,10 @@ sweep.py         the agenda: every cell of the grid, against every target, in tu
 crew.py          the generators of a measurement, one pipe each
 generator.py     one generator (a process): its share of a batch
 session.py       one session, phase by phase, and its WebSocket
-target.py        the server under test: its address, the processes whose CPU counts, and what the
-                 kernel dropped meanwhile
-results.py       the results: `raw.jsonl`, `summary.csv`, `summary.json`; fields as in the seed
-table.py, figures.py   the results for people
+results.py       the server under test: its address, the processes whose CPU counts, what the
+                 kernel dropped meanwhile; the results: `raw.jsonl`, `summary.csv`,
+                 `summary.json`; fields as in the seed
+presentation.py  the results for people: a table, figures
 
 The protocol is that of https://github.com/burtenshaw/openenv-scaling: connect, reset, one step that
 waits, close; all sessions of a batch at once, unless a window is asked for.

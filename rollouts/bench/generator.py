@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass
 import orjson
 import uvloop
 
-from ...system.net.access_tokens import bearer_header
+from ...system.net.access import bearer_header
 from ...system.net.websocket import unmasked_client_frame, upgrade_request
 from ...system.process.proc import raise_fd_limit
 from ...system.text.json_lines import Json

@@ -15,8 +15,16 @@ from pathlib import Path
 from .crew import Crew
 from .generator import Batch
 from .plan import Cell, Plan
-from .results import Report, ResultFolder, Summary, rows_of, summary_of
-from .target import Target, cpu_seconds, read_drops
+from .results import (
+    Report,
+    ResultFolder,
+    Summary,
+    Target,
+    cpu_seconds,
+    read_drops,
+    rows_of,
+    summary_of,
+)
 
 PAUSE_SECONDS = 0.5  # for the sessions of one batch to be gone before the next, as in the seed
 

@@ -17,7 +17,7 @@ The flow, and who writes what:
     finish ─▶ ended ─half a second─▶ commit ──▶ small: one pack; large: each  (output.py)
                                                 written, renamed; folder synced
                             └─ small files ───▶ concatenate, rename           (packs.py)
-    a later writer, a reader ◀──────────────── names of files, indexes        (index.py, readers.py)
+    a later writer, a reader ◀──────────────── names of files, indexes        (readers.py)
 
 The event loop never waits for a disk. Whoever puts a step waits while its episode is written, or
 while too much is held in memory. The lines are in `rows.py`, durable operations in `disk.py`.

@@ -21,8 +21,8 @@ from urllib.parse import unquote
 
 from ..errors import OutputDamaged
 from .disk import Disk, Stamp, stamp_of
-from .index import PACKS, Place, loose_files, pack_names, places_in
 from .packs import Pack
+from .readers import PACKS, Place, loose_files, pack_names, places_in
 from .rows import END_START, before_checksum, parsed_end, without_index
 
 DAMAGED = "damaged"

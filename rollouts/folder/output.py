@@ -16,8 +16,8 @@ from typing import Any
 from ..errors import OutputBusy
 from .damage import FolderCheck, whole_episodes
 from .disk import Disk
-from .index import EPISODES, FILE, GROUP, LOCK, PACKS, UNFINISHED, file_name
 from .packs import Pack, finish_interrupted, next_number, pack, small_files
+from .readers import EPISODES, FILE, GROUP, LOCK, PACKS, UNFINISHED, file_name
 from .rows import LARGE_BYTES, EpisodeFile
 
 MOST_FILES = 4096  # that a writer makes before it packs small ones

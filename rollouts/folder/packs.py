@@ -19,7 +19,7 @@ import msgspec
 from ...system.files.disk_space import is_full
 from ..errors import OutputDamaged
 from .disk import Disk
-from .index import (
+from .readers import (
     EPISODES,
     FILE,
     PACKING,

@@ -25,8 +25,8 @@ from typing import Self, TypeVar
 from ..episodes import Episode, Step
 from ..errors import EpisodeRefused, RolloutError, WriterClosed, of_os_error
 from .disk import Disk
-from .index import file_name
 from .output import Output
+from .readers import file_name
 from .rows import END_OF_LAST, EpisodeFile, Verdict
 
 BUFFER_BYTES = 256 << 20

@@ -4,6 +4,4 @@
 policy.py          what a policy is; functions, coroutine functions, classes
 random_policy.py   at random, by the actions' schema
 chat_policy.py     a model behind an OpenAI-compatible endpoint
-named_policy.py    what `--policy` names, and the user's own functions
-cpu_threads.py     two threads for what is not the loop's work; how long one call may take
 """

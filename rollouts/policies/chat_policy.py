@@ -24,8 +24,7 @@ from ...system.text.json_lines import Json
 from ..answers import Answer
 from ..episodes import FailureReason
 from ..errors import EpisodeFailed, PolicyNotFound
-from .cpu_threads import CpuThreads
-from .policy import Decision, Encoded, Player, Turn, encoded
+from .policy import CpuThreads, Decision, Encoded, Player, Turn, encoded
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 MODEL_VARIABLE = "OPENAI_MODEL"

@@ -16,13 +16,12 @@ from urllib.parse import urlsplit, urlunsplit
 
 import orjson
 
-from ...system.net.access_tokens import bearer_header, without_token
+from ...system.net.access import bearer_header, without_token
 from ...system.text.json_lines import Json
 from ..answers import Answer
 from ..errors import NoEnvironment
 from ..session_pool import environment_url
-from .cpu_threads import CpuThreads
-from .policy import Encoded, Player, Turn
+from .policy import CpuThreads, Encoded, Player, Turn
 
 SCHEMA_SECONDS = 30.0
 DEEPEST = 8  # a schema may refer to itself

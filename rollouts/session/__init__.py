@@ -3,7 +3,7 @@
 
 session.py      `Session`: a WebSocket on which one call is under way at a time
 connection.py   its socket, and the messages on it
-loop_thread.py  the event loop on which synchronous code has its sessions
+loop_thread.py  the event loops on threads: of synchronous code's sessions, of rollouts
 
 Nothing here imports another part of `rollouts`.
 """

@@ -33,7 +33,7 @@ from ...schema.protocol import (
     MAX_MESSAGE_BYTES,
     NO_SESSIONS,
 )
-from ...system.net.access_tokens import without_token
+from ...system.net.access import without_token
 from .connection import Connection, Message
 
 Server = tuple[str | None, str | None]  # an environment's name and launch, as its handshakes say

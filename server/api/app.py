@@ -24,7 +24,7 @@ from . import (
     routes_rollouts,
 )
 from .dependencies import Dependencies
-from .schemas import invalid_of
+from .routes_requests import invalid_of
 
 
 def create_app(deps: Dependencies) -> FastAPI:

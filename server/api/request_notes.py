@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from ...requests_db.records import Event, Request
 from ...requests_db.sql import queries
 from ...schema.states import RequestState, Schedule
-from ...system.text.hidden_values import hide_credentials
 from ...system.text.json_lines import Json
+from ...system.text.safe_text import hide_credentials
 from .dependencies import Dependencies
 
 MOST_COUNTED = 10_000

@@ -17,7 +17,7 @@ from ...environments import run_files
 from ...requests_db.records import Environment, Replica
 from ...requests_db.sql import queries
 from ...schema.states import EnvironmentState, ReplicaState
-from ...system.net.access_tokens import with_token
+from ...system.net.access import with_token
 from ...system.text.json_lines import Json
 from ..errors import ApiError, NotFound
 from .dependencies import Dependencies, Injected

@@ -43,8 +43,7 @@ from pathlib import Path
 import orjson
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ...system.net.access_tokens import bearer, is_token
-from ...system.net.request_origin import is_allowed_host, is_allowed_origin
+from ...system.net.access import bearer, is_allowed_host, is_allowed_origin, is_token
 from ...system.text.units import MB
 from ..errors import ApiError, Forbidden, TooLarge, Unauthorized
 

@@ -27,8 +27,7 @@ from fastapi.sse import ServerSentEvent
 from ...requests_db.records import Event, Request
 from ...requests_db.sql import queries
 from ...schema.states import GenerationState, RequestState
-from ..events.bus import Subscription
-from ..events.log_files import LogFile, followed, offset_of_last_lines
+from ..events import LogFile, Subscription, followed, offset_of_last_lines
 from .dependencies import Dependencies
 from .views import event_view, request_view
 

@@ -13,11 +13,11 @@ from dataclasses import asdict
 from ...requests_db.records import Environment, Event, Generation, Replica, Request, RequestError
 from ...schema.protocol import LOOPBACK
 from ...schema.states import FAILING, EnvironmentState, ReplicaState, RequestState
-from ...system.net.request_origin import is_loopback
+from ...system.net.access import is_loopback
 from ...system.process.exit_reason import ExitKind, ExitReason
 from ...system.process.loop_lag import LagSnapshot
-from ...system.text.hidden_values import hide_credentials, redact, without_secrets
 from ...system.text.json_lines import Json
+from ...system.text.safe_text import hide_credentials, redact, without_secrets
 from ...system.text.units import MB
 from ..dispatch.outcomes import is_over_session_limit, more_memory_after
 from ..dispatch.running import label_of

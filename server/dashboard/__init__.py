@@ -2,12 +2,11 @@
 """The dashboard: one page, and the stream that keeps it up to date.
 
     routes.py               the page, signing in, the stream
-    page_files.py           the page's files, compressed, and the version of them all
     followed_log.py         the log that a page shows, on its stream
     live_state.py           `LiveState`: entities as JSON, what changed of them, and for whom;
                             `Feed`: while somebody looks, has the sources look, sends what changed
     memory.py               `MemoryHistory`: memory by what holds it, over the last hour
-    sources/                one file for each group of kinds: reads the daemon, puts entities
+    environments.py, requests.py   sources, as `memory.py` has one: read the daemon, put entities
     static/                 the page: HTML, CSS, JavaScript modules; nothing is built
 
 Signing in is in `server/api/security.py`, beside the guard that checks it.
@@ -62,7 +61,7 @@ Kinds, and the fields of their entities (times are seconds since the epoch, size
                             the history of `GET /v1/rollouts/{id}`
 
 How a source registers itself: a class with `async def refresh(self, state, turn)`
-(`Source` in `live_state.py`) and a line in `sources/__init__.py`. It is called in turns: after
+(`Source` in `live_state.py`) and a line in `routes.py`. It is called in turns: after
 events, at most four times a second, and once a second (`turn.is_tick`); never while nobody looks.
 `turn.is_first` asks for everything.
 A source does not block the loop: what reads files goes through `asyncio.to_thread`.

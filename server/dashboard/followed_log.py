@@ -5,7 +5,7 @@
     open_log(deps, "environments/NAME")  what the youngest replica prints, and when that serves no
                                          more, what the youngest prints then
 
-It begins with the last lines, and goes on as they are written (`events/log_files.py`). A page that
+It begins with the last lines, and goes on as they are written (`events.py`). A page that
 comes back says up to where it has it, and is sent what is new.
 """
 
@@ -24,7 +24,7 @@ from ..api.dependencies import Dependencies
 from ..api.routes_environments import LOOK_SECONDS, shown_log
 from ..api.streams import request_ends, sse
 from ..errors import ApiError
-from ..events.log_files import LogFile, followed, offset_of_last_lines
+from ..events import LogFile, followed, offset_of_last_lines
 
 REQUEST_LINES = 5000
 ENVIRONMENT_LINES = 200

@@ -33,7 +33,7 @@ from fastapi.sse import ServerSentEvent
 from ...requests_db.records import Event
 from ..api.dependencies import Dependencies
 from ..api.streams import sse
-from ..events.bus import Subscription
+from ..events import Subscription
 from .followed_log import FollowedLog
 
 MAX_WAITING_CHARACTERS = 1_000_000  # for one viewer that does not read

@@ -4,7 +4,7 @@
     pending requests ──▶ room for how many workers? ──▶ memory for all of them? ─ yes ─▶ claim
                                                                │ no, or LONG                │
                                                                ▼                            ▼
-                        shortages ◀── short ── policy.admission: which ones fit? ──▶ claim chosen
+                        shortages ◀── short ── policy.memory: which ones fit? ──▶ claim chosen
                                                                      executor.submit ◀──────┘
 
 Where memory is short, the others stay in the queue, and `shortages` says what they wait for.
@@ -25,9 +25,8 @@ from dataclasses import dataclass, field
 
 from ...executor.errors import FrameError, NoRoom
 from ...executor.messages import Raised, Task, TaskError
-from ...executor.policy.admission import Need, Shortage, admit
-from ...requests_db.records import Request
-from ...requests_db.results import Claim
+from ...executor.policy.memory import Need, Shortage, admit
+from ...requests_db.records import Claim, Request
 from ...requests_db.sql import queries
 from ...requests_db.sql.rows import arrival_of
 from ...requests_db.transactions import dispatching

@@ -41,7 +41,7 @@ from ...requests_db.records import (
 from ...requests_db.transactions import dispatching
 from ...schema.states import ErrorKind, RequestState, Schedule
 from ...system.process.exit_reason import ExitReason
-from ...system.text.hidden_values import (
+from ...system.text.safe_text import (
     hide_credentials,
     hide_values,
     secret_values,

@@ -33,11 +33,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from ... import __version__
 from ...requests_db.records import NewRequest, Request, RequestError
 from ...schema.states import ErrorKind, RequestState
-from ...system.net.access_tokens import without_token
+from ...system.net.access import without_token
 from ...system.net.traceparent import HEADER
 from ...system.process.exit_reason import ExitReason
-from ...system.text.hidden_values import hide_credentials, hide_values, secret_values
 from ...system.text.json_lines import Json
+from ...system.text.safe_text import hide_credentials, hide_values, secret_values
 
 _DAEMON_LOST = RequestError(ErrorKind.WORKER_LOST, "the daemon was lost while this request ran")
 _W3C = TraceContextTextMapPropagator()

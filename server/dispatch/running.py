@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...executor.executor import BurstableExecutor
-from ...requests_db.connections.sqlite import WriteConnection
+from ...requests_db.connections import WriteConnection
 from ...requests_db.records import Event, NewRequest, Request
 from ...requests_db.sql.rows import QueueClock
 from ...schema.settings import Paths, Settings
 from ...schema.states import Schedule
-from ...system.net.access_tokens import without_token
+from ...system.net.access import without_token
 from .memory_estimates import MemoryEstimates
 from .request_traces import RequestTraces
 

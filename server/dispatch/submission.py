@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...environments.sources.resolve import check_source
-from ...requests_db import results
+from ...requests_db import records
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Generation, NewRequest, Request
 from ...requests_db.sql import queries
@@ -26,8 +26,8 @@ from ...schema.errors import EnvironmentsError
 from ...schema.settings import Settings
 from ...schema.spec import sleep_seconds_of, validate_name
 from ...schema.states import EnvironmentState, Schedule
-from ...system.text.hidden_values import hide_credentials
 from ...system.text.json_lines import Json
+from ...system.text.safe_text import hide_credentials
 from ..errors import (
     AmbiguousId,
     CannotChange,
@@ -38,7 +38,7 @@ from ..errors import (
     QueueFull,
     near_matches,
 )
-from ..events.bus import EventBus
+from ..events import EventBus
 from ..operations import registry
 from ..operations.base import Operation
 from .dispatcher import Dispatcher
@@ -186,32 +186,32 @@ class Submitter:
             **changes,
         )
         match outcome:
-            case results.Submitted():
+            case records.Submitted():
                 self.bus.publish(outcome.events)
                 for request_id in outcome.ends:
                     self.dispatcher.claimer.cancel(request_id)
                 self.dispatcher.submitted(new.schedule)
                 return outcome.request
-            case results.Duplicate():
+            case records.Duplicate():
                 return outcome.request
-            case results.KeyReused():
+            case records.KeyReused():
                 raise _key_reused(new, outcome.request)
-            case results.NameTaken():
+            case records.NameTaken():
                 raise _name_taken(outcome.environment)
-            case results.OtherSource():
+            case records.OtherSource():
                 raise _other_source(outcome.environment, new)
-            case results.BeingUpdated():
+            case records.BeingUpdated():
                 raise _being_updated(outcome.generation)
-            case results.CannotChange():
+            case records.CannotChange():
                 launch = await self._known(outcome.environment.request_id)
                 raise _cannot_change(outcome.environment, launch, outcome.change)
-            case results.QueueFull():
+            case records.QueueFull():
                 raise QueueFull(
                     f"{outcome.pending} {new.schedule} requests are waiting already",
                     "wait for some to finish (openenv requests), or raise OPENENV_MAX_PENDING",
                 )
 
-    async def cancel(self, request_id: str) -> results.Cancellation:
+    async def cancel(self, request_id: str) -> records.Cancellation:
         """Cancel at once, never through the queue.
 
         Raises:

@@ -44,9 +44,8 @@ from ...requests_db.errors import DatabaseError
 from ...requests_db.sql import queries
 from ...schema.layout import Layout, socket_folders_outside
 from ...schema.settings import Paths, Settings
-from ...system.files.file_locks import is_locked
 from ...system.memory.cgroups import Cgroup, existing_groups
-from ...system.process.process_identity import ProcessIdentity
+from ...system.process.process_identity import ProcessIdentity, is_locked
 from ...system.text.units import MB
 from .runtime_dir import collect_abandoned, has_no_listener
 

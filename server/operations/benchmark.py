@@ -17,22 +17,21 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from ...environments import run_files
-from ...environments.http_get import ask, base_url_by_name
+from ...environments.access import ask, base_url_by_name
 from ...environments.shim.client import ShimClient, ShimGone
 from ...rollouts.bench.plan import InvalidPlan, Plan
 from ...schema.layout import Layout, make_private
 from ...schema.operation_options import BenchmarkOptions
 from ...system.files.installation import install_command
-from ...system.net.access_tokens import without_token
+from ...system.net.access import without_token
 from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from . import base
 from .progress import eta_seconds
 
 if TYPE_CHECKING:
-    from ...rollouts.bench.results import Summary
+    from ...rollouts.bench.results import Summary, Target
     from ...rollouts.bench.sweep import OnProgress
-    from ...rollouts.bench.target import Target
 
 
 SCHEMA_SECONDS = 30.0
@@ -88,10 +87,7 @@ class Benchmark(base.Operation):
         Raises:
             NotAnswering, BenchError
         """
-        from ...rollouts.bench import (  # in the worker that measures, not in every worker
-            figures,
-            table,
-        )
+        from ...rollouts.bench import presentation
         from ...rollouts.bench.sweep import Sweep
 
         target = _target(payload, Layout(context.home).runs)
@@ -100,9 +96,9 @@ class Benchmark(base.Operation):
         report = _reporter(context)
         sweep = Sweep(payload.plan(), [target], folder, on_progress=report, on_summary=_say)
         files = sweep.run()
-        drawn = figures.draw_all(sweep.report, folder)
-        lines = table.lines_of(sweep.report)
-        if not figures.can_draw():
+        drawn = presentation.draw_all(sweep.report, folder)
+        lines = presentation.lines_of(sweep.report)
+        if not presentation.can_draw():
             lines.append(f"no figures: matplotlib is not installed ({install_command('bench')})")
         for line in lines:
             base.say(line)
@@ -115,7 +111,7 @@ class Benchmark(base.Operation):
             "figures": [str(path) for path in drawn],
             # By wait, the largest batch of which 95 % succeeded.
             "max_batch": {
-                f"wait {wait:g} s": table.max_batch(summaries, target.name, wait)
+                f"wait {wait:g} s": presentation.max_batch(summaries, target.name, wait)
                 for wait in sorted({s.wait_seconds for s in summaries})
             },
             "table": lines,
@@ -129,7 +125,7 @@ def _target(payload: BenchmarkPayload, runs: Path) -> Target:
         NotAnswering
         InvalidPlan: its actions know no `wait_seconds`, and none was given.
     """
-    from ...rollouts.bench.target import Target
+    from ...rollouts.bench.results import Target
 
     base_url = base_url_by_name(runs, payload.name, for_sessions=True)
     known = (ask(base_url, "/schema", SCHEMA_SECONDS).get("action") or {}).get("properties") or {}
@@ -176,6 +172,6 @@ def _reporter(context: base.OperationContext) -> OnProgress:
 
 
 def _say(summary: Summary) -> None:
-    from ...rollouts.bench.table import summary_line
+    from ...rollouts.bench.presentation import summary_line
 
     base.say(f"{summary_line(summary)} (load {os.getloadavg()[0]:.1f})")

@@ -23,7 +23,7 @@ from ...environments.shim.client import read_status_file
 from ...environments.sources.resolve import bundled
 from ...schema.errors import EnvironmentsError, PreparationFailed
 from ...schema.layout import Layout
-from ...system.net.request_origin import is_loopback
+from ...system.net.access import is_loopback
 from ...system.text.json_lines import Json
 from . import base, machine
 

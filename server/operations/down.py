@@ -108,7 +108,7 @@ class Prune(base.Operation):
 
         `freed_bytes` is of virtual environments: images share their layers.
         """
-        from ...environments.preparation.image_cleanup import prune_images
+        from ...environments.preparation.image_build import prune_images
         from ...environments.preparation.venv_cleanup import prune
 
         layout = Layout(context.home)

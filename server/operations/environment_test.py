@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import Field, model_validator
 
 from ...environments import run_files
-from ...environments.http_get import ask, base_url_by_name
+from ...environments.access import ask, base_url_by_name
 from ...schema.errors import NotAnswering
 from ...schema.layout import Layout
 from ...schema.operation_options import CHECK_NAMES, EnvironmentTestOptions
@@ -66,7 +66,7 @@ class EnvironmentTest(base.Operation):
         Raises:
             NotAnswering: It does not run here.
         """
-        from ...rollouts.loop_thread import run_on_thread
+        from ...rollouts.session.loop_thread import run_on_thread
         from .testing.run import run
 
         reporter = _Reporter(context)

@@ -32,11 +32,10 @@ from ...environments.engines.registry import traits_of
 from ...environments.engines.started_replicas import StartedReplicas
 from ...environments.gateway import process as gateway_process
 from ...environments.gateway.process import Gateway
-from ...environments.image_names import SCHEME
-from ...environments.preparation.project_venv import project_python
-from ...environments.preparation.venv_overlay import overlay_python
+from ...environments.preparation.project_venv import overlay_python, project_python
 from ...environments.sources.program import Program, program_of
 from ...environments.sources.resolve import (
+    SCHEME,
     Bundled,
     Image,
     Project,
@@ -55,7 +54,7 @@ from ...schema.spec import (
     needs_gateway,
     validate_name,
 )
-from ...system.net.request_origin import is_loopback
+from ...system.net.access import is_loopback
 from ...system.text.units import MB
 from . import base
 from .progress import Phases, ReplicasAwaited, plural

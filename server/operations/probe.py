@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import Field
 
-from ...environments.http_get import ask, base_url_by_name
+from ...environments.access import ask, base_url_by_name
 from ...schema.errors import NotAnswering
 from ...schema.layout import Layout
-from ...system.net.access_tokens import without_token
+from ...system.net.access import without_token
 from . import base
 
 
@@ -93,7 +93,7 @@ def _begin_session(base_url: str, timeout_seconds: float, hint: str) -> float:
     Raises:
         NotAnswering
     """
-    from ...rollouts.loop_thread import run_on_thread  # of few workers
+    from ...rollouts.session.loop_thread import run_on_thread  # of few workers
     from ...rollouts.session.session import Session, SessionFailed
 
     async def reset() -> bytes | bytearray:

@@ -63,7 +63,7 @@ def expected_bytes() -> dict[str, int]:
     """Return the bytes that the plan reserves for each guaranteed worker, by schedule.
 
     They are those of the schedule's first operation. A request that needs more waits until there is
-    room (`executor.policy.admission`).
+    room (`executor.policy.memory`).
     """
     expected: dict[str, int] = {}
     for operation in OPERATIONS:

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ...environments.following import FollowedEnvironment
+from ...environments.access import FollowedEnvironment
 from ...schema.layout import Layout
 from ...schema.operation_options import RolloutOptions
-from ...system.net.access_tokens import without_token
+from ...system.net.access import without_token
 from ...system.text.units import MB
 from ..tracing import start, stop
 from . import base
@@ -93,7 +93,7 @@ class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # 
     ) -> RunConfig:
         """The run that this payload asks for; `followed` are the daemon's, by their addresses."""
         from ...rollouts.run import RunConfig
-        from ...rollouts.stages.named_stages import Stages
+        from ...rollouts.stages.named_parts import Stages
 
         named = {} if self.advantages is None else {"advantages": self.advantages}
         same = {item.name for item in fields(RunConfig)} & set(type(self).model_fields)
@@ -127,9 +127,9 @@ class Rollout(base.Operation):
         Raises:
             EnvironmentsError, RolloutError
         """
-        from ...rollouts.loop_thread import reusing_freed_memory, run_on_thread
-        from ...rollouts.policies.named_policy import importable
         from ...rollouts.run import roll_out
+        from ...rollouts.session.loop_thread import reusing_freed_memory, run_on_thread
+        from ...rollouts.stages.named_parts import importable
 
         reporter = _ProgressReporter(context)
         runs = Layout(context.home).runs
@@ -173,7 +173,7 @@ def _wait_for(name: str, environment: FollowedEnvironment) -> None:
 
 def named_stages() -> ModuleType:
     """What stages are called; imported when a request names one."""
-    from ...rollouts.stages import named_stages as found
+    from ...rollouts.stages import named_parts as found
 
     return found
 

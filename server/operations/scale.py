@@ -25,8 +25,8 @@ from ...environments import run_files, scaling
 from ...environments.engines.provider import StartedReplica
 from ...environments.engines.providers import provider_named
 from ...environments.gateway import process as gateway_process
+from ...environments.replica_policy import share_sessions
 from ...environments.run_files import IN_PLACE_OF, RunFile
-from ...environments.sizing import share_sessions
 from ...schema.errors import InvalidSpec, NotReady, NotRunning
 from ...schema.layout import Layout
 from ...schema.operation_options import DrainOptions

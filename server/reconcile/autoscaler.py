@@ -5,7 +5,8 @@
     fewer were enough for a while ──timer──┘                           │
     the request has ended ──▶ serve ──▶ from here again  ◀─────────────┘
 
-What is wanted is decided in `environments/sizing.py`. Nothing is looked at while no status changes.
+What is wanted is decided in `environments/replica_policy.py`.
+Nothing is looked at while no status changes.
 The requests are as a user's: they are in the history, one at a time changes an environment, and one
 that fails changes nothing.
 
@@ -23,7 +24,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...environments.sizing import Lull, Occupancy, Scaling, decide
+from ...environments.replica_policy import Lull, Occupancy, Scaling, decide
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Environment
 from ...schema.states import ReplicaState

@@ -5,7 +5,7 @@
     its other generations, their launches ──▶ update_step ──▶ the same, for each of these
     its replicas ──▶ observed_state ──▶ the environment's state, once its launch has succeeded
 
-When a replica is started again is decided in `environments/restart_policy.py`.
+When a replica is started again is decided in `environments/replica_policy.py`.
 """
 
 from __future__ import annotations

@@ -22,13 +22,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from ...environments.gateway import admin, process
-from ...environments.gateway.admin import EndpointStatus
-from ...environments.gateway.config_files import write_backends
+from ...environments.gateway import envoy, process
 from ...environments.gateway.configuration import Backend, Endpoint
+from ...environments.gateway.envoy import EndpointStatus, write_backends
 from ...environments.gateway.process import Gateway
-from ...environments.gateway.weights import Load, is_calm, weights
-from ...environments.restart_policy import LONGEST_PAUSE_SECONDS
+from ...environments.replica_policy import LONGEST_PAUSE_SECONDS, Load, is_calm, weights
 from ...environments.run_files import RunFile
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
@@ -38,9 +36,9 @@ from ...schema.errors import EngineFailed, NotReady
 from ...schema.layout import Layout
 from ...schema.protocol import LOOPBACK
 from ...schema.states import SERVING, ReplicaState
-from ...system.net.request_origin import is_loopback
+from ...system.net.access import is_loopback
 from ...system.text.json_lines import Json
-from ..events.bus import EventBus
+from ..events import EventBus
 from .decisions import DECISIVE
 from .held_requests import HeldRequests
 from .replica_watch import ReplicaWatch, Responsibility
@@ -127,7 +125,7 @@ class GatewayManager:
             shown |= {"state": replica.state.value, "pid": replica.pid, "exit": replica.exit}
             shown["restarts"] = replica.restarts
         try:
-            seen = await asyncio.to_thread(admin.endpoint_statuses, found.admin_socket)
+            seen = await asyncio.to_thread(envoy.endpoint_statuses, found.admin_socket)
         except OSError as exc:
             seen, shown["problem"] = [], f"Envoy does not answer: {exc}"
         names = [backend.name for backend in await self._backends()]
@@ -419,7 +417,7 @@ def _has_left(backend: Backend | None, seen: Seen) -> bool | None:
 def _statuses(layout: Layout) -> Seen:
     found = process.read_gateway(layout)
     try:
-        return [] if found is None else admin.endpoint_statuses(found.admin_socket)
+        return [] if found is None else envoy.endpoint_statuses(found.admin_socket)
     except OSError:
         return None
 

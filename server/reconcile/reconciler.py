@@ -46,7 +46,7 @@ Failure cases:
   same is rolled back.
 * A new replica accepts nothing within a time: the old ones are drained all the same.
 * A replica's server exits: its shim reports how; it is restarted after a pause, until the budget
-  of `restart_policy` is spent. Then the shim is stopped too, so that nothing keeps the port.
+  of `replica_policy` is spent. Then the shim is stopped too, so that nothing keeps the port.
 * What is to be drained cannot be asked: it is as soon as it can. It is not started again, whatever
   it was waiting for.
 * A shim exits (SIGKILL, a reboot): its socket ends; the server exited with it. A new shim is
@@ -83,14 +83,14 @@ from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Generation, Request
 from ...requests_db.sql import queries
 from ...requests_db.transactions import observing
-from ...requests_db.transactions.generations import CANCELLED
+from ...requests_db.transactions.observing import CANCELLED
 from ...schema.errors import EngineFailed
 from ...schema.operation_options import DrainOptions
 from ...schema.settings import Paths
 from ...schema.states import EnvironmentState, GenerationState, RequestState
-from ...system.text.hidden_values import without_secrets
 from ...system.text.json_lines import Json
-from ..events.bus import EventBus
+from ...system.text.safe_text import without_secrets
+from ..events import EventBus
 from .autoscaler import Autoscaler, scaling_of
 from .decisions import Step, UpdateStep, next_step, update_step
 from .gateway import GatewayManager

@@ -21,7 +21,7 @@ from typing import Any
 
 from ...environments import run_files
 from ...environments.engines.local.ports import port_in_use
-from ...environments.restart_policy import GiveUp, RestartAfter, restart_decision
+from ...environments.replica_policy import GiveUp, RestartAfter, restart_decision
 from ...environments.run_files import RunFile
 from ...environments.shim.client import read_status_file
 from ...environments.shim.server_exit import exit_with_shim

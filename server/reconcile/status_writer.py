@@ -22,7 +22,7 @@ from ...requests_db.records import Environment, Generation, Replica, RequestErro
 from ...requests_db.transactions import observing, submitting
 from ...schema.states import EnvironmentState, GenerationState
 from ...system.text.json_lines import Json
-from ..events.bus import EventBus
+from ..events import EventBus
 
 log = logging.getLogger(__name__)
 

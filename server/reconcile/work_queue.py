@@ -22,7 +22,7 @@ from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Event
 from ...requests_db.sql import queries
-from ..events.bus import EventBus, Subscription
+from ..events import EventBus, Subscription
 from .decisions import DECISIVE
 from .status_writer import StatusWriter, Timing
 

@@ -89,7 +89,7 @@ def _serve(app: Any, server: Any, listener: socket.socket) -> None:
         with contextlib.suppress(Exception):
             asyncio._set_running_loop(None)  # the fork was made within the test's loop
         from openenvd.env_host.environment.upstream_project import _definition
-        from openenvd.env_host.ipc.notify import Notifier
+        from openenvd.env_host.ipc.reports import Notifier
         from openenvd.env_host.main import Inputs, _supervise
         from openenvd.schema.protocol import HostConfig
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process by pid *and* start time, so that a reused pid is never taken for the old process.
+"""A process by pid *and* start time, so that no reused pid is taken for it; or by a lock it holds.
 
 `started_at` is the kernel's own figure (field 22 of `/proc/<pid>/stat`, in seconds since boot),
 not the wall clock's: it survives clock steps, such as the one when a laptop first meets its time
@@ -9,11 +9,16 @@ Elsewhere than on Linux, processes are looked up in the table that `use_process_
 (`system/process/macos.py`).
 
 Light on purpose (standard library alone at import): a shim imports it.
+
+A process may hold the lock of a file (`flock`) for as long as it lives: `is_locked` tries it. The
+try is itself a short hold: shared, so that two that ask at once do not take each other for the
+holder. It must not get into the way of one that takes the lock without waiting.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import sys
@@ -159,3 +164,22 @@ def _elsewhere() -> ProcessTable:
     if _table is None:
         raise RuntimeError("no table of processes is in use: call use_process_table() first")
     return _table
+
+
+def is_locked(path: str | os.PathLike[str]) -> bool:
+    """Whether another process holds the lock of a file; not where there is no file.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from openenvd.cli import exit_codes, options
-from openenvd.cli.output.drawing import requests_table
+from openenvd.cli.output.output import requests_table
 
 from ..client.fake_daemon import Call, new_environment, new_request
 from .conftest import PROGRAM, Cli, text
@@ -201,7 +201,7 @@ def test_escape_sequences_of_failures_are_shown_nowhere(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a terminal, where our own colours are shown."""
-    monkeypatch.setattr("openenvd.cli.output.drawing.is_coloured", lambda _: True)
+    monkeypatch.setattr("openenvd.cli.output.output.is_coloured", lambda _: True)
     error = {
         "kind": "operation_error",
         "message": f"it said {ESCAPES}boo",

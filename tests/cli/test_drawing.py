@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from openenvd.cli.following import BAR_WIDTH, drawn_phase, phase_line
-from openenvd.cli.output.drawing import Cell, Table, draw
+from openenvd.cli.output.output import Cell, Table, draw
 
 WIDE = 10_000
 
@@ -85,7 +85,7 @@ def test_off_a_terminal_nothing_is_coloured_and_nothing_folded(table: Table) -> 
 def test_drawing_a_table_imports_no_rich() -> None:
     script = """
 import sys
-from openenvd.cli.output.drawing import Table, draw
+from openenvd.cli.output.output import Table, draw
 table = Table("NAME", "STATE")
 for number in range(1000):
     table.add_row(f"name-{number}", "READY")

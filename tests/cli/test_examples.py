@@ -10,9 +10,8 @@ import click
 import pytest
 
 from openenvd.cli import exit_codes
-from openenvd.cli.examples import EXAMPLES
+from openenvd.cli.help_pages import EXAMPLES, GroupedCommand
 from openenvd.cli.main import COMMANDS, OTHER_WORDS, cli
-from openenvd.cli.option_groups import GroupedCommand
 from openenvd.cli.passthrough import COMMANDS as UPSTREAMS
 
 from .conftest import Command

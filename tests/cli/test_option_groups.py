@@ -11,9 +11,9 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
-from openenvd.cli import exit_codes, main, option_groups
+from openenvd.cli import exit_codes, help_pages, main
 from openenvd.cli.commands import launch, rollout
-from openenvd.cli.option_groups import SCREEN_LINES, GroupedCommand, SetOption
+from openenvd.cli.help_pages import SCREEN_LINES, GroupedCommand, SetOption
 from openenvd.schema.operation_options import DrainOptions, RequestOptions, RolloutOptions
 from openenvd.schema.spec import LaunchOptions
 from openenvd.system.text.options import options_of
@@ -28,7 +28,7 @@ COMMANDS = (
 
 
 def set_option_of(command: click.Command) -> SetOption:
-    found = option_groups.set_option_of(command)
+    found = help_pages.set_option_of(command)
     assert found is not None
     return found
 

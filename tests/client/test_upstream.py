@@ -10,7 +10,7 @@ import pytest
 
 from openenvd.client.errors import RequestFailed
 from openenvd.client.upstream import OpenEnvdProvider
-from openenvd.system.net.access_tokens import with_token
+from openenvd.system.net.access import with_token
 
 from .fake_daemon import Call, FakeDaemon, new_environment, new_request
 

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from openenvd.env_host.ipc.capacity import (
+from openenvd.env_host.ipc.reports import (
     blocked_seconds,
     capacity_of,
     note_awake,

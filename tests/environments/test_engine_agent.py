@@ -24,9 +24,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from openenvd.environments import run_files, scaling
+from openenvd.environments.access import ask, check_sessions
 from openenvd.environments.agent.agent import Agent
 from openenvd.environments.agent.engine_watch import THREADS, EngineWatch
-from openenvd.environments.agent.log_pump import CURSOR_FILE_NAME, LogPump
 from openenvd.environments.agent.replica import CAPACITY_SECONDS, RETRY_SECONDS
 from openenvd.environments.agent.replica_status import ReplicaStatus
 from openenvd.environments.agent_client import (
@@ -38,9 +38,9 @@ from openenvd.environments.agent_client import (
 from openenvd.environments.engines import started_replicas
 from openenvd.environments.engines.base import Instance, Labels, ReplicaPlan
 from openenvd.environments.engines.engine_provider import EngineReplicas
+from openenvd.environments.engines.instance_logs import CURSOR_FILE_NAME, LogPump
 from openenvd.environments.engines.providers import provider_named
 from openenvd.environments.engines.registry import MORE_VARIABLE
-from openenvd.environments.http_get import ask, check_sessions
 from openenvd.environments.run_files import RunFile
 from openenvd.environments.shim.client import ShimClient, clean_up_after_shim, read_status_file
 from openenvd.environments.shim.files import open_control_socket

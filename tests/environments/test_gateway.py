@@ -27,9 +27,8 @@ from websockets.http11 import Request, Response
 
 from openenvd.environments.engines.local import ports
 from openenvd.environments.gateway import process
-from openenvd.environments.gateway.admin import endpoint_statuses
-from openenvd.environments.gateway.config_files import write_backends
 from openenvd.environments.gateway.configuration import Backend, Endpoint, GatewayOptions
+from openenvd.environments.gateway.envoy import endpoint_statuses, write_backends
 from openenvd.environments.gateway.process import Gateway
 from openenvd.environments.run_files import all_of
 from openenvd.environments.shim.client import ShimClient

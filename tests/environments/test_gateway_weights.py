@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.environments.gateway.weights import Load, is_calm, weights
+from openenvd.environments.replica_policy import Load, is_calm, weights
 
 
 @pytest.mark.parametrize(

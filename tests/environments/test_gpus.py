@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.gpus import find_gpus, named, share
+from openenvd.environments.engines.host_options import find_gpus, named, share
 from openenvd.schema.errors import InvalidSpec
 
 NOBODY = {"PATH": "/no/such/folder"}

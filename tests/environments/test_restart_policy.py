@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.environments.restart_policy import (
+from openenvd.environments.replica_policy import (
     BUDGET_EXITS,
     BUDGET_WINDOW_SECONDS,
     FIRST_PAUSE_SECONDS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.environments.sizing import (
+from openenvd.environments.replica_policy import (
     DOWN_SHARE,
     UP_SHARE,
     Decision,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from openenvd.executor.messages import LONG, SHORT
-from openenvd.executor.policy.admission import (
+from openenvd.executor.policy.memory import (
     LONE_PATIENCE_SECONDS,
     PATIENCE_SECONDS,
     FreeMemory,

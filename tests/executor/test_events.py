@@ -21,7 +21,7 @@ from openenvd.executor.messages import (
     Started,
     Task,
 )
-from openenvd.executor.policy.watchdog import LimitViolation
+from openenvd.executor.policy.memory import LimitViolation
 from openenvd.executor.spawning.source import Exited
 from openenvd.executor.supervisor.events import EventBuffer, exit_event, failure_event
 from openenvd.executor.supervisor.pool import PooledWorker, Run, StopReason

@@ -26,7 +26,7 @@ from openenvd.executor.messages import (
     Started,
     Succeeded,
 )
-from openenvd.executor.policy.watchdog import Timing
+from openenvd.executor.policy.memory import Timing
 from openenvd.executor.spawning.source import SubprocessSource
 from openenvd.executor.supervisor.memory import sweep_orphans
 from openenvd.executor.worker.main import WORKER_OOM_SCORE_ADJ

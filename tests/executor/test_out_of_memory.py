@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from openenvd.executor.messages import LONG, SHORT, Died, Succeeded
-from openenvd.executor.policy.watchdog import Timing, Usage, find_violation
+from openenvd.executor.policy.memory import Timing, Usage, find_violation
 from openenvd.executor.supervisor import memory
 from openenvd.executor.supervisor.memory import WorkerMemory
 from openenvd.system.memory.cgroups import CgroupManager

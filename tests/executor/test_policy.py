@@ -9,10 +9,15 @@ from typing import Any
 import pytest
 
 from openenvd.executor.errors import FrameError, PlanError
-from openenvd.executor.frames import FrameReader, encode_frame
-from openenvd.executor.messages import LONG, SHORT
-from openenvd.executor.policy.plan import BURST_LONG_PER_CPU, LEAST_TASK_BYTES, plan_workers
-from openenvd.executor.policy.scaling import back_off_seconds, reason_to_recycle, workers_wanted
+from openenvd.executor.messages import LONG, SHORT, FrameReader, encode_frame
+from openenvd.executor.policy.plan import (
+    BURST_LONG_PER_CPU,
+    LEAST_TASK_BYTES,
+    back_off_seconds,
+    plan_workers,
+    reason_to_recycle,
+    workers_wanted,
+)
 
 MB = 2**20
 

@@ -21,8 +21,7 @@ import pytest
 from openenvd.rollouts.bench.crew import Crew, shares_of
 from openenvd.rollouts.bench.generator import Batch
 from openenvd.rollouts.bench.plan import GeneratorLost, Plan
-from openenvd.rollouts.bench.results import Report, Summary
-from openenvd.rollouts.bench.target import Target, read_drops
+from openenvd.rollouts.bench.results import Report, Summary, Target, read_drops
 
 # The seed's own fields, in its order: burtenshaw/openenv-scaling, tests/test_scaling.py.
 RAW_FIELDS = """request_id mode timestamp wait_requested batch_size hardware connect_latency
@@ -99,7 +98,7 @@ def test_the_files_begin_with_the_seeds_fields(limit: Any, tmp_path: Path) -> No
 def test_a_missing_matplotlib_is_reported_and_the_other_files_are_written(
     limit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("openenvd.rollouts.bench.figures.find_spec", lambda _: None)
+    monkeypatch.setattr("openenvd.rollouts.bench.presentation.find_spec", lambda _: None)
     grid = ("--requests-grid", "2", "--wait-grid", "0", "--reps", "1")
     assert measure("--url", limit.target.url, *grid, "--output-dir", str(tmp_path)) == 0
     assert "matplotlib is not installed" in capsys.readouterr().out

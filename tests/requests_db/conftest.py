@@ -11,9 +11,10 @@ import pytest
 from sqlalchemy import Connection
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.sqlite import WriteConnection
+from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.migrate import open_database
 from openenvd.requests_db.records import (
+    Claim,
     Environment,
     Event,
     Generation,
@@ -22,8 +23,9 @@ from openenvd.requests_db.records import (
     Replica,
     Request,
     RequestError,
+    SubmitResult,
+    Submitted,
 )
-from openenvd.requests_db.results import Claim, SubmitResult, Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, observing, submitting
 from openenvd.schema.states import EnvironmentState, ErrorKind, RequestState, Schedule

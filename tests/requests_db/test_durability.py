@@ -58,7 +58,7 @@ asyncio.run(main())
 HALF_DONE = """
 import os, signal, sys
 from openenvd.requests_db.transactions import submitting
-from openenvd.requests_db.connections.sqlite import WriteConnection
+from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.records import NewRequest
 from openenvd.schema.states import Schedule
 

@@ -10,7 +10,7 @@ import pytest
 
 from openenvd.requests_db.records import Generation, RequestError
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.transactions import generations, retention, submitting
+from openenvd.requests_db.transactions import observing, retention, submitting
 from openenvd.schema.states import (
     GENERATION_TRANSITIONS,
     EnvironmentState,
@@ -19,7 +19,7 @@ from openenvd.schema.states import (
     RequestState,
     Schedule,
 )
-from openenvd.system.text.hidden_values import REDACTED
+from openenvd.system.text.safe_text import REDACTED
 
 from .conftest import Api, Queue, new_environment
 
@@ -59,7 +59,7 @@ async def test_a_launch_that_failed_is_all_that_is_known_of_its_name_until_the_n
     [
         ([E.READY, E.DEGRADED, E.READY], (G.SERVING, 0, None, None)),
         ([E.READY, E.STOPPING, E.STOPPED], (G.RETIRED, 0, 2, None)),
-        ([E.STOPPED], (G.FAILED, None, 0, generations.CANCELLED)),  # it was called off
+        ([E.STOPPED], (G.FAILED, None, 0, observing.CANCELLED)),  # it was called off
         ([E.FAILED, (E.FAILED, ERROR)], (G.FAILED, None, 1, "it is gone")),  # explained later
     ],
 )
@@ -88,7 +88,7 @@ async def test_a_generation_that_was_taken_down_as_soon_as_it_was_ready_has_serv
 async def test_each_launch_of_a_name_is_its_next_generation_and_the_newest_are_kept(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generations, "KEPT", 3)
+    monkeypatch.setattr(observing, "KEPT", 3)
     for _ in range(5):
         await api.launch()
         await api.goes(E.STOPPED)
@@ -118,7 +118,7 @@ async def test_a_generation_moves_exactly_where_the_table_allows(
 ) -> None:
     await api.launch()
     queue.sql("UPDATE generations SET state = ?", (before.value,))
-    queue.write(generations.move, "trial", 1, after, 2.5)
+    queue.write(observing.move, "trial", 1, after, 2.5)
     moves = after in GENERATION_TRANSITIONS[before]
     if before is G.STARTING and after is G.RETIRED:
         after = G.FAILED  # its launch has not succeeded

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from openenvd.requests_db.records import NewRequest
-from openenvd.requests_db.results import QueueFull, Submitted
+from openenvd.requests_db.records import NewRequest, QueueFull, Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import submitting
 from openenvd.schema.states import Schedule

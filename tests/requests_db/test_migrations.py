@@ -116,7 +116,7 @@ def test_the_states_import_no_sqlalchemy() -> None:
 def test_an_up_to_date_database_is_opened_without_alembic_or_the_orm(path: Path) -> None:
     modules = modules_after(
         "from openenvd.requests_db.migrate import open_database\n"
-        "from openenvd.requests_db.connections.sqlite import WriteConnection\n"
+        "from openenvd.requests_db.connections import WriteConnection\n"
         "from openenvd.requests_db.async_store import AsyncStore\n"
         "from openenvd.requests_db.sql import queries\n"
         f"open_database({str(path)!r}); WriteConnection({str(path)!r}).read(queries.RUNNING)"

@@ -11,7 +11,7 @@ from sqlalchemy import Executable, create_engine
 from sqlalchemy.dialects import sqlite
 
 from openenvd.requests_db.records import NewRequest
-from openenvd.requests_db.sql import prepared, statements
+from openenvd.requests_db.sql import queries, statements
 from openenvd.requests_db.sql.rows import REQUESTS, insert_values, new_request
 from openenvd.schema.states import Schedule
 
@@ -22,7 +22,7 @@ NEW = insert_values(new_request("7f3a", NewRequest("check", Schedule.SHORT, {}),
 def test_sqlalchemy_still_gives_the_order_of_a_compiled_statements_parameters() -> None:
     compiled: Any = statements.CLAIM.compile(dialect=sqlite.dialect(paramstyle="qmark"))
     assert hasattr(compiled, "positiontup"), (
-        "SQLAlchemy's compiled statements have no `positiontup` any more: `sql/prepared.py` needs"
+        "SQLAlchemy's compiled statements have no `positiontup` any more: `sql/queries.py` needs"
         " another way to the order of the parameters"
     )
     assert {"attempts_1", "now", "of_schedule", "up_to"} <= set(compiled.positiontup)
@@ -32,9 +32,9 @@ def test_sqlalchemy_still_gives_the_order_of_a_compiled_statements_parameters() 
 def test_sqlalchemy_still_gives_the_drivers_connection() -> None:
     engine = create_engine("sqlite://")
     with engine.connect() as connection:
-        assert prepared._driver(connection).execute("SELECT 1").fetchall() == [(1,)], (
+        assert queries._driver(connection).execute("SELECT 1").fetchall() == [(1,)], (
             "`connection.connection.driver_connection` is no longer sqlite3's connection:"
-            " `sql/prepared.py` needs another way to the driver"
+            " `sql/queries.py` needs another way to the driver"
         )
     engine.dispose()
 
@@ -53,7 +53,7 @@ def test_every_statement_can_be_compiled(statement: Executable) -> None:
 
 
 def test_a_prepared_insert_has_a_value_for_each_column_it_names() -> None:
-    insert = prepared.prepare(statements.INSERT_REQUEST, tuple(NEW))
+    insert = queries.prepare(statements.INSERT_REQUEST, tuple(NEW))
     assert insert.text.count("?") == len(insert.values(NEW)) == len(NEW)
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.sql.tables import requests
-from openenvd.requests_db.transactions import recovery, retention
+from openenvd.requests_db.transactions import dispatching, retention
 from openenvd.schema.states import RequestState, Schedule
 
 from .conftest import Queue
@@ -98,7 +98,7 @@ def test_counts_name_every_state_and_agree_with_the_rows(queue: Queue) -> None:
             queue.make(state)
     queue.cancel(queue.make())
     queue.release(queue.make(R.RUNNING))
-    queue.write(recovery.recover, 400.5, idempotent=set())
+    queue.write(dispatching.recover, 400.5, idempotent=set())
     retention.collect(queue, 0, 2)
     with queue.transaction() as connection:
         query = select(requests.c.state, func.count()).group_by(requests.c.state)

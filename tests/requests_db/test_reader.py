@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.requests_db.connections.sqlite import Reader
+from openenvd.requests_db.connections import Reader
 from openenvd.requests_db.errors import DatabaseCorrupt, DatabaseError, DatabaseUnwritable
 from openenvd.requests_db.sql import queries
 from openenvd.schema.states import RequestState

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from openenvd.requests_db.records import Request
-from openenvd.requests_db.results import Recovery
+from openenvd.requests_db.records import Recovery, Request
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.transactions import recovery
-from openenvd.requests_db.transactions.recovery import next_state
+from openenvd.requests_db.transactions import dispatching
+from openenvd.requests_db.transactions.dispatching import next_state
 from openenvd.schema.states import ErrorKind, RequestState, Schedule
 
 from .conftest import Queue
@@ -21,7 +20,7 @@ AGAIN = frozenset({"launch"})
 
 
 def recover(queue: Queue) -> Recovery:
-    return queue.write(recovery.recover, 400.5, idempotent=AGAIN)
+    return queue.write(dispatching.recover, 400.5, idempotent=AGAIN)
 
 
 @pytest.mark.parametrize(

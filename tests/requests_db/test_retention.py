@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.requests_db.records import MemoryEstimate, NewRequest, Replica
-from openenvd.requests_db.results import Duplicate
+from openenvd.requests_db.records import Duplicate, MemoryEstimate, NewRequest, Replica
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import retention
 from openenvd.schema.states import EnvironmentState, ReplicaState, RequestState, Schedule

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection
 
-from openenvd.requests_db.connections import sqlite
+from openenvd.requests_db import connections
 from openenvd.requests_db.errors import (
     DatabaseBusy,
     DatabaseCorrupt,
@@ -230,13 +230,13 @@ def _overwrite(path: Path, text: bytes, offset: int) -> None:
 def test_the_search_for_damaged_pages_is_bounded_in_time(
     damaged: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "CHECK_SECONDS", 0.0)
-    monkeypatch.setattr(sqlite, "_CHECK_STEPS", 1)
+    monkeypatch.setattr(connections, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(connections, "_CHECK_STEPS", 1)
     open_database(damaged)
 
 
 def test_another_process_that_holds_the_file_too_long_is_named(path: Path) -> None:
-    holder, queue = sqlite.create_engine(path, 0.0), Queue(path, busy_timeout_seconds=0.0)
+    holder, queue = connections.create_engine(path, 0.0), Queue(path, busy_timeout_seconds=0.0)
     with holder.begin(), pytest.raises(DatabaseBusy, match="another process"):
         queue.read(queries.RUNNING)
     assert queue.read(queries.RUNNING) == []

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from openenvd.requests_db.records import Environment, NewRequest
-from openenvd.requests_db.results import (
+from openenvd.requests_db.records import (
     BeingUpdated,
     Cancellation,
     Duplicate,
+    Environment,
     KeyReused,
     NameTaken,
+    NewRequest,
     OtherSource,
     QueueFull,
     SubmitResult,

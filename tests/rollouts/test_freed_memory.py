@@ -11,7 +11,7 @@ import pytest
 
 FAULTS = """
 import resource
-from openenvd.rollouts.loop_thread import reusing_freed_memory
+from openenvd.rollouts.session.loop_thread import reusing_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from openenvd.rollouts.errors import AllFailed, LoopLagged, OtherRollout, OutputUnwritable
-from openenvd.rollouts.policies.named_policy import importable
 from openenvd.rollouts.run import RECORD, Report, RunConfig, claim_folder, missing, roll_out
+from openenvd.rollouts.stages.named_parts import importable
 
 from .conftest import Serve, address_of, lines_of
 from .made import rows

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.sqlite import WriteConnection
+from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.migrate import open_database
 from openenvd.schema.settings import Paths
-from openenvd.server.events.bus import EventBus
+from openenvd.server.events import EventBus
 
 from .tracing.conftest import kept as kept
 

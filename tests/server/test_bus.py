@@ -7,7 +7,7 @@ import asyncio
 import threading
 
 from openenvd.requests_db.records import Event
-from openenvd.server.events.bus import EventBus
+from openenvd.server.events import EventBus
 
 from .conftest import WAIT_SECONDS
 

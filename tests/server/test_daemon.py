@@ -26,9 +26,8 @@ import pytest
 from openenvd.client import daemon, following
 from openenvd.schema.settings import FIRST_PORT, PORTS, Paths, Settings
 from openenvd.server.daemon import VITAL_THREADS, Daemon
-from openenvd.server.dispatch.planning import PROCESSES_OF_DAEMON, check_process_room
-from openenvd.server.home_lock import hold_lock
-from openenvd.server.listening import bind, identity_of
+from openenvd.server.dispatch.memory_estimates import PROCESSES_OF_DAEMON, check_process_room
+from openenvd.server.listening import bind, hold_lock, identity_of
 from openenvd.system.memory.pids_limit import ProcessRoom
 
 from .conftest import WAIT_SECONDS

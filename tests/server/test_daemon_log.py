@@ -83,7 +83,7 @@ def test_an_unknown_format_is_refused_with_those_there_are(tmp_path: Path) -> No
 def test_a_traceback_and_a_warning_are_one_line_each(tmp_path: Path) -> None:
     script = (
         "import logging, sys, warnings\n"
-        "from openenvd.server.daemon_log import set_up_log\n"
+        "from openenvd.server.__main__ import set_up_log\n"
         "from openenvd.schema.settings import Paths, Settings\n"
         "set_up_log(Paths.from_environment(), Settings(log_format='json'), in_background=False)\n"
         "try:\n    raise ValueError('a defect')\n"
@@ -106,7 +106,7 @@ def test_a_traceback_and_a_warning_are_one_line_each(tmp_path: Path) -> None:
 def test_text_is_the_default_and_needs_no_json_library() -> None:
     script = (
         "import sys\n"
-        "from openenvd.server.daemon_log import set_up_log\n"
+        "from openenvd.server.__main__ import set_up_log\n"
         "from openenvd.schema.settings import Paths, Settings\n"
         "set_up_log(Paths.from_environment(), Settings(), in_background=False)\n"
         "sys.exit('pythonjsonlogger' in sys.modules)\n"

@@ -16,7 +16,7 @@ from openenvd.environments.preparation.uv import UvFailed
 from openenvd.executor.worker.main import describe_error
 from openenvd.schema.settings import Paths
 from openenvd.server.errors import DaemonError
-from openenvd.server.home_lock import hold_lock
+from openenvd.server.listening import hold_lock
 from openenvd.system.files import disk_space
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import fcntl
 from pathlib import Path
 
-from openenvd.system.files.file_locks import is_locked
+from openenvd.system.process.process_identity import is_locked
 
 
 def test_a_lock_that_is_held_is_seen_and_one_that_asks_is_no_holder(tmp_path: Path) -> None:

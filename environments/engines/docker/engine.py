@@ -33,7 +33,7 @@ from docker.errors import APIError, DockerException
 from ....schema.errors import InvalidSpec
 from ....schema.protocol import CONTAINER_PORT, HOST_OPTIONS_VARIABLE
 from ....system.text.json_lines import Json
-from ... import gpus
+from .. import host_options
 from ..base import (
     ENV_HOST_LABEL,
     HOME_LABEL,
@@ -47,7 +47,7 @@ from ..base import (
     NameTaken,
     ReplicaPlan,
 )
-from ..timed_output import pieces_after, since_of
+from ..instance_logs import pieces_after, since_of
 from .containers import events_of, exit_of, is_rootless, own_address
 from .options import INSTALL, USUAL_SOCKET, hint_on, host_config
 
@@ -270,9 +270,9 @@ def _device_requests(plan: ReplicaPlan) -> list[Json]:
     if not plan.gpus:
         return []
     request: Json = {"Driver": "", "Capabilities": [["gpu"]], "Count": plan.gpus}
-    if found := gpus.find_gpus(os.environ):  # the engine's own choice is always the first
+    if found := host_options.find_gpus(os.environ):  # the engine's own choice is always the first
         try:
-            devices = gpus.share(found, plan.gpus, plan.ordinal)
+            devices = host_options.share(found, plan.gpus, plan.ordinal)
         except InvalidSpec as exc:
             raise EngineRefused(exc.message, exc.hint) from exc
         request |= {"Count": 0, "DeviceIDs": list(devices)}

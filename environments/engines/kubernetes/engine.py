@@ -59,7 +59,7 @@ from ..base import (
     NameTaken,
     ReplicaPlan,
 )
-from ..timed_output import lines_of, pieces_after, since_of
+from ..instance_logs import lines_of, pieces_after, since_of
 from .api import ROLE_IS_IN, ApiRefused, Cluster
 from .options import (
     CONTAINER,

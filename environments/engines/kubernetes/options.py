@@ -2,7 +2,7 @@
 """A replica's pod and Secret, and its environment's service, as Kubernetes is given them.
 
 Pure functions, but for the name of a Secret. What is secret of a replica's variables (the token,
-and values that `system/text/hidden_values.py` hides) is in the Secret, which whoever may see pods
+and values that `system/text/safe_text.py` hides) is in the Secret, which whoever may see pods
 need not see. Each pod has one of its own, whose name no other has had: its annotations have it.
 
 `--engine-option namespace=rl` and its like are read here; what has no option of its own is set by
@@ -24,8 +24,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ....schema.protocol import HOST_OPTIONS_VARIABLE
-from ....system.text.hidden_values import is_secret
 from ....system.text.json_lines import Json
+from ....system.text.safe_text import is_secret
 from ..base import ENVIRONMENT_LABEL, HOME_LABEL, Labels, ReplicaPlan
 from ..host_options import read_options, served_anywhere
 

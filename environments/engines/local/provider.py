@@ -32,11 +32,11 @@ from ....system.memory.limits import available_memory_bytes, read_limits
 from ....system.memory.pids_limit import HINT as ROOM_HINT
 from ....system.memory.pids_limit import ProcessRoom, no_room_text, process_room
 from ....system.text.json_lines import Json
-from ... import gpus, run_files
+from ... import run_files
+from ...replica_policy import share_sessions
 from ...shim.client import start_shim
-from ...sizing import share_sessions
 from ...sources.program import HOST_PRELOAD, Program
-from .. import new_replicas
+from .. import host_options, new_replicas
 from ..new_replicas import RUN_DIR_VARIABLE, Place, child_environment, host_of
 from ..provider import OnReplica, StartedReplica
 from ..started_replicas import IMPORTS, StartedReplicas
@@ -77,9 +77,9 @@ class LocalProvider:
             NoProcesses: there is no room for theirs.
         """
         shares = share_sessions(spec.max_sessions, spec.replicas, spec.max_replicas)
-        found = gpus.find_gpus({**os.environ, **spec.env}) if spec.gpus else ()
+        found = host_options.find_gpus({**os.environ, **spec.env}) if spec.gpus else ()
         devices = [
-            gpus.share(found, spec.gpus, number) if spec.gpus else ()
+            host_options.share(found, spec.gpus, number) if spec.gpus else ()
             for number in range(spec.replicas)
         ]
         check_process_room(spec, process_room())
@@ -129,7 +129,7 @@ class LocalProvider:
             os.environ, home=str(layout.home), max_sessions=max_sessions, given=spec.env
         )
         if devices:
-            environ[gpus.VARIABLE] = ",".join(devices)
+            environ[host_options.VARIABLE] = ",".join(devices)
         environ[HOST_CONFIG_VARIABLE] = json.dumps(config.to_json())
         environ[RUN_DIR_VARIABLE] = run_dir
         return {
@@ -284,8 +284,8 @@ def _adapt(data: Json, like: run_files.RunFile, layout: Layout) -> tuple[Json, d
     env = data["env"]
     env[RUN_DIR_VARIABLE] = run_dir
     if gpus_each := config.get("gpus"):
-        found = gpus.find_gpus({**os.environ, **env})
-        env[gpus.VARIABLE] = ",".join(gpus.share(found, gpus_each, number))
+        found = host_options.find_gpus({**os.environ, **env})
+        env[host_options.VARIABLE] = ",".join(host_options.share(found, gpus_each, number))
     links = {link.name: link.readlink() for link in imports.iterdir()} if imports.is_dir() else {}
     return data, links
 

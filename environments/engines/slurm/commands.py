@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ....system.process.exit_reason import Detector
 from ..base import EngineGone, EngineRefused, ExitFacts, Labels
-from .files import OUTPUT_FILE_NAME, JobReport
+from .job import OUTPUT_FILE_NAME, JobReport
 
 COMMAND_SECONDS = 60.0  # a controller that does not answer is asked several times by the commands
 INSTALL = "install Slurm's commands: apt install slurm-client, or run openenvd on a login node"

@@ -11,11 +11,11 @@ once, at most every `LOOK_SECONDS`, however many replicas there are: slurmctld s
 
 Slurm cannot be made to forget a job, and forgets one by itself some minutes after its end
 (`MinJobAge`). So a job that has ended is a replica's while the replica's folder says so
-(`files.py`), and what the job has written there counts where Slurm knows nothing any more.
+(`job.py`), and what the job has written there counts where Slurm knows nothing any more.
 
     engine.py      the engine; options.py: sbatch's
     commands.py    Slurm's commands, and how a job ended
-    job.py         what runs on the node; files.py: what both write into the folder
+    job.py         what runs on the node, and what both write into the folder
 
 Failure cases
 
@@ -48,7 +48,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from ....system.net.request_origin import is_loopback
+from ....system.net.access import is_loopback
 from ....system.process.process_identity import boot_seconds
 from ..base import (
     Check,
@@ -63,7 +63,7 @@ from ..base import (
 from ..host_options import check_gpus, check_token
 from . import commands
 from .commands import ENDED, Row, exit_facts, over_memory
-from .files import (
+from .job import (
     BEAT_SECONDS,
     NO_JOB,
     OUTPUT_FILE_NAME,

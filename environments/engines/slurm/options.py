@@ -18,7 +18,7 @@ from pathlib import Path
 from ....system.text.units import MB
 from ..base import EngineRefused, ReplicaPlan
 from ..host_options import check_no_sandbox
-from .files import OUTPUT_FILE_NAME
+from .job import OUTPUT_FILE_NAME
 
 # The program in the job; its signals are Slurm's, so no shell may stand before it.
 SCRIPT = """\

@@ -33,8 +33,7 @@ from typing import ClassVar
 import docker
 from docker.errors import APIError
 
-from ....system.net.access_tokens import new_token, with_token
-from ....system.net.request_origin import is_loopback
+from ....system.net.access import is_loopback, new_token, with_token
 from ....system.text.json_lines import Json
 from ..base import (
     ENV_HOST_LABEL,
@@ -63,8 +62,8 @@ from ..docker.engine import (
 )
 from ..docker.options import host_config
 from ..host_options import check_gpus, host_options, served_anywhere, with_host_options
+from ..instance_logs import pieces_after
 from ..server_answers import ask_to_drain
-from ..timed_output import pieces_after
 from .options import container_spec, service_name, split_options
 
 INIT = "docker swarm init --advertise-addr 127.0.0.1"

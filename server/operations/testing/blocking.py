@@ -18,7 +18,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from ....environments.http_get import ask
+from ....environments.access import ask
 from ....schema.errors import NotAnswering
 from .report import CheckResult, Finding
 from .session import Frame

@@ -6,7 +6,7 @@
                                      └──▶ as many again: a cache that was filling has filled by
                                           now, and Python has collected its garbage. Memory is
                                           looked at when the server has given back what it had freed
-                                          and kept for the next sessions (`env_host.sessions.watch`)
+                                          and kept for the next sessions (`env_host.sessions`)
 
 What grows from the first batch to the last is a leak; what goes up and down is not.
 """
@@ -21,7 +21,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ....env_host.sessions.watch import LOOK_SECONDS
+from ....env_host.sessions.session import LOOK_SECONDS
 from ....system.text.units import MB
 from .report import CheckResult, Finding
 from .session import SessionFailed

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from ....environments.http_get import ask
+from ....environments.access import ask
 from ....schema.errors import NotAnswering
 from ....system.text.json_lines import Json
 from .report import CheckResult, Finding

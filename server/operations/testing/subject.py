@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from ....environments.http_get import ask
+from ....environments.access import ask
 from ....environments.shim.client import ShimClient, ShimGone
 from ....rollouts.policies.random_policy import sample
 from ....schema.errors import NotAnswering

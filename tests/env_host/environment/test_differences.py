@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.env_host.environment.differences import differences_of
+from openenvd.env_host.environment.source_analysis import differences_of
 
 from ..conftest import StartHost
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from openenvd.env_host.environment.definition import AnyAction, Definition, class_made_by
-from openenvd.env_host.environment.thread_affinity import is_bound_to_thread
+from openenvd.env_host.environment.source_analysis import is_bound_to_thread
 
 CLASS = "\nclass Made:\n    def step(self, action):\n        {}\n"
 _numbers = count()

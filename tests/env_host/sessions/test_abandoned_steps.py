@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from openenvd.env_host.ipc.capacity import abandoned_steps
+from openenvd.env_host.ipc.reports import abandoned_steps
 from openenvd.env_host.ipc.scoreboard import Counters, Field, now_microseconds
 from openenvd.env_host.shard.base import memory_note
 from openenvd.env_host.supervisor.shard_policies import (

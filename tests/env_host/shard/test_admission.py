@@ -9,7 +9,7 @@ import pytest
 
 from openenvd.env_host.ipc.scoreboard import Field, Scoreboard, now_microseconds
 from openenvd.env_host.shard.admission import Admission
-from openenvd.env_host.shard.arrivals import Arrival, Arrivals
+from openenvd.env_host.shard.connections import Arrival, Arrivals
 
 SHARD = 0
 

@@ -11,17 +11,17 @@ import pytest
 from openenvd.env_host.environment.plan import ISOLATED_SESSION_BYTES, Machine, ServingPlan, plan_of
 from openenvd.env_host.errors import NotConcurrent
 from openenvd.env_host.ipc.scoreboard import ALIVE_SECONDS, MICROSECONDS, Field, Scoreboard
-from openenvd.env_host.restart_backoff import (
+from openenvd.env_host.shard.admission import FAIR_SECONDS, place_of
+from openenvd.env_host.shard.connections import Head, Owner, new_session_id, owner_of, read_head
+from openenvd.env_host.startup import SPARE_FDS
+from openenvd.env_host.supervisor.shard_policies import LINGER_SECONDS, ShardDemand
+from openenvd.schema.protocol import DEFAULT_SESSIONS, HostConfig
+from openenvd.system.process.backoff import (
     EARLY_SECONDS,
     MAX_BACKOFF_SECONDS,
     RestartSchedule,
     restart_delay_seconds,
 )
-from openenvd.env_host.shard.admission import FAIR_SECONDS, place_of
-from openenvd.env_host.shard.arrivals import Head, Owner, new_session_id, owner_of, read_head
-from openenvd.env_host.startup import SPARE_FDS
-from openenvd.env_host.supervisor.shard_policies import LINGER_SECONDS, ShardDemand
-from openenvd.schema.protocol import DEFAULT_SESSIONS, HostConfig
 
 NOW = 1_000 * MICROSECONDS
 MACHINE = Machine(cores=4, fds=20_000, memory_bytes=64 * 2**30)

@@ -15,9 +15,8 @@ from websockets.frames import Opcode
 from openenvd.env_host.environment.definition import definition_of_class
 from openenvd.env_host.serving.mcp import Mcp
 from openenvd.env_host.serving.ws_session import SessionService, SessionSocket
-from openenvd.env_host.sessions.session import Attached, Session
+from openenvd.env_host.sessions.session import Attached, Session, SessionWatch
 from openenvd.env_host.sessions.table import SessionTable
-from openenvd.env_host.sessions.watch import SessionWatch
 from openenvd.env_host.websocket.protocol import WebSocketProtocol
 from openenvd.system.net.websocket import PING, PONG, frame_head
 

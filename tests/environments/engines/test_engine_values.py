@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.environments.agent.exits import exit_reason
+from openenvd.environments.agent.engine_watch import exit_reason
 from openenvd.environments.agent.replica_status import ReplicaStatus
 from openenvd.environments.engines.base import EngineRefused, ExitFacts, Labels, ReplicaPlan
 from openenvd.environments.engines.docker.containers import exit_of

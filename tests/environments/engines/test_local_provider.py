@@ -20,6 +20,7 @@ import pytest
 from websockets.sync.client import connect
 
 from openenvd.environments import run_files
+from openenvd.environments.access import ask, base_url_by_name
 from openenvd.environments.engines.local import ports
 from openenvd.environments.engines.local import provider as local
 from openenvd.environments.engines.local.provider import (
@@ -28,7 +29,6 @@ from openenvd.environments.engines.local.provider import (
 )
 from openenvd.environments.engines.provider import StartedReplica
 from openenvd.environments.engines.started_replicas import StartedReplicas, readable
-from openenvd.environments.http_get import ask, base_url_by_name
 from openenvd.environments.shim.client import ShimClient, read_status_file
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve

@@ -15,7 +15,7 @@ from openenvd.environments.engines.slurm import commands as slurm_commands
 from openenvd.environments.engines.slurm import engine as slurm
 from openenvd.environments.engines.slurm.commands import Row
 from openenvd.environments.engines.slurm.engine import SlurmEngine
-from openenvd.environments.engines.slurm.files import (
+from openenvd.environments.engines.slurm.job import (
     JobReport,
     leave_job,
     left_jobs,

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from openenvd.environments.agent.exits import exit_reason
+from openenvd.environments.agent.engine_watch import exit_reason
 from openenvd.environments.engines.base import EngineGone, EngineRefused, Labels, ReplicaPlan
 from openenvd.environments.engines.slurm import commands as slurm_commands
 from openenvd.environments.engines.slurm.commands import exit_facts, over_memory, read_duration
-from openenvd.environments.engines.slurm.files import (
+from openenvd.environments.engines.slurm.job import (
     NO_JOB,
     JobReport,
     forget_job,

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from openenvd.environments.engines.timed_output import pieces_after, since_of
+from openenvd.environments.engines.instance_logs import pieces_after, since_of
 
 
 def log_of(*seconds: float) -> list[bytes]:

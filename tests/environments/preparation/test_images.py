@@ -15,12 +15,11 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.engines.docker.options import hint_on
-from openenvd.environments.image_names import digest_in_repository, image_of, tag_of
 from openenvd.environments.preparation.image_build import DockerCli
 from openenvd.environments.preparation.image_context import Context, context_of
 from openenvd.environments.preparation.image_recipe import Recipe, dockerfile
 from openenvd.environments.sources.program import program_of
-from openenvd.environments.sources.resolve import resolve
+from openenvd.environments.sources.resolve import digest_in_repository, image_of, resolve, tag_of
 from openenvd.schema.errors import EngineFailed, UnknownSource
 from openenvd.schema.protocol import HostConfig
 from openenvd.schema.spec import DEFAULT_BASE, EnvironmentSpec

@@ -24,10 +24,10 @@ from openenvd.environments.preparation import project_venv, uv
 from openenvd.environments.preparation.project_venv import (
     is_complete,
     noted_of,
+    overlay_python,
     project_python,
     venv_key,
 )
-from openenvd.environments.preparation.venv_overlay import overlay_python
 from openenvd.environments.sources.resolve import Project, resolve
 from openenvd.schema.errors import PreparationFailed
 from openenvd.schema.layout import Layout

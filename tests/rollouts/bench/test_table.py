@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from openenvd.rollouts.bench.plan import Plan
+from openenvd.rollouts.bench.presentation import lines_of
 from openenvd.rollouts.bench.results import Report, Summary
-from openenvd.rollouts.bench.table import lines_of
 
 PLAN = Plan((16384,))
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from openenvd.rollouts.bench.target import Target, cpu_seconds, processes_of
+from openenvd.rollouts.bench.results import Target, cpu_seconds, processes_of
 
 
 def test_the_time_of_everything_below_a_process_count() -> None:

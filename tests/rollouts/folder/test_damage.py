@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.rollouts.folder.index import UNFINISHED
-from openenvd.rollouts.folder.readers import open_rollouts
+from openenvd.rollouts.folder.readers import UNFINISHED, open_rollouts
 from openenvd.rollouts.folder.rows import Verdict
 from openenvd.rollouts.folder.writer import CHUNK_BYTES, RolloutWriter
 from openenvd.rollouts.run import RECORD, Report

@@ -25,8 +25,7 @@ from openenvd.rollouts.errors import (
 )
 from openenvd.rollouts.folder import output, packs
 from openenvd.rollouts.folder.disk import Disk
-from openenvd.rollouts.folder.index import UNFINISHED, episodes_in
-from openenvd.rollouts.folder.readers import open_rollouts
+from openenvd.rollouts.folder.readers import UNFINISHED, episodes_in, open_rollouts
 from openenvd.rollouts.folder.rows import Verdict
 from openenvd.rollouts.folder.writer import CHUNK_BYTES, RolloutWriter
 

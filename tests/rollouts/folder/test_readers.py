@@ -16,8 +16,7 @@ import pytest
 from openenvd.rollouts.episodes import Array, BytesLike, Step, parse
 from openenvd.rollouts.errors import OutputDamaged
 from openenvd.rollouts.folder import output, readers, rows
-from openenvd.rollouts.folder.index import Place, episodes_in
-from openenvd.rollouts.folder.readers import Rollouts, open_rollouts
+from openenvd.rollouts.folder.readers import Place, Rollouts, episodes_in, open_rollouts
 from openenvd.rollouts.folder.rows import LARGE_BYTES
 from openenvd.rollouts.folder.writer import CHUNK_BYTES, RolloutWriter
 

@@ -16,8 +16,7 @@ from openenvd.rollouts.errors import OutputError, OutputFull, RolloutError, Writ
 from openenvd.rollouts.folder import output
 from openenvd.rollouts.folder import writer as writer_module
 from openenvd.rollouts.folder.disk import Disk
-from openenvd.rollouts.folder.index import UNFINISHED
-from openenvd.rollouts.folder.readers import open_rollouts
+from openenvd.rollouts.folder.readers import UNFINISHED, open_rollouts
 from openenvd.rollouts.folder.writer import CHUNK_BYTES, HELD_SHARE, RolloutWriter
 
 from ..made import episode, finish, names, put_steps, step

@@ -15,11 +15,11 @@ import pytest
 
 from openenvd.rollouts.episodes import FailureReason
 from openenvd.rollouts.errors import EpisodeFailed, PolicyHangs
-from openenvd.rollouts.policies.cpu_threads import MAX_HUNG, CpuThreads, at_most
+from openenvd.rollouts.policies.policy import MAX_HUNG, CpuThreads, at_most
 
 HANGS = """
 import asyncio, threading
-from openenvd.rollouts.policies.cpu_threads import CpuThreads
+from openenvd.rollouts.policies.policy import CpuThreads
 
 begun = threading.Event()
 

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 
 from openenvd.rollouts.episodes import Episode
-from openenvd.rollouts.folder.index import UNFINISHED
-from openenvd.rollouts.folder.readers import open_rollouts
+from openenvd.rollouts.folder.readers import UNFINISHED, open_rollouts
 from openenvd.rollouts.folder.writer import CHUNK_BYTES, RolloutWriter
-from openenvd.rollouts.stages.advantages import centred
-from openenvd.rollouts.stages.grouping import GroupSink
+from openenvd.rollouts.stages.sinks import GroupSink, centred
 
 from ..made import episode, step
 

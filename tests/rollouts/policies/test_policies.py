@@ -25,7 +25,6 @@ from openenvd.rollouts.policies.chat_policy import (
     endpoint_of,
     only_text_field,
 )
-from openenvd.rollouts.policies.named_policy import function_named, importable, policy_named
 from openenvd.rollouts.policies.policy import (
     CallablePolicy,
     Decision,
@@ -34,6 +33,7 @@ from openenvd.rollouts.policies.policy import (
     takes_turn,
 )
 from openenvd.rollouts.policies.random_policy import sample
+from openenvd.rollouts.stages.named_parts import function_named, importable, policy_named
 
 from ..conftest import Serve, address_of
 

@@ -12,10 +12,9 @@ import pytest
 
 from openenvd.rollouts.errors import AllFailed, OtherRollout, StageError, StageNotFound
 from openenvd.rollouts.folder.writer import RolloutWriter
-from openenvd.rollouts.policies.named_policy import importable
 from openenvd.rollouts.run import RunConfig, roll_out
-from openenvd.rollouts.stages.advantages import group_normalised, leave_one_out
-from openenvd.rollouts.stages.named_stages import Stages
+from openenvd.rollouts.stages.named_parts import Stages, importable
+from openenvd.rollouts.stages.sinks import group_normalised, leave_one_out
 
 from ..conftest import Serve, address_of
 from ..made import episode, rows

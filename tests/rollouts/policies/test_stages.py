@@ -17,11 +17,18 @@ from openenvd.rollouts.episodes import Array, Step
 from openenvd.rollouts.errors import StageError
 from openenvd.rollouts.folder.readers import open_rollouts
 from openenvd.rollouts.folder.writer import RolloutWriter
-from openenvd.rollouts.stages import filters
-from openenvd.rollouts.stages.advantages import centred, group_normalised, leave_one_out
-from openenvd.rollouts.stages.filters import Filter, Finished, sift
-from openenvd.rollouts.stages.grouping import GroupSink, judge
+from openenvd.rollouts.stages import sinks
 from openenvd.rollouts.stages.interleave import TokenStep, interleave, tokens_of
+from openenvd.rollouts.stages.sinks import (
+    Filter,
+    Finished,
+    GroupSink,
+    centred,
+    group_normalised,
+    judge,
+    leave_one_out,
+    sift,
+)
 
 from ..made import episode, step
 
@@ -65,12 +72,12 @@ def group(*rewards_and_steps: tuple[float, int]) -> list[Finished]:
 @pytest.mark.parametrize(
     ("filter_", "dropped"),
     [
-        (filters.by_length(2), "0"),
-        (filters.by_length(most=2), "2"),
-        (filters.by_reward(0.5), "1"),
-        (filters.by_reward(most=0.5), "02"),
-        (filters.failed, ""),
-        (filters.without_signal, ""),
+        (sinks.by_length(2), "0"),
+        (sinks.by_length(most=2), "2"),
+        (sinks.by_reward(0.5), "1"),
+        (sinks.by_reward(most=0.5), "02"),
+        (sinks.failed, ""),
+        (sinks.without_signal, ""),
     ],
 )
 def test_a_filter_drops_what_it_names(filter_: Filter, dropped: str) -> None:
@@ -82,20 +89,20 @@ def test_a_filter_drops_what_it_names(filter_: Filter, dropped: str) -> None:
 
 def test_a_later_filter_sees_what_the_earlier_ones_kept() -> None:
     members = group((1.0, 9), (1.0, 9), (2.0, 1))
-    chosen = {"long": filters.by_length(5), "same": filters.without_signal}
+    chosen = {"long": sinks.by_length(5), "same": sinks.without_signal}
     kept, dropped = sift(members, chosen)
     assert (kept, dropped) == ([], {"2": "long", "0": "same", "1": "same"})
 
 
 def test_dropped_episodes_do_not_count_for_the_advantages_of_others() -> None:
-    verdicts = judge(group((1.0, 9), (3.0, 9), (99.0, 1)), {"long": filters.by_length(5)}, centred)
+    verdicts = judge(group((1.0, 9), (3.0, 9), (99.0, 1)), {"long": sinks.by_length(5)}, centred)
     assert [verdicts[i].advantage for i in "012"] == [-1.0, 1.0, None]
     assert verdicts["2"].filtered == "long"
 
 
 async def test_episodes_are_written_with_the_advantages_of_their_group(tmp_path: Path) -> None:
     writer = await RolloutWriter.open(tmp_path)
-    sink = GroupSink(writer, 2, advantages=centred, filters={"short": filters.by_length(1)})
+    sink = GroupSink(writer, 2, advantages=centred, filters={"short": sinks.by_length(1)})
     for number, (reward, steps) in enumerate([(1.0, 3), (2.0, 3), (5.0, 3), (9.0, 0), (4.0, 1)]):
         for at in range(steps):
             await sink.put_step(f"{number:06}", at, step(at))
@@ -111,7 +118,7 @@ async def test_episodes_are_written_with_the_advantages_of_their_group(tmp_path:
 
 async def test_a_discarded_attempt_does_not_count(tmp_path: Path) -> None:
     writer = await RolloutWriter.open(tmp_path)
-    sink = GroupSink(writer, 1, filters={"long": filters.by_length(most=1)})
+    sink = GroupSink(writer, 1, filters={"long": sinks.by_length(most=1)})
     for _ in range(2):
         await sink.discard("000000")
         await sink.put_step("000000", 0, step())

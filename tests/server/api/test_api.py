@@ -23,7 +23,7 @@ from openenvd.client.api import DaemonClient
 from openenvd.client.errors import ApiRefused
 from openenvd.client.following import run, wait
 from openenvd.client.http import HttpClient
-from openenvd.env_host.ipc.capacity import render_metrics as metrics_of_shards
+from openenvd.env_host.ipc.reports import render_metrics as metrics_of_shards
 from openenvd.environments.sources.resolve import resolve
 from openenvd.schema.errors import EnvironmentsError
 from openenvd.schema.settings import Paths

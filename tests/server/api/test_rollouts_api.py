@@ -19,9 +19,8 @@ from openenvd.client.errors import ApiRefused
 from openenvd.client.following import run, wait
 from openenvd.client.http import HttpClient
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.sqlite import WriteConnection
-from openenvd.requests_db.records import NewRequest, Outcome
-from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.connections import WriteConnection
+from openenvd.requests_db.records import NewRequest, Outcome, Submitted
 from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.rollouts.episodes import Step
 from openenvd.rollouts.folder.writer import RolloutWriter
@@ -30,7 +29,7 @@ from openenvd.schema.states import RequestState, Schedule
 from openenvd.server.api.dependencies import Dependencies
 from openenvd.server.api.routes_rollouts import MOST_MARKS, history, last_mark
 from openenvd.server.dashboard.live_state import LiveState, Turn
-from openenvd.server.dashboard.sources.requests import RolloutSource
+from openenvd.server.dashboard.requests import RolloutSource
 from openenvd.system.text.json_lines import Json
 
 from ...rollouts.made import episode

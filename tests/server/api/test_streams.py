@@ -14,9 +14,8 @@ import pytest
 from fastapi.sse import ServerSentEvent
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.sqlite import WriteConnection
-from openenvd.requests_db.records import NewRequest, Outcome, Request
-from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.connections import WriteConnection
+from openenvd.requests_db.records import NewRequest, Outcome, Request, Submitted
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.schema.settings import Paths, Settings
@@ -25,7 +24,7 @@ from openenvd.server.api import streams
 from openenvd.server.api.dependencies import Dependencies
 from openenvd.server.api.streams import Position, RequestStream, everything_stream, wait_until_final
 from openenvd.server.dispatch.submission import Submitter
-from openenvd.server.events.bus import EventBus
+from openenvd.server.events import EventBus
 
 from ..conftest import WAIT_SECONDS
 

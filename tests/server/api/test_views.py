@@ -30,7 +30,7 @@ from openenvd.server.api.views import (
     sessions_fail,
 )
 from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
-from openenvd.system.text.hidden_values import REDACTED, redact
+from openenvd.system.text.safe_text import REDACTED, redact
 from openenvd.system.text.units import MB
 
 

@@ -23,8 +23,8 @@ from openenvd.client.http import parse_events
 from openenvd.schema.settings import Paths
 from openenvd.server.api.routes_environments import log_to_show
 from openenvd.server.dashboard.followed_log import FollowedLog
-from openenvd.server.dashboard.page_files import FOLDER as STATIC
-from openenvd.server.dashboard.page_files import SECURITY_HEADERS
+from openenvd.server.dashboard.routes import FOLDER as STATIC
+from openenvd.server.dashboard.routes import SECURITY_HEADERS
 
 from ..conftest import WAIT_SECONDS
 

@@ -26,7 +26,7 @@ from openenvd.schema.states import (
     RequestState,
     Schedule,
 )
-from openenvd.server.dashboard.sources.environments import (
+from openenvd.server.dashboard.environments import (
     death_of_attempt,
     death_of_replica,
     death_of_request,

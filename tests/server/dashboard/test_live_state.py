@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from openenvd.server.dashboard.environments import REPORT_SECONDS, SILENT_SECONDS, StepRate
 from openenvd.server.dashboard.live_state import MAX_WAITING_CHARACTERS, LiveState, Viewer
-from openenvd.server.dashboard.sources.environments import REPORT_SECONDS, SILENT_SECONDS, StepRate
 
 
 def sent(state: LiveState, viewer: Viewer) -> list[tuple[str, dict[str, Any]]]:

@@ -15,12 +15,18 @@ import pytest
 from openenvd.executor.errors import NoRoom
 from openenvd.executor.executor import BurstableExecutor
 from openenvd.executor.messages import Died, Raised, Started, Succeeded, Task, TaskError
-from openenvd.executor.policy.admission import FreeMemory
-from openenvd.requests_db.connections.sqlite import WriteConnection
+from openenvd.executor.policy.memory import FreeMemory
+from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.errors import DatabaseFull
 from openenvd.requests_db.migrate import open_database
-from openenvd.requests_db.records import Event, NewRequest, Outcome, Request, RequestError
-from openenvd.requests_db.results import Submitted
+from openenvd.requests_db.records import (
+    Event,
+    NewRequest,
+    Outcome,
+    Request,
+    RequestError,
+    Submitted,
+)
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, submitting
 from openenvd.schema.settings import Paths, Settings

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection
 
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.sqlite import WriteConnection
+from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.errors import DatabaseError
 from openenvd.requests_db.records import Outcome, Request
 from openenvd.requests_db.sql import queries
@@ -27,7 +27,7 @@ from openenvd.server.errors import (
     NotFound,
     QueueFull,
 )
-from openenvd.server.events.bus import EventBus
+from openenvd.server.events import EventBus
 from openenvd.server.operations import registry
 
 E = EnvironmentState

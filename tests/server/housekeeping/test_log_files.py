@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.server.events.log_files import (
+from openenvd.server.events import (
     LOOK_SECONDS,
     LogFile,
     followed,

@@ -21,7 +21,7 @@ from openenvd.environments.preparation.project_venv import COMPLETE
 from openenvd.environments.preparation.venv_cleanup import UNUSED
 from openenvd.environments.shim.files import open_control_socket
 from openenvd.executor.supervisor.memory import sweep_cgroups
-from openenvd.requests_db.connections.sqlite import WriteConnection
+from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.transactions import retention
 from openenvd.schema.layout import Layout
 from openenvd.schema.settings import Paths, Settings

@@ -19,8 +19,8 @@ import pytest
 from pydantic import ValidationError
 
 from openenvd.environments import run_files
+from openenvd.environments.access import ask
 from openenvd.environments.engines.local.provider import LocalProvider
-from openenvd.environments.http_get import ask
 from openenvd.environments.run_files import RunFile
 from openenvd.environments.shim.client import read_status_file
 from openenvd.environments.sources.program import program_of
@@ -28,7 +28,7 @@ from openenvd.environments.sources.resolve import resolve
 from openenvd.executor.errors import TaskCancelled
 from openenvd.executor.worker.main import print_traceback
 from openenvd.rollouts.errors import OutputUnwritable, PolicyNotFound, RolloutError
-from openenvd.rollouts.loop_thread import run_on_thread
+from openenvd.rollouts.session.loop_thread import run_on_thread
 from openenvd.schema.errors import NotAnswering
 from openenvd.schema.spec import EnvironmentSpec
 from openenvd.server.operations.base import OperationContext

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from openenvd.environments import run_files
-from openenvd.environments.http_get import ask, base_url_by_name
+from openenvd.environments.access import ask, base_url_by_name
 from openenvd.schema.errors import NotAnswering
 from openenvd.schema.layout import Layout
 from openenvd.schema.spec import EnvironmentSpec
-from openenvd.system.net.access_tokens import without_token
+from openenvd.system.net.access import without_token
 
 from .conftest import Run
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.environments.sizing import Occupancy
+from openenvd.environments.replica_policy import Occupancy
 from openenvd.requests_db.records import Environment
 from openenvd.schema.states import EnvironmentState, ReplicaState
 from openenvd.server.reconcile.autoscaler import Autoscaler, occupancy_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from openenvd.environments.gateway.configuration import Endpoint, endpoints
-from openenvd.environments.gateway.weights import Load
+from openenvd.environments.replica_policy import Load
 from openenvd.requests_db.records import Environment
 from openenvd.schema.states import EnvironmentState, ReplicaState
 from openenvd.server.reconcile.gateway import backend_of, loads_of

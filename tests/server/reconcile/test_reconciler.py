@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from openenvd.environments import restart_policy, run_files, scaling, strays
+from openenvd.environments import replica_policy, run_files, scaling, strays
 from openenvd.environments.gateway import process
 from openenvd.environments.gateway.configuration import GatewayOptions
 from openenvd.environments.gateway.process import config_folder
 from openenvd.environments.shim.client import ShimClient, ShimGone, read_status_file
 from openenvd.environments.shim.files import RUN_FILE_NAME, STATUS_FILE_NAME, write_json
 from openenvd.requests_db.async_store import AsyncStore
-from openenvd.requests_db.connections.sqlite import WriteConnection
+from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.errors import DatabaseFull
 from openenvd.requests_db.records import (
     Environment,
@@ -36,10 +36,10 @@ from openenvd.requests_db.records import (
     Replica,
     Request,
     RequestError,
+    Submitted,
 )
-from openenvd.requests_db.results import Submitted
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.transactions import dispatching, generations, observing, submitting
+from openenvd.requests_db.transactions import dispatching, observing, submitting
 from openenvd.schema.errors import EngineFailed, GatewayFailed
 from openenvd.schema.layout import Layout
 from openenvd.schema.settings import Paths
@@ -51,7 +51,7 @@ from openenvd.schema.states import (
     Schedule,
 )
 from openenvd.server.api.views import environment_view, replica_view
-from openenvd.server.events.bus import EventBus
+from openenvd.server.events import EventBus
 from openenvd.server.operations.base import OperationContext
 from openenvd.server.operations.down import Down
 from openenvd.server.reconcile import replica_watch, replicas
@@ -295,7 +295,7 @@ async def world(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pauses before a restart."""
-    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(replica_policy, "FIRST_PAUSE_SECONDS", 0.01)
 
 
 def pid_of(server: ShimmedServer) -> int:
@@ -399,7 +399,7 @@ async def test_a_replica_that_keeps_dying_is_given_up_with_the_reason(
     launch = await world.launch()
     server = await world.started(launch)
     await world.succeeds(launch)
-    for generation in range(1, restart_policy.BUDGET_EXITS + 2):
+    for generation in range(1, replica_policy.BUDGET_EXITS + 2):
         await asyncio.to_thread(server.wait_state, "ready", generation)
         server.tell("exit 7")
         await asyncio.to_thread(server.wait_state, "exited", generation)
@@ -998,7 +998,7 @@ async def test_an_update_has_not_switched_while_what_it_replaces_wakes(world: Wo
 async def test_an_update_has_taken_effect_from_what_is_to_be_restarted(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(replica_policy, "FIRST_PAUSE_SECONDS", 3600.0)
     reconciler = await world.reconcile()
     [old] = await world.serving()
     os.kill(pid_of(old), signal.SIGKILL)
@@ -1061,7 +1061,7 @@ async def test_an_update_that_is_not_ready_is_removed_and_nothing_else(
     assert not new.run_dir.exists()
     assert not is_running(new)
     [failed, _] = await world.store.read(queries.generations("trial"))
-    why = "no such folder" if end is RequestState.FAILED else generations.CANCELLED
+    why = "no such folder" if end is RequestState.FAILED else observing.CANCELLED
     assert failed.error == why
 
 
@@ -1208,8 +1208,8 @@ async def test_what_a_killed_restart_has_not_drained_is_drained(
     world: World, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """It was killed when it had kept the new replica, and done nothing else."""
-    monkeypatch.setattr(restart_policy, "FIRST_PAUSE_SECONDS", 3600.0)
-    monkeypatch.setattr(restart_policy, "LONGEST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(replica_policy, "FIRST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(replica_policy, "LONGEST_PAUSE_SECONDS", 3600.0)
     reconciler = await world.reconcile()
     [old] = await world.serving()
     restart = await world.change("restart")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from openenvd.environments import run_files
-from openenvd.environments.restart_policy import GiveUp, RestartAfter
+from openenvd.environments.replica_policy import GiveUp, RestartAfter
 from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
 from openenvd.environments.shim.files import RUN_FILE_NAME
 from openenvd.requests_db.records import Replica, RequestError

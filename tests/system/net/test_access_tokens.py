@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from openenvd.system.net.access_tokens import (
+from openenvd.system.net.access import (
     TOKEN_PATTERN,
     bearer,
     is_token,

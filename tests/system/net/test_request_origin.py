@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.system.net.request_origin import (
+from openenvd.system.net.access import (
     is_allowed_host,
     is_allowed_origin,
     is_loopback,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.system.text.hidden_values import (
+from openenvd.system.text.safe_text import (
     hide_credentials,
     hide_secrets,
     hide_values,

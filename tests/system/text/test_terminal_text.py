@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openenvd.system.text.terminal_text import TextStream, coloured, plain
+from openenvd.system.text.safe_text import TextStream, coloured, plain
 
 HARMFUL = {
     "clear the screen": "\x1b[2J",

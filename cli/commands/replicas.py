@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv scale` and `restart` change an environment's replicas; `down` and `prune` free them.
+
+The former end no session. `prune` frees what was installed for environments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ...client.api import DaemonClient
+from ...client.errors import ApiRefused
+from ...schema.operation_options import DrainOptions
+from ...schema.states import RequestState
+from .. import completion, exit_codes
+from ..following import async_option, carry_out, follow_request, run, wait_quietly
+from ..options import connect, declared_options, given_options, json_option
+from ..output import phrases
+from ..output.failures import error_lines, request_failure
+from ..output.output import Output, good
+
+
+@click.command()
+@click.argument("name", shell_complete=completion.usable_environments)
+@click.argument("replicas", type=int, metavar="N")
+@declared_options(DrainOptions)
+@async_option
+@json_option
+def scale(name: str, replicas: int, is_async: bool, output: Output, **options: Any) -> int:
+    """Give an environment N replicas, at the same address.
+
+    Too many: the youngest begin no session any more, and end with their last one.
+    """
+    payload = {"name": name, "replicas": replicas, **given_options(DrainOptions, options)}
+    return carry_out(connect(output), "scale", payload, output, _scaled, is_async=is_async)
+
+
+@click.command()
+@click.argument("name", shell_complete=completion.usable_environments)
+@click.option("--replica", type=int, metavar="N", help="Restart this one alone.")
+@declared_options(DrainOptions)
+@async_option
+@json_option
+def restart(name: str, replica: int | None, is_async: bool, output: Output, **options: Any) -> int:
+    """Replace an environment's replicas one after another, at the same address.
+
+    Each new one is ready before the old one begins no session any more and ends with its last.
+    """
+    payload = {"name": name} | ({} if replica is None else {"replica": replica})
+    payload |= given_options(DrainOptions, options)
+    return carry_out(connect(output), "restart", payload, output, _restarted, is_async=is_async)
+
+
+def _scaled(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    result = final.get("result")
+    if result is None:
+        return {"environment": None}, []
+    count = phrases.plural(result["replicas"], "replica")
+    line = f"{good('✓')} {result['environment']['name']} has {count}"
+    draining = len(result["draining"])
+    if draining and result.get("sessions") != 0:
+        line += f", and {draining} more until {'its' if draining == 1 else 'their'} sessions end"
+    return result, [line]
+
+
+def _restarted(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    result = final.get("result")
+    if result is None:
+        return {"environment": None}, []
+    seconds = phrases.duration((final["finished_at"] or 0.0) - (final["started_at"] or 0.0))
+    done = phrases.plural(len(result["restarted"]), "replica")
+    name = result["environment"]["name"]
+    return result, [f"{good('✓')} restarted {done} of {name} in {seconds}"]
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="NAME…", shell_complete=completion.environments)
+@click.option("--all", "everything", is_flag=True, help="Take down all environments.")
+@click.option("--strays", is_flag=True, help="Stop what runs and nobody has written down.")
+@click.option("--async", "is_async", is_flag=True, help="Print the requests' ids, and return.")
+@json_option
+def down(
+    names: tuple[str, ...], everything: bool, strays: bool, is_async: bool, output: Output
+) -> int:
+    """Take environments down, and cancel launches that are still under way."""
+    if [bool(names), everything, strays].count(True) != 1:
+        raise click.UsageError("name environments, or use --all, or --strays")
+    if strays:
+        return _down_strays(output, is_async=is_async)
+    client = connect(output)
+    wanted = [e["name"] for e in client.environments()] if everything else list(names)
+    if not wanted:
+        output.result("no environments to take down")
+    submitted, refused = _submit(client, wanted, output, ignore_gone=everything)
+    worst = max((exit_codes.of_error(error) for error in refused), default=exit_codes.OK)
+    errors = {"errors": [error.details for error in refused]} if refused else {}
+    if is_async:
+        for request in submitted:
+            output.result(request["id"])
+        output.json({"request_ids": [request["id"] for request in submitted], **errors})
+        return worst
+    ended = [_follow(client, request, output) for request in submitted]
+    output.json({"requests": ended, **errors})
+    return max(worst, exit_codes.of_requests(ended))
+
+
+def _down_strays(output: Output, *, is_async: bool) -> int:
+    """Stop what `status` shows as strays."""
+    client = connect(output)
+    found = client.status()["strays"]
+    if not found:
+        output.result("no strays")
+        output.json({"stopped": []})
+        return exit_codes.OK
+    named = [{"provider": stray["provider"], "id": stray["id"]} for stray in found]
+    request = client.submit("down_strays", {"strays": named})
+    if is_async:
+        output.result(request["id"])
+        output.json({"request_ids": [request["id"]]})
+        return exit_codes.OK
+    ended = wait_quietly(client, request["id"])
+    if ended["state"] == RequestState.SUCCEEDED:
+        stopped = ended["result"]["stopped"]
+        output.result(f"{good('✓')} stopped {phrases.plural(len(stopped), 'stray')}")
+    else:
+        output.note(*request_failure(ended))
+    output.json({"requests": [ended]})
+    return exit_codes.of_requests([ended])
+
+
+@click.command()
+@json_option
+def prune(output: Output) -> int:
+    """Remove virtual environments and images that no environment uses.
+
+    The next launch of such a project installs its dependencies again. Of the images that openenv
+    has built, the newest of each environment stays.
+    """
+    result = run(connect(output), "prune", {})["result"]
+    output.json(result)
+    for venv in result["removed"]:
+        made_for = venv["project"] or "an unfinished launch"
+        output.result(f"removed {phrases.size(venv['freed_bytes'])} of {made_for}")
+    for image in result["images"]:
+        output.result(f"removed the image {image}")
+    if not result["removed"] and not result["images"]:
+        output.result("nothing to remove: all are in use, or were within the last minute")
+    elif result["removed"]:
+        output.result(f"freed {phrases.size(result['freed_bytes'])}")
+    return exit_codes.OK
+
+
+def _submit(
+    client: DaemonClient, names: list[str], output: Output, *, ignore_gone: bool
+) -> tuple[list[dict[str, Any]], list[ApiRefused]]:
+    """One request each, and what was refused; an unknown name does not keep the others up."""
+    submitted, refused = [], []
+    for name in names:
+        try:
+            submitted.append(client.submit("down", {"name": name}))
+        except ApiRefused as exc:
+            if ignore_gone and exc.kind == "not_found":
+                continue
+            refused.append(exc)
+            output.note(*error_lines(exc))
+    return submitted, refused
+
+
+def _follow(client: DaemonClient, request: dict[str, Any], output: Output) -> dict[str, Any]:
+    """Show how far it is, without its log, and why it failed; returns the request, final."""
+    final = follow_request(client, request, output, is_told_later=lambda _: True, detaches=False)
+    if final["state"] == RequestState.SUCCEEDED:
+        output.result(f"{good('✓')} {final['environment']} is down{_what_it_was(client, final)}")
+    return final
+
+
+def _what_it_was(client: DaemonClient, down: dict[str, Any]) -> str:
+    """Words about a launch that was called off, or about there having been nothing to stop."""
+    # The newest, or the one before: the name may have been taken again meanwhile.
+    launches = client.requests(operation="launch", environment=down["environment"], limit=2)
+    for launch in launches:
+        # The daemon calls launches off as it writes the `down`, at the same time to the bit.
+        is_called_off = launch["cancel_requested_at"] == down["created_at"]
+        if is_called_off and launch["state"] in (RequestState.RUNNING, RequestState.CANCELLED):
+            return " (its launch was cancelled)"
+    is_first = down["attempts"] == 1 and not down["lost_daemons"]  # others may have stopped all
+    was_running = (down["result"] or {}).get("stopped")
+    return " (nothing of it was running)" if is_first and not was_running else ""

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an env host reports of itself: `GET /capacity`, `GET /metrics`, and through the notify pipe.
+
+How full it is, is read from the scoreboard.
+Any shard answers for all of them. A shard's `state` tells apart
+
+    starting       its process is there, and does not accept yet
+    alive, busy    its loop runs; runs, but most of the time late
+    wedged         its loop has been blocked for a second or more, or its process is stopped
+    stopping       it ends its sessions
+    absent         no process; it is about to be started
+    parked         no process: the others are enough for the sessions there are
+
+`GET /metrics` has the same as Prometheus metrics, read at scrape time. Counters begin anew with a
+shard's process.
+
+`exits` are the last exits of processes below the supervisor, as the notify pipe has them
+(`shard_exit` in `protocol.py`), with the counters by which they are explained elsewhere. `left` are
+programs that sessions have left behind (`supervisor/session_memory.py`). `sessions_fail` is why the
+last environment could not be created.
+
+`Notifier` writes the supervisor's reports into the notify pipe (see `schema/protocol.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from ...schema.protocol import Serving
+from ...system.text.json_lines import Json, encode_line
+from ...system.text.prometheus import metric_family
+from .scoreboard import ALIVE_SECONDS, MICROSECONDS, Counters, Field, Scoreboard
+
+BUSY_SECONDS = 0.1  # median lag of a loop that is called busy
+
+
+_GAUGES = (
+    ("sessions", "Sessions open now."),
+    ("max_sessions", "Sessions that may be open at once."),
+    ("waiting", "Clients that wait for a session."),
+    ("busy", "Calls of environments in progress."),
+    ("heartbeat_seconds", "How long ago a shard's loop turned last."),
+    ("longest_wait_seconds", "How long the first of those that wait for a session has waited."),
+)
+_COUNTERS = (
+    ("connections", "Connections accepted."),
+    ("sessions", "Sessions begun."),
+    ("refused", "Sessions refused because there was no room."),
+    ("handed_over", "Connections given to another shard."),
+    ("steps", "Calls of step."),
+    ("step_timeouts", "Calls that took too long."),
+)
+_QUANTILES = (("0.5", "p50_seconds"), ("0.99", "p99_seconds"), ("1", "max_seconds"))
+
+
+def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
+    """Return the answer of `/capacity`; `now` in microseconds of the scoreboard's clock."""
+    shards = scoreboard.shard_counters()
+    exits, left, sessions_fail = scoreboard.read_news()
+    return {
+        "sessions": _total(shards, Field.SESSIONS),
+        "max_sessions": _total(shards, Field.MAX_SESSIONS),
+        "draining": any(counters[Field.DRAINING] for counters in shards),
+        "waiting": _total(shards, Field.WAITING),
+        "longest_wait_seconds": max(waited_seconds(counters, now) for counters in shards),
+        "shards": [shard_of(counters, now) for counters in shards],
+        "isolated": [
+            {"pid": row[Field.PID], "sessions": row[Field.SESSIONS], "busy": row[Field.BUSY]}
+            for row in scoreboard
+            if row[Field.ISOLATED] and row[Field.PID] > 0
+        ],
+        "exits": exits,
+        "left": left,
+        "sessions_fail": sessions_fail,
+    }
+
+
+def summary_of(scoreboard: Scoreboard, now: int) -> Json:
+    """Summarize all shards for the shim and the metrics; lag is in steps of 10 ms."""
+    shards = scoreboard.shard_counters()
+    states = Counter(state_of(counters, now) for counters in shards)
+    return {
+        "max_sessions": _total(shards, Field.MAX_SESSIONS),
+        "waiting": _total(shards, Field.WAITING),
+        "begun": _total(shards, Field.BEGUN),
+        "refused": _total(shards, Field.REFUSED),
+        "steps": _total(shards, Field.STEPS),
+        "step_timeouts": _total(shards, Field.STEP_TIMEOUTS),
+        "lag_p99_seconds": round(max(row[Field.LAG_P99] for row in shards) / MICROSECONDS, 2),
+        "lag_max_seconds": round(max(row[Field.LAG_MAX] for row in shards) / MICROSECONDS, 2),
+        "shards": dict(sorted(states.items())),
+    }
+
+
+def shard_of(counters: Counters, now: int) -> Json:
+    """Return all fields of `/capacity` for one shard."""
+    return {
+        "index": counters.index,
+        "pid": counters[Field.PID] or None,
+        "generation": counters[Field.GENERATION],
+        "state": state_of(counters, now),
+        "sessions": counters[Field.SESSIONS],
+        "max_sessions": counters[Field.MAX_SESSIONS],
+        "promised": counters[Field.PROMISED],
+        "waiting": counters[Field.WAITING],
+        "longest_wait_seconds": waited_seconds(counters, now),
+        "busy": counters[Field.BUSY],
+        "abandoned": counters[Field.ABANDONED],
+        "abandoned_seconds": abandoned_seconds(counters, now),
+        "heartbeat_seconds": heartbeat_seconds(counters, now),
+        "lag": {
+            "p50_seconds": counters[Field.LAG_P50] / MICROSECONDS,
+            "p99_seconds": counters[Field.LAG_P99] / MICROSECONDS,
+            "max_seconds": counters[Field.LAG_MAX] / MICROSECONDS,
+        },
+        "totals": {
+            "connections": counters[Field.CONNECTIONS],
+            "sessions": counters[Field.BEGUN],
+            "refused": counters[Field.REFUSED],
+            "handed_over": counters[Field.HANDED_OVER],
+            "steps": counters[Field.STEPS],
+            "step_timeouts": counters[Field.STEP_TIMEOUTS],
+        },
+    }
+
+
+def state_of(counters: Counters, now: int) -> str:
+    """Return one of the states above."""
+    if counters[Field.PID] <= 0:
+        return "parked" if counters[Field.PARKED] else "absent"
+    if counters[Field.STOPPING]:
+        return "stopping"
+    if not counters[Field.READY]:
+        return "starting"
+    if counters[Field.IDLE]:
+        return "alive"
+    if now - counters[Field.HEARTBEAT] >= ALIVE_SECONDS * MICROSECONDS:
+        return "wedged"
+    return "busy" if counters[Field.LAG_P50] >= BUSY_SECONDS * MICROSECONDS else "alive"
+
+
+def note_awake(counters: Counters, now: int) -> None:
+    """Write that a shard has something to do again.
+
+    Its last heartbeat is as old as the shard's idleness, and would be taken for that of a loop that
+    has been blocked since then.
+    """
+    counters[Field.HEARTBEAT] = now
+    counters[Field.IDLE] = 0  # last: until then, nothing else is read
+
+
+def blocked_seconds(scoreboard: Scoreboard, now: int) -> float | None:
+    """Return how long the longest blocked shard has been blocked; None if none is."""
+    blocked = (s for s in scoreboard.shard_counters() if state_of(s, now) == "wedged")
+    return max((heartbeat_seconds(counters, now) or 0.0 for counters in blocked), default=None)
+
+
+def waited_seconds(counters: Counters, now: int) -> float:
+    """Return how long the oldest waiting connection has waited, in seconds."""
+    since = counters[Field.OLDEST_WAIT]
+    return max(0, now - since) / MICROSECONDS if since else 0.0
+
+
+def abandoned_seconds(counters: Counters, now: int) -> float:
+    """Return for how long the oldest call has run on whose session has ended; 0: there is none."""
+    since = counters[Field.ABANDONED_SINCE] if counters[Field.ABANDONED] else now
+    return max(0, now - since) / MICROSECONDS
+
+
+def abandoned_steps(shards: Sequence[Json], at: float) -> list[Json]:
+    """Return the shards with abandoned steps, from the shards of `/capacity` as read at `at`."""
+    rows = [(one["index"], one["abandoned"], at - one["abandoned_seconds"]) for one in shards]
+    return [{"shard": i, "count": count, "since": round(t)} for i, count, t in rows if count]
+
+
+def heartbeat_seconds(counters: Counters, now: int) -> float | None:
+    """Return the seconds since the shard's loop last ran; None if it never did."""
+    beat = counters[Field.HEARTBEAT]
+    return max(0, now - beat) / MICROSECONDS if beat else None
+
+
+def _total(rows: Sequence[Counters], field: Field) -> int:
+    return sum(counters[field] for counters in rows)
+
+
+def render_metrics(name: str, capacity: Json) -> str:
+    """Render the whole page of the environment called `name`."""
+    shards = [({"environment": name, "shard": s["index"]}, s) for s in capacity["shards"]]
+    pages = []
+    for key, text in _GAUGES:
+        values = [(labels, s[key]) for labels, s in shards if s[key] is not None]
+        pages.append(metric_family(f"openenvd_shard_{key}", text, values))
+    for key, text in _COUNTERS:
+        values = [(labels, s["totals"][key]) for labels, s in shards]
+        pages.append(metric_family(f"openenvd_shard_{key}_total", text, values, "counter"))
+    states = [(labels | {"state": s["state"]}, 1) for labels, s in shards]
+    text = "What a shard does: alive, busy, wedged, starting, stopping, absent, parked."
+    pages.append(metric_family("openenvd_shard_state", text, states))
+    lags = [
+        (labels | {"quantile": quantile}, s["lag"][key])
+        for labels, s in shards
+        for quantile, key in _QUANTILES
+    ]
+    text = "How late a shard's loop was over the last minute; 1 is the longest."
+    pages.append(metric_family("openenvd_shard_loop_lag_seconds", text, lags, "summary"))
+    isolated = [({"environment": name}, len(capacity["isolated"]))]
+    text = "Sessions with a process of their own."
+    pages.append(metric_family("openenvd_isolated_sessions", text, isolated))
+    return "".join(pages)
+
+
+log = logging.getLogger("openenvd.env_host")
+
+
+class Notifier:
+    """Writes one JSON object a line; does nothing when there is no pipe."""
+
+    def __init__(self, fd: int | None) -> None:
+        self.fd = fd
+        self.reported = 0
+        self._notes: list[str] = []
+        self._differences: list[str] = []
+        self.failure: str | None = None  # to create an environment, as reported last
+
+    def note(self, text: str) -> None:
+        """Have the launch say what a user should know of this environment, and log it."""
+        log.warning("%s", text)
+        self._notes.append(text)
+
+    def differ(self, sentences: list[str], *, is_noted: bool) -> None:
+        """Take what several processes make different; the launch says it only if it is noted."""
+        self._differences = sentences
+        for text in sentences if is_noted else ():
+            self.note(text)
+
+    def ready(self, *, max_sessions: int | None, serving: Serving, **how: Any) -> None:
+        """Report that sessions are accepted; `how` is for people."""
+        if self._notes:
+            how["notes"] = self._notes
+        if self._differences:
+            how["differences"] = self._differences
+        self.report(ready=True, max_sessions=max_sessions, serving=serving, **how)
+
+    def report(self, **line: Any) -> None:
+        """Write one of the reports of `protocol.py`."""
+        if self.fd is None:
+            return
+        os.set_blocking(self.fd, True)
+        data = encode_line(line)
+        try:
+            while data:
+                data = data[os.write(self.fd, data) :]
+        except OSError:
+            self.fd = None
+
+    def sessions_fail(self, cause: str | None) -> None:
+        """Report that an environment could not be created, or that one could again."""
+        if cause != self.failure:
+            self.failure = cause
+            self.report(sessions_fail=cause)
+
+    def capacity(self, summary: dict[str, Any]) -> None:
+        """Report how full the shards are (`capacity.summary_of`); dropped if the pipe is full."""
+        self._write_if_room({"capacity": summary})
+
+    def sessions(self, count: int) -> None:
+        """Report the number of sessions, unless the pipe is full."""
+        if count == self.reported or self._write_if_room({"sessions": count}):
+            self.reported = count
+
+    def _write_if_room(self, line: dict[str, Any]) -> bool:
+        """Write a line, whole or not at all; False: the pipe is full."""
+        try:
+            if self.fd is not None:
+                os.set_blocking(self.fd, False)
+                os.write(self.fd, encode_line(line))
+        except BlockingIOError:
+            return False
+        except OSError:  # the shim is gone; the sessions need not be
+            self.fd = None
+        return True
+
+    def silence(self) -> None:
+        """Write nothing from now on: this process is not the supervisor any more."""
+        self.fd = None

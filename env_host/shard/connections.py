@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A shard's connections: opened, their heads read, and handed on; which of them have sessions.
+
+    inbox ──descriptor──▶ `Arrivals.open` ──▶ `Arrival` reads the head ──▶ on_head
+
+A connection whose head does not arrive within `HEAD_SECONDS` is answered 408, one whose head is too
+long 431. When the process has no room for another connection, those that have been silent for
+longest are closed, so that clients that only connect keep nobody out.
+
+A connection is routed by its first bytes, and by session ids that name their process. Only as much
+of HTTP is parsed as decides that; the server that answers the connection parses the
+same bytes again, with care.
+
+`ConnectionRegistry` tells the supervisor which connections have sessions:
+
+    a session begins ──▶ a copy of its socket's descriptor ──▶ supervisor, which keeps it
+    it ends          ──▶ its token                         ──▶ supervisor, which closes the copy
+    this process exits ▶ the supervisor sends each client a notice, and closes
+
+What happens in one iteration of the loop goes in one message. A connection is not over before the
+supervisor has closed its copy: microseconds later, unless it is forking. Copies are made when they
+can be sent: in a crowd those that wait would take all descriptors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import parse_qs, unquote_to_bytes
+
+from ...system.net.access import split_target
+from ...system.net.connection_limit import closing_answer
+from ...system.net.http_limits import MAX_HEAD_BYTES
+from ...system.process.descriptors import MAX_FDS, Message
+from ..ipc.fd_messages import MOST_CARRIED_BYTES, MessageChannel, duplicate
+from ..ipc.scoreboard import MICROSECONDS, Counters, Field, now_microseconds
+from ..sessions.session import Attached, Session
+
+MCP_PATH = b"/mcp"
+SESSION_PATHS = (b"/ws", MCP_PATH)
+END_OF_HEAD = b"\r\n\r\n"
+
+_GENERATIONS = 1 << 16
+
+UNREAD_SECONDS = 1.0  # that a connection may seem silent since nobody has looked yet
+HEAD_SECONDS = 30.0  # to send a request's head
+
+TOO_SLOW = closing_answer(HTTPStatus.REQUEST_TIMEOUT)
+TOO_LONG = closing_answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+
+_numbers = itertools.count()
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Arrival(asyncio.Protocol):
+    """A connection whose first request has not been answered, with the bytes read so far."""
+
+    def __init__(
+        self, arrivals: Arrivals, data: bytes, since: int, accepted: Headers | None = None
+    ) -> None:
+        self._arrivals = arrivals
+        self.accepted = accepted  # by the project's middleware, with these headers
+        self.since = since
+        self._number = next(_numbers)
+        self.data = data
+        self.is_read = bool(data)  # another process has read its head
+        self._is_waiting = True
+        self.transport: Any = None  # until the connection is open
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where it stands among those of this process that wait, the oldest first."""
+        return self.since, self._number
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the head of the request, unless another process has read it."""
+        self.transport = transport
+        if self.is_read:
+            self._route()
+
+    def data_received(self, data: bytes) -> None:
+        """Collect the head of the request, then route the connection."""
+        self.data = self.data + data if self.data else data
+        if self.is_read:
+            if len(self.data) > MAX_HEAD_BYTES:
+                self.transport.pause_reading()  # until it is answered
+        elif END_OF_HEAD in self.data[: MAX_HEAD_BYTES + len(END_OF_HEAD)]:
+            self.is_read = True
+            self._route()
+        elif len(self.data) > MAX_HEAD_BYTES:
+            self.refuse(TOO_LONG)
+
+    def _route(self) -> None:
+        self._arrivals.on_head(self)
+        self._arrivals.settle(self)  # last: it counts as arriving until it has a slot
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Report the loss, unless the connection was given away."""
+        self._arrivals.settle(self)
+        if self._is_waiting:
+            self._arrivals.on_lost(self)
+
+    def refuse(self, answer: bytes) -> None:
+        """Answer a client that sent no head, or too long a one, and close."""
+        if self.transport is not None:
+            self._arrivals.settle(self)
+            self.transport.write(answer)
+            self.transport.close()
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether it is one end of a pair of sockets, from another shard."""
+        return not isinstance(self.transport.get_extra_info("sockname"), tuple)
+
+    def serve_by(self, protocol: asyncio.Protocol) -> None:
+        """Give the connection to `protocol`."""
+        if self.transport.is_closing():
+            return
+        self._is_waiting = False
+        self.transport.set_protocol(protocol)
+        protocol.connection_made(self.transport)
+        if len(self.data) > MAX_HEAD_BYTES:
+            self.transport.resume_reading()
+        protocol.data_received(self.data)
+
+    def take_descriptor(self, most_bytes: int | None = MOST_CARRIED_BYTES) -> int | None:
+        """Give the connection up and return a descriptor of it; None when it has ended.
+
+        A connection of which more than `most_bytes` were read is aborted: its client has not waited
+        for the answer to its handshake.
+        """
+        if most_bytes is not None and len(self.data) > most_bytes:
+            self.transport.abort()
+        if self.transport.is_closing():
+            return None
+        self._is_waiting = False
+        fd = duplicate(self.transport)
+        self.transport.abort()  # this descriptor only: the connection has another
+        return fd
+
+
+class Arrivals:
+    """The connections of one process whose heads are being read. On the event loop only."""
+
+    def __init__(
+        self,
+        counters: Counters,
+        on_head: Callable[[Arrival], None],
+        on_lost: Callable[[Arrival], None],
+    ) -> None:
+        self._counters = counters
+        self.on_head = on_head
+        self.on_lost = on_lost
+        self._silent: dict[Arrival, float] = {}  # since when it is here; the oldest first
+        self._opening: set[asyncio.Task[Arrival]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._silent)
+
+    def open(
+        self, fd: int, since: int, data: bytes = b"", accepted: Headers | None = None
+    ) -> asyncio.Task[Arrival]:
+        """Open a connection that has waited since then, of which `data` has been read."""
+        arrival = Arrival(self, data, since, accepted)
+        self._silent[arrival] = self._loop.time()
+        self._counters[Field.ARRIVING] = len(self._silent)
+        if self._timer is None:
+            self._time_out_later()
+        task = self._loop.create_task(self._open(arrival, fd))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+        return task
+
+    def make_room(self, count: int) -> None:
+        """Close so many of the connections that have been silent for longest."""
+        latest = self._loop.time() - UNREAD_SECONDS
+        for arrival, since in list(itertools.islice(self._silent.items(), max(0, count))):
+            if since <= latest:
+                arrival.refuse(TOO_SLOW)
+
+    def settle(self, arrival: Arrival) -> None:
+        """Take note that the head of a connection has been read, or that it has ended."""
+        arrival.is_read = True
+        self._silent.pop(arrival, None)
+        self._counters[Field.ARRIVING] = len(self._silent)
+
+    async def _open(self, arrival: Arrival, fd: int) -> Arrival:
+        try:
+            await self._loop.connect_accepted_socket(lambda: arrival, socket.socket(fileno=fd))
+        except OSError:  # its client has left already
+            self.settle(arrival)
+            self.on_lost(arrival)
+        return arrival
+
+    def _time_out_later(self) -> None:
+        since = next(iter(self._silent)).since
+        seconds = HEAD_SECONDS - (now_microseconds() - since) / MICROSECONDS
+        self._timer = self._loop.call_later(max(seconds, 1.0), self._time_out)
+
+    def _time_out(self) -> None:
+        self._timer = None
+        latest = now_microseconds() - int(HEAD_SECONDS * MICROSECONDS)
+        for arrival in [each for each in self._silent if each.since <= latest]:
+            arrival.refuse(TOO_SLOW)
+        if self._silent:
+            self._time_out_later()
+
+
+def accepted_as_text(headers: Headers | None) -> list[list[str]] | None:
+    """Write the headers of an accepted handshake into a message; None: it was not asked for."""
+    if headers is None:
+        return None
+    return [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]
+
+
+def accepted_as_bytes(headers: list[list[str]] | None) -> Headers | None:
+    """Read what `accepted_as_text` wrote."""
+    if headers is None:
+        return None
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a connection asks for."""
+
+    wants_session: bool = False  # the connection begins a session of its own
+    session_id: str | None = None  # it is for this session
+    is_upgrade: bool = False  # to a WebSocket: all that follows is for the same session
+    path: str = field(default="", compare=False)  # empty when the head is invalid
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that has a session."""
+
+    index: int  # its row of the scoreboard
+    generation: int
+    replica: int = 0
+
+
+def read_head(data: bytes) -> Head:
+    """Parse a request's head; an invalid one gives an empty `Head`."""
+    line, _, rest = data.partition(b"\r\n")
+    words = line.split(b" ")
+    if len(words) != 3:
+        return Head()
+    path, query = split_target(words[1])
+    if b"%" in path:
+        path = unquote_to_bytes(path)  # as `parse_upgrade` does
+    is_upgrade = words[0] == b"GET" and path in SESSION_PATHS and b"websocket" in rest.lower()
+    session_id = _session_id(query) if b"session_id" in query else None
+    if is_upgrade and path == MCP_PATH:
+        session_id = None  # it has a session of its own, whatever its address names
+    wants_session = is_upgrade and session_id is None
+    return Head(wants_session, session_id, is_upgrade, path.decode("latin-1"))
+
+
+def new_session_id(owner: Owner) -> str:
+    """Return a random id that names its owner in its last digits."""
+    x = os.urandom(9).hex()
+    own = f"{owner.replica:04x}{owner.index:04x}{owner.generation % _GENERATIONS:04x}"
+    # As `uuid.uuid4()` has it, in a third of the time.
+    return f"{x[:8]}-{x[8:12]}-4{x[12:15]}-a{x[15:18]}-{own}"
+
+
+def owner_of(session_id: str) -> Owner | None:
+    """Return the owner of an id, which may have exited; None for an id from elsewhere."""
+    try:
+        digits = uuid.UUID(session_id).hex
+    except ValueError:
+        return None
+    return Owner(int(digits[24:28], 16), int(digits[28:], 16), int(digits[20:24], 16))
+
+
+def _session_id(query: bytes) -> str | None:
+    found = parse_qs(query.decode("latin-1")).get("session_id")
+    return found[0] if found else None
+
+
+FULL_SECONDS = 0.02  # until it is tried again to send what the supervisor has had no room for
+
+
+class ConnectionRegistry:
+    """The hooks of a shard's session table: reports which sockets have sessions."""
+
+    def __init__(self, link: MessageChannel, owner: Owner, on_count: Callable[[], None]) -> None:
+        self._link = link
+        self._owner = owner
+        self._on_count = on_count
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._tokens: dict[str, int] = {}  # by session
+        self._begun: dict[int, Attached] = {}  # not reported yet
+        self._ended: list[int] = []
+        self._is_due = False
+        self._count = 0
+        self._is_over = asyncio.Event()
+
+    def new_id(self) -> str:
+        """Return a new session id that names this process."""
+        return new_session_id(self._owner)
+
+    def on_change(self, count: int) -> None:
+        """Take note of the number of sessions."""
+        self._count = count
+        self._check_if_over()
+        self._on_count()
+        self._flush_soon()
+
+    def on_begin(self, session: Session, socket: Attached) -> None:
+        """Report a session and a copy of its socket."""
+        token = self._tokens[session.id] = next(self._numbers)
+        self._begun[token] = socket
+        self._flush_soon()
+
+    def on_end(self, session: Session) -> None:
+        """Report that a session has ended."""
+        token = self._tokens.pop(session.id, None)
+        self._check_if_over()
+        if token is None:
+            return
+        if self._begun.pop(token, None) is None:  # otherwise the supervisor has not heard of it
+            self._ended.append(token)
+            self._flush_soon()
+
+    async def until_over(self) -> None:
+        """Wait until there is no session, and none has a connection."""
+        await self._is_over.wait()
+
+    def flush(self) -> None:
+        """Report what has begun and ended since the last report."""
+        self._is_due = False
+        ended, self._ended = self._ended, []
+        self._send(ended=ended, sessions=self._count)
+        while self._begun and not self._link.is_full:
+            self._send()
+        if self._begun:
+            self._is_due = True
+            self._loop.call_later(FULL_SECONDS, self.flush)
+
+    def _send(self, **head: Any) -> None:
+        begun = [] if self._link.is_full else list(itertools.islice(self._begun.items(), MAX_FDS))
+        copies = []
+        for token, attached in begun:
+            del self._begun[token]
+            if (fd := duplicate(attached.transport)) is not None:
+                copies.append((token, attached.path, fd))
+        head["begun"] = [[token, path] for token, path, _ in copies]
+        self._link.send(Message(head, fds=tuple(fd for _, _, fd in copies)))
+
+    def _check_if_over(self) -> None:
+        if self._count or self._tokens:
+            self._is_over.clear()
+        else:
+            self._is_over.set()
+
+    def _flush_soon(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self.flush)

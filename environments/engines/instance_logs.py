@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An instance's output: with times, as engines deliver it; and `LogPump`, which writes it down.
+
+A cursor is the time of the last piece, and how many pieces had it: `2026-05-04T10:00:00.5Z#2`.
+Engines copy standard output and error into one log side by side, so a piece may stand behind
+another with a later time: a cursor is a place in the log, and its time only says where to look.
+
+    engine.logs ──chunks──▶ thread ──▶ log file
+                               └─────▶ <run dir>/log-cursor.json    how far it has come
+
+The cursor is written after the log, with the log's size: what an agent that was killed in between
+has written beyond that is left out of what the engine delivers again. So no piece is lost, and none
+is there twice, unless the kill came while the log was cut to its limit. When the engine is gone, or
+its library fails, the thread tries again where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from ...system.files.log_files import keep_newest_half
+from ...system.process.backoff import backoff_seconds
+from ..shim.files import open_log, write_json
+from .base import Engine, EngineGone, EngineRefused, Instance, LogChunk
+
+OUT_OF_ORDER = timedelta(seconds=1)  # by more, no piece stands before one of an earlier time
+
+
+def since_of(cursor: str | None) -> datetime | None:
+    """Return from when, to the second, output is to be asked for again; None: all of it."""
+    written = (cursor or "").partition("#")[0]
+    return (_time_of(written) - OUT_OF_ORDER).replace(microsecond=0) if written else None
+
+
+def lines_of(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield whole lines of a stream, and what is left at its end."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line + b"\n"
+    if rest:
+        yield rest
+
+
+def pieces_after(frames: Iterable[bytes], cursor: str | None) -> Iterator[LogChunk]:
+    """Yield the pieces of an output with times that stand behind a cursor's.
+
+    When the cursor's own piece is not there any more, those of later times are yielded.
+    """
+    last = (cursor or "").partition("#")[0]
+    is_behind, held = cursor is None, list[LogChunk]()
+    time, pieces = "", 0
+    for frame in frames:
+        written, _, data = frame.partition(b" ")
+        pieces = pieces + 1 if written.decode() == time else 1
+        time = written.decode()
+        chunk = LogChunk(data=data, cursor=f"{time}#{pieces}")
+        if is_behind:
+            yield chunk
+        elif chunk.cursor == cursor:
+            is_behind, held = True, []
+        elif time > last:  # before the cursor's piece, or that is gone
+            held.append(chunk)
+            if _time_of(time) - _time_of(last) > OUT_OF_ORDER:
+                yield from held
+                is_behind, held = True, []
+    yield from held
+
+
+def _time_of(written: str) -> datetime:
+    return datetime.fromisoformat(written).astimezone(UTC)
+
+
+log = logging.getLogger(__name__)
+
+CURSOR_FILE_NAME = "log-cursor.json"
+FIRST_PAUSE_SECONDS = 0.2
+LONGEST_PAUSE_SECONDS = 5.0
+_LOOKS_PER_LIMIT = 8  # how often the log is looked at while as much as its limit is written
+
+
+class LogPump:
+    """Follows the output of one instance until it has ended.
+
+    Attributes:
+        ended: Set on the loop when all of the output has been written.
+    """
+
+    def __init__(
+        self, engine: Engine, instance: Instance, *, run_dir: Path, log_path: str, max_bytes: int
+    ) -> None:
+        self.ended = asyncio.Event()
+        self._engine = engine
+        self._instance = instance
+        self._cursor_path = run_dir / CURSOR_FILE_NAME
+        self._log_path = log_path
+        self._max_bytes = max_bytes
+        self._since_look = 0
+        self._stopped = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        name = f"log of {instance.labels.replica}"
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def stop(self) -> None:
+        """Follow no more: the thread ends with the next piece, or the engine's stream."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopped.is_set():
+            try:
+                self._follow()
+                break
+            except EngineRefused:  # it was removed
+                break
+            except (EngineGone, OSError):
+                failures += 1
+            except Exception:  # of the engine's library
+                if not failures:
+                    log.exception("cannot follow the log of %s", self._instance.labels.replica)
+                failures += 1
+            self._stopped.wait(
+                backoff_seconds(failures, first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
+            )
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.ended.set)
+
+    def _follow(self) -> None:
+        descriptor = open_log(self._log_path)
+        try:
+            cursor, size = self._read_cursor(os.fstat(descriptor).st_size)
+            ahead = max(0, os.fstat(descriptor).st_size - size)
+            for chunk in self._engine.logs(self._instance, cursor):
+                if self._stopped.is_set():
+                    return
+                data = chunk.data[ahead:]
+                if os.write(descriptor, data) < len(data):
+                    raise OSError("there is no room for the whole piece")  # the rest comes again
+                ahead = max(0, ahead - len(chunk.data))
+                self._bound(len(chunk.data))
+                self._write_cursor(chunk.cursor, os.fstat(descriptor).st_size - ahead)
+        finally:
+            os.close(descriptor)
+
+    def _read_cursor(self, size: int) -> tuple[str | None, int]:
+        """Return where the next piece begins, and how long the log was then."""
+        try:
+            known = json.loads(self._cursor_path.read_bytes())
+            if known["instance"] == self._instance.id:
+                return known["cursor"], known["size"]
+        except (OSError, ValueError, LookupError):
+            pass
+        self._write_cursor(None, size)
+        return None, size
+
+    def _write_cursor(self, cursor: str | None, size: int) -> None:
+        known = {"instance": self._instance.id, "cursor": cursor, "size": size}
+        write_json(str(self._cursor_path), known)
+
+    def _bound(self, written: int) -> None:
+        self._since_look += written
+        if self._since_look * _LOOKS_PER_LIMIT < self._max_bytes:
+            return
+        self._since_look = 0
+        if Path(self._log_path).stat().st_size > self._max_bytes:
+            keep_newest_half(self._log_path, self._max_bytes)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between the daemon and Envoy: the files that it reads, and what its admin interface answers.
+
+Files are replaced by rename, which Envoy watches for, and only if changed. They are written in an
+order in which none names what is not there yet: endpoints, clusters, routes; what nothing names any
+more is removed last. The admin interface is on a Unix socket; asking it how the clusters are
+blocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import resource
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...schema.layout import make_private
+from ...system.text.json_lines import Json
+from ..shim.files import write_json
+from . import configuration
+from .configuration import Backend, Endpoint, GatewayOptions
+
+ANSWER_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStatus:
+    """One replica as Envoy sees it."""
+
+    environment: str
+    address: str  # host:port
+    is_healthy: bool
+    is_draining: bool
+    sessions: int  # and other requests under way
+    problem: str | None = None  # why it is not healthy
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON."""
+        return asdict(self)
+
+
+def endpoint_statuses(admin_socket: Path) -> list[EndpointStatus]:
+    """Return all replicas that Envoy knows.
+
+    Raises:
+        OSError: Envoy does not answer, or not with JSON.
+    """
+    try:
+        answer = json.loads(_get(admin_socket, "/clusters?format=json"))
+    except (ValueError, http.client.HTTPException) as exc:
+        raise OSError(f"the gateway's admin interface gave no answer: {exc}") from exc
+    return [
+        _status(cluster["name"], host)
+        for cluster in answer.get("cluster_statuses", ())
+        for host in cluster.get("host_statuses", ())
+        if "socket_address" in host["address"]  # not what holds requests meanwhile
+    ]
+
+
+def _get(admin_socket: Path, path: str) -> bytes:
+    connection = http.client.HTTPConnection("localhost", timeout=ANSWER_SECONDS)
+    connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.sock.settimeout(ANSWER_SECONDS)
+        connection.sock.connect(str(admin_socket))
+        connection.request("GET", path)
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+def _status(environment: str, host: dict[str, Any]) -> EndpointStatus:
+    address = host["address"]["socket_address"]
+    health = host.get("health_status", {})
+    is_healthy = not health.get("failed_active_health_check")
+    stats = {each["name"]: each.get("value", 0) for each in host.get("stats", ())}
+    return EndpointStatus(
+        environment,
+        Endpoint(0, address["address"], address["port_value"]).address,
+        is_healthy=is_healthy,
+        is_draining=health.get("eds_health_status") == "DRAINING",
+        sessions=int(stats.get("rq_active", 0)),
+        problem=None if is_healthy else "it does not answer health checks",
+    )
+
+
+_SPARE_FDS = 128  # for files, listeners and health checks
+_MOST_FDS = 2**20  # where there is no limit
+
+
+def write_start_files(folder: Path, options: GatewayOptions, admin_socket: Path) -> Path:
+    """Write what Envoy is started with, and nothing that the daemon has written; the bootstrap."""
+    make_private(folder / "endpoints")
+    where = str(folder)
+    _replace(folder / "certificates.json", configuration.certificates(options))
+    _replace(folder / "listeners.json", configuration.listeners(options, where))
+    for name, content in (
+        ("clusters.json", configuration.clusters([], where)),
+        ("routes.json", configuration.routes([])),
+    ):
+        _create(folder / name, content)
+    bootstrap = folder / "bootstrap.json"
+    _replace(bootstrap, configuration.bootstrap(where, str(admin_socket), _most_connections()))
+    return bootstrap
+
+
+def write_backends(folder: Path, backends: Sequence[Backend]) -> None:
+    """Make Envoy's clusters, routes and endpoints those of these environments.
+
+    Raises:
+        OSError: A file cannot be written; those before it are, and nothing is half written.
+    """
+    make_private(folder)
+    make_private(folder / "endpoints")
+    where = str(folder)
+    wanted = {}
+    for backend in backends:
+        path = Path(configuration.endpoints_file(where, backend.name))
+        wanted[path] = configuration.endpoints(backend)
+    for path, content in wanted.items():
+        _replace(path, content)
+    # A cluster that is new must be there before its route, one that goes after it.
+    old = {path.stem for path in (folder / "endpoints").glob("*.json")}
+    if not old <= {backend.name for backend in backends}:
+        _replace(folder / "routes.json", configuration.routes(backends))
+    _replace(folder / "clusters.json", configuration.clusters(backends, where))
+    _replace(folder / "routes.json", configuration.routes(backends))
+    for path in (folder / "endpoints").glob("*.json"):
+        if path not in wanted:
+            path.unlink(missing_ok=True)
+
+
+def _most_connections() -> int:
+    """Return how many clients the limit on open files allows: each takes two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, (min(most, _MOST_FDS) - _SPARE_FDS) // 2)
+
+
+def _replace(path: Path, content: Json) -> None:
+    try:
+        if json.loads(path.read_bytes()) == content:
+            return
+    except (OSError, ValueError):
+        pass  # there is none yet, or none that can be read
+    write_json(str(path), content)
+
+
+def _create(path: Path, content: Json) -> None:
+    """Write a file unless there is one, of the daemon's, by now."""
+    first = path.with_suffix(f".first.{os.getpid()}")
+    write_json(str(first), content)
+    with contextlib.suppress(FileExistsError):
+        path.hardlink_to(first)
+    first.unlink()

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decisions about replicas. Pure: the caller keeps history and clock.
+
+Their number, and how many sessions each may have (`decide`, `share_sessions`).
+
+Their weights: which share of the new sessions each gets, by the room that it has. Replicas get
+sessions in turn, each as many, as long as none has less than half the room of another: so a crowd
+is split evenly. After scaling up, or when sessions have ended unevenly, those with more room get
+more, in powers of two, so that Envoy's files change seldom.
+
+Their restarts:
+
+exited after it was ready for a minute        after the shortest pause, whatever came before
+exited `BUDGET_EXITS` times in the window     the next one is the last: give up
+otherwise                                     after a pause that doubles with every exit
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..schema.errors import InvalidSpec
+from ..system.process.backoff import backoff_seconds
+
+
+def share_sessions(
+    max_sessions: int | None, replicas: int, most: int | None = None
+) -> list[int | None]:
+    """How many sessions each replica may have, as evenly as it goes.
+
+    An environment that scales itself has up to `most` replicas: each has its share of those, so
+    that more replicas have room for more sessions.
+
+    Raises:
+        InvalidSpec: a replica would have none.
+    """
+    if max_sessions is None:
+        return [None] * replicas
+    of = max(replicas, most or 0)
+    if max_sessions < of:
+        raise InvalidSpec(
+            f"{of} replicas cannot share {max_sessions} sessions",
+            f"use {max_sessions} replicas or fewer, or a higher --max-sessions",
+        )
+    each, left = divmod(max_sessions, of)
+    return [each + (ordinal < left) for ordinal in range(replicas)]
+
+
+UP_SHARE = 0.8  # of the slots are taken: there are to be more replicas
+TARGET_SHARE = 0.6  # of the slots, which that many more leave taken
+DOWN_SHARE = 0.5  # of the slots of one replica fewer: there may be fewer
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How an environment scales itself."""
+
+    least: int
+    most: int
+    down_seconds: float  # for which fewer must have been enough
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """The replicas that an environment has, without those being drained, and their sessions."""
+
+    replicas: int
+    slots: int  # of one replica
+    sessions: int  # of all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Lull:
+    """Fewer replicas than there are have been enough."""
+
+    since: float  # monotonic
+    enough: int  # the most that were wanted in this time
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How many replicas there are to be, and what is remembered until the next decision."""
+
+    replicas: int
+    lull: Lull | None = None
+    look_at: float | None = None  # monotonic; when to decide again although nothing has changed
+
+
+def wanted_replicas(seen: Occupancy, scaling: Scaling) -> int:
+    """Return how many replicas are wanted for as many sessions as there are now.
+
+    Between `DOWN_SHARE` and `UP_SHARE` nothing is wanted: what a change leaves taken lies between
+    them, so that a change is never the reason for the next one.
+    """
+    fitting = math.ceil(seen.sessions / (TARGET_SHARE * seen.slots))
+    wanted = seen.replicas
+    if seen.sessions > UP_SHARE * seen.slots * seen.replicas:
+        wanted = max(fitting, seen.replicas + 1)
+    elif seen.sessions <= DOWN_SHARE * seen.slots * (seen.replicas - 1):
+        wanted = min(fitting, seen.replicas - 1)
+    return min(max(wanted, scaling.least), scaling.most)
+
+
+def decide(seen: Occupancy, scaling: Scaling, lull: Lull | None, now: float) -> Decision:
+    """Return how many replicas there are to be: more at once, fewer when it has lasted."""
+    wanted = wanted_replicas(seen, scaling)
+    if wanted >= seen.replicas:
+        return Decision(wanted)
+    if lull is None or lull.enough >= seen.replicas:  # of when there were more
+        lull = Lull(now, wanted)
+    lull = Lull(lull.since, max(lull.enough, wanted))
+    due = lull.since + scaling.down_seconds
+    if now < due:
+        return Decision(seen.replicas, lull, look_at=due)
+    return Decision(lull.enough)
+
+
+MOST_WEIGHT = 16  # of a replica, against one that has no room: that answers, and is passed over
+NEARLY_EVEN = 0.5  # the least room against the most, from which all get as many
+CALM = 1 / 16  # of a replica's capacity, by which its sessions may change in a moment
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many sessions a replica has, and how many it can have."""
+
+    sessions: int
+    capacity: int
+
+    @property
+    def room(self) -> int:
+        """How many more it can have."""
+        return max(0, self.capacity - self.sessions)
+
+
+def weights(loads: Mapping[int, Load]) -> dict[int, int]:
+    """Return how many sessions replicas get in their turn, by number; empty: as many each."""
+    rooms = {number: load.room for number, load in loads.items()}
+    most = max(rooms.values(), default=0)
+    if min(rooms.values(), default=0) >= NEARLY_EVEN * most:
+        return {}
+    return {number: _power_of_two(MOST_WEIGHT * room / most) for number, room in rooms.items()}
+
+
+def is_calm(before: Mapping[int, Load], now: Mapping[int, Load]) -> bool:
+    """Whether no crowd is coming or leaving, of which some replicas have told later than others."""
+    return all(
+        number in before and abs(load.sessions - before[number].sessions) <= CALM * load.capacity
+        for number, load in now.items()
+    )
+
+
+def _power_of_two(value: float) -> int:
+    """Return the largest that is not greater, and at least 1."""
+    return 1 << max(0, int(value).bit_length() - 1)
+
+
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 30.0
+BUDGET_EXITS = 5
+BUDGET_WINDOW_SECONDS = 600.0
+HEALTHY_SECONDS = 60.0  # ready for this long: what happened before is forgiven
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAfter:
+    """Start it again after a pause.
+
+    `forgiven`: it had been healthy, so the caller keeps only the latest exit of its history.
+    """
+
+    seconds: float
+    forgiven: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """Do not restart it. `reason` is a clause for people."""
+
+    reason: str
+
+
+def restart_decision(
+    exits: Sequence[float], *, ready_since: float | None, now: float
+) -> RestartAfter | GiveUp:
+    """What to do about a replica that has just died.
+
+    `exits` are the times it died, this time included; `ready_since` is when it last became ready,
+    None when it never did since its last start. All on one clock, in seconds.
+    """
+    if ready_since is not None and now - ready_since >= HEALTHY_SECONDS:
+        return RestartAfter(FIRST_PAUSE_SECONDS, forgiven=True)
+    recent = sum(1 for at in exits if now - at <= BUDGET_WINDOW_SECONDS)
+    if recent > BUDGET_EXITS:
+        minutes = BUDGET_WINDOW_SECONDS / 60
+        return GiveUp(f"it exited {recent} times within {minutes:.0f} minutes")
+    return RestartAfter(pause_seconds(recent))
+
+
+def pause_seconds(exits: int) -> float:
+    """How long to wait after so many exits in a row."""
+    return backoff_seconds(max(exits, 1), first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How SQLite is opened and set up, and what its errors mean.
+
+Durability. The log is written ahead (WAL) with `synchronous=NORMAL`: a commit has handed its
+pages to the kernel when it returns. An acknowledged write survives `kill -9`, but a power cut may
+lose the last commits; with `syncs`, each commit waits until they are on the disk:
+`docs/decisions/0013-durable-against-a-killed-process.md`.
+
+Locking. SQLite lets one connection write at a time, and lets the others *poll* for their turn with
+sleeps of up to 100 ms. Writers inside the daemon therefore take turns by a lock of our own
+(`WriteConnection`), and `BEGIN IMMEDIATE` claims SQLite's before anything is read, so that no
+transaction fails half way because another wrote first. The busy time-out is for other processes.
+Connections that read are opened `mode=ro`: they can neither take the write lock nor create a file.
+
+`Reader`: an event loop's queries, on `aiosqlite` with one read-only connection.
+
+    loop ──await──▶ aiosqlite's thread ──▶ one statement, its rows fetched ──▶ back to the loop
+
+A query is one statement outside any transaction, so it crosses to the thread once, sees every
+commit that was acknowledged before it, waits for no writer (WAL), and leaves no snapshot open that
+would hold up a checkpoint. SQLAlchemy builds and compiles the statements (`sql/`); its asynchronous
+engine is not used: `docs/decisions/0010-aiosqlite-readers.md` has the figures.
+
+`WriteConnection`: a connection that writes, and the lock of all that do.
+
+    connection.write(dispatching.claim, schedule, 1, now)      functions of `transactions/`
+    connection.read(queries.RUNNING)                         of `sql/queries.py`
+
+The connection is opened when first used and again after an error, for whichever single thread uses
+it at the moment. Errors of the driver leave here as ours. Nothing of a transaction that raised has
+been done, and the same call may be repeated.
+
+The lock: all connections that write to one file within this process share one `threading.Lock`,
+held from BEGIN to COMMIT. Nothing else is locked while it is held, and nothing waits for the event
+loop: a transaction is one function that runs on one thread from end to end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import aiosqlite
+from sqlalchemy import URL, Connection, Engine, event
+from sqlalchemy import create_engine as _create_engine
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+from ..system.files import disk_space
+from .errors import DatabaseBusy, DatabaseCorrupt, DatabaseError, DatabaseFull, DatabaseUnwritable
+from .sql.queries import Query
+
+BUSY_TIMEOUT_SECONDS = 10.0
+# Of statements that go straight to the driver (`sql/queries.py`). The latter: of a damaged file, a
+# text, or the text of SQLite's own message, is no UTF-8.
+DRIVER_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+CHECK_SECONDS = 0.5  # of a start; some hundred megabytes
+_CHECK_STEPS = 1000  # of SQLite's virtual machine, between looks at the time
+MAX_PARAMETERS = 500  # of one IN list; SQLite before 3.32 allows 999 parameters
+
+_PRAGMAS = (
+    "PRAGMA journal_mode=WAL",
+    # Room given back after a burst: a log of 16 MB at most stays behind on disk.
+    "PRAGMA journal_size_limit=16777216",
+)
+# The latter is macOS's, where fsync alone leaves the pages in the disk's own memory.
+_SYNCED = ("PRAGMA synchronous=FULL", "PRAGMA fullfsync=ON")
+_FREE_BYTES_OF_A_FULL_DISK = 256 * 1024  # less than one growth step of the -shm or -wal file
+# What SQLite says where it cannot write, or create, its -shm and -wal files.
+_OF_A_FULL_DISK = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN})
+
+_NO_TEXT = "Could not decode to UTF-8 column"  # Python's own, without a code
+_ERRORS: dict[int, tuple[type[DatabaseError], str]] = {
+    sqlite3.SQLITE_READONLY: (DatabaseUnwritable, "it may not be written"),
+    sqlite3.SQLITE_CANTOPEN: (DatabaseUnwritable, "it cannot be opened"),
+    sqlite3.SQLITE_PERM: (DatabaseUnwritable, "access is not permitted"),
+    sqlite3.SQLITE_AUTH: (DatabaseUnwritable, "access is not permitted"),
+    sqlite3.SQLITE_CORRUPT: (DatabaseCorrupt, "the file is damaged"),
+    sqlite3.SQLITE_NOTADB: (DatabaseCorrupt, "the file is not a SQLite database"),
+    sqlite3.SQLITE_BUSY: (DatabaseBusy, "another process holds it"),
+    sqlite3.SQLITE_LOCKED: (DatabaseBusy, "another connection holds it"),
+}
+
+
+def create_engine(path: Path, busy_timeout_seconds: float, *, syncs: bool = False) -> Engine:
+    """An engine whose connections write: each transaction begins by taking the write lock.
+
+    With `syncs`, each commit makes one fsync, and survives a power cut.
+    """
+    arguments = {
+        "timeout": busy_timeout_seconds,
+        "check_same_thread": False,  # `WriteConnection` sees to one thread at a time
+        "isolation_level": None,  # the driver begins nothing by itself: see _begin_immediate
+    }
+    url = URL.create("sqlite", database=str(path))
+    engine = _create_engine(url, poolclass=NullPool, connect_args=arguments)
+    durability = _SYNCED if syncs else ("PRAGMA synchronous=NORMAL",)
+    event.listen(engine, "connect", partial(_set_up, (*_PRAGMAS, *durability)))
+    event.listen(engine, "begin", _begin_immediate)
+    return engine
+
+
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """A connection that can only read, and sees each commit from its next statement on.
+
+    Raises:
+        sqlite3.Error: the file is missing, or cannot be opened.
+    """
+    address = f"{path.as_uri()}?mode=ro"
+    return sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None)
+
+
+def check(connection: Connection, path: Path) -> None:
+    """Look for damaged pages, for at most `CHECK_SECONDS`; what is not reached is met when read.
+
+    Raises:
+        DatabaseCorrupt: there are some.
+    """
+    driver: Any = connection.connection.driver_connection
+    until = time.monotonic() + CHECK_SECONDS
+    driver.set_progress_handler(lambda: time.monotonic() >= until, _CHECK_STEPS)
+    try:
+        [found] = driver.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.OperationalError as exc:
+        if exc.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        found = "ok"
+    finally:
+        driver.set_progress_handler(None, 0)
+    if found != "ok":
+        raise DatabaseCorrupt(f"{path}: the file is damaged ({' '.join(found.split())})")
+
+
+def create_file(path: Path) -> None:
+    """Make an empty file that only its owner may read; SQLite's own would follow the umask.
+
+    Raises:
+        DatabaseUnwritable: the folder is missing or cannot be written.
+        DatabaseFull: the disk is full.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    except OSError as exc:
+        if disk_space.is_full(exc):
+            raise _full(path, str(exc.strerror)) from exc
+        raise DatabaseUnwritable(f"{path}: {exc.strerror}", _read_only_hint(path)) from exc
+
+
+def error_of(exc: BaseException | None, path: Path) -> DatabaseError:
+    """The `DatabaseError` for an error of the driver."""
+    code = getattr(exc, "sqlite_errorcode", None)
+    if isinstance(exc, UnicodeDecodeError) or str(exc).startswith(_NO_TEXT):
+        return DatabaseCorrupt(f"{path}: the file is damaged (a text in it is no UTF-8)")
+    if code is None:
+        return DatabaseError(f"{path}: {exc}")
+    name = getattr(exc, "sqlite_errorname", "")
+    family = code & 0xFF
+    if family == sqlite3.SQLITE_FULL or (family in _OF_A_FULL_DISK and _is_full(path)):
+        return _full(path, name)
+    kind, reason = _ERRORS.get(family, (DatabaseError, str(exc)))
+    hint = _read_only_hint(path) if kind is DatabaseUnwritable else None
+    return kind(f"{path}: {reason} ({name})", hint)
+
+
+def _set_up(pragmas: Iterable[str], connection: Any, _record: Any) -> None:
+    for pragma in pragmas:
+        connection.execute(pragma).fetchall()
+
+
+def _begin_immediate(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+def _full(path: Path, reason: str) -> DatabaseFull:
+    text, hint = disk_space.full_text(path.parent), disk_space.full_hint(path.parent)
+    return DatabaseFull(f"{text} ({reason})", hint)
+
+
+def _read_only_hint(path: Path) -> str | None:
+    """What to do where no permission of the file or its folder would help; None: that may."""
+    folder = path.parent
+    return disk_space.read_only_hint(folder) if disk_space.is_read_only(folder) else None
+
+
+def _is_full(path: Path) -> bool:
+    try:
+        room = os.statvfs(path.parent)
+    except OSError:
+        return False
+    # Some file systems count no files, and say 0 of 0.
+    return room.f_bavail * room.f_frsize < _FREE_BYTES_OF_A_FULL_DISK or (
+        room.f_files > 0 and room.f_favail == 0
+    )
+
+
+class Reader:
+    """One connection that only reads, opened when first used and again after an error."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = Path(path).resolve()
+        self._connection: aiosqlite.Connection | None = None
+        self._thread: threading.Thread | None = None
+        self._opening = asyncio.Lock()
+
+    async def rows(self, text: str, values: Iterable[Any]) -> list[Any]:
+        """The rows of one SELECT, each a tuple.
+
+        Raises:
+            DatabaseError: SQLite refused; the next query opens another connection.
+        """
+        try:
+            connection = self._connection or await self._open()
+            return list(await connection.execute_fetchall(text, values))
+        except DRIVER_ERRORS as exc:
+            await self.close()
+            raise error_of(exc, self._path) from exc
+
+    async def close(self) -> None:
+        """Answer the queries that wait, then close; the next query would open it again."""
+        async with self._opening:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                await connection.close()
+                self._join()
+
+    async def _open(self) -> aiosqlite.Connection:
+        async with self._opening:
+            if self._connection is None:
+                connection = aiosqlite.Connection(self._connect, iter_chunk_size=64)
+                # As SQLAlchemy's dialect does: a store that is never closed must not keep the
+                # process from exiting.
+                connection._thread.daemon = True  # noqa: SLF001
+                try:
+                    self._connection = await connection
+                except DRIVER_ERRORS:
+                    self._join()
+                    raise
+            return self._connection
+
+    def _join(self) -> None:
+        """Wait for the thread, which has answered and is at its last instruction."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _connect(self) -> sqlite3.Connection:
+        """On aiosqlite's thread."""
+        self._thread = threading.current_thread()
+        self._thread.name = "requests-db-reader"
+        return connect_read_only(self._path)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+# By path. The references are weak: a lock is freed with the last connection that shares it.
+_locks: weakref.WeakValueDictionary[Path, threading.Lock] = weakref.WeakValueDictionary()
+_locks_guard = threading.Lock()
+
+
+class WriteConnection:
+    """One connection that writes; any thread may use it, one at a time."""
+
+    def __init__(
+        self,
+        path: Path | str,
+        busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS,
+        *,
+        syncs: bool = False,
+    ) -> None:
+        """Connects when first used.
+
+        Args:
+            path: the database's file.
+            busy_timeout_seconds: how long to wait for another process that writes.
+            syncs: each commit survives a power cut, and waits for the disk.
+        """
+        self._path = Path(path).resolve()
+        self._engine = create_engine(self._path, busy_timeout_seconds, syncs=syncs)
+        with _locks_guard:
+            self._lock = _locks.setdefault(self._path, threading.Lock())
+        self._connection: Connection | None = None
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """All or nothing: committed at the end of the block, rolled back when it raises.
+
+        Raises:
+            DatabaseError: SQLite refused; the next transaction opens another connection.
+        """
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._connection = self._engine.connect()
+                with self._connection.begin():
+                    yield self._connection
+            except (DBAPIError, *DRIVER_ERRORS) as exc:
+                self._drop()  # what an error leaves of a connection is not worth guessing
+                orig = exc.orig if isinstance(exc, DBAPIError) else exc
+                raise error_of(orig, self._path) from exc
+
+    def write(
+        self, work: Callable[Concatenate[Connection, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Run `work` in a transaction, and return what it returns. Blocks.
+
+        Raises:
+            DatabaseError: SQLite refused.
+        """
+        with self.transaction() as connection:
+            return work(connection, *args, **kwargs)
+
+    def read(self, query: Query[R]) -> R:
+        """The query's answer. Blocks."""
+        return self.write(query.run)
+
+    def close(self) -> None:
+        """Close the connection; the next transaction would open another."""
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(DBAPIError):
+                connection.close()

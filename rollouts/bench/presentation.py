@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A measurement for people: as a table, and as two figures.
+
+The table has a row per batch size, wait and server, medians with their spread. It goes to a log,
+not a terminal: to fit 80 columns, headings have two lines, and values that are equal in all rows
+(such as the wait) stand above them.
+
+The figures are PNG, through matplotlib, an extra: `pip install '.[bench]'`.
+
+scaling_curves         success and P99 over the batch size: a line for each server and wait
+max_batch_comparison   the largest batch with 95 % success, also by core: a bar for each of these
+
+The seed's further figures show the same values: summary.csv has its fields, for its own analysis.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from importlib.util import find_spec
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from .plan import usable_cores
+from .results import Report, Summary, machine
+
+SUCCESS_THRESHOLD = 0.95  # of the seed: the largest batch that reaches it is the maximum
+_CELLS = 2  # the first headings tell batches of one size apart
+_HEADS = (
+    ("server", ""), ("wait", ""),
+    ("sessions", ""), ("success", ""), ("total", "P50, s"), ("total P99, s", "(spread)"),
+    ("connect", "P99, s"), ("CPU ms", "each"), ("kernel", "drops"), ("processes", ""),
+)  # fmt: skip
+_BUSY = 0.9
+
+
+def lines_of(report: Report) -> list[str]:
+    """The whole table, with its notes."""
+    facts, plan = machine(), report.plan
+    at_once = f"at most {plan.window} handshakes" if plan.window else "all sessions connect"
+    arrangement = f"{at_once} at once; a handshake may take {plan.handshake_seconds:g} s"
+    machine_line = (
+        f"{facts['cores']} cores shared by server and load, {facts['memory_gb']} GB, "
+        f"{facts['system']}, Python {facts['python']}"
+    )
+    table = _table([_row(group) for group in grouped(report.summaries)])
+    return [machine_line, arrangement, *table, *_notes(report.summaries)]
+
+
+def grouped(summaries: Iterable[Summary]) -> list[list[Summary]]:
+    """Repetitions of the same batch together, in the order of the grid."""
+    names = list(dict.fromkeys(summary.server for summary in summaries))
+
+    def key(s: Summary) -> tuple[int, float, int]:
+        return (s.num_requests, s.wait_seconds, names.index(s.server))
+
+    return [list(group) for _, group in groupby(sorted(summaries, key=key), key)]
+
+
+def max_batch(summaries: Iterable[Summary], server: str, wait_seconds: float) -> int:
+    """The largest batch of which at least 95 % succeeded, on average of all repetitions."""
+    fitting = [s for s in summaries if (s.server, s.wait_seconds) == (server, wait_seconds)]
+    good = [
+        group[0].num_requests
+        for group in grouped(fitting)
+        if statistics.mean(1 - s.error_rate for s in group) >= SUCCESS_THRESHOLD
+    ]
+    return max(good, default=0)
+
+
+def summary_line(summary: Summary) -> str:
+    """One batch, as soon as it is over."""
+    errors = f", {summary.errors}" if summary.errors else ""
+    drops = f", {summary.kernel_listen_drops} dropped" if summary.kernel_listen_drops else ""
+    return (
+        f"{summary.server}: {summary.num_requests} x {summary.wait_seconds:g} s "
+        f"#{summary.repetition}: {_percent(1 - summary.error_rate)}{errors}, "
+        f"P50 {summary.total_p50:.2f} s, P99 {summary.total_p99:.2f} s, "
+        f"{summary.server_cpu_ms_per_session:.2f} ms CPU each{drops}"
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    once = [n for n in range(_CELLS) if len({row[n] for row in rows}) == 1]
+    shown = [n for n in range(len(_HEADS)) if n not in once]
+    cells = [[row[n] for n in shown] for row in [*zip(*_HEADS, strict=True), *rows]]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [", ".join(rows[0][n] for n in once)] if once else []
+    for row in cells:
+        aligned = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append("  ".join(aligned).rstrip())
+    return lines
+
+
+def _row(group: Sequence[Summary]) -> tuple[str, ...]:
+    """One row: the median of the repetitions."""
+    first = group[0]
+    p99 = [s.total_p99 for s in group]
+    drops = [s.kernel_listen_drops for s in group if s.kernel_listen_drops is not None]
+    return (
+        first.server,
+        f"wait {first.wait_seconds:g} s",
+        f"{first.num_requests}",
+        _percent(min(1 - s.error_rate for s in group)),
+        f"{statistics.median(s.total_p50 for s in group):.2f}",
+        f"{statistics.median(p99):.2f} ({min(p99):.2f}-{max(p99):.2f})",
+        f"{statistics.median(s.connect_p99 for s in group):.2f}",
+        f"{statistics.median(s.server_cpu_ms_per_session for s in group):.2f}",
+        f"{max(drops)}" if drops else "?",
+        f"{first.unique_pids or '?'}",
+    )
+
+
+def _notes(summaries: Sequence[Summary]) -> list[str]:
+    notes = []
+    if busy := sum(s.generator_busiest_share > _BUSY for s in summaries):
+        notes.append(
+            f"in {busy} of {len(summaries)} batches a generator used over {_percent(_BUSY)} "
+            "of a core outside the step's wait: latencies are upper bounds there"
+        )
+    if any(s.kernel_listen_drops for s in summaries):
+        notes += [
+            "kernel drops: TcpExtListenDrops of the whole system (other programs' count too),",
+            "  while the batch ran, in the repetition that had the most",
+        ]
+    return notes
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"
+
+
+_DOTS_PER_INCH = 130
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is there; it is not imported."""
+    return find_spec("matplotlib") is not None
+
+
+def draw_all(report: Report, folder: Path) -> list[Path]:
+    """Every figure; none where matplotlib is missing or nothing was measured."""
+    if not can_draw() or not report.summaries:
+        return []
+    import matplotlib as mpl
+
+    mpl.use("Agg")  # files, no windows
+    from matplotlib import pyplot as plt
+
+    drawers = {"scaling_curves": _scaling_curves, "max_batch_comparison": _max_batch}
+    written = [folder / f"{name}.png" for name in drawers]
+    for path, draw in zip(written, drawers.values(), strict=True):
+        figure = draw(plt, report.summaries)
+        figure.tight_layout()
+        figure.savefig(path, dpi=_DOTS_PER_INCH)
+        plt.close(figure)
+    return written
+
+
+def _scaling_curves(pyplot: Any, summaries: list[Summary]) -> Any:
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5))
+    left.axhline(100 * SUCCESS_THRESHOLD, color="red", linestyle="--", alpha=0.5)
+    _curves(left, summaries, lambda s: 100 * (1 - s.error_rate))
+    left.set(ylabel="success (%)", ylim=(0, 105), title="Success")
+    _curves(right, [s for s in summaries if s.successful], lambda s: s.total_p99)
+    right.set_yscale("log", nonpositive="mask")
+    right.set(ylabel="total P99 (s)", title="Total P99, the wait included")
+    return figure
+
+
+def _curves(axes: Any, summaries: list[Summary], value: Callable[[Summary], float]) -> None:
+    """Draw the median of the repetitions over the batch size."""
+    lines: dict[str, dict[int, float]] = {}
+    for group in grouped(summaries):
+        line = lines.setdefault(_label(group[0].server, group[0].wait_seconds), {})
+        line[group[0].num_requests] = statistics.median(map(value, group))
+    for label, points in lines.items():
+        axes.plot(list(points), list(points.values()), marker="o", label=label)
+    batches = sorted({s.num_requests for s in summaries})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(batches, [f"{n:,}" for n in batches])
+    axes.set_xlabel("sessions at once")
+    axes.grid(visible=True, alpha=0.3)
+    if lines:
+        axes.legend()
+
+
+def _max_batch(pyplot: Any, summaries: list[Summary]) -> Any:
+    keys = dict.fromkeys((s.server, s.wait_seconds) for s in summaries)
+    largest = {_label(*key): max_batch(summaries, *key) for key in keys}
+    figure, axes = pyplot.subplots(figsize=(6 + 1.2 * len(largest), 5))
+    bars = axes.bar(range(len(largest)), list(largest.values()), color="steelblue")
+    cores = usable_cores()
+    axes.bar_label(bars, [f"{most:,}\n{most / cores:,.0f} a core" for most in largest.values()])
+    axes.set_xticks(range(len(largest)), [label.replace(", ", "\n") for label in largest])
+    axes.grid(visible=True, axis="y", alpha=0.3)
+    axes.margins(y=0.15)
+    title = f"Largest batch tried of which {100 * SUCCESS_THRESHOLD:g} % succeed ({cores} cores)"
+    axes.set(ylabel="sessions at once", title=title)
+    return figure
+
+
+def _label(server: str, wait_seconds: float) -> str:
+    return f"{server}, {wait_seconds:g} s"

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `--advantages`, `--filter` and `--policy` name, and whether it may be named so.
+
+group-normalised                 a name of ours
+min-steps=3                      one that takes a number
+package.module:function          the user's own, looked for when the rollout begins
+
+A policy may also be `openai:URL` or `random`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import difflib
+import importlib
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import PolicyNotFound, StageNotFound
+from ..policies.chat_policy import ChatPolicy
+from ..policies.policy import CallablePolicy, Policy
+from ..policies.random_policy import RandomPolicy, action_schema
+from . import sinks
+from .sinks import Advantages, Filter
+
+if TYPE_CHECKING:
+    from ..episodes import EpisodeCounts
+    from ..folder.writer import RolloutWriter
+    from .sinks import GroupSink
+
+CHAT_HINT = (
+    "see that the policy's endpoint answers, and what OPENAI_API_KEY and OPENAI_MODEL say; the "
+    "request's log says of each episode why it failed"
+)
+RANDOM = "random"
+CHAT_PREFIX = "openai:"
+_WHAT = {PolicyNotFound: "policy", StageNotFound: "stage"}
+
+
+async def policy_named(name: str, address: str) -> Policy:
+    """The policy; `address` is asked what an action is."""
+    if name != RANDOM and not name.startswith(CHAT_PREFIX):
+        return CallablePolicy(await asyncio.to_thread(function_named, name))
+    schema = await asyncio.to_thread(action_schema, address)
+    return RandomPolicy(schema) if name == RANDOM else ChatPolicy(name[len(CHAT_PREFIX) :], schema)
+
+
+def hint_of(name: str) -> str | None:
+    """What to look at when a policy of this name fails; None: nothing in particular."""
+    return CHAT_HINT if name.startswith(CHAT_PREFIX) else None
+
+
+def function_named(
+    name: str, not_found: type[PolicyNotFound | StageNotFound] = PolicyNotFound
+) -> Any:
+    """What `package.module:function` names."""
+    what = _WHAT[not_found]
+    module_name, colon, path = name.partition(":")
+    if not (colon and module_name and path):
+        raise not_found(f"{name!r} does not name a {what}")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as exc:
+        raise not_found(f"the {what} {name!r} cannot be imported: {exc}") from exc
+    except Exception as exc:
+        told = f"importing the {what} {name!r} raised {type(exc).__name__}: {exc}"
+        raise not_found(told, "run it by itself to see where") from exc
+    if not callable(found):
+        raise not_found(f"the {what} {name!r} cannot be called")
+    return found
+
+
+@contextmanager
+def importable(folder: Path | None) -> Iterator[None]:
+    """Makes the modules of the user's folder importable, and forgets them afterwards.
+
+    A process that runs another rollout later then finds them as they are at that time.
+    """
+    if folder is None:
+        yield
+        return
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))
+        imported = set(sys.modules) - before
+        for name in [name for name in imported if _lies_in(sys.modules[name], folder)]:
+            del sys.modules[name]
+
+
+def _lies_in(module: Any, folder: Path) -> bool:
+    """Whether a module, or a package without an `__init__.py`, lies in the folder."""
+    path = getattr(module, "__file__", None)
+    paths = getattr(module, "__path__", ()) if path is None else (path,)
+    return any(Path(path).is_relative_to(folder) for path in paths)
+
+
+GROUP_NORMALISED, FAILED, ZERO_ADVANTAGE = "group-normalised", "failed", "zero-advantage"
+_ADVANTAGES: dict[str, Advantages] = {
+    GROUP_NORMALISED: sinks.group_normalised,
+    "leave-one-out": sinks.leave_one_out,
+    "centred": sinks.centred,
+}
+_BY_ALGORITHM = {"grpo": GROUP_NORMALISED, "rloo": "leave-one-out", "dr-grpo": "centred"}
+_BOUNDED: dict[str, Callable[[float], Filter]] = {  # both ends are kept
+    "min-steps": lambda least: sinks.by_length(int(least)),
+    "max-steps": lambda most: sinks.by_length(most=most),
+    "min-reward": lambda least: sinks.by_reward(least),
+    "max-reward": lambda most: sinks.by_reward(most=most),
+}
+_PLAIN: dict[str, Filter] = {FAILED: sinks.failed, ZERO_ADVANTAGE: sinks.without_signal}
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """What is done to episodes before they are written; nothing, unless asked for."""
+
+    group: int | None = None  # how many episodes are compared with each other
+    advantages: str = GROUP_NORMALISED
+    filters: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Of a group; without groups, each episode is looked at by itself."""
+        return self.group or 1
+
+    @property
+    def takes_failed(self) -> bool:
+        """Whether an episode that failed is for a filter to drop."""
+        return FAILED in self.filters
+
+    def record(self) -> dict[str, Any]:
+        """What must be the same for a rollout to be continued."""
+        told = None if self.group is None else self.advantages
+        return {"group": self.group, "advantages": told, "filters": list(self.filters)}
+
+    def sink(self) -> Callable[[RolloutWriter, EpisodeCounts], GroupSink] | None:
+        """What makes the sink that applies them. None: nothing is to be done."""
+        from .sinks import GroupSink  # not in the daemon, which checks names alone
+
+        if self.group is None and not self.filters:
+            return None
+        weigh: Advantages | None = None
+        if self.group is not None:
+            weigh = _ADVANTAGES.get(self.advantages) or _users(self.advantages)
+        drops = {text: _filter(text) for text in self.filters}
+        return lambda writer, counts: GroupSink(
+            writer, self.size, filters=drops, advantages=weigh, counts=counts
+        )
+
+
+def _users(text: str) -> Any:
+    """The user's own function."""
+    return function_named(text, not_found=StageNotFound)
+
+
+def _filter(text: str) -> Filter:
+    if ":" in text:
+        found: Filter = _users(text)
+        return found
+    name, _, value = text.partition("=")
+    return _PLAIN[name] if name in _PLAIN else _BOUNDED[name](bound(name, value))
+
+
+def check_group(group: int, episodes: int) -> None:
+    """Checks that episodes make whole groups."""
+    if rest := episodes % group:
+        less, more = episodes - rest, episodes - rest + group
+        near = f"{less} or {more}" if less else f"{more}"
+        raise ValueError(
+            f"{episodes} episodes cannot be divided into groups of {group}: ask for {near}"
+        )
+
+
+def check_advantages(text: str, group: int | None) -> None:
+    """Checks the value of `--advantages`."""
+    if ":" not in text and text not in _ADVANTAGES:
+        near = _BY_ALGORITHM.get(text.lower())
+        raise ValueError(_unknown("advantages are", text, _ADVANTAGES, near))
+    if group is None:
+        raise ValueError("advantages compare the episodes of a group: add --group")
+
+
+def check_filters(texts: Sequence[str], group: int | None) -> None:
+    """Checks the values of `--filter`."""
+    for number, text in enumerate(texts):
+        if ":" not in text:
+            name, equals, value = text.partition("=")
+            if name in _BOUNDED:
+                bound(name, value)
+            elif name not in _PLAIN:
+                raise ValueError(_unknown("filter is", name, [*_BOUNDED, *_PLAIN]))
+            elif equals:
+                raise ValueError(f"the filter {name} takes no value")
+        if text in texts[:number]:
+            raise ValueError(f"the filter {text} is asked for twice")
+    if group is None and ZERO_ADVANTAGE in texts:
+        raise ValueError(
+            f"the filter {ZERO_ADVANTAGE} compares the episodes of a group: add --group"
+        )
+
+
+def bound(name: str, value: str) -> float:
+    """The number of `min-steps=3`."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"the filter {name} takes a number: {name}=3, not {name}={value}")
+    if name in ("min-steps", "max-steps") and (number < 0 or number % 1):
+        raise ValueError(f"the filter {name} counts steps: {name}=3, not {name}={value}")
+    return number
+
+
+def _unknown(what: str, text: str, known: Iterable[str], near: str | None = None) -> str:
+    names = [near] if near else difflib.get_close_matches(text, list(known), 2)
+    meant = f"did you mean {' or '.join(names)}?" if names else f"there are {', '.join(known)}"
+    return f"no {what} called {text!r}: {meant}"

@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sinks before the writer: groups with filters and advantages; and what becomes of failed episodes.
+
+In a `GroupSink` episodes wait for their group:
+
+    collector ─ put_step ─────────────────────────────▶ writer (steps lie in its files meanwhile)
+              ─ finish ─▶ group ─ complete ─▶ filters, advantages ─ finish_together ─▶ writer
+              ─ leave_out ─▶ the group is given up: none of it is written
+
+Only the summaries of episodes wait here, a few hundred bytes each: what an episode saw last is
+written behind its steps while it waits, when it is large, and read again for the stages. These run
+in one thread of their own, one group at a time: they may take as long as they like, and the loop
+goes on.
+
+A group is written whole or not at all, whatever crashes. What waits for its group when a rollout is
+interrupted is collected again, and so is a group of which an episode failed.
+
+Advantages say how much better an episode was than the others of its group: plain functions from the
+rewards of a group to as many advantages, in the same order. A group of one says nothing: its
+advantage is 0.
+
+Filters say which episodes of a group are not trained on. A filter is any callable from a group to
+one answer each: True drops the episode, which is recorded as finished, with the filter's name and
+without its steps, so that it is not played again. Filters run in order; a later one sees only what
+the earlier ones kept.
+
+`FailedEpisodeSink` says which episodes are written: failed ones only where asked for.
+
+collector ─ finish ─▶ well ─────────────────────────▶ stages, if any ─▶ writer
+                      failed ─▶ told ─▶ kept? ──────▶
+                                        left out, so that the next rollout plays it again
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from ..episodes import (
+    Episode,
+    EpisodeCounts,
+    EpisodeStatus,
+    FailureReason,
+    ProgressStats,
+    Step,
+    StepSink,
+)
+from ..errors import AllFailed, StageError
+from ..folder.rows import Verdict
+from ..folder.writer import RolloutWriter
+
+LEAST_DEVIATION = 1e-6  # added to the deviation, so that equal rewards are no division by zero
+
+Advantages = Callable[[Sequence[float]], list[float]]
+
+
+def centred(rewards: Sequence[float]) -> list[float]:
+    """Reward less the group's mean (Dr. GRPO, https://arxiv.org/abs/2503.20783)."""
+    mean = _mean(rewards)
+    return [reward - mean for reward in rewards]
+
+
+def group_normalised(rewards: Sequence[float]) -> list[float]:
+    """In standard deviations from the group's mean (GRPO, https://arxiv.org/abs/2402.03300)."""
+    differences = centred(rewards)
+    deviation = math.sqrt(_mean([difference**2 for difference in differences]))
+    return [difference / (deviation + LEAST_DEVIATION) for difference in differences]
+
+
+def leave_one_out(rewards: Sequence[float]) -> list[float]:
+    """Reward less the mean of the *other* episodes (RLOO, https://arxiv.org/abs/2402.14740)."""
+    others = len(rewards) - 1
+    if others < 1:
+        return [0.0] * len(rewards)
+    total = math.fsum(rewards)
+    return [reward - (total - reward) / others for reward in rewards]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values) if values else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An episode of a group. `steps` is how many it has; they may be on disk."""
+
+    episode: Episode
+    steps: int
+
+
+Filter = Callable[[Sequence[Finished]], Sequence[bool]]
+
+
+def by_length(least: int = 0, most: float = math.inf) -> Filter:
+    """Drops episodes of fewer or more steps; both bounds are kept."""
+    return lambda group: [not least <= one.steps <= most for one in group]
+
+
+def by_reward(least: float = -math.inf, most: float = math.inf) -> Filter:
+    """Drops episodes whose total reward lies outside; both bounds are kept."""
+    return lambda group: [not least <= one.episode.total_reward <= most for one in group]
+
+
+def failed(group: Sequence[Finished]) -> list[bool]:
+    """Drops failed episodes."""
+    return [one.episode.status is EpisodeStatus.FAILED for one in group]
+
+
+def without_signal(group: Sequence[Finished]) -> list[bool]:
+    """Drops a whole group in which all rewards are the same: no advantage comes of it."""
+    same = len({one.episode.total_reward for one in group}) <= 1
+    return [same] * len(group)
+
+
+def sift(
+    group: Sequence[Finished], filters: Mapping[str, Filter]
+) -> tuple[list[Finished], dict[str, str]]:
+    """What is kept; and by which filter each of the others, by its id, was dropped.
+
+    Raises:
+        ValueError: a filter did not answer for each episode.
+    """
+    kept, dropped = list(group), dict[str, str]()
+    for name, drops in filters.items():
+        said = list(drops(kept))
+        if len(said) != len(kept):
+            raise ValueError(f"the filter {name} gave {len(said)} answers for {len(kept)} episodes")
+        answers = list(zip(kept, said, strict=True))
+        kept = [one for one, drop in answers if not drop]
+        dropped |= {one.episode.id: name for one, drop in answers if drop}
+    return kept, dropped
+
+
+LEAST_PENDING_BYTES = 4096  # a smaller last observation waits in memory
+
+
+class GroupSink:
+    """Takes episodes (a `StepSink`), in groups of `size`, and hands them on with their verdicts."""
+
+    def __init__(
+        self,
+        writer: RolloutWriter,
+        size: int,
+        *,
+        filters: Mapping[str, Filter] | None = None,
+        advantages: Advantages | None = group_normalised,
+        counts: EpisodeCounts | None = None,
+    ) -> None:
+        """Makes a sink in front of another.
+
+        Args:
+            writer: Stores steps and groups.
+            size: Episodes of a group: those from 0 to size - 1, and so on.
+            filters: Applied in order, by the name that is written for a dropped episode.
+            advantages: From the rewards of a group; None filters only.
+            counts: Updated as groups are written.
+
+        Raises:
+            ValueError: `size` is below 1.
+        """
+        if size < 1:
+            raise ValueError(f"a group has at least one episode, not {size}")
+        self.counts = counts or EpisodeCounts()
+        self._writer = writer
+        self._size = size
+        self._filters = dict(filters or {})
+        self._advantages = advantages
+        self._steps: Counter[str] = Counter()
+        self._waiting: dict[int, list[_Waiting]] = {}
+        self._given_up: set[int] = set()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollout-stages")
+
+    async def put_step(self, episode_id: str, number: int, step: Step) -> None:
+        """Passes a step to the sink behind."""
+        self._steps[episode_id] += 1
+        await self._writer.put_step(episode_id, number, step)
+
+    async def discard(self, episode_id: str) -> None:
+        """Forgets the steps of this attempt."""
+        del self._steps[episode_id]
+        await self._writer.discard(episode_id)
+
+    async def finish(self, episode: Episode) -> None:
+        """Adds an episode to its group; the last one passes the whole group on.
+
+        Raises:
+            StageError: a stage failed on the group.
+        """
+        key = int(episode.id) // self._size
+        is_last = len(self._waiting.get(key, ())) + 1 >= self._size
+        one = await self._made_small(episode, may_wait=not is_last and key not in self._given_up)
+        if key in self._given_up:  # it may have been meanwhile
+            self.counts.left_out += 1
+            await self.discard(episode.id)
+            return
+        group = self._waiting.setdefault(key, [])
+        group.append(one)
+        if len(group) == self._size:
+            del self._waiting[key]
+            await self._hand_on(group)
+
+    async def leave_out(self, episode: Episode) -> None:
+        """Gives up the group of an episode that failed for good and is not kept."""
+        key = int(episode.id) // self._size
+        self._given_up.add(key)
+        await self.discard(episode.id)
+        for one in self._waiting.pop(key, []):
+            self.counts.left_out += 1
+            await self.discard(one.episode.id)
+
+    async def close(self) -> None:
+        """Passes incomplete groups on as they are, and closes the sink behind."""
+        try:
+            while self._waiting:
+                await self._hand_on(self._waiting.pop(next(iter(self._waiting))))
+        finally:
+            await asyncio.to_thread(self.stop)
+            await self._writer.close()
+
+    def stop(self) -> None:
+        """Ends the thread; waiting episodes are forgotten with the sink behind."""
+        self._thread.shutdown()
+
+    async def _made_small(self, episode: Episode, *, may_wait: bool) -> _Waiting:
+        steps = self._steps.pop(episode.id, 0) or len(episode.steps)
+        text = episode.final_observation_json
+        if not may_wait or len(text) < LEAST_PENDING_BYTES:
+            return _Waiting(episode, steps)
+        kept = await self._writer.keep_observation(episode.id, text)
+        return _Waiting(replace(episode, final_observation_json=b"null"), steps, kept)
+
+    async def _hand_on(self, group: list[_Waiting]) -> None:
+        loop = asyncio.get_running_loop()
+        judged = await loop.run_in_executor(self._thread, self._judge, group)
+        await self._writer.finish_together(judged)
+        self.counts.written += len(judged)
+        self.counts.filtered.update(v.filtered for _, v in judged if v.filtered is not None)
+
+    def _judge(self, group: list[_Waiting]) -> list[tuple[Episode, Verdict]]:
+        group = sorted(group, key=lambda one: one.episode.id)
+        try:
+            verdicts = judge([one.whole() for one in group], self._filters, self._advantages)
+        except Exception as exc:
+            ids = ", ".join(one.episode.id for one in group)
+            raise StageError(f"a stage failed on the group {ids}: {exc!r}") from exc
+        return [(one.episode, verdicts[one.episode.id]) for one in group]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """An episode that waits for its group."""
+
+    episode: Episode
+    steps: int
+    last: Callable[[], bytes] | None = None  # reads what it saw last, where that is large
+
+    def whole(self) -> Finished:
+        """With all it had. Reads a file."""
+        if self.last is None:
+            return Finished(self.episode, self.steps)
+        return Finished(replace(self.episode, final_observation_json=self.last()), self.steps)
+
+
+def judge(
+    group: Sequence[Finished], filters: Mapping[str, Filter], advantages: Advantages | None
+) -> dict[str, Verdict]:
+    """Filters a group and computes the advantages of the episodes that are kept.
+
+    Returns:
+        The verdict on each episode, by its id; without an advantage where a reward is no number.
+
+    Raises:
+        ValueError: A stage gave too few answers, too many, or one that is not a finite number.
+    """
+    kept, dropped = sift(group, filters)
+    verdicts = {episode_id: Verdict(filtered=name) for episode_id, name in dropped.items()}
+    if advantages is None:
+        return verdicts | {one.episode.id: Verdict() for one in kept}
+    verdicts |= {one.episode.id: Verdict() for one in kept}
+    compared = [one for one in kept if math.isfinite(one.episode.total_reward)]
+    found = [float(a) for a in advantages([one.episode.total_reward for one in compared])]
+    if len(found) != len(compared):
+        raise ValueError(f"there are {len(found)} advantages for {len(compared)} episodes")
+    if not all(map(math.isfinite, found)):
+        raise ValueError(f"advantages are numbers, not {found}")
+    for one, advantage in zip(compared, found, strict=True):
+        verdicts[one.episode.id] = Verdict(advantage)
+    return verdicts
+
+
+HOPELESS_EPISODES = 16  # when as many failed and none came to its end, the rest is not tried
+_POLICYS = (FailureReason.POLICY_ERROR, FailureReason.POLICY_TIMED_OUT)
+_LOST = (FailureReason.CONNECTION_LOST, FailureReason.NOT_CONNECTED)
+
+Say = Callable[[str], None]
+
+
+class FailedEpisodeSink:
+    """A `StepSink` before the stages, or before the writer where there are none."""
+
+    def __init__(
+        self,
+        inner: StepSink,
+        counts: EpisodeCounts,
+        say: Say,
+        policy_hint: str | None = None,
+        lost_hint: str | None = None,
+        *,
+        keeps_failed: bool,
+    ) -> None:
+        self._inner = inner
+        self._groups = inner if isinstance(inner, GroupSink) else None
+        self._counts = counts
+        self._say = say
+        self._hints = dict.fromkeys(_POLICYS, policy_hint) | dict.fromkeys(_LOST, lost_hint)
+        self._keeps_failed = keeps_failed
+        self._last_failure = ""
+        self._hint: str | None = None  # where more is known than that the log says it
+        self._failed = 0
+        self._is_well = False  # one episode has come to its end
+
+    async def put_step(self, episode_id: str, number: int, step: Step) -> None:
+        """On to the sink behind."""
+        await self._inner.put_step(episode_id, number, step)
+
+    async def discard(self, episode_id: str) -> None:
+        """On to the sink behind."""
+        await self._inner.discard(episode_id)
+
+    async def finish(self, episode: Episode) -> None:
+        """Passes an episode on, unless it failed and those are not kept."""
+        if episode.failure is None:
+            self._is_well = True
+            await self._keep(episode)
+            return
+        self._note(episode)
+        await (self._keep(episode) if self._keeps_failed else self._leave_out(episode))
+        if self._failed == HOPELESS_EPISODES and not self._is_well:
+            raise AllFailed(
+                f"the first {self._failed} episodes failed; the last: {self._last_failure}",
+                self._hint,
+            )
+
+    def raise_if_all_failed(self, stats: ProgressStats, earlier: int) -> None:
+        """Checks that the rollout has a result."""
+        played, failed = stats.episodes, stats.finished[EpisodeStatus.FAILED]
+        if not failed or earlier:
+            return
+        if failed == played:
+            which = "the only episode" if played == 1 else f"all {played} episodes"
+            raise AllFailed(f"{which} failed; the last with {self._last_failure}", self._hint)
+        if not self._counts.written:
+            raise AllFailed(
+                f"{failed} of {played} episodes failed, at least one of each group; the last with "
+                f"{self._last_failure}",
+                self._hint,
+            )
+
+    async def _keep(self, episode: Episode) -> None:
+        await self._inner.finish(episode)
+        if self._groups is None:
+            self._counts.written += 1
+
+    async def _leave_out(self, episode: Episode) -> None:
+        if self._groups is None:
+            await self._inner.discard(episode.id)
+        else:
+            await self._groups.leave_out(episode)
+
+    def _note(self, episode: Episode) -> None:
+        failure = episode.failure
+        assert failure is not None
+        self._failed += 1
+        self._last_failure = f"{failure.reason}: {failure.message}"
+        self._hint = self._hints.get(failure.reason)
+        self._counts.last_failures[failure.reason.value] = failure.message
+        at = f" at step {failure.step}" if failure.step else ""
+        self._say(f"episode {episode.id} failed{at}: {self._last_failure}")

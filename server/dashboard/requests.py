@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queue, what runs and what ended lately, and the deaths of workers for memory.
+
+Of what waits, the head of each schedule's queue is shown: a queue of ten thousand costs no more
+than one of fifty, whose places are their order. A request that is as it was is not rendered again.
+
+`rollouts`: those that run or ended lately, each with its last report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...requests_db.records import RETRYING, Event, Request
+from ...requests_db.sql import queries
+from ...requests_db.transactions.journal import REQUEST_PROGRESS, REQUEST_STATE
+from ...schema.states import ErrorKind, RequestState, Schedule
+from ...system.text.json_lines import Json
+from ...system.text.safe_text import hide_credentials
+from ..api.dependencies import Dependencies
+from ..api.request_notes import may_have_run_before, reason_at
+from ..api.routes_daemon import worth_showing
+from ..api.routes_rollouts import last_mark, mark_of
+from ..api.views import error_view, short_request_view
+from .environments import death_of_attempt, death_of_request
+from .live_state import LiveState, Turn
+
+MAX_WAITING = 50  # of each schedule
+MAX_RUNNING = 200
+LOOKED_AT = 60  # ended ones, among which those worth showing are
+MAX_FAILED = 100  # among which deaths are looked for
+REASON_TICKS = 3  # between two looks at why requests wait, when none has changed
+
+NEWEST = 20  # events of a request, among which its last progress is looked for
+
+_PROGRESS = (
+    *("message", "done", "total"),
+    *("eta_seconds", "expected_seconds", "at_most_seconds"),
+)
+_FINAL = [state for state in RequestState if state.is_final]
+
+
+class RequestSource:
+    """Kind `requests`, and of `deaths` those of workers."""
+
+    def __init__(self, deps: Dependencies) -> None:
+        self._deps = deps
+        self._views: dict[str, tuple[Request, Json]] = {}  # as they were rendered last
+        self._progress: dict[str, Json] = {}  # of LONG requests that run, what they told last
+        self._ticks = 0
+
+    async def refresh(self, state: LiveState, turn: Turn) -> None:
+        """Look when requests have changed; at why they wait, every few seconds."""
+        self._put_progress(state, turn.events)
+        has_changed = turn.has(REQUEST_STATE)
+        self._ticks = 0 if has_changed else self._ticks + turn.is_tick
+        if has_changed or self._ticks >= REASON_TICKS:
+            self._ticks = 0
+            await self._put_requests(state)
+        if turn.is_first or any(_is_failure(event.data) for event in turn.events):
+            await self._put_deaths(state)
+        again = {e.request_id for e in turn.events if e.data.get("phase") == RETRYING}
+        if turn.is_first:
+            again |= {known.id for known, _ in self._views.values() if may_have_run_before(known)}
+        for request_id in again:
+            await self._put_retries(state, request_id)
+
+    async def _put_requests(self, state: LiveState) -> None:
+        read = self._deps.store.read
+        shown: dict[str, Json] = {}
+        for schedule in Schedule:
+            room = self._deps.executor.room(schedule)
+            waiting = await read(queries.first_pending(schedule, MAX_WAITING))
+            for place, request in enumerate(waiting):
+                reason = reason_at(self._deps, request, place, room)
+                shown[request.id] = self._view(request) | {"place": place, "pending_reason": reason}
+        running = await read(
+            queries.list_requests(states=[RequestState.RUNNING], limit=MAX_RUNNING)
+        )
+        await self._read_progress(running)
+        latest = await read(queries.list_requests(states=_FINAL, limit=LOOKED_AT))
+        failed = await read(queries.NEVER_LAUNCHED)
+        for request in [*running, *worth_showing(latest, failed)]:
+            shown[request.id] = self._with_progress(request)
+        self._views = {key: view for key, view in self._views.items() if key in shown}
+        state.replace("requests", shown)
+
+    def _put_progress(self, state: LiveState, events: Iterable[Event]) -> None:
+        for event in events:
+            if (progress := _progress_of(event)) is not None and event.request_id is not None:
+                self._progress[event.request_id] = progress
+                known = self._views.get(event.request_id)
+                if known is not None and known[0].state is RequestState.RUNNING:
+                    state.put("requests", event.request_id, known[1] | {"progress": progress})
+
+    async def _read_progress(self, running: Iterable[Request]) -> None:
+        """Find what was told before somebody looked; forget that of requests that have ended."""
+        known, self._progress = self._progress, {}
+        for request in running:
+            if request.id in known:
+                self._progress[request.id] = known[request.id]
+            elif request.schedule is Schedule.LONG:
+                query = queries.newest_events(request.id, NEWEST)
+                found = map(_progress_of, await self._deps.store.read(query))
+                self._progress[request.id] = next(filter(None, found), {})
+
+    def _with_progress(self, request: Request) -> Json:
+        if request.state is not RequestState.RUNNING:
+            return self._view(request)
+        return self._view(request) | {"progress": self._progress.get(request.id) or None}
+
+    def _view(self, request: Request) -> Json:
+        known = self._views.get(request.id)
+        if known is not None and known[0] == request:
+            return known[1]
+        view = short_request_view(request)
+        self._views[request.id] = request, view
+        return view
+
+    async def _put_retries(self, state: LiveState, request_id: str | None) -> None:
+        """Put the deaths of attempts that were followed by another."""
+        request = await self._deps.store.read(queries.get(request_id or ""))
+        if isinstance(request, Request):
+            for event in await self._deps.store.read(queries.retries_of(request.id)):
+                death = death_of_attempt(request, event)
+                state.put_new("deaths", death["id"], death)
+
+    async def _put_deaths(self, state: LiveState) -> None:
+        failed = await self._deps.store.read(
+            queries.list_requests(states=[RequestState.FAILED], limit=MAX_FAILED)
+        )
+        for request in failed:
+            if request.error is not None and request.error.kind is ErrorKind.OOM_KILLED:
+                state.put("deaths", request.id, death_of_request(request))
+
+
+def _progress_of(event: Event) -> Json | None:
+    if event.kind != REQUEST_PROGRESS or not event.data.get("message"):
+        return None
+    return {name: event.data.get(name) for name in _PROGRESS}
+
+
+def _is_failure(data: Json) -> bool:
+    return data.get("state") == RequestState.FAILED
+
+
+KIND = "rollouts"
+MOST_ROLLOUTS = 50
+_TIMES = ("created_at", "started_at", "finished_at")
+
+
+class RolloutSource:
+    """Reads the requests when one of a rollout changes; reports come with their events."""
+
+    def __init__(self, deps: Dependencies) -> None:
+        self._deps = deps
+        self._requests: dict[str, Request] = {}
+        self._reports: dict[str, Json] = {}
+
+    async def refresh(self, state: LiveState, turn: Turn) -> None:
+        """Put the rollouts that changed, or made progress."""
+        for event in turn.events:
+            if event.request_id is not None and "rollout" in event.data:
+                self._reports[event.request_id] = mark_of(event.at, event.data["rollout"])
+        if turn.is_first:
+            self._reports.clear()  # events of newer ones may have been dropped
+        if self._is_listed_anew(turn):
+            await self._list()
+        state.replace(KIND, {r.id: self._view(r) for r in self._requests.values()})
+
+    def _is_listed_anew(self, turn: Turn) -> bool:
+        return turn.is_first or any(
+            event.request is None or event.request.operation == "rollout"
+            for event in turn.events
+            if event.kind == "request.state"
+        )
+
+    async def _list(self) -> None:
+        query = queries.list_requests(operation="rollout", limit=MOST_ROLLOUTS)
+        found = await self._deps.store.read(query)
+        self._requests = {request.id: request for request in found}
+        self._reports = {i: r for i, r in self._reports.items() if i in self._requests}
+        for request in found:  # one that was cancelled or killed has its reports alone
+            if not request.result and request.id not in self._reports:
+                self._reports[request.id] = await last_mark(self._deps.store, request.id) or {}
+
+    def _view(self, request: Request) -> Json:
+        payload = request.payload
+        if request.finished_at and request.result:
+            report = mark_of(request.finished_at, request.result)
+        else:
+            report = self._reports.get(request.id) or {}
+        return {
+            "id": request.id,
+            "state": request.state,
+            "environments": hide_credentials([payload["name"], *payload.get("more_names", [])]),
+            "policy": hide_credentials(payload.get("policy")),
+            "out": payload["out"],
+            "episodes": payload.get("episodes"),
+            **{name: getattr(request, name) for name in _TIMES},
+            "error": error_view(request.error, request.payload),
+            "report": report,
+        }

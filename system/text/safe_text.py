@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes foreign text safe to show: without control sequences, and without secrets.
+
+A terminal obeys escape sequences in whatever it is shown: they move the cursor, rewrite what stands
+above, set the title, or put text into the clipboard. `plain` removes all of them; `coloured` leaves
+those of colours and styles (SGR). Tabs and the ends of lines stay.
+
+Source: ECMA-48, 5th edition, sections 5.3 to 5.6 and 8.3.117.
+
+Values that are secrets by their names or their form are hidden wherever they are shown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+_COLOUR = r"\x1b\[[0-9;:]*m"
+# The beginning of a string and what is in it: another beginning ends it, so that no character is
+# read as part of several strings.
+_STRING = r"(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c\x9d\x90\x98\x9e\x9f]*"
+_SEQUENCE = (
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # a control sequence
+    rf"|{_STRING}(?:\x07|\x1b\\|\x9c)"
+    r"|\x1b[ -/]*[0-~]"  # any other, or the beginning of a string that does not end
+)
+_CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+_LINE_END = re.compile(r"\r+\n?")  # a lone return would write over the line
+_ALL = re.compile(f"{_SEQUENCE}|{_CONTROL}")
+_ALL_BUT_COLOURS = re.compile(f"({_COLOUR})|{_SEQUENCE}|{_CONTROL}")
+_BEGUN = re.compile(rf"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|{_STRING}\x1b?|\x1b[ -/]*|\r+)\Z")
+_MOST_KEPT = 4096  # characters of a sequence that has begun
+
+
+def plain(text: str) -> str:
+    """Return the text without escape sequences and control characters."""
+    return text if text.isprintable() else _ALL.sub("", _LINE_END.sub("\n", text))
+
+
+def coloured(text: str) -> str:
+    """Return the text with colours and styles, and no other escape sequences."""
+    if text.isprintable():
+        return text
+    return _ALL_BUT_COLOURS.sub(lambda found: found[1] or "", _LINE_END.sub("\n", text))
+
+
+class TextStream:
+    """Makes a text safe that comes in pieces, which may end within an escape sequence."""
+
+    def __init__(self, *, keeps_colours: bool) -> None:
+        self._clean = coloured if keeps_colours else plain
+        self._rest = ""
+
+    def feed(self, piece: str) -> str:
+        """Return what can be shown by now."""
+        text, self._rest = self._rest + piece, ""
+        begun = _BEGUN.search(text, max(0, len(text) - _MOST_KEPT))
+        if begun is not None:
+            text, self._rest = text[: begun.start()], begun[0]
+        return self._clean(text)
+
+    def end(self) -> str:
+        """Return what is left."""
+        text, self._rest = self._rest, ""
+        return self._clean(text)
+
+
+REDACTED = "***"
+_SECRET_NAME = re.compile(
+    r"token|secret|passw|passphrase|passcode|pwd|credential|private|auth|bearer|webhook|cookie|dsn"
+    r"|jwt|hmac|mnemonic|seed_?phrase|encrypt|kubeconfig|netrc|keystore|keytab|signing|unseal|totp"
+    r"|conn(?:ection)?_?str(?:ing)?|(?<!by)(?<!com)pass(?:_|\d*$)"
+    r"|(?:^|_)(?:sig(?:nature)?|pin|otp|mfa|pem|salt|hook|login|licen[cs]e)(?:_|\d*$)"
+    r"|(?:(?<!com)(?<!ex)(?<!s)pat|(?<!kan)sas|ps?w|pswd|psk|tkn|(?<!sa)creds?)(?:_|\d*$)"
+    r"|(?:access|recovery|backup)_?codes?|(?:api|access|secret|account|master)_?key|keys?(?:_|\d*$)",
+    re.IGNORECASE,
+)
+# Names that are shown though they hold a word of the above.
+_SHOWN_NAME = re.compile(
+    r"(?:^|_)(?:(?:max|min|num|n|new|input|output|total|prompt|completion)_(?:\w+_)?tokens"
+    r"|tokenizers?(?:_\w+)?|tokens_per_\w+|tokens?_(?:limit|budget|count)|authors?(?:_\w+)?|ssh_auth_sock|xauthority"
+    r"|(?:public|primary|foreign|sort|partition|row|hot|mon|tur|don|key)_?keys?(?:_\w+)?)$",
+    re.IGNORECASE,
+)
+# Names of what is no secret, but is as random as one.
+_DIGEST_NAME = re.compile(
+    r"sha\d*|commit|digest|checksum|hash|revision|version|build|image|(?:^|_)(?:uu)?ids?$"
+    r"|path|dirs?$|folder|file|model|checkpoint|dataset",
+    re.IGNORECASE,
+)
+# A word of letters and digits as long as a key that a computer has drawn; in base 64 with slashes,
+# all of the value; or with a number and a colon before it.
+_RANDOM = re.compile(
+    r"(?:\d{6,}:)?(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9+=_-]*[A-Za-z0-9+=]{20}"
+    r"|(?=\S*\d)(?=\S*[a-z])(?=\S*[A-Z])[A-Za-z0-9+][A-Za-z0-9+/]{37,}={0,2}$"
+)
+_URL_PARAMETER = re.compile(r"([?&]([^=&\s]{1,128})=)[^&#\s]+")
+# A password in an address, or a user's name that is long enough to be a token. A password may have
+# any character: all up to the last `@` is hidden.
+_URL_CREDENTIALS = re.compile(r"(://)(?:[^/?#@\s:]*:\S*|[^/?#@\s]{16,})@")
+# Where no `@` follows, the pattern above would read to the end for each `://`.
+_UP_TO_LAST_AT = re.compile(r"(?<!\S)\S+@")
+# `NAME=value`, `"NAME": "value"`; `--name value`.
+_VALUE = r"""(?P<value>"[^"\n]{0,4096}"|'[^'\n]{0,4096}'|[^\s,;'"]+)"""
+_ASSIGNED = re.compile(rf"""(?P<name>[A-Za-z_][\w-]{{0,63}})(?P<sign>["']?\s*[=:]\s*){_VALUE}""")
+_OPTION = re.compile(rf"(?P<name>--[a-z][\w-]{{0,63}})(?P<sign>\s+){_VALUE}")
+_BEARER = re.compile(r"(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
+# What well-known services give as tokens, and JSON web tokens.
+_KNOWN_TOKEN = re.compile(
+    r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|npm_|pypi-|dckr_pat_|whsec_"
+    r"|nvapi-|xai-|ya29\.|SG\.|[rs]k_(?:live|test)_|gsk_|pplx-|dop_v1_|lin_api_|ntn_|ASIA|hvs\."
+    r"|shp(?:at|ca|pa|ss)_|AGE-SECRET-KEY-)[\w.-]{8,}"
+    r"|\beyJ[\w-]{8,}\.[\w-]{4,}\.[\w-]*"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY[A-Z ]*-----"
+    r"|(?<=://)[\w.-]{0,64}hooks?\.[\w.]+/\S+|(?<=://)[^\s/]{1,64}/[\w/]{0,64}hooks?/\S+"
+)
+_COMMON_WORDS = frozenset({"true", "false", "none", "null", "auto", "info", "debug", "warning"})
+_LEAST_CHARACTERS = 4  # of a value that is hidden wherever it stands: a shorter one is everywhere
+
+
+def hide_credentials(value: Any) -> Any:
+    """Hide passwords and tokens in URLs: of a policy, a source, or what a rollout plays in."""
+    return value if isinstance(value, dict) else _with_each(value, _without_credentials)
+
+
+def _without_credentials(text: str) -> str:
+    if "://" not in text:
+        return text
+    text = _UP_TO_LAST_AT.sub(lambda word: _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", word[0]), text)
+    return _URL_PARAMETER.sub(
+        lambda found: found[1] + REDACTED if _names_secret(found[2]) else found[0], text
+    )
+
+
+def _names_secret(name: str) -> bool:
+    return bool(_SECRET_NAME.search(name)) and not _SHOWN_NAME.search(name)
+
+
+def is_secret(name: str, value: str) -> bool:
+    """Return whether a variable's value is to be hidden: for its name, or for its own form."""
+    if _names_secret(name) or hide_credentials(value) != value:
+        return True
+    if _KNOWN_TOKEN.search(value) or _BEARER.search(value):
+        return True
+    if any(_names_secret(part["name"]) for part in _ASSIGNED.finditer(value)):
+        return True  # a connection string, or JSON
+    return bool(_RANDOM.match(value)) and not _DIGEST_NAME.search(name)
+
+
+def secret_values(payload: Mapping[str, Any]) -> list[str]:
+    """Return a payload's token, and the values of its variables that look secret."""
+    env = payload.get("env")
+    found = [v for k, v in env.items() if is_secret(k, v)] if isinstance(env, dict) else []
+    return [*found, payload["token"]] if payload.get("token") else found
+
+
+def without_secrets(value: Any, payload: Mapping[str, Any]) -> Any:
+    """Return a JSON value without credentials in URLs, and without what a payload has of secrets.
+
+    For what may repeat them: the error of a request, or of an environment and its spec.
+    """
+    return hide_values(hide_credentials(value), secret_values(payload))
+
+
+def hide_values(value: Any, secrets: Collection[str]) -> Any:
+    """Hide texts wherever they stand in a JSON value: the longest first, and no short ones."""
+    known = sorted({s for s in secrets if _is_hidden_anywhere(s)}, key=len, reverse=True)
+    return _with_each(value, lambda text: _without(text, known)) if known else value
+
+
+def hide_secrets(text: str, secrets: Collection[str] = ()) -> str:
+    """Hide in a text all that is, or looks like, a secret: for what is shown to strangers.
+
+    Args:
+        text: Such as a log.
+        secrets: Values that are known to be secret.
+    """
+    hidden: str = hide_values(text, secrets)
+    hidden = _KNOWN_TOKEN.sub(REDACTED, _BEARER.sub(rf"\1{REDACTED}", hidden))
+    hidden = str(hide_credentials(hidden))
+    return _OPTION.sub(_without_named, _ASSIGNED.sub(_without_named, hidden))
+
+
+def _is_hidden_anywhere(secret: str) -> bool:
+    is_word = secret.lower() in _COMMON_WORDS or (secret.isdecimal() and len(secret) < 6)
+    return len(secret) >= _LEAST_CHARACTERS and not is_word
+
+
+def _without(text: str, secrets: Iterable[str]) -> str:
+    for secret in secrets:
+        text = text.replace(secret, REDACTED)
+    return text
+
+
+def _without_named(found: re.Match[str]) -> str:
+    is_word = found["value"].lower() in _COMMON_WORDS
+    if is_word or not _names_secret(found["name"].removeprefix("--").replace("-", "_")):
+        return found[0]
+    quote = found["value"][0] if found["value"][0] in "\"'" else ""
+    return f"{found['name']}{found['sign']}{quote}{REDACTED}{quote}"
+
+
+def _with_each(value: Any, change: Callable[[str], str]) -> Any:
+    """Change each text of a JSON value, but the names of its fields."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return [_with_each(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: _with_each(item, change) for key, item in value.items()}
+    return value
+
+
+def redact(payload: dict[str, Any]) -> dict[str, Any]:
+    """The payload with its tokens hidden, and the values of variables that look secret."""
+    shown = {name: hide_credentials(value) for name, value in payload.items()}
+    if shown.get("token") is not None:
+        shown["token"] = REDACTED
+    if isinstance(env := shown.get("env"), dict):
+        shown["env"] = {k: REDACTED if is_secret(k, v) else v for k, v in env.items()}
+    if options := shown.get("engine_options"):
+        shown["engine_options"] = [_option_shown(text) for text in options]
+    return shown
+
+
+def _option_shown(text: str) -> str:
+    """Hide the variables in an option of an engine that is JSON: a patch of a whole pod."""
+    name, equals, value = text.partition("=")
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return text
+    return (
+        name + equals + json.dumps(_without_variables(found)) if isinstance(found, dict) else text
+    )
+
+
+def _without_variables(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_variables(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    shown = {key: _without_variables(item) for key, item in value.items()}
+    variable, text = shown.get("name"), shown.get("value")
+    if isinstance(variable, str) and isinstance(text, str) and is_secret(variable, text):
+        shown["value"] = REDACTED
+    return shown
