@@ -757,6 +757,21 @@ def test_a_replica_that_was_not_started_yet_is_started_by_the_next_agent(world: 
     assert len(world.engine.list()) == 1
 
 
+def test_a_stop_goes_on_when_the_agent_is_killed_while_it_stops(world: World) -> None:
+    world.image.write_text(SERVER.replace("lambda *_: sys.exit(0)", "signal.SIG_IGN"))
+    run_file = world.ready()
+    stopping = threading.Thread(
+        target=run_files.stop_environment, args=(world.layout.runs, "sample", 3.0)
+    )
+    stopping.start()
+    until(lambda: (read_status_file(run_file.run_dir) or {}).get("state") == "stopping")
+    world.kill_agent()
+    stopping.join(SECONDS)
+    assert not stopping.is_alive()
+    assert world.engine.list() == []
+    assert list(world.layout.runs.iterdir()) == []
+
+
 def test_what_was_removed_and_not_yet_reported_is_stopped(world: World) -> None:
     run_file = world.ready()
     world.kill_agent()

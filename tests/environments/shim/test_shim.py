@@ -34,7 +34,8 @@ from openenvd.environments.shim.server_exit import EXIT_CANNOT_START
 from openenvd.schema import protocol
 from openenvd.system.memory.cgroups import Cgroup, CgroupManager
 from openenvd.system.net.listening_sockets import listening
-from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
+from openenvd.system.process.exit_reason import Certainty, Detector, ExitKind, ExitReason
+from openenvd.system.process.oom_evidence import kernel_log_kills, victims_cgroup
 from openenvd.system.process.process_identity import ProcessIdentity
 from openenvd.system.process.tree import wait_until_dead
 
@@ -616,3 +617,64 @@ def test_a_shim_killed_before_its_first_status_leaves_no_cgroup(
     assert group.exists()
     clean_up_after_shim(kept.run_dir, grace_seconds=0.0)
     assert not group.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+def test_a_signal_by_hand_is_that_signal_and_never_out_of_memory(
+    replica: Make, number: signal.Signals
+) -> None:
+    one = replica(memory_limit_bytes=64 * MB).ready()
+    os.kill(one.link.status["pid"], number)
+    reason = _exit_of(one.wait_state("exited"))
+    assert (reason.kind, reason.signal_name) == (ExitKind.SIGNALED, number.name)
+
+
+def test_kill_of_a_grandchild_for_memory_leaves_the_server_alone(replica: Make) -> None:
+    """It is counted; a later `kill -9` of the server by hand is not blamed on memory.
+
+    Only the kernel log can tell the two apart. Where it has no line of the grandchild (no right to
+    read it, or overwritten meanwhile), memory is named as probable.
+    """
+    _needs_cgroups()
+    started = time.monotonic()
+    one = replica(memory_limit_bytes=48 * MB).ready()
+    pid = one.link.status["pid"]
+    one.tell("child_eats 200")
+    status = one.wait(lambda s: s["sessions"] == -signal.SIGKILL)
+    assert (status["state"], status["pid"]) == ("ready", pid)
+    cgroups = [victims_cgroup(line) for line in kernel_log_kills(started)]
+    # The kernel names cgroups of ten victims in five seconds, and leaves out those of more.
+    is_logged = any(name is None or name.endswith(one.run_file["replica_id"]) for name in cgroups)
+    os.kill(pid, signal.SIGKILL)
+    reason = _exit_of(one.wait_state("exited"))
+    if not is_logged:
+        assert (reason.kind, reason.certainty) == (ExitKind.OOM_KILLED, Certainty.PROBABLE)
+        return
+    assert (reason.kind, reason.signal_name) == (ExitKind.SIGNALED, "SIGKILL")
+    assert "was killed: cgroup" in (reason.evidence or "")
+
+
+def lost_shard(replica: Replica, order: str) -> ExitReason:
+    """How the shard exited that the server is made to lose."""
+    replica.tell(order)
+    status = replica.wait(lambda s: s["shard_exits"] > 0)
+    assert status["state"] == "ready"
+    assert (status["shard_exits"], status["exit"]) == (1, None)
+    return ExitReason.from_json(status["exits"][0]["reason"])
+
+
+def test_shard_killed_for_memory_is_explained_by_the_replicas_group(replica: Make) -> None:
+    _needs_cgroups()
+    one = replica(memory_limit_bytes=48 * MB).ready()
+    reason = lost_shard(one, "lose_shard 200 1")
+    assert (reason.kind, reason.detector) == (ExitKind.OOM_KILLED, Detector.CGROUP)
+    assert reason.limit_bytes == 48 * MB
+
+
+def test_server_that_ignores_sigterm_is_killed_after_the_grace(replica: Make) -> None:
+    one = replica().ready()
+    one.tell("ignore_sigterm")
+    one.wait(lambda s: s["sessions"] == 99)
+    one.link.send("stop", grace_seconds=0.05)
+    reason = _exit_of(one.wait_state("stopped"))
+    assert (reason.kind, reason.signal_name) == (ExitKind.STOPPED, "SIGKILL")
