@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sinks before the writer: groups with filters and advantages; and what becomes of failed episodes.
+"""Sinks before the writer: groups with filters and advantages, and failed episodes.
 
 In a `GroupSink` episodes wait for their group:
 

@@ -118,7 +118,7 @@ def replica_view(
     """One replica, with its shim's last status."""
     reason = dict(replica.exit or {})
     exits = reason.pop(EARLIER, None) if live is None else live
-    told = (live or {}).get("problem") or _replica_message(replica)
+    message = (live or {}).get("problem") or _replica_message(replica)
     return {
         "id": replica.id,
         "ordinal": replica.ordinal,
@@ -128,7 +128,7 @@ def replica_view(
         "restarts": replica.restarts,
         "wakes": (live or {}).get("wakes", 0),
         "exit": reason or None,
-        "message": without_secrets(told, environment.spec if environment else {}),
+        "message": without_secrets(message, environment.spec if environment else {}),
         "exits": exit_views(exits, replica.exit, environment),
         "exit_kinds": (exits or {}).get("exit_kinds", {}),
         "abandoned": ((live or {}).get("capacity") or {}).get("abandoned", []),

@@ -197,7 +197,7 @@ class ReplicaWatch:
                 return
         if state is ReplicaState.READY and self._ready_since is None:
             self._ready_since = time.monotonic()
-        # Never fewer than before: a new shim counts anew.
+        # Never fewer than before: a new shim counts from 0.
         restarts = self._restarts_before + status.get("restarts", 0)
         restarts = max(self.replica.restarts, restarts)
         await self._set_state(state, pid=status.get("pid"), restarts=restarts)
@@ -341,7 +341,7 @@ class ReplicaWatch:
             self._writer.write(encode_line({"op": "start"}))
             await self._writer.drain()
         else:
-            self._handled_generation = 0  # a new shim counts anew
+            self._handled_generation = 0  # a new shim counts from 0
             self._restarts_before = self.replica.restarts + 1
             try:
                 await self._revive()

@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_381,
-    "code lines": 47_488,
-    "modules": 462,
-    "test lines": 76_084,
+    "shipped lines": 74_127,
+    "code lines": 47_391,
+    "modules": 405,
+    "test lines": 72_306,
     "words of pages": 52_157,
     "words of decisions": 10_957,
     "folders at the root": 15,
     "large classes": 10,
     "crowded folders": 2,
-    "dialect words": 641,
+    "dialect words": 640,
     "private names": 323,
 }
 
