@@ -117,6 +117,21 @@ class Counter(Environment[Do, Seen, State]):
         with open("closed.log", "a") as log:
             log.write("closed\\n")
 
+class Stopping(Counter):
+    """Stops its process in the very turn of the loop in which a slot becomes free."""
+
+    def do_stop_when_free(self, action):
+        from openenvd.env_host.sessions.table import SessionTable
+        release = SessionTable.release
+
+        def release_and_stop(table, session, **how):
+            ending = release(table, session, **how)
+            table._hooks._on_count.__self__._beat()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return ending
+
+        SessionTable.release = release_and_stop
+
 class Single(Counter):
     SUPPORTS_CONCURRENT_SESSIONS = False
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import socket
 import threading
 import time
@@ -294,3 +296,48 @@ def test_many_clients_at_once_all_get_one_of_few_slots_in_the_end(serve: StartHo
 
     with ThreadPoolExecutor(30) as pool:
         assert set(pool.map(play, range(30))) == {"observation"}
+
+
+def test_a_shard_that_is_killed_again_and_again_has_a_successor_each_time(
+    serve: StartHost,
+) -> None:
+    host = serve(shards=1, max_sessions=2)
+    seen = set()
+    for _ in range(4):
+        with host.open() as client:
+            client.ask("reset")
+            seen.add(client.pid())
+            client.send("step", {"what": "kill"})
+            client.last_word()
+    assert len(seen) == 4
+    assert host.stop() == 0
+
+
+def test_a_connection_in_the_inbox_of_a_killed_shard_goes_to_its_next_process(
+    serve: StartHost,
+) -> None:
+    """What is in a shard's inbox outlives it.
+
+    The doomed shard is stopped while a newcomer comes, so it is the other where that waits. Then
+    the doomed one gets room, and stops itself before it can look into its inbox.
+    """
+    host = serve("Stopping", shards=2, max_sessions=2, admission_timeout_seconds=WAIT_SECONDS)
+    with host.open() as first, host.open() as second, ThreadPoolExecutor(1) as pool:
+        doomed = second.pid()
+        assert first.pid() != doomed
+        second.ask("step", {"what": "stop_when_free"})
+        os.kill(doomed, signal.SIGSTOP)
+        waiting = pool.submit(lambda: host.open().__enter__())
+        host.until(lambda capacity: capacity["waiting"] == 1)
+        second.send("close")
+        os.kill(doomed, signal.SIGCONT)
+        while psutil.Process(doomed).status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)  # it must not be asked meanwhile: it would not answer
+        host.until(
+            lambda capacity: sum(s["totals"]["handed_over"] for s in capacity["shards"]) >= 1
+        )
+        assert not waiting.done()
+        os.kill(doomed, signal.SIGKILL)
+        third = waiting.result(WAIT_SECONDS)
+        assert third.pid() not in (doomed, first.pid())
+        third.connection.close()
