@@ -65,7 +65,7 @@ class StatusWriter:
             return
         self._bus.publish([event])
         level = logging.WARNING if error is not None else logging.INFO
-        why = f": {error}" if (error := event.data.get("error")) else ""
+        why = f": {message}" if (message := event.data.get("error")) else ""
         extra = {"environment": name, "state": state.value}
         log.log(level, "environment %s is %s%s", name, state.value, why, extra=extra)
 

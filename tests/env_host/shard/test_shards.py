@@ -264,7 +264,7 @@ def test_an_environment_that_starts_threads_at_import_is_served_by_new_programs(
 
 
 def test_random_numbers_differ_among_shards(serve: StartHost) -> None:
-    host = serve(shards=4, max_sessions=4)
+    host = serve(shards=4, max_sessions=4, admission_timeout_seconds=WAIT_SECONDS)
     with ExitStack() as stack:
         clients = [stack.enter_context(host.open()) for _ in range(4)]
         answers = [json.dumps(c.ask("step", {"what": "random"})) for c in clients]

@@ -351,6 +351,7 @@ def test_the_history_of_an_environment_has_each_launch_of_its_name(
     client: DaemonClient, name: str, tmp_path: Path
 ) -> None:
     run(client, "launch", {"source": "echo", "name": name})
+    becomes(client, name, "READY")  # served from now on, and ended later
     run(client, "down", {"name": name, "grace_seconds": 0})
     becomes(client, name, "STOPPED")
     missing = {"source": "json:Missing", "cwd": str(tmp_path), "name": name}
