@@ -31,9 +31,9 @@ class Habits:
         if how == "reset":
             raise FileNotFoundError(2, "No such file or directory", "/level.json")
 
-    @habit(steps=("none", "bad", "long"), ours=BETTER + "the session goes on")
+    @habit(steps=("none", "long", "bad"), ours=BETTER + "the error is named")
     def raises_without_text(self, how):
-        """An error without a text, one whose text fails, and one of 1 MB."""
+        """An error without a text, one of 1 MB, and one whose text fails."""
         if how == "none":
             raise RuntimeError
         if how == "long":
