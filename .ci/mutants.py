@@ -62,7 +62,7 @@ FIRST_TESTS = 20
 USAGE_ERROR = 4  # of pytest: no such test, or a conftest that cannot be imported
 SURVIVED, KILLED = "survived", "killed"
 
-# ---------------------------------------------------------------- which mutants there are
+# ---------------------------------------------------------------- generating mutants
 
 OPERATORS: dict[Any, Any] = {
     left: right
@@ -190,7 +190,7 @@ class Points(ast.NodeVisitor):
             self._add(test, ast.UnaryOp(ast.Not(), test))
 
     def visit_Compare(self, node: ast.Compare) -> None:
-        """Change each operator: a bound to its neighbour, all else to its contrary."""
+        """Replace each operator: `<` by `<=`, `==` by `!=`, and so on (`OPERATORS`)."""
         for index, op in enumerate(node.ops):
             ops = [*node.ops]
             ops[index] = OPERATORS[type(op)]()
@@ -198,12 +198,12 @@ class Points(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        """Exchange `and` and `or`."""
+        """Replace `and` by `or`, and `or` by `and`."""
         self._add(node, ast.BoolOp(OPERATORS[type(node.op)](), node.values))
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        """Exchange an operator for its contrary; text that is joined is left out."""
+        """Replace an arithmetic operator by its inverse, except where strings are joined."""
         text = any(
             isinstance(side, ast.JoinedStr)
             or (isinstance(side, ast.Constant) and isinstance(side.value, str | bytes))
@@ -224,10 +224,10 @@ class Points(ast.NodeVisitor):
             self._add(node, repr(f"{value}X"))
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Skip: messages, and Python 3.11 does not say where their parts are."""
+        """Skip f-strings: they are messages, and Python 3.11 gives no positions of their parts."""
 
     def visit_Expr(self, node: ast.Expr) -> None:
-        """Remove a call; docstrings and log lines are left out."""
+        """Remove a call, unless it writes a log line; docstrings are skipped."""
         value = node.value.value if isinstance(node.value, ast.Await) else node.value
         if isinstance(value, ast.Constant):
             return
@@ -314,7 +314,7 @@ def _order(mutant: Mutant, seed: int) -> str:
     return hashlib.sha256(f"{seed} {mutant.key}".encode()).hexdigest()
 
 
-# ---------------------------------------------------------------- a worktree, and what runs in it
+# ---------------------------------------------------------------- running tests in a worktree
 
 
 class Worktree:
@@ -509,7 +509,7 @@ def git(*arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-# ---------------------------------------------------------------- a campaign
+# ---------------------------------------------------------------- testing all drawn mutants
 
 
 def measure_room(worktree: Worktree, room: str) -> Run:

@@ -94,7 +94,7 @@ def _note(found: dict[str, dict[Key, list[float]]], name: str, measured: dict[Ke
 
 
 class Probing:
-    """A client of ours, whose requests are probes."""
+    """Our client; each of its requests is a probe."""
 
     def __init__(self, home: str) -> None:
         self._api = ApiClient(home)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`openenv scale` and `restart` change an environment's replicas; `down` and `prune` free them.
 
-The former end no session. `prune` frees what was installed for environments.
+`scale` and `restart` end no session. `prune` removes what was installed for environments.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def scale(name: str, replicas: int, is_async: bool, output: Output, **options: A
 def restart(name: str, replica: int | None, is_async: bool, output: Output, **options: Any) -> int:
     """Replace an environment's replicas one after another, at the same address.
 
-    Each new one is ready before the old one begins no session any more and ends with its last.
+    A replica drains once its replacement is ready, and exits when its last session has ended.
     """
     payload = {"name": name} | ({} if replica is None else {"replica": replica})
     payload |= given_options(DrainOptions, options)

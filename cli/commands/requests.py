@@ -164,7 +164,7 @@ _REMEMBERED = 16 * 1024  # characters, to know whether a log tail has been seen 
 def logs(
     target: str, follow: bool, tail: int | None, replica: str | None, plain: bool, output: Output
 ) -> int:
-    """Print the log of an environment's replica, or of a request.
+    """Print the log of a replica or of a request.
 
     With -f, a request's log ends with the request, an environment's when it is down. After an
     update it continues with the newest replica of what serves then.

@@ -65,7 +65,7 @@ STOP_SECONDS = 3.0  # for sessions to close their environments
 LAST_FRAME_ITERATIONS = 10
 SHORT_SHARE = 0.8  # of the memory limit, from which on a step that timed out may have lacked memory
 _STOPPING = "The environment is stopping."
-_DRAINING = "This replica is being drained: it begins no session any more."
+_DRAINING = "This replica is being drained: it accepts no new sessions."
 _FAILED = closing_answer(HTTPStatus.INTERNAL_SERVER_ERROR)
 
 log = logging.getLogger("openenvd.env_host")

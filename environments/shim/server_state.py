@@ -4,7 +4,7 @@
     from             to        when
     starting         ready     the server reports it
     starting, ready  exited    it exits, or could not be started
-    starting, ready  draining  it says that it begins no session any more, as it was asked
+    starting, ready  draining  it was asked to drain, and reports that it accepts no new sessions
     starting, ready, stopping  its stop is requested, or the time of its sessions is over
       draining
     ready            asleep    it exits, having said that nobody uses it

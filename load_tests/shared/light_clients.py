@@ -244,7 +244,7 @@ class Served:
 
 
 class ClientProcess:
-    """One process of this module."""
+    """A child process that runs this module."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "load_tests.shared.light_clients"]
@@ -252,13 +252,13 @@ class ClientProcess:
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
 
     def tell(self, name: str, **asked: Any) -> None:
-        """One command; its answer comes from `hear`."""
+        """Send one command; `hear` returns its answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({name: asked}) + "\n")
         self._process.stdin.flush()
 
     def hear(self) -> Json:
-        """The answer to the last command."""
+        """Return the answer to the last command."""
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
             raise SystemExit("error: a client process ended early")
@@ -279,7 +279,7 @@ class Clients:
         self.seconds = 0.0
 
     def open(self, sessions: int, window: int, sources: Sequence[str], **address: Any) -> None:
-        """All of them, at the address: `host`, `port` and `path`."""
+        """Open this number of sessions at an address, given as `host`, `port` and `path`."""
         began = time.monotonic()
         many = len(self._members)
         for number, member in enumerate(self._members):
@@ -291,7 +291,7 @@ class Clients:
         self.opened = sum(answer["opened"] for answer in answers)
 
     def step(self, share: float, seconds: float) -> list[float]:
-        """A random share of them steps once; returns the latencies."""
+        """Let a random share of the sessions step once, and return the latencies in seconds."""
         at = time.monotonic() + SOON_SECONDS
         for number, member in enumerate(self._members):
             member.tell("step", share=share, seconds=seconds, at=at, seed=number)
@@ -311,7 +311,7 @@ class Clients:
 
 @contextmanager
 def playing(host: str, port: int, path: str, sessions: int, pace: float) -> Iterator[ClientProcess]:
-    """Sessions that all step at a pace; `end` is to be told to the process within the block."""
+    """Start sessions that step at a fixed pace. Send the command `end` before the block ends."""
     process = ClientProcess()
     try:
         process.tell("play", host=host, port=port, path=path, count=sessions, pace_seconds=pace)
@@ -322,7 +322,7 @@ def playing(host: str, port: int, path: str, sessions: int, pace: float) -> Iter
 
 
 async def _serve() -> None:
-    """Command after command; the end of stdin is the end."""
+    """Handle one command after another until stdin ends."""
     lines = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)

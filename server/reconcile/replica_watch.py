@@ -190,7 +190,7 @@ class ReplicaWatch:
         state = _STATE_OF_STATUS[status["state"]]
         if state is ReplicaState.STARTING and self.replica.state is ReplicaState.ASLEEP:
             state = ReplicaState.ASLEEP  # it wakes
-        # One that is asked to drain drains when it begins no session any more: it says so.
+        # A replica is draining once it reports that it accepts no new sessions.
         if status.get("is_draining") and state not in BEGIN_SESSIONS:
             await self._set_state(ReplicaState.DRAINING, pid=status.get("pid"))
             if status["state"] != "stopped":  # it is being stopped since its time is over

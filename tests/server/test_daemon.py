@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why a daemon does not start, said in one line through the ready pipe; and when it stops."""
+"""A daemon that cannot start reports the reason in one line through the ready pipe; stopping."""
 
 from __future__ import annotations
 
