@@ -15,7 +15,8 @@ from ..base import ExitFacts, Instance, InstanceState, Labels
 from .options import CONTAINER
 
 LOST_SECONDS = 15.0  # after a pod should have ended, or its node was found away
-_EXIT_TERMINATED = 143
+_EXIT_KILLED, _EXIT_TERMINATED = 137, 143
+_DELETED_EXITS = frozenset({0, _EXIT_KILLED, _EXIT_TERMINATED})  # of a server that is asked to stop
 _ORDINARY = frozenset({"ContainerCreating", "PodInitializing"})
 _NO_IMAGE = frozenset({"ErrImagePull", "ImagePullBackOff"})
 _FINAL = frozenset({"InvalidImageName", "ErrImageNeverPull"})
@@ -128,9 +129,19 @@ def _exit_of_container(pod: Json, found: Json) -> ExitFacts:
     said = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
     if is_oom:
         said = f"pod {pod['metadata']['name']}, OOMKilled"
+    elif "deletionTimestamp" in pod["metadata"] and code in _DELETED_EXITS:
+        return ExitFacts(ended_by=_deletion(pod), seconds=_seconds_of(found))
     return ExitFacts(
         exit_code=code, is_oom=is_oom, seconds=_seconds_of(found), evidence=said or None
     )
+
+
+def _deletion(pod: Json) -> str:
+    """Return why a pod was deleted, which openenvd had not requested."""
+    conditions = pod["status"].get("conditions") or ()
+    disruption: Json = next((e for e in conditions if e["type"] == "DisruptionTarget"), {})
+    said = disruption.get("message") or disruption.get("reason") or "not by openenvd"
+    return f"pod {pod['metadata']['name']} was deleted: {said}"
 
 
 def _seconds_of(terminated: Json) -> float | None:

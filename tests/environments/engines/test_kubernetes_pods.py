@@ -127,6 +127,35 @@ def test_a_pod_that_its_node_has_evicted_says_why() -> None:
     assert found.exit == ExitFacts(evidence="Evicted: The node was low on resource: memory.")
 
 
+@pytest.mark.parametrize(
+    ("code", "reason", "conditions", "exit_"),
+    [
+        (0, "Completed", [], ExitFacts(ended_by="pod x-1 was deleted: not by openenvd")),
+        (
+            143,
+            "Error",
+            [{"type": "DisruptionTarget", "status": "True", "message": "node n1 is drained"}],
+            ExitFacts(ended_by="pod x-1 was deleted: node n1 is drained"),
+        ),
+        (3, "Error", [], ExitFacts(exit_code=3)),
+        (
+            137,
+            "OOMKilled",
+            [],
+            ExitFacts(exit_code=137, is_oom=True, evidence="pod x-1, OOMKilled"),
+        ),
+    ],
+    ids=["ended in order", "drained", "crashed", "out of memory"],
+)
+def test_a_pod_that_ends_since_it_is_deleted_says_so(
+    code: int, reason: str, conditions: list[Any], exit_: ExitFacts
+) -> None:
+    gone = ended(code, reason)
+    gone["metadata"] |= {"deletionTimestamp": NOW.isoformat(), "name": "x-1"}
+    gone["status"]["conditions"] = conditions
+    assert instance_of(gone, NOW).exit == exit_
+
+
 def test_a_pod_whose_node_is_away_is_lost_once_its_end_is_overdue() -> None:
     gone = pod("Running", {"running": {}}, podIP="10.1.2.3")
     due = NOW - timedelta(seconds=5)
