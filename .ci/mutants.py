@@ -596,6 +596,8 @@ def measure(
     missing = [room for room in rooms if room not in found]
     with kept.open("a") as file:
         for room, run in in_worktrees(missing, measure_room, worktrees, jobs):
+            if not run.seconds:
+                raise RuntimeError(f"no test of {room} ran: pytest ended with code {run.code}")
             found[room] = run
             file.write(json.dumps([room, dataclasses.asdict(run)]) + "\n")
             file.flush()
