@@ -51,7 +51,7 @@ class Field(IntEnum):
     LAG_P99 = 14
     LAG_MAX = 15
     READY = 16  # 1: it accepts
-    STOPPING = 17  # 1: it no longer accepts
+    STOPPING = 17  # 1: it no longer accepts, or the supervisor is about to stop it
     BUSY = 18  # calls of environments in progress
     STEP_TIMEOUTS = 19  # ever
     ISOLATED = 20  # 1: a session's own process
@@ -62,6 +62,7 @@ class Field(IntEnum):
     DRAINING = 25  # since when no new session is answered; 0: they are
     ABANDONED = 26  # calls that go on although their sessions have ended
     ABANDONED_SINCE = 27  # since when the oldest of them does
+    ENDED = 28  # sessions that ended because the process was stopped
 
 
 _OF_THE_ROW = (Field.GENERATION, Field.DRAINING)

@@ -181,11 +181,16 @@ class ServingProcess:
 
     async def stop(self) -> None:
         """Tell the sessions why, end them, finish the HTTP requests under way."""
+        foreign = self._foreign_signal()
         self._counters[Field.STOPPING] = 1
+        self._counters[Field.ENDED] = self._counters[Field.SESSIONS]
         self.admission.stop()
+        text = _STOPPING
+        if foreign is not None:
+            text = f"The process of this session was stopped by {foreign.name}."
         try:
             async with asyncio.timeout(STOP_SECONDS):
-                await self.table.stop(SessionEnded(_STOPPING, GOING_AWAY_CLOSE))
+                await self.table.stop(SessionEnded(text, GOING_AWAY_CLOSE))
         except TimeoutError:
             fields = {"shard": self._own.index, "generation": self._own.generation}
             text = "some environments did not close within %g s"
@@ -198,6 +203,14 @@ class ServingProcess:
         self.link.close()
         if self._stopped_by is not None:
             _pass_on(self._stopped_by)
+        if foreign is not None:  # so that the supervisor reports this exit
+            signal.signal(foreign, signal.SIG_DFL)
+            signal.raise_signal(foreign)
+
+    def _foreign_signal(self) -> signal.Signals | None:
+        """Return the signal that stops this process, unless the supervisor sent it."""
+        was_asked = self._counters[Field.STOPPING] or self._counters[Field.PARKED]
+        return None if was_asked else self._stopped_by
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._stopped_by = number

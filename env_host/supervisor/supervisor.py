@@ -584,11 +584,12 @@ class Supervisor:
 
     def _sessions_of(self, child: Child) -> int:
         """Return how many sessions a child that has exited had, with a WebSocket or without."""
+        row = self._scoreboard[child.index]
         if child.is_isolated:
-            return int(child.holds_slot)
+            return max(int(child.holds_slot), row[Field.ENDED])
         if self._plan.isolates:  # its row counts the sessions that have processes of their own
             return 0
-        return self._scoreboard[child.index][Field.SESSIONS]
+        return max(row[Field.SESSIONS], row[Field.ENDED])
 
     def _reap_state(self) -> None:
         facts = self._state.reap() if self._state is not None else None
@@ -712,6 +713,8 @@ class Supervisor:
             self._isolated.cancel()
             self._lobby.stop(_STOPPING)
             self._close_door()
+            for row in self._scoreboard:
+                row[Field.STOPPING] = 1
             self._children.signal(signal.SIGTERM)
 
     def _act_on_deadline(self) -> None:

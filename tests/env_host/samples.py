@@ -99,6 +99,9 @@ class Counter(Environment[Do, Seen, State]):
     def do_segfault(self, action):
         os.kill(os.getpid(), signal.SIGSEGV)
 
+    def do_terminate(self, action):
+        os.kill(os.getpid(), signal.SIGTERM)
+
     def do_exit_at_once(self, action):
         os._exit(5)
 

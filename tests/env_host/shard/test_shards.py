@@ -141,6 +141,25 @@ def test_a_killed_process_ends_its_own_sessions_alone(
     host.emptied()
 
 
+@pytest.mark.parametrize("isolate", [False, True], ids=["shared", "isolated"])
+def test_a_process_that_is_told_to_stop_by_another_says_so(serve: StartHost, isolate: bool) -> None:
+    host = serve(shards=1, max_sessions=2, isolate=isolate)
+    with host.open() as bystander, host.open() as client:
+        bystander.ask("reset")
+        client.ask("reset")
+        client.send("step", {"what": "terminate"})
+        while (answer := client.receive())["type"] != "error":  # the step's own answer may be first
+            pass
+        assert "was stopped by SIGTERM" in answer["data"]["message"]
+        told = host.note_that_has("shard_exit")
+        assert os.waitstatus_to_exitcode(told["wait_status"]) == -signal.SIGTERM
+        assert told["sessions"] == (1 if isolate else 2)
+        if isolate:
+            assert bystander.ask("step", {})["type"] == "observation"
+    with host.open() as later:
+        assert later.ask("reset")["type"] == "observation"
+
+
 def test_an_exit_counts_the_sessions_without_a_websocket_too(serve: StartHost) -> None:
     host = serve(shards=1, max_sessions=4)
     for _ in range(2):
