@@ -31,15 +31,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..schema.errors import EngineFailed
 from ..schema.layout import GATEWAY, Layout
 from ..schema.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
+from ..schema.replica import RunFileData, StatusLine
 from ..schema.spec import GRACE_SECONDS
 from ..system.net.listening_sockets import open_listening_sockets
 from ..system.process.descriptors import close_all
 from ..system.process.process_identity import is_locked
-from ..system.text.json_lines import Json
 from .agent_client import EngineAddress, ask_agent
 from .shim.client import (
     ShimClient,
@@ -52,7 +53,7 @@ from .shim.client import (
 from .shim.files import LOCK_FILE_NAME, RUN_FILE_NAME, STATUS_FILE_NAME
 
 OnSessions = Callable[[str, int], None]  # a replica's id, and its sessions
-OnStatus = Callable[[str, Json], bool]  # a replica's id, and its status: whether that was awaited
+OnStatus = Callable[[str, StatusLine], bool]  # a replica's id and status: was that awaited
 LOCAL = "local"  # the provider of replicas below a shim
 
 RUN_FILE_VERSION = 1
@@ -65,12 +66,6 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
 }
 # NAME-ORDINAL-LAUNCH; with a part of another request's id where that has added the replica.
 _REPLICA_ID = re.compile(r"(.+?)-\d+-(?:[0-9a-f]{4}-)?[^-]+")
-ENGINE_VARIABLES = "engine_variables"  # in a run file: which engine has the replica
-IS_ELSEWHERE = "is_elsewhere"  # in a run file: at no port of this machine
-ADDED_BY = "added_by"  # in a run file: the request that starts it and has not kept it yet
-# In a run file: what a restart has put it in place of, for the daemon to drain if the restart has
-# not: {"replica", "request_id", "drain_timeout_seconds"}.
-IN_PLACE_OF = "in_place_of"
 AGENT_PAUSE_SECONDS = 0.2  # before another agent is started or asked
 ANSWER_SECONDS = 2.0  # for all shims together to say how many sessions they have
 _MARGIN_SECONDS = 5.0  # beyond the grace, for the shim to kill, collect and say so
@@ -89,19 +84,19 @@ class RunFile:
     host: str
     port: int
     request_id: str  # the launch it belongs to
-    data: Json  # everything that its shim reads
+    data: RunFileData  # everything that its shim reads
 
     @property
     def address(self) -> str:
         """What goes into upstream's `base_url`: the gateway's, where there is one."""
         if (address := self.data.get("address")) is not None:
-            return str(address)
+            return address
         return address_of(*(endpoint_of(self) if self.is_elsewhere else (self.host, self.port)))
 
     @property
     def is_elsewhere(self) -> bool:
         """Whether it is reached where its engine says alone, not at a port of this machine."""
-        return bool(self.data.get(IS_ELSEWHERE))
+        return bool(self.data.get("is_elsewhere"))
 
     @property
     def is_at_gateway(self) -> bool:
@@ -111,7 +106,7 @@ class RunFile:
     @property
     def number(self) -> int:
         """What the ids of its sessions name it by: generations share the ordinals."""
-        return int(self.data["number"])
+        return self.data["number"]
 
     @property
     def token(self) -> str | None:
@@ -121,12 +116,12 @@ class RunFile:
     @property
     def provider(self) -> str:
         """What runs it: `local`, below a shim; or an engine, behind its agent."""
-        return str(self.data.get("provider") or LOCAL)
+        return self.data.get("provider") or LOCAL
 
     @property
     def engine(self) -> EngineAddress:
         """The engine that has it: the one that was used at its launch."""
-        return EngineAddress.of(self.provider, self.data.get(ENGINE_VARIABLES) or {})
+        return EngineAddress.of(self.provider, self.data.get("engine_variables") or {})
 
     @property
     def is_local(self) -> bool:
@@ -151,9 +146,10 @@ class RunFile:
         return bool(self.data.get("held"))
 
     @classmethod
-    def of(cls, run_dir: Path, data: Json) -> RunFile:
+    def of(cls, run_dir: Path, data: RunFileData) -> RunFile:
         """The replica that `data` describes."""
-        fields: Json = {key: data.get(key) for key in cls.__dataclass_fields__}
+        written: Mapping[str, Any] = data
+        fields: dict[str, Any] = {key: written.get(key) for key in cls.__dataclass_fields__}
         return cls(**{**fields, "run_dir": run_dir, "data": data})
 
 
@@ -195,16 +191,17 @@ class SetAside:
         return f"{self.problem}: {cost}; {end}"
 
 
-def endpoint_of(run_file: RunFile, status: Json | None = None) -> tuple[str, int]:
+def endpoint_of(run_file: RunFile, status: StatusLine | None = None) -> tuple[str, int]:
     """Where the gateway reaches a replica: its status says so, by default that in its folder."""
     if not run_file.is_local:
         status = status or read_status_file(run_file.run_dir) or {}
-        if status.get("host"):
-            return status["host"], status["port"]
+        host, port = status.get("host"), status.get("port")
+        if host and port is not None:
+            return host, port
     return run_file.host, run_file.port
 
 
-def options_variable(data: Json) -> str:
+def options_variable(data: RunFileData) -> str:
     """The variable that tells a replica's server its options."""
     is_local = (data.get("provider") or LOCAL) == LOCAL
     return HOST_CONFIG_VARIABLE if is_local else HOST_OPTIONS_VARIABLE
@@ -230,7 +227,7 @@ def _look(run_dir: Path) -> RunFile | SetAside | None:
     return SetAside(path.parent, str(name), data.get("version") in (None, RUN_FILE_VERSION))
 
 
-def is_usable(data: Json, version: int | str) -> bool:
+def is_usable(data: Mapping[str, object], version: int | str) -> bool:
     """Whether a run file is of this version, and has all that one has."""
     has_all = all(isinstance(data.get(key), kind) for key, kind in _FIELDS.items())
     return data.get("version") == version and has_all
@@ -499,7 +496,7 @@ def _still_there(replicas: list[str]) -> EngineFailed:
 def telling(on_sessions: OnSessions | None) -> OnStatus:
     """What tells of the sessions in replicas' statuses, for a wait that only their end ends."""
 
-    def tell(replica_id: str, status: Json) -> bool:
+    def tell(replica_id: str, status: StatusLine) -> bool:
         if on_sessions is not None:
             on_sessions(replica_id, status.get("sessions") or 0)
         return False
@@ -511,7 +508,7 @@ def sessions_of(replicas: Iterable[RunFile]) -> dict[str, int]:
     """How many sessions each replica has; none, when nothing answers for it soon. Blocks."""
     found: dict[str, int] = {}
 
-    def note(replica_id: str, status: Json) -> bool:
+    def note(replica_id: str, status: StatusLine) -> bool:
         found[replica_id] = status.get("sessions") or 0
         return True
 
@@ -552,7 +549,7 @@ def await_each(
         yield from waiting
 
 
-def _has_come(link: ShimClient, is_awaited: Callable[[Json], bool]) -> bool:
+def _has_come(link: ShimClient, is_awaited: Callable[[StatusLine], bool]) -> bool:
     """Take in what has arrived; whether that was the end of the connection, or awaited."""
     try:
         link.wait(is_awaited, 0.0)

@@ -29,7 +29,7 @@ from ..system.process.descriptors import Message, send_message
 from ..system.text.json_lines import Json
 from . import run_files
 from .engines.new_replicas import with_options
-from .run_files import ADDED_BY, IN_PLACE_OF, OnSessions, RunFile
+from .run_files import OnSessions, RunFile
 from .shim.client import ShimClient, ShimGone, read_status_file
 from .shim.files import RUN_FILE_NAME, write_json
 
@@ -48,7 +48,7 @@ def replicas_of(runs: Path, name: str) -> list[RunFile]:
 def stop_added_by(runs: Path, name: str, request_id: str) -> list[str]:
     """Stop what a request has started and not kept; returns the ids."""
     found = run_files.of_environment(runs, name)
-    marked = [run_file for run_file in found if run_file.data.get(ADDED_BY) == request_id]
+    marked = [run_file for run_file in found if run_file.data.get("added_by") == request_id]
     run_files.stop_replicas(run_file.run_dir for run_file in marked)
     return [run_file.replica_id for run_file in marked]
 
@@ -57,9 +57,10 @@ def keep(run_dirs: Iterable[Path], in_place_of: Iterable[Json] = ()) -> None:
     """Leave replicas that are ready to the daemon; also what each of them is in place of."""
     for run_dir, replaced in zip_longest(run_dirs, in_place_of):
         if (run_file := run_files.read(run_dir)) is not None:
-            data = {key: value for key, value in run_file.data.items() if key != ADDED_BY}
+            data = run_file.data.copy()
+            data.pop("added_by", None)
             if replaced is not None:
-                data[IN_PLACE_OF] = replaced
+                data["in_place_of"] = replaced
             write_json(str(run_dir / RUN_FILE_NAME), data, sync=True)
 
 
@@ -136,6 +137,6 @@ def _stays(run_file: RunFile) -> bool:
     """Whether it is not being drained or stopped, nor left by a request that has not kept it."""
     status = read_status_file(run_file.run_dir)
     if status is None:  # its shim has not begun; or its folder is removed, the run file first
-        return (run_file.run_dir / RUN_FILE_NAME).exists() and ADDED_BY not in run_file.data
+        return (run_file.run_dir / RUN_FILE_NAME).exists() and "added_by" not in run_file.data
     is_ending = status.get("is_draining") or status.get("state") in ("stopping", "stopped")
-    return not is_ending and ADDED_BY not in run_file.data
+    return not is_ending and "added_by" not in run_file.data

@@ -28,12 +28,15 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...schema.protocol import Serving
 from ...system.text.json_lines import Json, encode_line
 from ...system.text.prometheus import metric_family
 from .scoreboard import ALIVE_SECONDS, MICROSECONDS, Counters, Field, Scoreboard
+
+if TYPE_CHECKING:
+    from ...schema.replica import Capacity
 
 BUSY_SECONDS = 0.1  # median lag of a loop that is called busy
 
@@ -79,7 +82,7 @@ def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
     }
 
 
-def summary_of(scoreboard: Scoreboard, now: int) -> Json:
+def summary_of(scoreboard: Scoreboard, now: int) -> Capacity:
     """Summarize all shards for the shim and the metrics; lag is in steps of 10 ms."""
     shards = scoreboard.shard_counters()
     states = Counter(state_of(counters, now) for counters in shards)
@@ -263,7 +266,7 @@ class Notifier:
             self.failure = cause
             self.report(sessions_fail=cause)
 
-    def capacity(self, summary: dict[str, Any]) -> None:
+    def capacity(self, summary: Capacity) -> None:
         """Report how full the shards are (`capacity.summary_of`); dropped if the pipe is full."""
         self._write_if_room({"capacity": summary})
 

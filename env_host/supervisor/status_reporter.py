@@ -14,6 +14,7 @@ from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from .session_memory import private_bytes
 
 if TYPE_CHECKING:
+    from ...schema.replica import Capacity
     from ..ipc.reports import Notifier
 
 SESSIONS_SECONDS = 0.05  # between two reports of the number of sessions
@@ -36,7 +37,7 @@ class StatusReporter:
         self._find_left = find_left
         self._sessions_reported_at = 0.0
         self._capacity_reported_at = 0.0
-        self._capacity: dict[str, Any] | None = None
+        self._capacity: Capacity | None = None
         self._is_settled = False  # reported since the last shard fell idle
         self._session_bytes: int | None = None  # of an isolated session, when last there was one
 

@@ -42,6 +42,7 @@ from filelock import FileLock
 from setproctitle import setproctitle
 
 from ...schema.layout import Layout, make_private
+from ...schema.replica import Process
 from ...system.process.proc import set_oom_score_adj
 from ...system.process.process_identity import ProcessIdentity
 from ...system.text.json_lines import Json, decode_line, encode_line
@@ -106,7 +107,7 @@ class Agent:
         self._control = control
         self._folder = layout.engines / at.key
         identity = ProcessIdentity.of(os.getpid())
-        self._identity = {"pid": identity.pid, "started_at": identity.started_at}
+        self._identity: Process = {"pid": identity.pid, "started_at": identity.started_at}
         self._watch = EngineWatch(engine, self._on_look, self._on_problem)
         self._replicas: dict[Path, EngineReplica] = {}  # by run directory
         self._tasks: dict[Path, asyncio.Task[None]] = {}

@@ -44,6 +44,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ...schema.errors import NotAnswering
+from ...schema.replica import Process, StatusLine
 from ...system.files.log_files import last_lines
 from ...system.net.access import with_token
 from ...system.process.backoff import backoff_seconds
@@ -94,7 +95,7 @@ class EngineReplica:
         status: What is known of it.
     """
 
-    def __init__(self, run_file: RunFile, watch: EngineWatch, agent: Json) -> None:
+    def __init__(self, run_file: RunFile, watch: EngineWatch, agent: Process) -> None:
         """Read where an earlier agent stood. `agent` is this process's identity."""
         self.run_file = run_file
         self.plan = plan_of(run_file)
@@ -539,9 +540,13 @@ class EngineReplica:
         with contextlib.suppress(OSError):  # a full disk: clients are sent it all the same
             write_json(str(self.run_file.run_dir / STATUS_FILE_NAME), self._to_json())
 
-    def _to_json(self) -> Json:
-        head = {"event": "status", "replica_id": self.run_file.replica_id, "agent": self._agent}
-        return head | self.status.to_json()
+    def _to_json(self) -> StatusLine:
+        return {
+            "event": "status",
+            "replica_id": self.run_file.replica_id,
+            "agent": self._agent,
+            **self.status.to_json(),
+        }
 
     def _line(self) -> bytes:
         return encode_line(self._to_json())

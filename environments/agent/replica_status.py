@@ -16,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
+from ...schema.replica import Capacity, ServerInfo, StatusLine
 from ...system.process.diagnose import explain_child
 from ...system.process.exit_reason import ExitKind
 from ...system.text.json_lines import Json
@@ -54,9 +55,9 @@ class ReplicaStatus:
     port: int | None = None
     ready_at: float | None = None
     sessions: int = 0
-    info: Json | None = None
+    info: ServerInfo | None = None
     sessions_fail: str | None = None
-    capacity: Json | None = None
+    capacity: Capacity | None = None
     exit: Json | None = None
     last_exit: Json | None = None
     failed: str | None = None
@@ -79,12 +80,13 @@ class ReplicaStatus:
         known = {key: data[key] for key in cls.__dataclass_fields__ if key in data}
         return cls(**{**known, "problem": None, "ends_at": None, "replace_at": None})
 
-    def to_json(self) -> Json:
+    def to_json(self) -> StatusLine:
         """Return it as a status file has it, and a status line but for whose it is."""
-        status = asdict(self)
+        status = cast("StatusLine", asdict(self))
         if self.log_tail is None:
             del status["log_tail"]
-        return status | {
+        return {
+            **status,
             "restarts": max(0, self.generation - 1),
             # Of a server that tells its shim more than a container tells its engine.
             "pid_started_at": None,
@@ -114,7 +116,7 @@ class ReplicaStatus:
         self.begin_again()
         self.instance, self.runs, self.last_exit = instance, runs, reason
 
-    def note_ready(self, info: Json, now: float) -> None:
+    def note_ready(self, info: ServerInfo, now: float) -> None:
         """Note that it answers; `now` in seconds since the epoch."""
         self.state = "ready"
         self.waiting = None

@@ -28,6 +28,7 @@ from ...schema.protocol import (
     TRIAL_VARIABLE,
     ServeOptions,
 )
+from ...schema.replica import RunFileData
 from ...schema.spec import EnvironmentSpec
 from ...system.text.json_lines import Json
 from ...system.text.options import options_of
@@ -121,8 +122,8 @@ class EngineProvider:
         return added
 
     def _with_plan(
-        self, data: Json, spec: EnvironmentSpec, program: Program, max_sessions: int | None
-    ) -> Json:
+        self, data: RunFileData, spec: EnvironmentSpec, program: Program, max_sessions: int | None
+    ) -> RunFileData:
         replica_id, launch_id = data["replica_id"], data["request_id"]
         plan = ReplicaPlan(
             labels=Labels(self._layout.home_label, spec.name, replica_id, launch_id),
@@ -139,8 +140,8 @@ class EngineProvider:
         )
         return data | {
             "provider": self.name,
-            run_files.ENGINE_VARIABLES: dict(address_here(self.name).variables),
-            run_files.IS_ELSEWHERE: traits_of(self.name).has_own_addresses,
+            "engine_variables": dict(address_here(self.name).variables),
+            "is_elsewhere": traits_of(self.name).has_own_addresses,
             "plan": plan.to_json(),
             "env": plan.env,
         }
@@ -180,7 +181,7 @@ class EngineReplicas(StartedReplicas):
         """What goes into upstream's `base_url`."""
         return self._run_files[0].address
 
-    def write_down(self, data: Json) -> None:
+    def write_down(self, data: RunFileData) -> None:
         """Write one replica's run file: from then on its port is reserved, and it is found."""
         run_dir = Path(data["run_dir"])
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -240,7 +241,9 @@ def _not_at_the_gateway(like: run_files.RunFile, replicas: int) -> InvalidSpec:
     )
 
 
-def _environment(spec: EnvironmentSpec, data: Json, max_sessions: int | None) -> dict[str, str]:
+def _environment(
+    spec: EnvironmentSpec, data: RunFileData, max_sessions: int | None
+) -> dict[str, str]:
     """Return the variables of one replica: nothing of this machine's, the user's over ours."""
     options = {
         **_asked(spec),

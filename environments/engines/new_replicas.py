@@ -17,7 +17,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ...schema.layout import Layout, make_private
 from ...schema.protocol import (
@@ -26,6 +26,7 @@ from ...schema.protocol import (
     LOOPBACK,
     REPLICA_HEADER,
 )
+from ...schema.replica import RunFileData
 from ...schema.spec import EnvironmentSpec
 from ...system.text.json_lines import Json
 from ...system.text.units import MB
@@ -50,7 +51,7 @@ MAX_LOG_VARIABLE = "OPENENV_MAX_LOG_MB"
 DEFAULT_MAX_LOG_MB = 64
 
 ID_PART = 4  # characters
-_NOT_ALIKE = ("shim", "cgroup", run_files.IN_PLACE_OF)
+_NOT_ALIKE = ("shim", "cgroup", "in_place_of")
 
 
 class Place(NamedTuple):
@@ -63,7 +64,7 @@ class Place(NamedTuple):
 
 def of_launch(
     layout: Layout, spec: EnvironmentSpec, launch_id: str, place: Place, address: str | None
-) -> Json:
+) -> RunFileData:
     """Return the run file of a launch's replica; `address` is the gateway's."""
     return {
         "version": run_files.RUN_FILE_VERSION,
@@ -87,15 +88,16 @@ def like(
     *,
     max_sessions: int | None,
     added_by: str,
-) -> Json:
+) -> RunFileData:
     """Return the run file of a replica that a request adds to one that runs.
 
     Its id has a part of that request's: one that has ended, and whose folder is being removed, had
     another.
     """
     own = _its_own(layout, spec.name, f"{added_by[:ID_PART]}-{other.request_id}", place)
-    data = {key: value for key, value in other.data.items() if key not in _NOT_ALIKE}
-    data |= own | {"held": False, "spec": _written(spec), run_files.ADDED_BY: added_by}
+    alike = {key: value for key, value in other.data.items() if key not in _NOT_ALIKE}
+    data = cast("RunFileData", alike) | own
+    data |= {"held": False, "spec": _written(spec), "added_by": added_by}
     headers = server_options(data).get("headers", {}) | {REPLICA_HEADER: own["replica_id"]}
     return with_options(data, replica=place.number, headers=headers, max_sessions=max_sessions)
 
@@ -123,7 +125,7 @@ def child_environment(
     return {**base, **ours, **given}
 
 
-def names_of(data: Json) -> dict[str, str]:
+def names_of(data: RunFileData) -> dict[str, str]:
     """Return the headers by which a replica's server names itself."""
     return {
         ENVIRONMENT_HEADER: data["environment"],
@@ -137,12 +139,12 @@ def host_of(spec: EnvironmentSpec) -> str:
     return LOOPBACK if spec.gateway else spec.host
 
 
-def server_options(data: Json) -> Json:
+def server_options(data: RunFileData) -> Json:
     """Return what the variables of a run file tell our server; nothing for one that is not ours."""
     return dict(json.loads(data["env"].get(run_files.options_variable(data)) or "{}"))
 
 
-def with_options(data: Json, **changed: Any) -> Json:
+def with_options(data: RunFileData, **changed: Any) -> RunFileData:
     """Return a run file whose server is told something else."""
     env, name = dict(data["env"]), run_files.options_variable(data)
     if name in env:
@@ -150,11 +152,11 @@ def with_options(data: Json, **changed: Any) -> Json:
     share = changed.get("max_sessions")
     if share is not None and env.get(MAX_SESSIONS_VARIABLE, "").isdecimal():
         env[MAX_SESSIONS_VARIABLE] = str(share)
-    plan = {"plan": data["plan"] | {"env": env}} if "plan" in data else {}
-    return data | {"env": env, **plan}
+    data = data | {"env": env}
+    return data | {"plan": data["plan"] | {"env": env}} if "plan" in data else data
 
 
-def _its_own(layout: Layout, name: str, ending: str, place: Place) -> Json:
+def _its_own(layout: Layout, name: str, ending: str, place: Place) -> RunFileData:
     """Return what no two replicas have alike; `ending`, of its id, ends with its launch's."""
     replica_id = f"{name}-{place.ordinal}-{ending}"
     log_path = layout.replica_log(name, replica_id)

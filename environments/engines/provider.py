@@ -97,7 +97,7 @@ class Provider(Protocol):
             like: One that it has.
             shares: For each new one, how many sessions it may have.
             replicas: How many the environment is to have then.
-            added_by: The request that starts them, which their run files say (`run_files.ADDED_BY`)
+            added_by: The request that starts them, which their run files say (`added_by`)
                 until it keeps them.
             on_started: Called with each replica when it is started.
 

@@ -14,10 +14,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 from ...env_host.ipc.reports import abandoned_steps
 from ...schema.errors import NotAnswering
 from ...schema.protocol import DRAIN_HEADER, DRAIN_ROUTE, LOOPBACK, Serving
+from ...schema.replica import Capacity, ServerInfo
 from ...system.text.json_lines import Json
 from ..access import ask
 from .base import EngineRefused
@@ -83,10 +85,10 @@ def ask_to_drain(base_url: str, secret: str) -> None:
         raise EngineRefused(exc.message) from exc
 
 
-def ready_info(capacity: Json | None) -> Json:
+def ready_info(capacity: Json | None) -> ServerInfo:
     """Return the `info` of a status: what a server says of itself when it is ready."""
     if capacity is None or "serving" in capacity:  # there are no sessions of ours
-        own = capacity or {"serving": Serving.AS_IS, "notes": []}
+        own = cast("ServerInfo", capacity or {"serving": Serving.AS_IS, "notes": []})
         return {"ready": True, "max_sessions": None, **own}
     return {
         "ready": True,
@@ -98,7 +100,7 @@ def ready_info(capacity: Json | None) -> Json:
     }
 
 
-def summary(capacity: Json) -> Json:
+def summary(capacity: Json) -> Capacity:
     """Return the `capacity` of a status: the counters of all shards together."""
     shards = capacity["shards"]
     totals = [shard["totals"] for shard in shards]

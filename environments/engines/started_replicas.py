@@ -18,12 +18,12 @@ from ...schema.errors import (
     ReplicaFailed,
     with_last_lines,
 )
+from ...schema.replica import StatusLine
 from ...system.files.log_files import last_lines
 from ...system.memory.pids_limit import HINT as ROOM_HINT
 from ...system.memory.pids_limit import no_room_text, tells_no_room
 from ...system.memory.usage import replica_bytes
 from ...system.process.exit_reason import ExitReason
-from ...system.text.json_lines import Json
 from .. import run_files
 from ..shim.client import ShimClient, ShimGone
 from .provider import OnLasting, OnReplica, OnWaiting, StartedReplica
@@ -142,14 +142,14 @@ class StartedReplicas:
         readable, _, _ = select.select(list(by_link), [], [], timeout)
         return [by_link[link] for link in readable]
 
-    def _status_of(self, run_file: run_files.RunFile) -> Json:
+    def _status_of(self, run_file: run_files.RunFile) -> StatusLine:
         while True:
             try:
                 return self._read_status(run_file)
             except ShimGone as exc:
                 self._on_lost(run_file, exc)
 
-    def _read_status(self, run_file: run_files.RunFile) -> Json:
+    def _read_status(self, run_file: run_files.RunFile) -> StatusLine:
         link = self._links[run_file.replica_id]
         status = link.status
         if link.has_ended and status["state"] in _ALIVE:  # it exited after its last status
@@ -158,8 +158,7 @@ class StartedReplicas:
 
     def _why_waiting(self, run_file: run_files.RunFile) -> str | None:
         status = self._status_of(run_file)
-        why: str | None = status.get("problem") or status.get("waiting")
-        return why
+        return status.get("problem") or status.get("waiting")
 
     def _on_lost(self, run_file: run_files.RunFile, cause: ShimGone) -> None:
         """Fail, as a replica ends with its shim."""
@@ -168,14 +167,14 @@ class StartedReplicas:
 
 def _is_added(run_file: run_files.RunFile) -> bool:
     """Whether it is started beside replicas that serve: by a `scale` or a `restart`."""
-    return run_files.ADDED_BY in run_file.data
+    return "added_by" in run_file.data
 
 
 def _name_of(run_file: run_files.RunFile) -> str:
     return f"replica {run_file.ordinal} of {run_file.environment}"
 
 
-def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
+def _raise_if_ended(run_file: run_files.RunFile, status: StatusLine) -> None:
     if status["state"] in _ALIVE:
         return
     who = _name_of(run_file)
@@ -190,9 +189,10 @@ def _raise_if_ended(run_file: run_files.RunFile, status: Json) -> None:
             with_last_lines(f"{who} failed to start: {failure}", lines),
             "fix the error above, and launch again",
         )
-    if status["state"] != "exited" or not status.get("exit"):
+    how = status.get("exit")
+    if status["state"] != "exited" or not how:
         raise ReplicaFailed(f"{who} was stopped before it was ready")
-    reason = ExitReason.from_json(status["exit"])
+    reason = ExitReason.from_json(how)
     message = f"{who} {reason.sentence()} before it was ready"
     hint = f"full log: openenv logs {run_file.environment}"
     raise ReplicaFailed(

@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING
 
 from ...schema.errors import GatewayFailed, NotReady, PortInUse, with_last_lines
 from ...schema.layout import GATEWAY, Layout, make_private
+from ...schema.replica import RunFileData, StatusLine
 from ...system.files.installation import install_command
 from ...system.files.log_files import last_lines
 from ...system.memory.limits import read_limits
 from ...system.process.exit_reason import ExitReason
-from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from .. import run_files
 from ..engines.local.ports import (
@@ -348,7 +348,7 @@ def _describe(layout: Layout, options: GatewayOptions, envoy: Path) -> Gateway:
     threads = min(_MOST_THREADS, max(1, int(read_limits().cpus)))
     argv = [sys.executable, "-I", "-S", str(_START), str(envoy), str(bootstrap), str(admin_socket)]
     environ = child_environment(os.environ, home=str(layout.home), max_sessions=None, given={})
-    data = {
+    data: RunFileData = {
         "version": _RUN_FILE_VERSION,
         "replica_id": NAME,
         "environment": NAME,
@@ -410,14 +410,15 @@ def _wait_until_ready(gateway: Gateway) -> None:
         raise GatewayFailed("the gateway's shim ended unexpectedly", "launch again") from exc
     if status["state"] == "ready":
         return
-    how = ExitReason.from_json(status["exit"]).sentence() if status.get("exit") else "was stopped"
+    reason = status.get("exit")
+    how = ExitReason.from_json(reason).sentence() if reason else "was stopped"
     text = status.get("failed") or f"the gateway {how} before it was ready"
     lines = status.get("log_tail") or []
     run_files.stop_replica(run_file.run_dir)
     raise GatewayFailed(with_last_lines(text, lines), f"its log: {run_file.log_path}")
 
 
-def _is_settled(status: Json, generation: int) -> bool:
+def _is_settled(status: StatusLine, generation: int) -> bool:
     return bool(status["generation"] >= generation and status["state"] != "starting")
 
 

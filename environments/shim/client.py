@@ -20,14 +20,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ...system.memory.cgroups import Cgroup
 from ...system.net.listening_sockets import descriptors_text
 from ...system.process.descriptors import MAX_FDS, descriptors_of, space_for
 from ...system.process.process_identity import ProcessIdentity
 from ...system.process.tree import stop_tree, wait_until_dead
-from ...system.text.json_lines import Json, LineBuffer, decode_line, encode_line
+from ...system.text.json_lines import LineBuffer, decode_line, encode_line
 from ...system.text.units import MB
 from .files import (
     CONTROL_FD_VARIABLE,
@@ -39,6 +39,9 @@ from .files import (
     write_json,
 )
 from .fork_server_client import fork_shim, spawn_detached
+
+if TYPE_CHECKING:
+    from ...schema.replica import RunFileData, StatusLine
 
 _RUN_SHIM = Path(__file__).with_name("__main__.py")
 _REPLY_TIMEOUT_SECONDS = 10.0
@@ -53,7 +56,7 @@ class ShimGone(ConnectionError):
 
 def start_shim(
     run_dir: str | os.PathLike[str],
-    run_file: Json,
+    run_file: RunFileData,
     *,
     listen_fds: Sequence[int] = (),
     python: str = sys.executable,
@@ -101,7 +104,7 @@ class ShimClient:
         self._lines = LineBuffer(MAX_STATUS_BYTES)
         self._unread: deque[bytes] = deque()  # lines that have arrived
         self._fds: list[int] = []
-        self._status: Json | None = None
+        self._status: StatusLine | None = None
         self._listeners_replies = 0
         self.has_ended = False  # whether the end of the connection has been read
 
@@ -121,7 +124,7 @@ class ShimClient:
         return cls(connection)
 
     @property
-    def status(self) -> Json:
+    def status(self) -> StatusLine:
         """The newest status that has arrived, the last one if `has_ended`; or else `ShimGone`."""
         with contextlib.suppress(TimeoutError, ShimGone):
             while True:
@@ -130,7 +133,9 @@ class ShimClient:
             raise ShimGone("the shim sent no status")
         return self._status
 
-    def wait(self, predicate: Callable[[Json], bool], timeout: float | None = None) -> Json:
+    def wait(
+        self, predicate: Callable[[StatusLine], bool], timeout: float | None = None
+    ) -> StatusLine:
         """Wait for a status for which `predicate` holds, the newest known one included.
 
         Raises `TimeoutError` when none arrived in time, `ShimGone` when the connection has ended.
@@ -186,7 +191,7 @@ class ShimClient:
         if self._unread:
             event = decode_line(self._unread.popleft())
             if event.get("event") == "status":
-                self._status = event
+                self._status = cast("StatusLine", event)
             elif event.get("event") == "listeners":
                 self._listeners_replies += 1
 
@@ -206,14 +211,14 @@ class ShimClient:
         self._unread += self._lines.feed(data)
 
 
-def read_run_file(run_dir: str | os.PathLike[str]) -> Json | None:
+def read_run_file(run_dir: str | os.PathLike[str]) -> RunFileData | None:
     """Return the replica's run file; None when there is none, or it is unreadable."""
-    return read_json(Path(run_dir) / RUN_FILE_NAME)
+    return cast("RunFileData | None", read_json(Path(run_dir) / RUN_FILE_NAME))
 
 
-def read_status_file(run_dir: str | os.PathLike[str]) -> Json | None:
+def read_status_file(run_dir: str | os.PathLike[str]) -> StatusLine | None:
     """Return the last status that the shim wrote; None when it wrote none."""
-    return read_json(Path(run_dir) / STATUS_FILE_NAME)
+    return cast("StatusLine | None", read_json(Path(run_dir) / STATUS_FILE_NAME))
 
 
 def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 5.0) -> list[int]:
@@ -237,8 +242,9 @@ def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 
         ended += stop_tree(identity, grace_seconds=grace_seconds)
     group = status.get("cgroup") or run.get("cgroup")
     cgroup = Cgroup.from_json(group) if group else None
-    if status.get("pid") is not None:
-        identity = ProcessIdentity(status["pid"], status["pid_started_at"])
+    pid, started_at = status.get("pid"), status.get("pid_started_at")
+    if pid is not None and started_at is not None:
+        identity = ProcessIdentity(pid, started_at)
         ended += stop_tree(identity, grace_seconds=grace_seconds, cgroup=cgroup)
     if cgroup is not None:
         end_group(cgroup)
@@ -246,10 +252,10 @@ def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 
     return ended
 
 
-def _unlink_sockets(run: Json) -> None:
-    for key in ("socket_path", "door_path"):
-        if run.get(key):
-            Path(run[key]).unlink(missing_ok=True)
+def _unlink_sockets(run: RunFileData) -> None:
+    for path in (run.get("socket_path"), run.get("door_path")):
+        if path:
+            Path(path).unlink(missing_ok=True)
 
 
 def end_group(cgroup: Cgroup) -> None:

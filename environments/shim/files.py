@@ -16,10 +16,13 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from ...system.net.listening_sockets import sockets_of
+
+if TYPE_CHECKING:
+    from ...schema.replica import RunFileData
 
 RUN_FILE_NAME = "replica.json"
 STATUS_FILE_NAME = "status.json"
@@ -62,10 +65,10 @@ def open_control_socket(path: str) -> socket.socket:
     return control
 
 
-def read_run_file(run_dir: str) -> dict[str, Any]:
+def read_run_file(run_dir: str) -> RunFileData:
     """Return the run file; raises `OSError` or `ValueError` when it cannot be read."""
     with open(f"{run_dir}/{RUN_FILE_NAME}", "rb") as file:
-        run: dict[str, Any] = json.loads(file.read())
+        run: RunFileData = json.loads(file.read())
     return run
 
 
@@ -79,7 +82,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     return data if isinstance(data, dict) else None
 
 
-def write_json(path: str, data: dict[str, Any], *, sync: bool = False) -> None:
+def write_json(path: str, data: Mapping[str, object], *, sync: bool = False) -> None:
     """Replace a file by `data` atomically, readable by its owner alone.
 
     With `sync`, it is on the disk when this returns. Raises `OSError` when it cannot be written;

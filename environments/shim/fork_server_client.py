@@ -18,11 +18,15 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ...system.process.descriptors import Message, receive_message, send_message
 from ...system.text.json_lines import Json
 from .files import file_identity, locked_folder, open_log
 from .fork_server import LISTEN_BACKLOG
+
+if TYPE_CHECKING:
+    from ...schema.replica import RunFileData
 
 IDLE_SECONDS = 15.0
 # For it to import everything with half a CPU, thirty launches waiting. Then a shim is started as
@@ -39,7 +43,7 @@ _PASSED_ON = ("PATH", "OPENENV_HOME")  # the latter tells whose process it is
 
 
 def fork_shim(
-    fork_server: Json, run: Json, *, run_dir: str, control_fd: int, listen_fds: Sequence[int]
+    fork_server: Json, run: RunFileData, *, run_dir: str, control_fd: int, listen_fds: Sequence[int]
 ) -> bool:
     """Ask for a shim from the fork server of `fork_server`: `{"folder", "preload", "log_path"}`.
 
@@ -103,7 +107,7 @@ def _open_log(path: str) -> int:
     return open_log(path)
 
 
-def may_fork(run: Json) -> bool:
+def may_fork(run: RunFileData) -> bool:
     """Whether this server can be forked: it names its entry, and runs in our own Python."""
     return sys.platform == "linux" and bool(run.get("entry")) and run["argv"][0] == sys.executable
 

@@ -53,13 +53,14 @@ import selectors
 import signal
 import sys
 import time
+from typing import TYPE_CHECKING, cast
 
 from ...system.memory.cgroups import Cgroup, CgroupManager
 from ...system.process.prctl import adopt_orphans
 from ...system.process.proc import set_oom_score_adj
 from ...system.process.process_identity import ProcessIdentity
 from ...system.process.signal_pipe import TERMINAL_SIGNALS, SignalPipe
-from ...system.text.json_lines import Json, encode_line
+from ...system.text.json_lines import encode_line
 from .connections import DEFAULT_GRACE_SECONDS, Connection, Connections, error_line, read_operation
 from .files import (
     CONTROL_FD_VARIABLE,
@@ -76,6 +77,9 @@ from .files import (
 )
 from .server_state import ServerStateMachine
 from .shutdown_policy import REMOVED_SECONDS, RunDirectoryWatch
+
+if TYPE_CHECKING:
+    from ...schema.replica import Process, StatusLine
 
 LINGER_SECONDS = 1.0  # for clients to read the last status
 GROUPS_NAME = "replicas"  # the cgroup manager's name, where the run file has none
@@ -116,7 +120,7 @@ class Shim:
         self._run_dir = run_dir
         self._run = read_run_file(run_dir)
         me = ProcessIdentity.of(os.getpid())
-        self._identity = {"pid": me.pid, "started_at": me.started_at}
+        self._identity: Process = {"pid": me.pid, "started_at": me.started_at}
         # What is registered here is called without arguments. It must bear it when an earlier
         # event of the same round closed what it reads.
         self._selector = selectors.DefaultSelector()
@@ -138,7 +142,7 @@ class Shim:
             self._on_change,
             self._start_anew,
             is_forked=is_forked,
-            earlier=read_json(f"{run_dir}/{STATUS_FILE_NAME}"),
+            earlier=cast("StatusLine | None", read_json(f"{run_dir}/{STATUS_FILE_NAME}")),
         )
         self._status_is_written = True
         self._run_dir_watch = RunDirectoryWatch()
@@ -255,9 +259,13 @@ class Shim:
             self._write_status()
         self._clients.send_status()
 
-    def _to_json(self) -> Json:
-        shim = {"replica_id": self._run["replica_id"], "shim": self._identity}
-        return {"event": "status", **shim, **self._server.to_json()}
+    def _to_json(self) -> StatusLine:
+        return {
+            "event": "status",
+            "replica_id": self._run["replica_id"],
+            "shim": self._identity,
+            **self._server.to_json(),
+        }
 
     def _write_status(self) -> None:
         try:

@@ -16,12 +16,17 @@ import contextlib
 import errno
 import sys
 import time
+from collections.abc import Mapping
 from signal import SIGKILL
+from typing import TYPE_CHECKING, Any
 
 from ...system.memory.cgroups import Cgroup
 from ...system.process.oom_evidence import OomCounters, read_oom_counters
 from ...system.process.proc import split_wait_status
 from ...system.text.json_lines import Json
+
+if TYPE_CHECKING:
+    from ...schema.replica import StatusLine
 
 EXIT_CANNOT_START = 127  # as a shell says it
 KEPT_EXITS = 8  # of those that a status shows
@@ -163,7 +168,7 @@ def _after_kills(before: OomCounters, last: OomCounters, kills: int) -> OomCount
 class ExitHistory:
     """The last exits of a replica's processes, those for lack of memory first, and their number."""
 
-    def __init__(self, status: Json | None = None) -> None:
+    def __init__(self, status: Mapping[str, Any] | None = None) -> None:
         """Continue from a replica's status."""
         known = status or {}
         self._exits: list[Json] = known.get("exits", [])
@@ -171,7 +176,7 @@ class ExitHistory:
         self._below: int = known.get("shard_exits", 0)
 
     @classmethod
-    def of_earlier_shim(cls, status: Json | None) -> ExitHistory:
+    def of_earlier_shim(cls, status: StatusLine | None) -> ExitHistory:
         """Continue from the last status of a shim that was killed, and its server with it."""
         history = cls(status)
         if status is not None and status.get("pid") is not None:
@@ -190,7 +195,7 @@ class ExitHistory:
         if reason["kind"] != "stopped":
             self.add({"server": True, "pid": reason.get("pid"), "reason": reason, "at": at})
 
-    def to_json(self) -> Json:
+    def to_json(self) -> StatusLine:
         """Return its part of a replica's status."""
         return {"exits": self._exits, "exit_kinds": self._kinds, "shard_exits": self._below}
 
@@ -213,10 +218,10 @@ def bare_exit(pid: int, status: int | None) -> Json:
     return {"kind": "exited", "pid": pid, "exit_code": code}
 
 
-def exit_with_shim(status: Json) -> Json:
+def exit_with_shim(status: StatusLine) -> Json:
     """Return the `ExitReason` of a server whose shim did not end in order, by its last status."""
-    shim = (status.get("shim") or {}).get("pid")
-    why = f"ended with its shim (pid {shim}), which was killed or crashed"
+    shim = status.get("shim")
+    why = f"ended with its shim (pid {shim and shim['pid']}), which was killed or crashed"
     return {"kind": "lost", "pid": status.get("pid") or 0, "evidence": why}
 
 

@@ -21,12 +21,13 @@ import selectors
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, cast
 
 from ...system.memory.cgroups import Cgroup, CgroupManager
 from ...system.net.listening_sockets import descriptors_text, listening, open_listening_sockets
 from ...system.process.proc import children_of
 from ...system.process.process_identity import ProcessIdentity
-from ...system.text.json_lines import Json, LineBuffer, decode_line
+from ...system.text.json_lines import LineBuffer, decode_line
 from .files import (
     GATE_FD_VARIABLE,
     LISTEN_FD_VARIABLE,
@@ -37,6 +38,9 @@ from .files import (
 )
 from .server_child import ForkInto, spawn
 
+if TYPE_CHECKING:
+    from ...schema.replica import RunFileData, ServerReport, StatusLine
+
 _ENDS_OF_DRAINED = (0, signal.SIGUSR1, signal.SIGUSR2)  # wait statuses
 MAX_NOTIFY_BYTES = 256 * 1024  # of one line
 _READ_BYTES = 65536
@@ -45,7 +49,7 @@ _READ_BYTES = 65536
 class ServerProcess:
     """One server process at a time, or none."""
 
-    def __init__(self, run: Json, groups: CgroupManager | None, *, is_forked: bool) -> None:
+    def __init__(self, run: RunFileData, groups: CgroupManager | None, *, is_forked: bool) -> None:
         """`run` is the run file; `is_forked` tells whether the shim was, by the fork server."""
         self._run = run
         self._groups = groups
@@ -73,7 +77,7 @@ class ServerProcess:
         """Of these, those that a client's connection makes readable: not what guards the port."""
         return tuple(one.fileno() for one in listening(self._listeners))
 
-    def to_json(self) -> Json:
+    def to_json(self) -> StatusLine:
         """Return its part of the status that clients are sent (`connections.py`)."""
         host, port = self._run["host"], self._run["port"]
         if not port and self._listeners:
@@ -150,6 +154,7 @@ class ServerProcess:
         if is_tried and not self._run.get("ordinal"):  # one replica of a launch is enough
             environ[TRIAL_VARIABLE] = "1"
         entry = self._run.get("entry") if self._is_forked else None  # else it must be exec'ed
+        title = f"openenvd: host {self._run['replica_id']}"
         return spawn(
             self._run["argv"],
             environ,
@@ -158,7 +163,7 @@ class ServerProcess:
             keep_fds=(*self.listener_fds, *variables.values()),
             cgroup=self.cgroup,
             oom_score_adj=self._run.get("oom_score_adj"),
-            fork_into=entry and ForkInto(entry, f"openenvd: host {self._run['replica_id']}"),
+            fork_into=ForkInto(entry, title) if entry else None,
         )
 
     @property
@@ -237,7 +242,7 @@ class NotifyPipe:
         self._fd, self._lines = fd, LineBuffer(MAX_NOTIFY_BYTES)
         self._selector.register(fd, selectors.EVENT_READ, self._on_message)
 
-    def messages(self) -> Iterator[Json]:
+    def messages(self) -> Iterator[ServerReport]:
         """Return what has arrived; the end of the pipe closes it."""
         while self._fd is not None:
             try:
@@ -249,7 +254,7 @@ class NotifyPipe:
                     message = decode_line(line)
                 except ValueError:
                     continue
-                yield message
+                yield cast("ServerReport", message)
             if not data:
                 self.close()
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import selectors
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 from ...system.files.log_files import BUSY_LOOK_SECONDS, BoundedLog, last_lines
 from ...system.memory.cgroups import CgroupManager
@@ -34,15 +35,18 @@ from .server_exit import ExitEvidence, ExitHistory, exit_without_start, why_no_s
 from .server_process import NotifyPipe, ServerProcess
 from .shutdown_policy import LEFT_GRACE_SECONDS, ShutdownPolicy, ShutdownStep
 
+if TYPE_CHECKING:
+    from ...schema.replica import RunFileData, ServerReport, StatusLine
+
 LOG_TAIL_LINES = 20
-_NOTHING_SERVED: Json = {"sessions": 0, "sessions_fail": None, "capacity": None}
-_NOTHING_KNOWN: Json = {"ready_at": None, "info": None, "exit": None, **_NOTHING_SERVED}
+_NOTHING_SERVED: StatusLine = {"sessions": 0, "sessions_fail": None, "capacity": None}
+_NOTHING_KNOWN: StatusLine = {"ready_at": None, "info": None, "exit": None, **_NOTHING_SERVED}
 
 
 class ServerStatus:
     """What is known of one server at a time, counted through its generations. No effects."""
 
-    def __init__(self, earlier: Json | None = None) -> None:
+    def __init__(self, earlier: StatusLine | None = None) -> None:
         """Begin before the first generation; `earlier` is the last status of an earlier shim."""
         self.state = "starting"
         self.failed: str | None = None  # why the server gave up, in its own words
@@ -60,7 +64,7 @@ class ServerStatus:
         self.generation += 1
         self._known = _NOTHING_KNOWN
 
-    def note_message(self, message: Json, now: float) -> None:
+    def note_message(self, message: ServerReport, now: float) -> None:
         """Note a message of the server at `now` (seconds since the epoch)."""
         if message.get("ready"):
             self._known = self._known | {"info": message, "ready_at": now}
@@ -70,7 +74,8 @@ class ServerStatus:
             self.state = "draining"
         self.sleeps |= bool(message.get("sleeps"))
         self.failed = message.get("failed", self.failed)
-        self._known = self._known | {key: message[key] for key in _NOTHING_SERVED if key in message}
+        told = {key: value for key, value in message.items() if key in _NOTHING_SERVED}
+        self._known = self._known | cast("StatusLine", told)
 
     def note_child_exit(self, report: Json) -> None:
         """Note that the server lost a child of its own, and goes on."""
@@ -88,7 +93,7 @@ class ServerStatus:
         self.state = "asleep"
         self._known = self._known | _NOTHING_SERVED
 
-    def to_json(self) -> Json:
+    def to_json(self) -> StatusLine:
         """Return its part of the status that clients are sent (`connections.py`)."""
         return {
             "state": self.state,
@@ -107,14 +112,14 @@ class ServerStateMachine:
 
     def __init__(
         self,
-        run: Json,
+        run: RunFileData,
         groups: CgroupManager | None,
         selector: selectors.BaseSelector,
         changed: Callable[[bool], None],
         wake: Callable[[], None],
         *,
         is_forked: bool,
-        earlier: Json | None,
+        earlier: StatusLine | None,
     ) -> None:
         """Make one without a server yet; `earlier` is the last status of an earlier shim.
 
@@ -143,7 +148,7 @@ class ServerStateMachine:
         """Whether there is no server, and one may be started."""
         return self._status.state in ("exited", "asleep") and not self.shutdown.is_ending
 
-    def to_json(self) -> Json:
+    def to_json(self) -> StatusLine:
         """Return the status that clients are sent, but for whose it is."""
         return {
             **self.process.to_json(),

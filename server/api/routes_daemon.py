@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse
@@ -20,6 +21,7 @@ from ...environments.strays import stray_of, strays_seen
 from ...executor.messages import ExecutorStatus
 from ...requests_db.records import Request
 from ...requests_db.sql import queries
+from ...schema.replica import StatusLine
 from ...schema.states import RequestState
 from ...system.process.loop_lag import LagSnapshot
 from ...system.text.json_lines import Json
@@ -47,7 +49,7 @@ _OF_REPLICAS = (
 def render_metrics(
     counts: Mapping[str, int],
     environments: Sequence[Json],
-    live: Mapping[str, Json],
+    live: Mapping[str, StatusLine],
     executor: ExecutorStatus,
     dispatcher: Dispatcher,
     lag: LagSnapshot,
@@ -58,7 +60,7 @@ def render_metrics(
     served = [
         ({"environment": name, "replica": replica["id"]}, capacity)
         for name, replica in replicas
-        if (capacity := live.get(replica["id"], {}).get("capacity"))
+        if (status := live.get(replica["id"])) and (capacity := status.get("capacity"))
     ]
     families = [
         metric_family(
@@ -98,7 +100,7 @@ def render_metrics(
     return "".join(families)
 
 
-def _capacity_families(served: Sequence[tuple[dict[str, str], Json]]) -> list[str]:
+def _capacity_families(served: Sequence[tuple[dict[str, str], Mapping[str, Any]]]) -> list[str]:
     """Render what each replica reported of itself within the last seconds.
 
     Its own `/metrics` shows the same by shard and as of now.

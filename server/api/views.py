@@ -7,11 +7,13 @@ Plain functions from records to dicts. Times are seconds since the epoch, sizes 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from typing import Any
 
 from ...requests_db.records import Environment, Event, Generation, Replica, Request, RequestError
 from ...schema.protocol import LOOPBACK
+from ...schema.replica import StatusLine, max_sessions_of
 from ...schema.states import FAILING, EnvironmentState, ReplicaState, RequestState
 from ...system.net.access import is_loopback
 from ...system.process.exit_reason import ExitKind, ExitReason
@@ -73,13 +75,13 @@ def error_view(error: RequestError | None, payload: Json) -> Json | None:
 
 
 def environment_view(
-    environment: Environment, replicas: list[Replica], live: dict[str, Json]
+    environment: Environment, replicas: list[Replica], live: dict[str, StatusLine]
 ) -> Json:
     """One environment with its replicas. `live` holds the shims' last status by replica id."""
     spec = environment.spec
     views = [replica_view(replica, live.get(replica.id), environment) for replica in replicas]
     staying = [replica for replica in replicas if replica.state is not ReplicaState.DRAINING]
-    known = [size for r in staying if (size := _max_sessions(live.get(r.id)))]
+    known = [size for r in staying if (size := max_sessions_of(live.get(r.id)))]
     cause = sessions_fail(live.get(replica.id) for replica in replicas)
     is_failing = cause is not None and environment.state is EnvironmentState.READY
     is_exposed = not is_loopback(spec.get("host") or LOOPBACK)
@@ -113,26 +115,28 @@ def generation_view(generation: Generation) -> Json:
 
 
 def replica_view(
-    replica: Replica, live: Json | None, environment: Environment | None = None
+    replica: Replica, live: StatusLine | None, environment: Environment | None = None
 ) -> Json:
     """One replica, with its shim's last status."""
+    status: StatusLine = live or {}
+    capacity = status.get("capacity")
     reason = dict(replica.exit or {})
     exits = reason.pop(EARLIER, None) if live is None else live
-    message = (live or {}).get("problem") or _replica_message(replica)
+    message = status.get("problem") or _replica_message(replica)
     return {
         "id": replica.id,
         "ordinal": replica.ordinal,
-        "state": "UNKNOWN" if (live or {}).get("unwatched") else replica.state,
+        "state": "UNKNOWN" if status.get("unwatched") else replica.state,
         "pid": replica.pid,
-        "sessions": (live or {}).get("sessions", 0) if replica.state in _WITH_SESSIONS else 0,
+        "sessions": status.get("sessions", 0) if replica.state in _WITH_SESSIONS else 0,
         "restarts": replica.restarts,
-        "wakes": (live or {}).get("wakes", 0),
+        "wakes": status.get("wakes", 0),
         "exit": reason or None,
         "message": without_secrets(message, environment.spec if environment else {}),
         "exits": exit_views(exits, replica.exit, environment),
         "exit_kinds": (exits or {}).get("exit_kinds", {}),
-        "abandoned": ((live or {}).get("capacity") or {}).get("abandoned", []),
-        "left": ((live or {}).get("capacity") or {}).get("left", []),
+        "abandoned": capacity.get("abandoned", []) if capacity else [],
+        "left": capacity.get("left", []) if capacity else [],
     }
 
 
@@ -145,13 +149,6 @@ def gpus_of(spec: Json) -> Json | None:
         return None
     resource = options.get("gpu-resource") or options.get("gres")  # Slurm's: shard:2
     return {"each": each, "resource": resource} if each and math.isfinite(each) else None
-
-
-def _max_sessions(live: Json | None) -> int | None:
-    info = (live or {}).get("info") or {}  # None until the replica is ready
-    known = (live or {}).get("capacity") or info  # which tells of another share of the sessions
-    size: int | None = known.get("max_sessions")
-    return size
 
 
 def _replica_message(replica: Replica) -> str | None:
@@ -190,14 +187,14 @@ def daemon_view(
 # How an environment is served, and which of its processes have exited.
 
 
-def _serving_now(environment: Environment, lives: list[Json | None]) -> Json | None:
+def _serving_now(environment: Environment, lives: list[StatusLine | None]) -> Json | None:
     view = serving_view(lives)
     if view is not None and environment.state is EnvironmentState.ASLEEP:
         view["sentence"] = SLEEPING
     return view
 
 
-def serving_view(lives: Iterable[Json | None]) -> Json | None:
+def serving_view(lives: Iterable[StatusLine | None]) -> Json | None:
     """`{"shards", "isolated", "sentence", "held"}` of all replicas; None until one is ready."""
     known = [live for live in lives if live]
     infos = [info for live in known if (info := live.get("info"))]
@@ -214,18 +211,19 @@ def serving_view(lives: Iterable[Json | None]) -> Json | None:
     }
 
 
-def sessions_fail(lives: Iterable[Json | None]) -> str | None:
+def sessions_fail(lives: Iterable[StatusLine | None]) -> str | None:
     """Why no environment could be created when last one was to be; None: it could, or none was."""
     causes = (cause for live in lives if live and (cause := live.get("sessions_fail")))
     return hide_credentials(next(causes, None))  # type: ignore[no-any-return]  # a text, or None
 
 
-def _held_view(lives: Iterable[Json]) -> Json | None:
+def _held_view(lives: Iterable[StatusLine]) -> Json | None:
     """Count the shards whose event loop is blocked: `{"shards", "since"}`; None when none is.
 
     The shims' last status says so, which is seconds old at most.
     """
-    held = [capacity for live in lives if "held_since" in (capacity := live.get("capacity") or {})]
+    known = [capacity for live in lives if (capacity := live.get("capacity"))]
+    held = [capacity for capacity in known if "held_since" in capacity]
     if not held:
         return None
     shards = sum(
@@ -235,7 +233,7 @@ def _held_view(lives: Iterable[Json]) -> Json | None:
 
 
 def exit_views(
-    live: Json | None,
+    live: Mapping[str, Any] | None,
     shown: Json | None = None,
     environment: Environment | None = None,
     *,
@@ -268,10 +266,10 @@ def _serving(shards: int) -> str:
     return "1 shard" if shards == 1 else f"{shards} shards"
 
 
-def _isolated_serving(lives: Iterable[Json]) -> str:
+def _isolated_serving(lives: Iterable[StatusLine]) -> str:
     """Give the private memory of a session's process, once one was measured."""
-    sizes = ((live.get("capacity") or {}).get("isolated_session_bytes") for live in lives)
-    measured = [size for size in sizes if size]
+    known = (capacity for live in lives if (capacity := live.get("capacity")))
+    measured = [size for each in known if (size := each.get("isolated_session_bytes"))]
     cost = f", {max(measured) / MB:.0f} MB each" if measured else ""
     return f"isolated: a process per session{cost}"
 

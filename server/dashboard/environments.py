@@ -23,6 +23,7 @@ from ...requests_db.transactions.journal import (
     GENERATION_STATE,
     REPLICA_STATE,
 )
+from ...schema.replica import StatusLine, max_sessions_of
 from ...schema.states import ReplicaState
 from ...system.process.exit_reason import ExitKind, ExitReason
 from ...system.text.json_lines import Json
@@ -119,21 +120,18 @@ class EnvironmentSource:
         state.replace("environments", environments)
         state.replace("replicas", replicas)
 
-    def _replica(self, view: Json, environment: str, live: Json, now: float) -> Json:
-        capacity: Json = live.get("capacity") or {}
-        rate = None
-        if "steps" in capacity:
-            rate = self._rates[view["id"]].note(capacity["steps"], now)
+    def _replica(self, view: Json, environment: str, live: StatusLine, now: float) -> Json:
+        capacity = live.get("capacity")
+        rate = self._rates[view["id"]].note(capacity["steps"], now) if capacity else None
         size = self._memory.replicas.get(view["id"])
         return view | {
             "environment": environment,
-            "max_sessions": capacity.get("max_sessions")
-            or (live.get("info") or {}).get("max_sessions"),
-            "waiting": capacity.get("waiting", 0),
-            "steps": capacity.get("steps", 0),
+            "max_sessions": max_sessions_of(live),
+            "waiting": capacity["waiting"] if capacity else 0,
+            "steps": capacity["steps"] if capacity else 0,
             "steps_per_second": None if rate is None else round(rate, 1),
-            "lag_p99_seconds": capacity.get("lag_p99_seconds"),
-            "shards": capacity.get("shards"),
+            "lag_p99_seconds": capacity["lag_p99_seconds"] if capacity else None,
+            "shards": capacity["shards"] if capacity else None,
             "memory_bytes": None if size is None else size // _ROUNDING_BYTES * _ROUNDING_BYTES,
         }
 

@@ -17,10 +17,10 @@ import os
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from ...executor.messages import ExecutorStatus
 from ...requests_db.sql import queries
+from ...schema.replica import StatusLine
 from ...system.memory.limits import available_memory_bytes
 from ...system.memory.usage import proportional_bytes, replica_bytes
 from ..api.dependencies import Dependencies
@@ -124,7 +124,7 @@ class MemoryHistory:
         )
 
 
-def _replicas_bytes(statuses: dict[str, dict[str, Any]]) -> dict[str, int]:
+def _replicas_bytes(statuses: dict[str, StatusLine]) -> dict[str, int]:
     sizes = {replica: replica_bytes(status) for replica, status in statuses.items()}
     return {replica: size for replica, size in sizes.items() if size is not None}
 

@@ -26,7 +26,7 @@ from ...environments.engines.provider import StartedReplica
 from ...environments.engines.providers import provider_named
 from ...environments.gateway import process as gateway_process
 from ...environments.replica_policy import share_sessions
-from ...environments.run_files import IN_PLACE_OF, RunFile
+from ...environments.run_files import RunFile
 from ...schema.errors import InvalidSpec, NotReady, NotRunning
 from ...schema.layout import Layout
 from ...schema.operation_options import DrainOptions
@@ -232,7 +232,9 @@ class _Replicas:
     def finish_earlier(self, seconds: float) -> list[dict[str, str]]:
         """End what an earlier attempt has put others in place of; which, and which others."""
         found = run_files.of_environment(self._runs, self._name)
-        replaced = {run_file.replica_id: run_file.data.get(IN_PLACE_OF) or {} for run_file in found}
+        replaced = {
+            run_file.replica_id: run_file.data.get("in_place_of") or {} for run_file in found
+        }
         new = [
             run_file
             for run_file in found

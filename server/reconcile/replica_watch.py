@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from ...environments import run_files
 from ...environments.engines.local.ports import port_in_use
@@ -26,6 +26,7 @@ from ...environments.run_files import RunFile
 from ...environments.shim.client import read_status_file
 from ...environments.shim.server_exit import exit_with_shim
 from ...requests_db.records import Replica, RequestError
+from ...schema.replica import StatusLine, max_sessions_of
 from ...schema.states import ReplicaState
 from ...system.process.exit_reason import ExitReason
 from ...system.process.process_identity import ProcessIdentity
@@ -108,7 +109,7 @@ class ReplicaWatch:
     on_status: Callable[[], None] = lambda: None  # called after each status
 
     task: asyncio.Task[None] = field(init=False)  # of `run`
-    status: Json = field(init=False, default_factory=dict)
+    status: StatusLine = field(init=False, default_factory=StatusLine)
     # Set while its server accepts connections.
     accepts: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     is_draining: bool = field(init=False, default=False)
@@ -131,9 +132,7 @@ class ReplicaWatch:
     @property
     def max_sessions(self) -> int | None:
         """How many sessions its server can have, if it has said so."""
-        known = self.status.get("capacity") or self.status.get("info") or {}
-        size: int | None = known.get("max_sessions")
-        return size
+        return max_sessions_of(self.status)
 
     @property
     def endpoint(self) -> tuple[str, int]:
@@ -168,13 +167,13 @@ class ReplicaWatch:
         self._writer = writer
         try:
             async for line in reader:
-                await self._on_status(decode_line(line))
+                await self._on_status(cast("StatusLine", decode_line(line)))
                 self.on_status()
         finally:
             self._writer = None
             writer.close()
 
-    async def _on_status(self, status: Json) -> None:
+    async def _on_status(self, status: StatusLine) -> None:
         if status.get("event") != "status":
             return
         self.status = status
@@ -288,10 +287,11 @@ class ReplicaWatch:
         await asyncio.sleep(self.timing.look_again_seconds)
         await asyncio.to_thread(run_files.revive, self.run_file)
 
-    async def _on_exit(self, status: Json) -> None:
+    async def _on_exit(self, status: StatusLine) -> None:
         if status["generation"] <= self._handled_generation:
             return
         self._handled_generation = status["generation"]
+        assert status["exit"] is not None  # of one that has exited
         reason = ExitReason.from_json(status["exit"])
         await self._restart_or_give_up(reason, tuple(status.get("log_tail") or ()))
 
@@ -315,7 +315,7 @@ class ReplicaWatch:
                     await self._start_again()
             case GiveUp(reason=why):
                 # Nothing watches the replica from now on: its row keeps how its processes exited.
-                earlier = {key: self.status[key] for key in EXITS if key in self.status}
+                earlier = {key: value for key, value in self.status.items() if key in EXITS}
                 last = {**reason.to_json(), EARLIER: earlier}
                 self.replica = replace(self.replica, state=ReplicaState.FAILED, pid=None, exit=last)
                 error = error_of_exit(f"replica {self.replica.id} (pid {reason.pid})", reason, tail)
@@ -372,6 +372,6 @@ class ReplicaWatch:
         await asyncio.sleep(self.timing.look_again_seconds)
 
 
-def _is_alive(status: Json) -> bool:
-    shim: Json | None = status.get("shim")
+def _is_alive(status: StatusLine) -> bool:
+    shim = status.get("shim")
     return shim is not None and ProcessIdentity(shim["pid"], shim["started_at"]).is_alive()

@@ -30,6 +30,7 @@ from ...requests_db.records import Environment, Generation, Replica, Request, Re
 from ...requests_db.sql import queries
 from ...requests_db.transactions import observing
 from ...schema.errors import EngineFailed
+from ...schema.replica import StatusLine
 from ...schema.spec import GRACE_SECONDS
 from ...schema.states import (
     SERVING,
@@ -77,9 +78,9 @@ class ReplicaManager:
     _retiring: set[str] = field(init=False, default_factory=set)  # launches
 
     @property
-    def live(self) -> dict[str, Json]:
+    def live(self) -> dict[str, StatusLine]:
         """The last status of each watched replica, by its id; why others are not watched."""
-        unwatched = {
+        unwatched: dict[str, StatusLine] = {
             aside.replica_id: {"unwatched": True, "problem": aside.sentence}
             for aside in self._set_aside.values()
         }
@@ -132,7 +133,7 @@ class ReplicaManager:
         """Leave out what a request is just adding; stop what one has left that has ended."""
         kept = []
         for run_file in found:
-            request_id = run_file.data.get(run_files.ADDED_BY)
+            request_id = run_file.data.get("added_by")
             if request_id is None:
                 kept.append(run_file)
                 continue
@@ -143,7 +144,7 @@ class ReplicaManager:
 
     async def _drain_replaced(self, run_file: RunFile) -> None:
         """Drain what one has taken the place of, if the restart has ended before it did that."""
-        if (replaced := run_file.data.get(run_files.IN_PLACE_OF)) is None:
+        if (replaced := run_file.data.get("in_place_of")) is None:
             return
         watch = self._watches.get(replaced["replica"])
         if watch is None or watch.is_draining or watch.was_drained:

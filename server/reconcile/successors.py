@@ -70,7 +70,9 @@ class Successors:
         watches = list(self.watched(name))
         asked = self._asked.pop(name, set()).intersection(map(_End.of, watches))
         waiting = [
-            watch for watch in watches if _is_to_be_replaced(watch) and _End.of(watch) not in asked
+            (at, _End.of(watch))
+            for watch in watches
+            if (at := _replaced_at(watch)) is not None and _End.of(watch) not in asked
         ]
         if asked:
             self._asked[name] = asked
@@ -79,11 +81,11 @@ class Successors:
         if not waiting or self.submit is None:
             return
         now = self.clock()
-        first = min(watch.status["replace_at"] for watch in waiting)
+        first = min(at for at, _ in waiting)
         if first > now:
             self._look_later(name, first - now)
             return
-        due = [_End.of(w) for w in waiting if w.status["replace_at"] <= now + TOGETHER_SECONDS]
+        due = [end for at, end in waiting if at <= now + TOGETHER_SECONDS]
         self._asked[name] = asked.union(due)
         self.tasks.spawn(self._replace(name, due), f"replace replicas of {name}")
 
@@ -106,11 +108,11 @@ class Successors:
             self.note(name)
 
 
-def _is_to_be_replaced(watch: ReplicaWatch) -> bool:
-    status = watch.status
-    return (
+def _replaced_at(watch: ReplicaWatch) -> float | None:
+    """Return when another is to be asked for in its place; None: that is not to be."""
+    is_to_be_replaced = (
         watch.replica.state is ReplicaState.READY
         and watch.run_file.is_at_gateway
-        and status.get("replace_at") is not None
-        and status.get("ends_at") is not None
+        and watch.status.get("ends_at") is not None
     )
+    return watch.status.get("replace_at") if is_to_be_replaced else None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from ..process import macos, proc
@@ -23,7 +24,7 @@ def tree_bytes(pid: int, shared_bytes: int = 0) -> int:
     return own + sum(anonymous_bytes(child) for child in _descendants(pid))
 
 
-def replica_bytes(status: dict[str, Any]) -> int | None:
+def replica_bytes(status: Mapping[str, Any]) -> int | None:
     """Return what a replica holds, by its shim's status: shim, server and all below it.
 
     Pages that it shares with other replicas of the same fork server are not its own: another

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 Json = dict[str, Any]
@@ -11,7 +12,7 @@ Json = dict[str, Any]
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
-def encode_line(message: Json) -> bytes:
+def encode_line(message: Mapping[str, object]) -> bytes:
     """Return a message as a line of the wire."""
     return _to_json(message).encode() + b"\n"
 

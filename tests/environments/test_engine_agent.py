@@ -134,10 +134,9 @@ class World:
     def launch(self, image: Path | None = None, **fields: Any) -> EngineReplicas:
         image, address = image or self.image, fields.pop("address", None)
         spec = EnvironmentSpec("sample", str(image), provider=NAME, **fields)
-        program = Program(Path("/"), Path("/"), HostConfig("sample"), image=str(image))
         started = provider_named(NAME, self.home).start(
             spec,
-            program,
+            Program(Path("/"), Path("/"), HostConfig("sample"), image=str(image)),
             launch_id=secrets.token_hex(8),
             on_started=lambda _: None,
             address=address,
@@ -225,7 +224,7 @@ def plan_of(run_file: RunFile) -> ReplicaPlan:
 
 def status_of(run_file: RunFile) -> dict[str, Any]:
     """The status that is written down."""
-    return read_status_file(run_file.run_dir) or {}
+    return dict(read_status_file(run_file.run_dir) or {})
 
 
 def write_status(run_file: RunFile, **fields: Any) -> None:
@@ -256,10 +255,14 @@ def until(predicate: Callable[[], Any]) -> Any:
     return found
 
 
-def wait_for(run_file: RunFile, predicate: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def status_from(client: ShimClient, predicate: Callable[[Any], bool]) -> dict[str, Any]:
+    return dict(client.wait(predicate, SECONDS))
+
+
+def wait_for(run_file: RunFile, predicate: Callable[[Any], bool]) -> dict[str, Any]:
     run_files.revive(run_file)
     with ShimClient.connect(run_file.socket_path) as client:
-        return client.wait(predicate, SECONDS)
+        return status_from(client, predicate)
 
 
 # Starting.
@@ -416,7 +419,7 @@ def test_one_that_is_silent_is_lost_when_its_server_does_not_answer_either(world
     assert (status["exit"]["kind"], status["exit"]["evidence"]) == ("lost", status["problem"])
     with link_to(run_file) as client:
         client.send("start")
-        status = client.wait(lambda status: status["state"] == "ready", SECONDS)
+        status = status_from(client, lambda status: status["state"] == "ready")
     assert status["pid"] != instance.pid
 
 
@@ -472,11 +475,11 @@ def test_an_engine_that_fails_or_is_gone_loses_no_replica(world: World, fault: s
     world.fault(fault).touch()
     run_files.revive(run_file)
     with link_to(run_file) as client:
-        status = client.wait(lambda status: status["problem"] is not None, SECONDS)
+        status = status_from(client, lambda status: status["problem"] is not None)
         time.sleep(2 * RETRY_SECONDS)  # for it to be asked again
         assert client.status["state"] == status["state"] == "ready"
         world.fault(fault).unlink()
-        status = client.wait(lambda status: status["problem"] is None, SECONDS)
+        status = status_from(client, lambda status: status["problem"] is None)
     assert (status["state"], status["generation"]) == ("ready", 1)
     assert world.engine.list() == [before]
 
@@ -509,7 +512,7 @@ def test_a_stop_is_hastened_by_another_with_less_grace(world: World) -> None:
         client.wait(lambda status: status["state"] == "stopping", SECONDS)
         time.sleep(0.5)  # for the engine to be asked
         client.send("stop", grace_seconds=0.0)
-        status = client.wait(lambda status: status["state"] == "stopped", SECONDS)
+        status = status_from(client, lambda status: status["state"] == "stopped")
     assert status["exit"]["signal"] == "SIGKILL"
     assert world.engine.list() == []
 
@@ -543,7 +546,7 @@ def test_a_stop_during_a_start_that_is_refused_is_not_forgotten(world: World) ->
         client.send("stop", grace_seconds=0.0)
         client.wait(lambda status: status["state"] == "stopping", SECONDS)
         slow.unlink()
-        status = client.wait(lambda status: status["state"] != "stopping", SECONDS)
+        status = status_from(client, lambda status: status["state"] != "stopping")
     assert status["state"] == "stopped"
     started.stop()
 
@@ -598,11 +601,11 @@ def test_a_silent_server_is_asked_to_drain_again_and_its_engine_not_blamed(world
     world.fault("silent").touch()
     with link_to(run_file) as client:
         client.send("drain", timeout_seconds=3600.0)
-        status = client.wait(lambda status: bool(status["problem"]), SECONDS)
+        status = status_from(client, lambda status: bool(status["problem"]))
         assert status["problem"] == "nothing answers at its address"
         assert wait_for(other, lambda status: True)["problem"] is None
         world.fault("silent").unlink()
-        status = client.wait(lambda status: status["state"] == "stopped", SECONDS)
+        status = status_from(client, lambda status: status["state"] == "stopped")
     assert status["exit"]["exit_code"] == 0
     assert "Traceback" not in world.layout.agent_log(NAME).read_text()
 
@@ -665,9 +668,9 @@ def test_a_clock_that_steps_back_delays_no_end_of_a_drain(world: World, offset: 
         client.send("drain", timeout_seconds=1.0)
         client.wait(lambda status: status["state"] == "draining", SECONDS)
         step_clock(offset, -DAY)
-        status = client.wait(lambda status: status["state"] != "draining", SECONDS)
+        status = status_from(client, lambda status: status["state"] != "draining")
         assert status["state"] == "stopping"
-        status = client.wait(lambda status: status["state"] == "stopped", SECONDS)
+        status = status_from(client, lambda status: status["state"] == "stopped")
     assert status["exit"]["signal"] is None
     assert world.engine.list() == []
 
@@ -981,7 +984,7 @@ def test_replicas_are_added_behind_the_gateway(world: World) -> None:
     assert len({each.port for each in everyone}) == 3
     assert [(each.ordinal, each.number) for each in everyone] == [(0, 0), (1, 1), (2, 2)]
     assert [each.max_sessions for each in added] == [2, 2]
-    assert {each.data[run_files.ADDED_BY] for each in added} == {"change"}
+    assert {each.data["added_by"] for each in added} == {"change"}
     assert {each.labels.replica for each in world.engine.list()} == {e.replica_id for e in everyone}
     for run_file in added:
         assert ask(f"http://127.0.0.1:{run_file.port}", "/health", 5.0)

@@ -27,11 +27,11 @@ from pathlib import Path
 from ....schema.errors import NoProcesses, NotRunning
 from ....schema.layout import Layout, make_private
 from ....schema.protocol import HOST_CONFIG_VARIABLE, door_path
+from ....schema.replica import RunFileData
 from ....schema.spec import EnvironmentSpec
 from ....system.memory.limits import available_memory_bytes, read_limits
 from ....system.memory.pids_limit import HINT as ROOM_HINT
 from ....system.memory.pids_limit import ProcessRoom, no_room_text, process_room
-from ....system.text.json_lines import Json
 from ... import run_files
 from ...replica_policy import share_sessions
 from ...shim.client import start_shim
@@ -105,10 +105,10 @@ class LocalProvider:
         self,
         spec: EnvironmentSpec,
         program: Program,
-        data: Json,
+        data: RunFileData,
         max_sessions: int | None,
         devices: Devices,
-    ) -> Json:
+    ) -> RunFileData:
         """Return what a run file says of the program and its variables, for the shim."""
         layout, number, run_dir = self._layout, data["number"], data["run_dir"]
         links = (str(Path(run_dir) / IMPORTS),) if program.links else ()
@@ -224,7 +224,9 @@ class LocalReplicas(StartedReplicas):
         """The port that the replica which is started as number `number` listens on."""
         return self._ports[number % len(self._ports)]
 
-    def start_one(self, data: Json, links: dict[str, Path], number: int = 0) -> StartedReplica:
+    def start_one(
+        self, data: RunFileData, links: dict[str, Path], number: int = 0
+    ) -> StartedReplica:
         """Write one replica down, and start its shim; it is the `number`th of these."""
         run_dir = Path(data["run_dir"])
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -272,7 +274,9 @@ def _sockets_of(like: run_files.RunFile) -> list[Listeners]:
     return [[socket.socket(fileno=fd) for fd in fds]]
 
 
-def _adapt(data: Json, like: run_files.RunFile, layout: Layout) -> tuple[Json, dict[str, Path]]:
+def _adapt(
+    data: RunFileData, like: run_files.RunFile, layout: Layout
+) -> tuple[RunFileData, dict[str, Path]]:
     """Return the run file of a replica like another, and the links that it imports through."""
     run_dir, number = data["run_dir"], data["number"]
     imports = like.run_dir / IMPORTS

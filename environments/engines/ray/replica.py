@@ -35,7 +35,7 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -53,6 +53,9 @@ from ...shim.files import (
 )
 from ..host_options import http_address, listen, server_options
 from . import kv as ray_kv
+
+if TYPE_CHECKING:
+    from ....schema.replica import StatusLine
 
 READ_BYTES = 256 * 1024
 RETRY_SECONDS = 1.0
@@ -100,9 +103,9 @@ class RayReplica:
     def signal(self, number: int) -> None:
         """Send a signal to the server, if it runs."""
         status = read_status_file(self._folder) or {}
-        if status.get("pid") and status.get("exit") is None:
+        if (pid := status.get("pid")) and status.get("exit") is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(status["pid"], number)
+                os.kill(pid, number)
 
     def stop(self, grace_seconds: float) -> None:
         """Have the shim stop its server; another call can only shorten the grace."""
@@ -196,12 +199,12 @@ class RayReplica:
 
     # Reporting
 
-    def _is_news(self, status: Json) -> bool:
+    def _is_news(self, status: StatusLine) -> bool:
         """Whether the report says something else; its first one has the server's pid."""
         told = _of(status)
         return bool(told["pid"] or told["exit"]) and not told.items() <= self._report.items()
 
-    def _note(self, status: Json, *, is_gone: bool = False) -> None:
+    def _note(self, status: StatusLine, *, is_gone: bool = False) -> None:
         """Write the report; again until the cluster has it."""
         self._report |= _of(status)
         if is_gone and self._report["exit"] is None:
@@ -214,7 +217,7 @@ class RayReplica:
                 time.sleep(RETRY_SECONDS)
 
 
-def _of(status: Json) -> Json:
+def _of(status: StatusLine) -> Json:
     """Return of a shim's status the server's pid, and how that has ended."""
     exit_reason = status.get("exit")
     if exit_reason is None and status.get("state") == "stopped":

@@ -21,6 +21,7 @@ from ....environments.shim.client import ShimClient, ShimGone
 from ....rollouts.policies.random_policy import sample
 from ....schema.errors import NotAnswering
 from ....schema.operation_options import EnvironmentTestOptions
+from ....schema.replica import StatusLine
 from ....system.process.exit_reason import ExitReason
 from ....system.text.json_lines import Json
 from .session import TrialSession
@@ -86,7 +87,7 @@ class Subject:
         """How many sessions are played at once."""
         return max(1, min(self.plan.concurrency, self.max_sessions))
 
-    def status(self) -> Json:
+    def status(self) -> StatusLine:
         """Return what the shim says of the server; nothing while it cannot be asked. Blocks."""
         try:
             with ShimClient.connect(self.socket_path) as link:

@@ -111,7 +111,7 @@ def test_a_replica_is_asked_for_where_it_was_launched_whoever_starts_the_next_ag
     run_files.revive(run_file)
     with ShimClient.connect(run_file.socket_path) as client:
         status = client.wait(lambda status: status["problem"] is not None, SECONDS)
-    assert "unix:///nowhere/launch.sock" in status["problem"]
+    assert "unix:///nowhere/launch.sock" in str(status["problem"])
     other = EngineAddress.of("docker", {**USUAL, "DOCKER_HOST": "unix:///nowhere/other.sock"})
     with ensure_agent(layout, other) as agent, pytest.raises(EngineFailed, match="no replica of"):
         agent.ask("adopt", run_dir=str(run_file.run_dir))

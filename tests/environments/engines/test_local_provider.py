@@ -317,8 +317,7 @@ def ready(home: Path, layout: Layout, source: str = "echo", **fields: Any) -> ru
 
 def kill_shim(run_file: run_files.RunFile) -> None:
     """SIGKILL; returns when it and its server are gone."""
-    status = read_status_file(run_file.run_dir)
-    assert status is not None
+    status: Any = read_status_file(run_file.run_dir)
     pidfds = [os.pidfd_open(pid) for pid in (status["shim"]["pid"], status["pid"])]
     psutil.Process(status["shim"]["pid"]).kill()
     for pidfd in pidfds:

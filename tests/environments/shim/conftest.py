@@ -139,7 +139,7 @@ class Replica:
         os.mkfifo(self.commands)
         words = changes.pop("words", [])
         self.listen_fds = changes.pop("listen_fds", ())
-        self.run_file: dict[str, Any] = {
+        self.run_file: Any = {
             "version": RUN_FILE_VERSION,
             "replica_id": f"echo-0-{uuid.uuid4().hex[:8]}",
             "environment": "echo",
@@ -194,8 +194,12 @@ class Replica:
     def wait_state(self, state: str, generation: int | None = None) -> dict[str, Any]:
         return self.wait(lambda s: s["state"] == state and generation in (None, s["generation"]))
 
-    def wait(self, predicate: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        return self.link.wait(predicate, WAIT_SECONDS)
+    def wait(self, predicate: Callable[[Any], bool]) -> dict[str, Any]:
+        return dict(self.link.wait(predicate, WAIT_SECONDS))
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return dict(self.link.status)
 
     def ready(self) -> Replica:
         self.start().wait_state("ready")

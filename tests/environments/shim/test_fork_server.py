@@ -108,8 +108,8 @@ def test_shim_and_server_have_names_sessions_and_descriptors_of_their_own(
     (folder / "looks_round.py").write_text(LOOKS_ROUND)
     changes: dict[str, Any] = {"entry": "looks_round:main"}
     one, two = make(**changes).ready(), make(**changes).ready()
-    found, other = one.link.status["info"], two.link.status["info"]
-    shim, server = one.link.status["shim"]["pid"], one.link.status["pid"]
+    found, other = one.status["info"], two.status["info"]
+    shim, server = one.status["shim"]["pid"], one.status["pid"]
     name = one.run_file["replica_id"]
     assert psutil.Process(shim).cmdline()[0] == f"openenvd: shim {name}"
     assert psutil.Process(server).cmdline()[0] == f"openenvd: host {name}"
@@ -133,7 +133,7 @@ def test_a_forked_server_owns_only_what_it_writes(make: Make, folder: Path) -> N
     way = forked(folder)
     fork_server = way["fork_server"] | {"preload": ["looks_round"]}
     one = make(entry="looks_round:main", fork_server=fork_server).ready()
-    assert one.link.status["info"]["private_kb"] < 12 << 10  # of the 24 MB that it can read
+    assert one.status["info"]["private_kb"] < 12 << 10  # of the 24 MB that it can read
 
 
 def test_many_at_once_share_one_fork_server(make: Make, folder: Path) -> None:
@@ -238,7 +238,7 @@ def test_a_fork_server_that_cannot_be_used_makes_way_for_a_program(
         changes = {"log_path": str(folder / changes["log_path"])}
     one = make(fork_server=fork_server | changes).ready()
     assert "environments/shim/__main__.py" in " ".join(
-        psutil.Process(one.link.status["shim"]["pid"]).cmdline()
+        psutil.Process(one.status["shim"]["pid"]).cmdline()
     )
 
 

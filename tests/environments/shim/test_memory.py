@@ -25,7 +25,7 @@ def held(status: dict[str, Any]) -> int:
 
 
 def test_a_replica_holds_what_its_server_and_its_children_hold(one: Replica) -> None:
-    before = held(one.link.status)
+    before = held(one.status)
     one.tell("eat 40")
     one.tell("sessions 1")
     status = one.wait(lambda s: s["sessions"] == 1)
@@ -39,8 +39,8 @@ def test_pages_imported_before_the_fork_are_not_the_replicas(replica: Make, tmp_
     (tmp_path / "fork_server" / "large.py").write_text("HELD = b'x' * (64 << 20)\n")
     fork_server = way["fork_server"] | {"preload": ["large", "server_program"]}
     one, other = (replica(**way | {"fork_server": fork_server}).ready() for _ in range(2))
-    assert other.link.status["state"] == "ready"
-    assert held(one.link.status) < 32 * MB
+    assert other.status["state"] == "ready"
+    assert held(one.status) < 32 * MB
 
 
 def test_a_replica_without_a_server_holds_nothing_that_is_known(one: Replica) -> None:

@@ -23,7 +23,8 @@ def ready() -> ServerStatus:
 
 
 def found(status: ServerStatus, *names: str) -> tuple[Any, ...]:
-    return tuple(status.to_json()[name] for name in names)
+    told: Any = status.to_json()
+    return tuple(told[name] for name in names)
 
 
 def test_a_server_is_ready_when_it_reports_so() -> None:
@@ -63,7 +64,7 @@ def test_a_shim_continues_what_a_killed_one_knew_of_exits(pid: int | None) -> No
     before = ServerStatus()
     before.begin()
     before.note_child_exit({"shard": 1, "at": 1.0, "reason": {"kind": "oom_killed"}})
-    status = ServerStatus({"shim": {"pid": 5}, "pid": pid, **before.to_json()})
+    status = ServerStatus({"shim": {"pid": 5, "started_at": 0.0}, "pid": pid, **before.to_json()})
     kinds = ["oom_killed"] if pid is None else ["oom_killed", "lost"]
     assert [one["reason"]["kind"] for one in status.to_json()["exits"]] == kinds
     assert found(status, "exit_kinds", "shard_exits") == (dict.fromkeys(kinds, 1), 1)

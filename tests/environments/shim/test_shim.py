@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -68,7 +69,7 @@ def test_its_variables_are_those_of_the_protocol() -> None:
 
 
 def test_ready_status_carries_the_servers_message_and_identity(one: Replica) -> None:
-    status = one.link.status
+    status = one.status
     assert status["info"]["max_sessions"] == 4
     assert ProcessIdentity(status["pid"], status["pid_started_at"]).is_alive()
     assert (status["generation"], status["restarts"], status["exit"]) == (1, 0, None)
@@ -113,8 +114,9 @@ def test_a_run_file_is_synced_before_it_takes_its_name(tmp_path: Path) -> None:
 
 def test_no_socket_is_left_when_the_run_file_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "x.sock"
+    run_file: Any = {"socket_path": str(path), "entry": object()}
     with pytest.raises(TypeError):
-        start_shim(tmp_path / "run", {"socket_path": str(path), "entry": object()})
+        start_shim(tmp_path / "run", run_file)
     assert not path.exists()
 
 
@@ -126,7 +128,7 @@ def test_run_file_and_socket_are_for_their_owner_alone(replica: Make) -> None:
 
 def test_a_held_server_serves_when_it_is_told_and_from_then_on(replica: Make) -> None:
     one = replica(held=True).ready()
-    assert one.link.status["held"]
+    assert one.status["held"]
     one.tell("gate")
     one.wait(lambda status: status["sessions"] == 1)  # its gate is closed
     one.link.send("serve")
@@ -207,7 +209,7 @@ def test_port_in_use_is_reported_and_start_tries_again(replica: Make) -> None:
 
 
 def test_start_after_an_exit_makes_a_new_generation_on_the_same_port(one: Replica) -> None:
-    before = one.link.status
+    before = one.status
     one.tell("exit 1")
     one.wait_state("exited")
     one.link.send("start")
@@ -229,7 +231,7 @@ def test_a_client_that_connects_wakes_a_server_that_sleeps(one: Replica) -> None
 
 
 def test_a_client_that_connects_while_a_server_falls_asleep_wakes_the_next(one: Replica) -> None:
-    with socket.create_connection((one.link.status["host"], one.link.status["port"])):
+    with socket.create_connection((one.status["host"], one.status["port"])):
         one.tell("sleep 0")
         one.wait_state("ready", generation=2)
 
@@ -256,7 +258,7 @@ def test_a_shim_is_stopped_while_its_server_sleeps(one: Replica, op: str) -> Non
 
 
 def test_start_while_running_changes_nothing(one: Replica) -> None:
-    pid = one.link.status["pid"]
+    pid = one.status["pid"]
     one.link.send("start")
     one.tell("sessions 3")
     status = one.wait(lambda s: s["sessions"] == 3)
@@ -264,7 +266,7 @@ def test_start_while_running_changes_nothing(one: Replica) -> None:
 
 
 def test_stop_ends_server_and_shim_and_leaves_no_socket(one: Replica) -> None:
-    server = ProcessIdentity(one.link.status["pid"], one.link.status["pid_started_at"])
+    server = ProcessIdentity(one.status["pid"], one.status["pid_started_at"])
     one.link.send("stop", grace_seconds=WAIT_SECONDS)
     assert _exit_of(one.wait_state("stopped")).kind is ExitKind.STOPPED
     assert not Path(one.run_file["socket_path"]).exists()
@@ -330,7 +332,7 @@ def test_orphans_of_the_server_are_killed_when_it_exits(one: Replica) -> None:
 
 
 def test_sigterm_to_the_shim_is_a_stop(one: Replica) -> None:
-    os.kill(one.link.status["shim"]["pid"], signal.SIGTERM)
+    os.kill(one.status["shim"]["pid"], signal.SIGTERM)
     one.wait_state("stopped")
 
 
@@ -408,10 +410,10 @@ def test_a_path_is_missing_only_when_it_is_known_to_be(tmp_path: Path) -> None:
 
 def test_a_shim_without_clients_is_found_again(one: Replica) -> None:
     """What happened meanwhile is in the status file, and is sent to a client that connects."""
-    pid = one.link.status["pid"]
+    pid = one.status["pid"]
     one.link.close()
     one._link = None
-    assert one.link.status["pid"] == pid
+    assert one.status["pid"] == pid
     one.link.close()
     one._link = None
     os.kill(pid, signal.SIGSEGV)
@@ -469,7 +471,7 @@ def test_line_without_end_drops_its_client_alone(one: Replica) -> None:
             other._socket.sendall(b"x" * (1 << 20))
         with pytest.raises(ShimGone):
             other.wait(lambda _: False, WAIT_SECONDS)
-        assert one.link.status["state"] == "ready"
+        assert one.status["state"] == "ready"
 
 
 def test_client_that_does_not_read_never_blocks_the_shim(one: Replica) -> None:
@@ -488,7 +490,7 @@ def test_listeners_are_handed_over_and_serve_the_same_port(one: Replica) -> None
     with contextlib.ExitStack() as stack:
         fds = one.link.request_listeners()
         sockets = [stack.enter_context(socket.socket(fileno=fd)) for fd in fds]
-        assert {each.getsockname()[1] for each in sockets} == {one.link.status["port"]}
+        assert {each.getsockname()[1] for each in sockets} == {one.status["port"]}
         with socket.create_connection(sockets[0].getsockname()):
             ready, _, _ = select.select(listening(sockets), [], [], 5.0)
             ready[0].accept()[0].close()
@@ -498,7 +500,7 @@ def test_shims_of_one_environment_share_one_socket(replica: Make) -> None:
     with socket.create_server(("127.0.0.1", 0)) as shared:
         port = shared.getsockname()[1]
         ones = [replica(port=port, listen_fds=[shared.fileno()]).ready() for _ in range(2)]
-    assert {one.link.status["port"] for one in ones} == {port}
+    assert {one.status["port"] for one in ones} == {port}
 
 
 def test_second_shim_of_a_run_directory_leaves(one: Replica, tmp_path: Path) -> None:
@@ -511,7 +513,7 @@ def test_second_shim_of_a_run_directory_leaves(one: Replica, tmp_path: Path) -> 
     )
     assert run.returncode == 1
     assert "another shim" in run.stderr
-    assert one.link.status["state"] == "ready"
+    assert one.status["state"] == "ready"
 
 
 def test_server_output_goes_to_the_log_and_its_environment_is_the_run_files(
@@ -522,7 +524,7 @@ def test_server_output_goes_to_the_log_and_its_environment_is_the_run_files(
     one.tell("sessions 1")
     one.wait(lambda s: s["sessions"] == 1)
     assert "SECRET xyz\nHOME None\nOPENENVD_CONTROL_FD None\n" in one.log()
-    assert f"server {one.link.status['pid']}" in one.log()
+    assert f"server {one.status['pid']}" in one.log()
 
 
 def test_log_is_kept_bounded_while_the_server_writes(replica: Make) -> None:
@@ -532,7 +534,7 @@ def test_log_is_kept_bounded_while_the_server_writes(replica: Make) -> None:
     one.tell("exit 0")
     one.wait_state("exited")
     assert Path(one.run_file["log_path"]).stat().st_size <= 20_000
-    assert one.link.status["log_tail"][-1].startswith("line-2999")
+    assert one.status["log_tail"][-1].startswith("line-2999")
     one.link.send("start")  # looks at once
     one.wait_state("ready", generation=2)
     assert Path(one.run_file["log_path"]).stat().st_size <= 20_000
@@ -546,7 +548,7 @@ def test_log_is_kept_bounded_while_a_server_prints_that_is_not_ready(replica: Ma
     while "earlier lines were dropped" not in one.log():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert one.link.status["state"] == "starting"
+    assert one.status["state"] == "starting"
 
 
 def test_full_disk_silences_the_status_file_but_not_the_shim(one: Replica) -> None:
@@ -570,14 +572,14 @@ def test_a_shim_is_not_picked_first_though_the_worker_that_started_it_is(replica
         one = replica().ready()
     finally:
         mine.write_text(before)
-    server = one.link.status["pid"]
+    server = one.status["pid"]
     shim = psutil.Process(server).ppid()
     assert Path(f"/proc/{shim}/oom_score_adj").read_text().strip() == "0"
     assert Path(f"/proc/{server}/oom_score_adj").read_text().strip() == "500"
 
 
 def test_server_has_default_signals_and_the_oom_score_asked_for(one: Replica) -> None:
-    pid = one.link.status["pid"]
+    pid = one.status["pid"]
     ignored = next(
         int(line.split()[1], 16)
         for line in Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -624,7 +626,7 @@ def test_a_signal_by_hand_is_that_signal_and_never_out_of_memory(
     replica: Make, number: signal.Signals
 ) -> None:
     one = replica(memory_limit_bytes=64 * MB).ready()
-    os.kill(one.link.status["pid"], number)
+    os.kill(one.status["pid"], number)
     reason = _exit_of(one.wait_state("exited"))
     assert (reason.kind, reason.signal_name) == (ExitKind.SIGNALED, number.name)
 
@@ -638,7 +640,7 @@ def test_kill_of_a_grandchild_for_memory_leaves_the_server_alone(replica: Make) 
     _needs_cgroups()
     started = time.monotonic()
     one = replica(memory_limit_bytes=48 * MB).ready()
-    pid = one.link.status["pid"]
+    pid = one.status["pid"]
     one.tell("child_eats 200")
     status = one.wait(lambda s: s["sessions"] == -signal.SIGKILL)
     assert (status["state"], status["pid"]) == ("ready", pid)

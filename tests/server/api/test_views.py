@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from openenvd.requests_db.records import Environment, Replica, Request, RequestError
+from openenvd.schema.replica import StatusLine
 from openenvd.schema.states import (
     EnvironmentState,
     ErrorKind,
@@ -34,7 +35,7 @@ from openenvd.system.text.safe_text import REDACTED, redact
 from openenvd.system.text.units import MB
 
 
-def live(**info: Any) -> dict[str, Any]:
+def live(**info: Any) -> Any:
     return {"info": {"ready": True, "serving": "sessions", **info}}
 
 
@@ -64,10 +65,12 @@ def test_the_sentence_counts_the_shards_of_all_replicas(lives: list[Any], senten
     assert view["sentence"] == sentence
 
 
-def capacity(*states: str, since: float | None = None) -> dict[str, Any]:
+def capacity(*states: str, since: float | None = None) -> StatusLine:
     """Of a host whose shards do so."""
     told: dict[str, Any] = {"shards": dict(Counter(states))}
-    return {**live(shards=len(states)), "capacity": told | ({"held_since": since} if since else {})}
+    told |= {"held_since": since} if since else {}
+    status: StatusLine = live(shards=len(states)) | {"capacity": told}
+    return status
 
 
 def test_shards_with_blocked_loops_are_counted_over_all_replicas() -> None:
@@ -204,7 +207,7 @@ def test_an_environment_that_is_ready_and_whose_sessions_fail_is_failing(
 ) -> None:
     environment = Environment("trial", {}, state, 1.0, 1.0, request_id="a0")
     replica = Replica("trial-0", "trial", 0, "local", ReplicaState.READY, "", 1.0)
-    failing = {**live(shards=1), "sessions_fail": "OSError: no licence"}
+    failing: Any = {**live(shards=1), "sessions_fail": "OSError: no licence"}
     view = environment_view(environment, [replica], {"trial-0": failing})
     assert (view["state"], view["sessions_fail"]) == (shown, "OSError: no licence")
     assert sessions_fail([live(shards=1), None, failing]) == "OSError: no licence"
@@ -298,7 +301,10 @@ def test_the_variables_of_a_patched_pod_are_hidden_as_others_are() -> None:
 
 
 def test_what_replicas_say_is_shown_without_credentials() -> None:
-    live = {"problem": "GET https://me:hush@registry/v2: 401", "sessions_fail": "no db://x:hush@h"}
+    live: StatusLine = {
+        "problem": "GET https://me:hush@registry/v2: 401",
+        "sessions_fail": "no db://x:hush@h",
+    }
     replica = Replica("trial-0", "trial", 0, "docker", ReplicaState.STARTING, "/run", 1.0)
     told = f"{replica_view(replica, live)['message']} {sessions_fail([live])}"
     assert told == f"GET https://{REDACTED}@registry/v2: 401 no db://{REDACTED}@h"
@@ -343,7 +349,7 @@ def test_why_sessions_fail_is_shown_without_the_secrets_of_the_environment() -> 
     spec = {"env": {"API_KEY": "hush-hush"}}
     environment = Environment("trial", spec, EnvironmentState.READY, 1.0, 1.0)
     replica = Replica("trial-0", "trial", 0, "docker", ReplicaState.READY, "/run", 1.0)
-    live = {"sessions_fail": "KeyError: hush-hush", "problem": "no hush-hush"}
+    live: StatusLine = {"sessions_fail": "KeyError: hush-hush", "problem": "no hush-hush"}
     shown = environment_view(environment, [replica], {replica.id: live})
     assert shown["state"] == "FAILING"
     assert "hush" not in json.dumps(shown)

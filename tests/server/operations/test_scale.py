@@ -88,9 +88,9 @@ def steps(connection: ClientConnection) -> bool:
     return kind == "observation"
 
 
-def wait_for(run_file: RunFile, predicate: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def wait_for(run_file: RunFile, predicate: Callable[[Any], bool]) -> dict[str, Any]:
     with ShimClient.connect(run_file.socket_path) as link:
-        return link.wait(predicate, WAIT_SECONDS)
+        return dict(link.wait(predicate, WAIT_SECONDS))
 
 
 def test_replicas_of_an_earlier_generation_are_not_the_environments(layout: Layout) -> None:
@@ -127,7 +127,7 @@ def test_more_replicas_take_sessions_at_the_same_address(
     waiting = [event for event in told if event.get("phase") == "waiting"]
     assert [(each["done"], each["total"]) for each in waiting] == [(0, 2), (1, 2), (2, 2)]
     assert waiting[1]["message"] == "1 of 2 replicas ready"
-    assert not any(run_files.ADDED_BY in r.data for r in replicas(layout))
+    assert not any("added_by" in r.data for r in replicas(layout))
     pid = wait_for(first, lambda s: s["pid"])["pid"]
     os.kill(pid, signal.SIGSTOP)  # the first accepts nothing now
     try:
@@ -159,7 +159,9 @@ def test_a_share_holds_for_sessions_and_after_a_restart_of_the_server(
     wait_for(only, lambda s: s["state"] == "exited")
     with ShimClient.connect(only.socket_path) as link:
         link.send("start")
-        assert link.wait(lambda s: s["state"] == "ready", WAIT_SECONDS)["info"]["max_sessions"] == 4
+        info = link.wait(lambda s: s["state"] == "ready", WAIT_SECONDS)["info"]
+    assert info is not None
+    assert info["max_sessions"] == 4
 
 
 def test_what_cannot_start_leaves_everything_as_it_was(
@@ -199,7 +201,7 @@ def test_what_a_killed_attempt_started_is_stopped_by_the_next(
     launch()
     run("scale", name="echo", replicas=2)
     first, left = replicas(layout)
-    data = {**left.data, run_files.ADDED_BY: CHANGE_ID}
+    data = {**left.data, "added_by": CHANGE_ID}
     (left.run_dir / RUN_FILE_NAME).write_text(json.dumps(data))
     result = run("scale", name="echo", replicas=2)
     assert len(result["started"]) == 1
@@ -240,14 +242,14 @@ def test_a_restart_that_is_killed_says_which_replica_is_to_go(
     with pytest.raises(KeyboardInterrupt):
         run("restart", name="echo", progress=killed, drain_timeout_seconds=7)
     (_, new) = replicas(layout)
-    assert new.data[run_files.IN_PLACE_OF] == {
+    assert new.data["in_place_of"] == {
         "replica": old.replica_id,
         "request_id": CHANGE_ID,
         "drain_timeout_seconds": 7.0,
     }
     run("restart", name="echo", replica=new.ordinal, request_id=secrets.token_hex(8))
     (_, newer) = replicas(layout)
-    assert newer.data[run_files.IN_PLACE_OF]["replica"] == new.replica_id
+    assert newer.data["in_place_of"]["replica"] == new.replica_id
 
 
 @pytest.mark.parametrize("which", [{}, {"together": [0, 1]}, {"replica": 1}], ids=repr)
@@ -316,7 +318,7 @@ def test_replicas_that_end_together_are_restarted_in_one_go(
     assert [each["old"] for each in result["restarted"]] == [each.replica_id for each in ending]
     staying, *new = replicas(layout)
     assert staying.replica_id == kept.replica_id
-    replaced = [each.data[run_files.IN_PLACE_OF]["replica"] for each in new]
+    replaced = [each.data["in_place_of"]["replica"] for each in new]
     assert replaced == [each.replica_id for each in ending]
     another = run("restart", name="echo", together=[9], request_id=secrets.token_hex(8))
     assert another["restarted"] == []

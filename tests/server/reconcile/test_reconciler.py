@@ -202,7 +202,7 @@ class World:
     async def scaling(self) -> tuple[Request, ShimmedServer]:
         """A `scale` that runs, and the replica that it adds."""
         scale, launched = await self.change("scale", replicas=2), await self.launched()
-        added = {run_files.ADDED_BY: scale.id}
+        added = {"added_by": scale.id}
         return scale, await asyncio.to_thread(self.start, launched, 1, **added)
 
     async def generations(self) -> dict[int, str]:
@@ -299,7 +299,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pid_of(server: ShimmedServer) -> int:
-    pid: int = server.link.status["pid"]
+    pid = server.link.status["pid"]
+    assert pid is not None
     return pid
 
 
@@ -311,7 +312,7 @@ def shim_pid(server: ShimmedServer) -> int:
 
 
 def is_running(server: ShimmedServer) -> bool:
-    status = server.link.status
+    status: Any = server.link.status
     return ProcessIdentity(status["pid"], status["pid_started_at"]).is_alive()
 
 
@@ -326,7 +327,9 @@ async def test_a_launch_that_succeeded_is_a_ready_environment_with_its_address(
     environment, replica = await world.environment(), await world.replica()
     assert (environment.state, environment.address) == (S.READY, ADDRESS)
     assert (replica.state, replica.pid) == (ReplicaState.READY, pid_of(server))
-    assert reconciler.replicas.live[replica.id]["info"]["max_sessions"] == 4
+    info = reconciler.replicas.live[replica.id]["info"]
+    assert info is not None
+    assert info["max_sessions"] == 4
     server.tell("sessions 3")
     await world.until(lambda: reconciler.replicas.live[replica.id]["sessions"] == 3)
 
@@ -1237,7 +1240,7 @@ async def test_what_a_killed_restart_has_not_drained_is_drained(
 def read_status_of(server: ShimmedServer) -> dict[str, Any]:
     status = read_status_file(server.run_dir)
     assert status is not None
-    return status
+    return dict(status)
 
 
 async def test_a_replica_that_was_drained_is_removed_and_no_longer_missed(world: World) -> None:

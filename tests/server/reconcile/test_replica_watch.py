@@ -67,8 +67,8 @@ def run_file(tmp_path: Path) -> RunFile:
     (tmp_path / "status.json").write_text(json.dumps(status))
     identity = {"replica_id": "trial-0-1", "environment": "trial", "ordinal": 0}
     identity |= {"request_id": LAUNCH, "log_path": "", "host": "127.0.0.1", "port": 0}
-    data = {"version": RUN_FILE_VERSION, "number": 0, "created_at": 0.0, **identity}
-    return RunFile.of(tmp_path, {**data, "socket_path": str(tmp_path / "shim.sock")})
+    data: Any = {"version": RUN_FILE_VERSION, "number": 0, "created_at": 0.0, **identity}
+    return RunFile.of(tmp_path, data | {"socket_path": str(tmp_path / "shim.sock")})
 
 
 Shim = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

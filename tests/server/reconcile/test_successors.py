@@ -110,9 +110,9 @@ async def test_a_job_that_is_requeued_is_replaced_again_before_its_new_end(world
     world.successors.note("trial")
     await world.asked()
     status = world.watches[0].status
-    status.update(replace_at=None, ends_at=None)
+    status.update({"replace_at": None, "ends_at": None})
     world.successors.note("trial")
-    status.update(replace_at=995.0, ends_at=1055.0)
+    status.update({"replace_at": 995.0, "ends_at": 1055.0})
     world.successors.note("trial")
     assert (await world.asked())[:3] == ("trial", [0], 55.0)
 
@@ -122,5 +122,5 @@ async def test_an_end_that_is_unknown_by_the_time_it_is_submitted_is_the_one_tha
 ) -> None:
     world.replica(990.0)
     world.successors.note("trial")
-    world.watches[0].status.update(replace_at=None, ends_at=None)
+    world.watches[0].status.update({"replace_at": None, "ends_at": None})
     assert (await world.asked())[2] == 50.0

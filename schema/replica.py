@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The JSON of a replica that several kinds of processes write and read, each key declared once.
+
+    RunFileData   its run file: written before it is started, read by its shim or agent
+    StatusLine    its status file, and the line that its shim or agent sends at each change
+    ServerInfo    in it: what its server has said when it was ready
+    Capacity      in it: how full its server is, every five seconds at most
+
+A shim imports nothing of this at run time: the types are for the type checker.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from ..system.text.json_lines import Json
+
+
+class Process(TypedDict):
+    """Which process it is: another with the same pid started at another time."""
+
+    pid: int
+    started_at: float
+
+
+class RunFileData(TypedDict, total=False):
+    """What is written down of a replica, or of the gateway, before it is started."""
+
+    version: int | str
+    environment: str
+    request_id: str  # the launch it belongs to
+    replica_id: str
+    ordinal: int  # within its launch
+    number: int  # among all replicas of its environment
+    created_at: float
+    spec: Json  # of the launch, without variables and token
+    host: str
+    port: int
+    address: str | None  # the gateway's, if it is behind it
+    token: str | None
+    memory_limit_bytes: int | None
+    max_log_bytes: int
+    run_dir: str
+    log_path: str
+    socket_path: str  # of its shim or agent
+    env: dict[str, str]
+    held: bool  # whether it accepts no connection yet: an earlier generation serves
+    added_by: str  # the request that starts it and has not kept it yet
+    # What a restart has put it in place of, for the daemon to drain if the restart has not:
+    in_place_of: Json  # {"replica", "request_id", "drain_timeout_seconds"}
+    # Of a replica below a shim.
+    argv: list[str]
+    cwd: str
+    entry: str | None  # what a forked server runs instead of `argv`
+    fork_server: Json | None
+    door_path: str
+    cgroups: str
+    oom_score_adj: int
+    shim: Process
+    cgroup: Json | None
+    # Of a replica on an engine.
+    provider: str
+    engine_variables: dict[str, str]  # which engine has it
+    is_elsewhere: bool  # whether it is at no port of this machine
+    plan: Json
+    # Of the gateway.
+    admin_socket: str
+    options: Json
+
+
+class ServerInfo(TypedDict, total=False):
+    """What a server has said when it was ready; of one that is not ours, less."""
+
+    ready: bool
+    max_sessions: int | None
+    serving: str  # a `Serving`
+    shards: int
+    isolate: bool
+    route: str | None
+    notes: list[str]
+    differences: list[str]
+
+
+class Capacity(TypedDict, total=False):
+    """How full a server is: the counters of all shards together."""
+
+    max_sessions: int
+    waiting: int
+    begun: int
+    refused: int
+    steps: int
+    step_timeouts: int
+    lag_p99_seconds: float
+    lag_max_seconds: float
+    shards: dict[str, int]  # how many are in which state
+    abandoned: list[Json]  # steps that go on although nobody waits for them
+    left: list[Json]  # programs that sessions have left behind
+    held_since: float  # from when the loop of a shard has been blocked
+    isolated_session_bytes: int
+
+
+class ServerReport(ServerInfo, total=False):
+    """One line of the notify pipe (`protocol.py`)."""
+
+    sessions: int
+    sessions_fail: str | None
+    capacity: Capacity
+    shard_exit: Json
+    failed: str
+    log_tail: list[str]
+    draining: bool
+    sleeps: bool
+
+
+class StatusLine(TypedDict, total=False):
+    """What is known of a replica; before its first line, nothing."""
+
+    event: str
+    replica_id: str
+    state: str  # of its server
+    generation: int  # how many times its server has been started
+    restarts: int
+    wakes: int
+    pid: int | None
+    pid_started_at: float | None
+    host: str | None
+    port: int | None
+    cgroup: Json | None
+    held: bool
+    ready_at: float | None
+    info: ServerInfo | None
+    sessions: int
+    sessions_fail: str | None  # why no environment could be created when last one was to be
+    capacity: Capacity | None
+    failed: str | None  # why the server gave up, in its own words
+    exit: Json | None
+    last_exit: Json | None
+    log_tail: list[str] | None
+    exits: list[Json]
+    exit_kinds: dict[str, int]
+    shard_exits: int
+    oom_kills: int | None
+    is_draining: bool
+    shim: Process
+    # Of a replica on an engine.
+    agent: Process
+    instance: str | None
+    problem: str | None
+    waiting: str | None
+    ends_at: float | None
+    replace_at: float | None
+    # Of a replica whose run file cannot be used; nobody but the daemon says so.
+    unwatched: bool
+
+
+def max_sessions_of(status: StatusLine | None) -> int | None:
+    """Return how many sessions a server can have, if it has said so.
+
+    Its capacity is newer than what it said when it was ready: its share may have been changed.
+    """
+    capacity, info = (status.get("capacity"), status.get("info")) if status else (None, None)
+    if capacity:
+        return capacity["max_sessions"]
+    return info.get("max_sessions") if info else None
