@@ -31,8 +31,6 @@ Names = list[tuple[str, str]]  # each with what a shell shows beside it
 REQUESTS = 50
 ANSWER_SECONDS = 1.0  # somebody waits at a prompt
 SHELLS = ("bash", "zsh", "fish")
-# Those of `environments/engines/registry.py`, which a command line does not import.
-PROVIDERS = ("local", "docker", "swarm", "slurm", "ray", "kubernetes")
 
 
 @click.command()
@@ -58,8 +56,11 @@ def completion(shell: str) -> int:
 def providers(
     _context: click.Context, _parameter: click.Parameter, begun: str
 ) -> list[CompletionItem]:
-    """Complete the name of a provider."""
-    return _items(begun, [(name, "") for name in PROVIDERS])
+    """Complete the name of a provider, those of other packages included."""
+    from importlib.metadata import entry_points
+
+    names = ("local", *sorted(entry_points(group="openenvd.engines").names))
+    return _items(begun, [(name, "") for name in names])
 
 
 def sources(

@@ -62,7 +62,7 @@ from load_tests.shared.report import (
     run,
 )
 from openenvd.environments.agent_client import ask_agent
-from openenvd.environments.engines.registry import ENGINES, address_here
+from openenvd.environments.engines.registry import address_here, names
 from openenvd.schema.errors import EngineFailed
 from openenvd.schema.layout import Layout
 from openenvd.system.process.proc import children_of, rollup_bytes
@@ -302,7 +302,7 @@ def _agents(home: Path) -> Iterator[tuple[str, int]]:
 
     An engine that does not answer is asked all the same: its library is imported then, too.
     """
-    for engine in ENGINES:
+    for engine in names():
         with contextlib.suppress(EngineFailed):
             ask_agent(Layout(home), address_here(engine), "list")
         for process in psutil.process_iter(["cmdline"]):

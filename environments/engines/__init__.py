@@ -6,8 +6,8 @@ docker/ swarm/ slurm/ ray/ kubernetes/
              each an engine, in its `engine.py`; they know nothing of one another, except that
              swarm stands on docker
 
-base.py      the `Engine` protocol and its values: what one folder has to provide
-registry.py  which engines there are, what installs their libraries, and which of a kind is meant
+base.py      `EngineEntry`, the `Engine` protocol and its values: what one folder has to provide
+registry.py  which engines are installed, and which of a kind is meant
 check.py     whether each works here: `openenv check` asks it in a process of its own
 providers.py what starts replicas, by name; provider.py: its protocol; engine_provider.py: an engine
              as a provider

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of an engine: what an agent asks of Docker, Swarm and whatever is added to them.
 
-An engine (one file beside this one, one line in `registry.py`) runs *instances*: containers,
-services, jobs, pods. One instance serves one replica. The agent (`../agent/`) decides what is to be
-done and when; an engine only does it, and tells what there is:
+An engine (which the `EngineEntry` of an entry point leads to, see `registry.py`) runs *instances*:
+containers, services, jobs, pods. One instance serves one replica. The agent (`../agent/`) decides
+what is to be done and when; an engine only does it, and tells what there is:
 
     start(plan) ──▶ Instance ──▶ is RUNNING ──▶ logs, signal ──▶ stop ──▶ is EXITED ──▶ remove
                                      └─ changes(): look at it again (a hint, never the truth)
@@ -29,7 +29,7 @@ Failure cases, and who handles them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -43,6 +43,38 @@ GENERATION_LABEL = "openenvd.generation"
 HOME_LABEL = "openenvd.home"
 ENV_HOST_LABEL = "openenvd.env-host"  # of images that have our env host: its version
 BUILT_LABEL = "openenvd.built"  # of images that were built here, by `openenv prune` to be removed
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEntry:
+    """Where an engine is, and what it needs.
+
+    Attributes:
+        location: `module:Class`, or what else makes it. Only its agent imports it.
+        extra: The extra of openenvd that installs its library; None: it needs none.
+        address: Returns the variables that say which engine it is, all of them, from a process's
+            own (`address_here`). Raises `EngineFailed` when these lead nowhere. By default there is
+            one for all processes of this machine.
+        check_options: Called with the engine's own options of a replica, and whether it is in a
+            `sandbox`; raises `EngineRefused` for what it would refuse, so that a launch need not
+            begin. None: that is seen when the replica is started.
+        has_own_addresses: Whether its replicas are reached where their instances say, and at no
+            port of this machine.
+        moves: Whether a replica that is started again has another address: its environment has
+            one at the gateway then, also with one replica.
+        pulls_images: Whether its machines pull images themselves: none is looked for here.
+        runs_programs: Whether it runs programs of a Python here, which its machines see, too,
+            rather than images.
+    """
+
+    location: str
+    extra: str | None = None
+    address: Callable[[Mapping[str, str]], dict[str, str]] = lambda _: {}
+    check_options: Callable[..., object] | None = None
+    has_own_addresses: bool = False
+    moves: bool = False
+    pulls_images: bool = False
+    runs_programs: bool = False
 
 
 class EngineError(Exception):
@@ -288,7 +320,7 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in `--provider` and in `registry.py`."""
+        """What it is called in `--provider`: the name of its entry point."""
 
     def check(self) -> Check:
         """Tell whether the engine works, by raising why it does not."""

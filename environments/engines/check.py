@@ -24,7 +24,7 @@ CHECK_SECONDS = 30.0  # for all of them; an engine that hangs is one that does n
 
 def check_engines(names: Iterable[str] | None = None) -> dict[str, Json]:
     """Return the `Check` of these engines, or of all: asked in a process of its own. Blocks."""
-    asked = list(registry.entries() if names is None else names)
+    asked = list(registry.names() if names is None else names)
     command = [sys.executable, "-P", "-m", __name__, *asked]
     try:
         done = subprocess.run(command, capture_output=True, timeout=CHECK_SECONDS, check=False)
@@ -51,5 +51,5 @@ def check_engine(name: str) -> Check:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or registry.entries():
+    for name in sys.argv[1:] or registry.names():
         print(json.dumps({name: asdict(check_engine(name))}), flush=True)  # noqa: T201  its answer

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas on an engine: Docker, Swarm and what else `engines/registry.py` names.
+"""Replicas on an engine: Docker, Swarm and what else is installed (`registry.py`).
 
     free ports ─▶ run files with plans ─▶ "adopt" ─▶ the engine's agent ─▶ instances
 
@@ -42,7 +42,7 @@ from .base import Labels, ReplicaPlan
 from .local.ports import PortOwner, open_listeners
 from .new_replicas import MAX_SESSIONS_VARIABLE, Place, child_environment, host_of
 from .provider import OnReplica, StartedReplica
-from .registry import address_here, traits_of
+from .registry import address_here, entry_of
 from .started_replicas import StartedReplicas
 
 _OUTSIDE = ("gpus",)  # an option of the instance: the server in it sees those that it got
@@ -69,7 +69,7 @@ class EngineProvider:
 
         What it `replaces` has ports of its own: nothing is taken over.
         """
-        if program.image is None and not traits_of(self.name).runs_programs:
+        if program.image is None and not entry_of(self.name).runs_programs:
             raise InvalidSpec(
                 f"{self.name} runs images, and {spec.source} is none",
                 "make one: openenv image build, then launch docker://IMAGE",
@@ -141,7 +141,7 @@ class EngineProvider:
         return data | {
             "provider": self.name,
             "engine_variables": dict(address_here(self.name).variables),
-            "is_elsewhere": traits_of(self.name).has_own_addresses,
+            "is_elsewhere": entry_of(self.name).has_own_addresses,
             "plan": plan.to_json(),
             "env": plan.env,
         }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What starts replicas: this machine, or an engine of `engines/registry.py`."""
+"""What starts replicas: this machine, or an engine that is installed (`registry.py`)."""
 
 from __future__ import annotations
 
@@ -9,28 +9,24 @@ from typing import TYPE_CHECKING
 
 from ...schema.errors import InvalidSpec, UnknownProvider
 from ..run_files import LOCAL
+from . import registry
 from .base import EngineRefused
-from .registry import entries
 
 if TYPE_CHECKING:
     from .provider import Provider
 
 
-def available() -> tuple[str, ...]:
-    """Return the names of all providers; whether an engine works here, its agent can tell."""
-    return (LOCAL, *entries())
-
-
 def check_provider(name: str) -> str:
-    """The name itself, when there is such a provider.
+    """The name itself, when there is such a provider; whether it works here, its agent can tell.
 
     Raises:
         UnknownProvider
     """
-    if name in available():
-        return name
-    names = ", ".join(available())
-    raise UnknownProvider(f"there is no provider {name!r}", f"use one of: {names}")
+    try:
+        registry.entry_of(name)
+    except EngineRefused as exc:
+        raise UnknownProvider(exc.message, exc.hint) from exc
+    return name
 
 
 def check_options(name: str, options: Mapping[str, str], *, sandbox: bool) -> None:
@@ -39,11 +35,10 @@ def check_options(name: str, options: Mapping[str, str], *, sandbox: bool) -> No
     Raises:
         InvalidSpec
     """
-    entry = entries().get(name)
-    if entry is None or entry.check_options is None:
-        return
     try:
-        entry.check_options(options, sandbox=sandbox)
+        entry = registry.entry_of(name)
+        if entry.check_options is not None:
+            entry.check_options(options, sandbox=sandbox)
     except EngineRefused as exc:
         raise InvalidSpec(exc.message, exc.hint) from exc
 

@@ -28,7 +28,7 @@ from pydantic import Field, field_validator, model_validator
 from ...environments import run_files
 from ...environments.engines.provider import StartedReplica
 from ...environments.engines.providers import check_options, check_provider, provider_named
-from ...environments.engines.registry import traits_of
+from ...environments.engines.registry import entry_of
 from ...environments.engines.started_replicas import StartedReplicas
 from ...environments.gateway import process as gateway_process
 from ...environments.gateway.process import Gateway
@@ -106,7 +106,7 @@ class LaunchPayload(base.payload_of(LaunchOptions, DrainOptions)):  # type: igno
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         self.name = self.name or name_of_source(self.source)
-        is_needed = needs_gateway(self.spec()) or traits_of(self.provider).moves
+        is_needed = needs_gateway(self.spec()) or entry_of(self.provider).moves
         self.gateway: bool = self.gateway or is_needed
         if self.gateway:
             self.host: str = _gateway_host(self.host)
@@ -220,7 +220,7 @@ class _Launching:
 
     def _prepare(self, source: ResolvedSource) -> tuple[Path | None, str | None]:
         """Return the Python that a local replica needs, or the image that an engine is to run."""
-        traits = traits_of(self._spec.provider)
+        traits = entry_of(self._spec.provider)
         if not traits.runs_programs:
             return None, self._image(source, is_pulled=traits.pulls_images)
         if isinstance(source, Image):
@@ -230,7 +230,7 @@ class _Launching:
 
     def _pinned(self, image: str | None) -> str | None:
         """Return the image so that replicas which are started later run the same."""
-        if image is None or traits_of(self._spec.provider).pulls_images:
+        if image is None or entry_of(self._spec.provider).pulls_images:
             return image
         from ...environments.preparation import image_build as build
 
@@ -344,7 +344,7 @@ class _Launching:
         )
         try:
             # An engine with addresses of its own says where when it runs.
-            is_known = gateway is not None or not traits_of(self._spec.provider).has_own_addresses
+            is_known = gateway is not None or not entry_of(self._spec.provider).has_own_addresses
             where = f" at {replicas.address}" if is_known else ""
             self._say("starting", f"{plural(self._spec.replicas, 'replica')} starting{where}")
             yield replicas

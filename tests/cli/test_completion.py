@@ -15,9 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.cli import completion
-from openenvd.environments.engines.providers import available
-
 from ..client.fake_daemon import Call, FakeDaemon, new_environment, new_request
 from .conftest import PROGRAM
 
@@ -66,10 +63,6 @@ def test_commands_and_options_are_completed_without_a_daemon(tmp_path: Path) -> 
 def test_providers_are_completed_without_a_daemon(command: str) -> None:
     assert offered(command, "--provider", "slu") == ["plain,slurm"]
     assert "plain,local" in offered(command, "--provider", "")
-
-
-def test_the_providers_that_are_completed_are_all_there_are() -> None:
-    assert available() == completion.PROVIDERS
 
 
 def test_what_failed_is_completed_where_it_is_of_use(

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from openenvd.environments.engines.registry import GROUP
 from openenvd.environments.shim.fork_server_client import stop_fork_servers
 from openenvd.schema.layout import Layout
 
@@ -45,3 +46,15 @@ def _belongs_to(process: psutil.Process, folder: Path) -> bool:
         return process.environ().get("OPENENV_HOME") == str(folder)
     except psutil.Error:
         return False
+
+
+def install_engines(folder: Path, **locations: str) -> None:
+    """Put the files of an installed package into a folder: engines, each at its `module:Class`."""
+    module = "_".join(("engines", *locations))
+    info = folder / "some_engines-1.0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    points = "".join(f"{name} = {module}:{name}\n" for name in locations)
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{points}")
+    entries = "".join(f"{name} = EngineEntry({at!r})\n" for name, at in locations.items())
+    code = f"from openenvd.environments.engines.base import EngineEntry\n{entries}"
+    (folder / f"{module}.py").write_text(code)

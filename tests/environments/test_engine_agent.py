@@ -40,7 +40,6 @@ from openenvd.environments.engines.base import Instance, Labels, ReplicaPlan
 from openenvd.environments.engines.engine_provider import EngineReplicas
 from openenvd.environments.engines.instance_logs import CURSOR_FILE_NAME, LogPump
 from openenvd.environments.engines.providers import provider_named
-from openenvd.environments.engines.registry import MORE_VARIABLE
 from openenvd.environments.run_files import RunFile
 from openenvd.environments.shim.client import ShimClient, clean_up_after_shim, read_status_file
 from openenvd.environments.shim.files import open_control_socket
@@ -64,6 +63,7 @@ from openenvd.schema.protocol import (
 )
 from openenvd.schema.spec import EnvironmentSpec
 
+from .conftest import install_engines
 from .process_engine import DIRECTORY_VARIABLE, ProcessEngine
 
 NAME = "processes"
@@ -206,8 +206,10 @@ class World:
 def world(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """Nothing of its engine runs afterwards."""
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(home / "engine"))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    monkeypatch.setenv(MORE_VARIABLE, f"{NAME}=process_engine:ProcessEngine")
+    installed = home / "installed"
+    install_engines(installed, **{NAME: "process_engine:ProcessEngine"})
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parent}:{installed}")
+    monkeypatch.syspath_prepend(installed)
     made = World(home)
     yield made
     for fault in (*FAULTS, "address"):
@@ -313,19 +315,19 @@ def test_an_app_without_sessions_is_told_with_a_route_to_try(world: World) -> No
     ],
 )
 def test_what_keeps_an_engine_from_starting_fails_the_launch_with_the_remedy(
-    world: World, monkeypatch: pytest.MonkeyPatch, fault: str, told: str
+    world: World, fault: str, told: str
 ) -> None:
     if fault == "no image":
         world.image.unlink()
     elif fault == "no library":
-        monkeypatch.setenv(MORE_VARIABLE, f"{NAME}=not_installed:Engine")
+        install_engines(world.home / "installed", **{NAME: "not_installed:Engine"})
     else:
         world.fault("gone").touch()
     started = world.launch()
     with pytest.raises(ReplicaFailed, match=told):
         started.wait_until_ready(SECONDS, lambda _: None)
     started.stop()
-    monkeypatch.setenv(MORE_VARIABLE, f"{NAME}=process_engine:ProcessEngine")
+    install_engines(world.home / "installed", **{NAME: "process_engine:ProcessEngine"})
 
 
 def test_what_no_engine_was_asked_to_start_is_stopped_without_its_answer(

@@ -8,6 +8,7 @@ import sys
 import tarfile
 import tomllib
 import zipfile
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import openenvd
@@ -74,6 +75,15 @@ def test_every_data_file_of_a_bundled_environment_is_built() -> None:
     data = PROJECT["tool"]["setuptools"]["package-data"]
     for manifest in (ROOT / "env_host" / "bundled").glob("*/openenv.yaml"):
         assert "openenv.yaml" in data[f"openenvd.env_host.bundled.{manifest.parent.name}"]
+
+
+def test_every_engine_is_an_entry_point() -> None:
+    folders = {path.parent.name for path in (ROOT / "environments" / "engines").glob("*/engine.py")}
+    points = PROJECT["project"]["entry-points"]["openenvd.engines"]
+    assert points.keys() == folders
+    for name, value in points.items():
+        entry = EntryPoint(name, value, "openenvd.engines").load()
+        assert entry.location.startswith(f"openenvd.environments.engines.{name}.engine:")
 
 
 def test_every_room_is_linked_for_the_type_checkers() -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from ....schema.errors import EngineFailed
 from ....system.text.json_lines import Json
-from ..base import EngineRefused
+from ..base import EngineEntry, EngineRefused
 from ..host_options import read_options
 
 SANDBOX: Json = {
@@ -256,3 +256,11 @@ def _variables() -> str:
         f"The daemon has {has}; to give it those of your shell, restart it there "
         "(replicas go on): openenv stop; openenv up"
     )
+
+
+ENGINE = EngineEntry(
+    "openenvd.environments.engines.docker.engine:DockerEngine",
+    extra="docker",
+    address=docker_address,
+    check_options=host_config,
+)

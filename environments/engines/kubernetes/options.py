@@ -26,8 +26,9 @@ from typing import Any
 from ....schema.protocol import HOST_OPTIONS_VARIABLE
 from ....system.text.json_lines import Json
 from ....system.text.safe_text import is_secret
-from ..base import ENVIRONMENT_LABEL, HOME_LABEL, Labels, ReplicaPlan
+from ..base import ENVIRONMENT_LABEL, HOME_LABEL, EngineEntry, Labels, ReplicaPlan
 from ..host_options import read_options, served_anywhere
+from .address import kubernetes_address
 
 CONTAINER = "openenvd"
 GPU = "nvidia.com/gpu"
@@ -330,3 +331,14 @@ _OPTIONS: dict[str, Callable[[str], Any]] = {
     "runtime-class": _name,
     "service-account": _name,
 }
+
+
+ENGINE = EngineEntry(
+    "openenvd.environments.engines.kubernetes.engine:KubernetesEngine",
+    extra="kubernetes",
+    address=kubernetes_address,
+    check_options=options_of,
+    has_own_addresses=True,
+    moves=True,
+    pulls_images=True,
+)

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ....system.text.json_lines import Json
-from ..base import EngineGone, EngineRefused, ReplicaPlan
+from ..base import EngineEntry, EngineGone, EngineRefused, ReplicaPlan
 from ..host_options import check_no_sandbox, read_options
 
 PROBE_SECONDS = 3.0
@@ -132,3 +132,13 @@ def check_answers(address: str) -> None:
     except OSError as exc:
         text = f"Ray does not answer at {address}: {exc.strerror or exc}"
         raise EngineGone(text, "see whether it runs: ray status") from exc
+
+
+ENGINE = EngineEntry(
+    "openenvd.environments.engines.ray.engine:RayEngine",
+    extra="ray",
+    address=ray_address,
+    check_options=check_options,
+    has_own_addresses=True,
+    runs_programs=True,
+)

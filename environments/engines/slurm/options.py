@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ....system.text.units import MB
-from ..base import EngineRefused, ReplicaPlan
+from ..base import EngineEntry, EngineRefused, ReplicaPlan
 from ..host_options import check_no_sandbox
 from .job import OUTPUT_FILE_NAME
 
@@ -129,3 +129,12 @@ def _argument(name: str, value: str) -> str:
 def _literally(path: str) -> str:
     """Keep Slurm from replacing what looks like `%j` in a path."""
     return str(Path(path)).replace("%", "%%") + "/"
+
+
+ENGINE = EngineEntry(
+    "openenvd.environments.engines.slurm.engine:SlurmEngine",
+    address=slurm_address,
+    check_options=check_options,
+    runs_programs=True,
+    has_own_addresses=True,
+)

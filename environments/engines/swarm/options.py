@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ....system.text.json_lines import Json
-from ..base import EngineRefused
-from ..docker.options import NO_NEW_PRIVILEGES, host_config, published_network, size
+from ..base import EngineEntry, EngineRefused
+from ..docker.options import NO_NEW_PRIVILEGES, docker_address, host_config, published_network, size
 
 _MAX_NAME_LENGTH = 63
 _DIGEST_LENGTH = 12
@@ -145,3 +145,11 @@ _SPEC_OF: dict[str, Callable[[Any], Json]] = {
     "User": _named("User"),
     "WorkingDir": _named("Dir"),
 }
+
+
+ENGINE = EngineEntry(
+    "openenvd.environments.engines.swarm.engine:SwarmEngine",
+    extra="docker",
+    address=docker_address,
+    check_options=check_options,
+)

@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.engines import check, registry
-from openenvd.environments.engines.registry import MORE_VARIABLE
+from openenvd.environments.engines.base import EngineEntry
+from openenvd.environments.engines.providers import check_provider
+from openenvd.schema.errors import UnknownProvider
 from openenvd.system.files.installation import install_command
+
+from ..conftest import install_engines
 
 ENGINES = """
 import os, time
@@ -35,21 +39,18 @@ class Crashing:
 
 
 @pytest.fixture
-def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A module with engines, which only the process that is asked can import."""
+def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package with engines, whose code only the process that is asked imports."""
     (tmp_path / "engines_of_test.py").write_text(ENGINES)
+    names = ("good", "bad", "absent", "crashing", "hanging")
+    install_engines(tmp_path, **{name: f"engines_of_test:{name.title()}" for name in names})
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return monkeypatch
+    monkeypatch.syspath_prepend(tmp_path)
 
 
-def declare(engines: pytest.MonkeyPatch, *names: str) -> None:
-    given = ",".join(f"{name}=engines_of_test:{name.title()}" for name in names)
-    engines.setenv(MORE_VARIABLE, given)
-
-
-def test_each_engine_tells_whether_it_works(engines: pytest.MonkeyPatch) -> None:
-    declare(engines, "good", "bad", "absent")
-    found = check.check_engines()
+def test_each_engine_tells_whether_it_works(engines: None) -> None:
+    assert {"docker", "kubernetes", "ray", "slurm", "swarm", "good"} <= {*registry.names()}
+    found = check.check_engines(["good", "bad", "absent"])
     assert found["good"] == {"version": "1.2", "problem": None, "remedy": None, "notes": ["slow"]}
     assert found["bad"]["problem"] == "RuntimeError: it broke"
     assert "Absent" in found["absent"]["problem"]
@@ -57,15 +58,13 @@ def test_each_engine_tells_whether_it_works(engines: pytest.MonkeyPatch) -> None
 
 
 def test_an_engine_that_hangs_or_crashes_hides_none_before_it(
-    engines: pytest.MonkeyPatch,
+    engines: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    declare(engines, "good", "crashing")
-    found = check.check_engines()
+    found = check.check_engines(["good", "crashing"])
     assert found["good"]["problem"] is None
     assert found["crashing"]["problem"] == "asking it ended with code 3"
-    engines.setattr(check, "CHECK_SECONDS", 5.0)
-    declare(engines, "good", "hanging")
-    found = check.check_engines()
+    monkeypatch.setattr(check, "CHECK_SECONDS", 5.0)
+    found = check.check_engines(["good", "hanging"])
     assert found["good"]["problem"] is None
     assert found["hanging"]["problem"] == "does not answer within 5 s"
 
@@ -73,8 +72,18 @@ def test_an_engine_that_hangs_or_crashes_hides_none_before_it(
 def test_a_library_that_is_missing_is_told_with_what_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    entry = registry.EngineEntry("no_such_library.engine:Engine", extra="docker")
-    monkeypatch.setitem(registry.ENGINES, "trial", entry)
+    entry = EngineEntry("no_such_library.engine:Engine", extra="docker")
+    monkeypatch.setattr(registry, "entry_of", lambda _: entry)
     found = check.check_engine("trial")
     assert not found.works
     assert found.remedy == install_command("docker")
+
+
+def test_a_package_of_engines_that_cannot_be_imported_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_engines(tmp_path, broken="nowhere:Engine")
+    (tmp_path / "engines_broken.py").write_text("import a_module_that_nobody_has\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UnknownProvider, match="broken cannot be imported: No module named"):
+        check_provider("broken")
