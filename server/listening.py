@@ -221,9 +221,10 @@ def write_identity(paths: Paths, identity: dict[str, Any]) -> str:
 class HttpServer(EventDrivenServer):
     """Uvicorn without ticks and signal handlers: the daemon has its own.
 
-    Its two sockets have equal shares of the descriptors: every user of the machine can open TCP
-    connections, and the owner alone those of the Unix socket, which must be possible whatever the
-    others do. There is no limit by peer: on loopback an address tells nothing.
+    Its two sockets have a quarter of the descriptors each; half of them are for requests that are
+    held (`server/reconcile/held_requests.py`). Every user of the machine can open TCP connections,
+    and the owner alone those of the Unix socket, which must be possible whatever the others do.
+    There is no limit by peer: on loopback an address tells nothing.
     """
 
     def __init__(self, app: Any, settings: Settings) -> None:
@@ -240,7 +241,7 @@ class HttpServer(EventDrivenServer):
                 proxy_headers=False,
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
             ),
-            max_connections=connections_within(raise_fd_limit(), shares=2),
+            max_connections=connections_within(raise_fd_limit(), shares=4),
             # `openenv logs | less` reads no further while its user does not
             timing=HttpTiming(response_seconds=float("inf")),
         )

@@ -130,6 +130,12 @@ class Backend:
         return min(sum(not each.is_draining for each in self.endpoints), MOST_ASKED)
 
 
+    @property
+    def most_retries(self) -> int:
+        """How often a request is sent again; what holds a crowd of them accepts it bit by bit."""
+        return max(LEAST_RETRIES, self.most_asked) if self.takes_sessions else MOST_ASKED
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
     """Where a gateway listens.
@@ -355,7 +361,7 @@ def _request(match: Json, backend: Backend) -> Json:
     predicate = "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
     retries = {
         "retry_on": "connect-failure,refused-stream,retriable-headers",
-        "num_retries": max(LEAST_RETRIES, backend.most_asked),
+        "num_retries": backend.most_retries,
         "retry_back_off": {
             "base_interval": _seconds(RETRY_SECONDS),
             "max_interval": _seconds(MOST_RETRY_SECONDS),

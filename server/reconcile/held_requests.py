@@ -12,7 +12,7 @@ Failure cases:
 
 * No replica becomes ready in time, or the environment goes or fails: 503 with the cause, which is
   the client's.
-* More requests than `MOST_HELD` wait: 503 at once.
+* More requests wait than `MAX_HELD`, or than the descriptors allow: 503 with that cause.
 * The client leaves: Envoy closes the connection, and nothing waits any more.
 * The daemon exits: Envoy finds nobody at the socket, and answers 503 after its retries.
 """
@@ -21,17 +21,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
+import socket
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from itertools import islice
 from pathlib import Path
 
 from ...schema.protocol import ENVIRONMENT_HEADER, RETRY_HEADER
-from ...system.net.connection_limit import closing_answer
+from ...system.net.connection_limit import (
+    ConnectionLimit,
+    Listener,
+    closing_answer,
+    connections_within,
+)
 from ...system.net.http_limits import MAX_HEAD_BYTES
+from ...system.net.listening_sockets import BACKLOG
+from ...system.process.proc import raise_fd_limit
 
-MOST_HELD = 2048
+log = logging.getLogger(__name__)
+
+MAX_HELD = 16384
 HEAD_SECONDS = 10.0
+_MAX_HEAD_BYTES = 2 * MAX_HEAD_BYTES  # with what the gateway adds
+_MARGIN = 1024  # connections beyond those that are held, which are answered at once
+_ANSWERED_AT_ONCE = 64  # of those that are held, before the loop does anything else
+_END_OF_HEAD = b"\r\n\r\n"
 
 # That the gateway adds to every request (`environments/gateway/configuration.py`).
 _NAME = re.compile(rf"\r\n{ENVIRONMENT_HEADER}: *([^\r\n]+)".encode(), re.IGNORECASE)
@@ -47,70 +63,156 @@ class HeldRequests:
     Args:
         path: Where the socket is made, for its owner alone.
         until_served: Waits until an environment has a replica, by its name; returns why it has
-            none, or None.
+            none, or None. All requests of an environment share one call.
+        max_held: How many requests may wait; by default `MAX_HELD`, or as many as the descriptors
+            allow.
     """
 
-    def __init__(self, path: Path, until_served: Callable[[str], Awaitable[str | None]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        until_served: Callable[[str], Awaitable[str | None]],
+        max_held: int | None = None,
+    ) -> None:
         self.path = path
         self._until_served = until_served
-        self._server: asyncio.Server | None = None
-        self._held: set[asyncio.Task[None] | None] = set()
+        self._max_held = max_held
+        self._listener: Listener | None = None
+        self._socket: socket.socket | None = None
+        self._connections: set[_Connection] = set()
+        self._held: dict[str, set[_Connection]] = {}  # by environment
+        self._waiting: dict[str, asyncio.Task[None]] = {}  # for its replica
+
+    @property
+    def count(self) -> int:
+        """How many requests wait."""
+        return sum(map(len, self._held.values()))
 
     async def start(self) -> None:
         """Listen, unless it does."""
-        if self._server is None:
-            self.path.unlink(missing_ok=True)
-            self._server = await asyncio.start_unix_server(
-                self._hold, self.path, limit=MAX_HEAD_BYTES, backlog=MOST_HELD
-            )
-            self.path.chmod(0o600)
+        if self._socket is not None:
+            return
+        if self._max_held is None:
+            self._max_held = connections_within(raise_fd_limit(), shares=2, most=MAX_HELD)
+        self.path.unlink(missing_ok=True)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(self.path))
+        self.path.chmod(0o600)
+        self._socket.listen(BACKLOG)
+        self._listener = Listener(self._socket, self._max_held + _MARGIN, self._connect)
+        self._listener.start()
 
     async def stop(self) -> None:
         """Listen no more, and hold nothing any more."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-            with contextlib.suppress(OSError):
-                self.path.unlink()
-            held = [task for task in self._held if task is not None]
-            for task in held:
-                task.cancel()
-            await asyncio.gather(*held, return_exceptions=True)
+        if self._socket is None or self._listener is None:
+            return
+        self._listener.close()
+        self._socket.close()
+        self._socket = None
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        for connection in self._connections:
+            connection.transport.abort()
+        waiting = list(self._waiting.values())
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
 
-    async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._held.add(task := asyncio.current_task())
+    def _connect(self, limit: ConnectionLimit) -> _Connection:
+        return _Connection(self, limit)
+
+    def add(self, connection: _Connection) -> None:
+        """Count a connection that was opened."""
+        self._connections.add(connection)
+
+    def hold(self, connection: _Connection, name: str) -> None:
+        """Answer a request when it is known whether its environment has a replica."""
+        if self.count >= (self._max_held or 0):
+            most = self._max_held
+            why = f"{name} has no replica, and no more than {most} requests can wait for one."
+            connection.answer(closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, why))
+            return
+        self._held.setdefault(name, set()).add(connection)
+        if name not in self._waiting:
+            self._waiting[name] = asyncio.create_task(self._answer(name))
+
+    def remove(self, connection: _Connection, name: str | None) -> None:
+        """Drop a connection that has ended."""
+        self._connections.discard(connection)
+        held = self._held.get(name or "", set())
+        held.discard(connection)
+        if not held and name in self._waiting:
+            self._waiting.pop(name).cancel()
+
+    async def _answer(self, name: str) -> None:
         try:
-            answer = await self._answer(reader) if len(self._held) <= MOST_HELD else _NONE
-            writer.write(answer)
-            await writer.drain()
-        except (OSError, TimeoutError, asyncio.LimitOverrunError, asyncio.IncompleteReadError):
-            pass  # it left, or is not Envoy
-        finally:
-            self._held.discard(task)
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
+            why = await self._until_served(name)
+        except Exception:
+            log.exception("cannot wait for a replica of %s", name)
+            why = f"The daemon could not wait for a replica of {name}; its log says why."
+        answer = _RETRY if why is None else closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, why)
+        held = self._held.pop(name, set())
+        self._waiting.pop(name, None)  # who comes from now on waits anew
+        while held:
+            for connection in list(islice(held, _ANSWERED_AT_ONCE)):
+                held.discard(connection)
+                connection.answer(answer)
+            await asyncio.sleep(0)
 
-    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
-        async with asyncio.timeout(HEAD_SECONDS):
-            head = await reader.readuntil(b"\r\n\r\n")
-        found = _NAME.search(head)
+
+class _Connection(asyncio.Protocol):
+    """One request, from Envoy. Nothing but its head is of interest."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, owner: HeldRequests, limit: ConnectionLimit) -> None:
+        self._owner = owner
+        self._limit = limit
+        self._head = b""
+        self._name: str | None = None
+        self._is_read = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for a head."""
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._limit.add(self)
+        self._owner.add(self)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(HEAD_SECONDS, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Have the request held once its head is there; leave what follows."""
+        if self._is_read:
+            return
+        self._head += data
+        if _END_OF_HEAD not in self._head and len(self._head) <= _MAX_HEAD_BYTES:
+            return
+        self._is_read = True
+        self._stop_timer()
+        self._limit.note_request(self)
+        found = _NAME.search(self._head)
+        self._head = b""
         if found is None:
-            return _NONE
-        waiting = asyncio.ensure_future(self._until_served(found[1].decode("latin-1")))
-        leaving = asyncio.ensure_future(_until_end(reader))
-        try:
-            await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not waiting.done():
-                return _NONE  # nobody reads it
-            why = waiting.result()
-            return _RETRY if why is None else closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, why)
-        finally:
-            waiting.cancel()
-            leaving.cancel()
+            self.answer(_NONE)
+        else:
+            self._name = found[1].decode("latin-1")
+            self._owner.hold(self, self._name)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Hold it no more."""
+        self._stop_timer()
+        self._limit.remove(self)
+        self._owner.remove(self, self._name)
 
-async def _until_end(reader: asyncio.StreamReader) -> None:
-    """Read what follows, which nobody needs, until the connection ends."""
-    while await reader.read(MAX_HEAD_BYTES):
-        pass
+    def answer(self, data: bytes) -> None:
+        """Send an answer, and close."""
+        if not self.transport.is_closing():  # it may have left
+            self.transport.write(data)
+            self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

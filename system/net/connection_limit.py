@@ -31,11 +31,11 @@ RETRY_AFTER_SECONDS = 1
 log = logging.getLogger(__name__)
 
 
-def connections_within(fds: int, shares: int) -> int:
+def connections_within(fds: int, shares: int, most: int = MAX_CONNECTIONS) -> int:
     """Return how many connections fit into one of so many equal shares of the descriptors."""
     if fds < 0:  # no limit
-        return MAX_CONNECTIONS
-    return max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, (fds - RESERVED_FDS) // shares))
+        return most
+    return max(MIN_CONNECTIONS, min(most, (fds - RESERVED_FDS) // shares))
 
 
 class Connection(Protocol):

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from openenvd.server.reconcile.held_requests import HeldRequests
+from openenvd.system.process.proc import raise_fd_limit
 
 from ..conftest import WAIT_SECONDS
 
+CROWD = 3000
 HEAD = b"GET /ws HTTP/1.1\r\nhost: 127.0.0.1\r\nopenenvd-environment: sample\r\n\r\n"
 
 
@@ -70,6 +72,48 @@ async def test_a_request_is_held_until_it_is_known_whether_there_is_a_replica(
     assert (b"OpenEnvd-Retry: 1" in answer) is (why is None)
     assert why is None or why.encode() in answer
     assert replicas.asked == ["sample"]
+
+
+async def test_a_crowd_is_held_and_shares_one_wait(held: HeldRequests, replicas: Replicas) -> None:
+    if raise_fd_limit() < 3 * CROWD:
+        pytest.skip(f"needs {3 * CROWD} descriptors")
+    clients = [await send(held, HEAD) for _ in range(CROWD)]
+    while held.count < CROWD:
+        await asyncio.sleep(0)
+    replicas.served.set_result(None)
+    for reader, writer in clients:
+        assert b"OpenEnvd-Retry: 1" in await asyncio.wait_for(reader.read(), WAIT_SECONDS)
+        writer.close()
+    assert len(replicas.asked) == 1
+
+
+async def test_a_request_for_which_there_is_no_room_is_told_so(
+    tmp_path: Path, replicas: Replicas
+) -> None:
+    held = HeldRequests(tmp_path / "held.sock", replicas.until_served, max_held=2)
+    await held.start()
+    waiting = [await send(held, HEAD) for _ in range(2)]
+    while not replicas.asked:
+        await asyncio.sleep(0)
+    for _ in range(2):
+        reader, writer = await send(held, HEAD)
+        answer = await asyncio.wait_for(reader.read(), WAIT_SECONDS)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"no more than 2 requests can wait for one" in answer
+        writer.close()
+    replicas.served.set_result(None)
+    for reader, writer in waiting:
+        assert b"OpenEnvd-Retry: 1" in await asyncio.wait_for(reader.read(), WAIT_SECONDS)
+        writer.close()
+    await held.stop()
+
+
+async def test_a_wait_that_fails_is_answered(held: HeldRequests, replicas: Replicas) -> None:
+    reader, writer = await send(held, HEAD)
+    replicas.served.set_exception(OSError("the database cannot be read"))
+    answer = await asyncio.wait_for(reader.read(), WAIT_SECONDS)
+    assert b"its log says why" in answer
+    writer.close()
 
 
 async def test_nothing_waits_for_a_client_that_has_left(
