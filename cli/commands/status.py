@@ -95,9 +95,11 @@ def picture(found: dict[str, Any], now: float) -> list[Drawn]:
         parts += ["", requests_table(requests, now, told=told_below)]
     if not environments and not requests:
         parts += ["", "Nothing has been launched yet. Try: openenv launch echo"]
+    gateway = found.get("gateway") or {}
     failures = [
         *_failures(environments, failed),
-        *exit_lines("  gateway:", found.get("gateway") or {}, now),
+        *exit_lines("  gateway:", gateway, now),
+        *[f"  gateway: {bad(problem)}" for problem in [gateway.get("problem")] if problem],
     ]
     if failures:
         parts += ["", "\n".join(failures)]

@@ -57,6 +57,7 @@ from ...schema.protocol import (
     RETRY_HEADER,
 )
 from ...system.net.access import PARAMETER
+from ...system.net.http_limits import MAX_HEAD_BYTES
 from ...system.text.json_lines import Json
 from .lua import SOURCE as LUA
 
@@ -66,7 +67,9 @@ LEAST_RETRIES = 6  # also of a single replica, which may be restarting
 MOST_CHOICES = 1024  # to find a replica that a request has not been sent to
 RETRY_SECONDS, MOST_RETRY_SECONDS = 0.005, 0.1  # between two attempts; it doubles, and is random
 CONNECT_SECONDS = 5.0
-HEAD_SECONDS = 30.0  # for a client to send the head of a request
+HEAD_SECONDS = 5.0  # for a client to send the head of a request, from its first byte
+IDLE_SECONDS = 10.0  # for a connection that has no request; and for a TLS handshake
+SILENT_SECONDS = 30  # for which the kernel keeps a connection from Envoy that has sent nothing
 HEALTH_SECONDS = 5.0  # between two health checks, and for one of them
 IDLE_HEALTH_SECONDS = 30.0  # between two of an environment without sessions
 UPSTREAM_IDLE_SECONDS = 2.0  # below the five for which a replica keeps an idle connection
@@ -128,7 +131,6 @@ class Backend:
     def most_asked(self) -> int:
         """How many replicas one handshake may be sent to: those that may get new sessions."""
         return min(sum(not each.is_draining for each in self.endpoints), MOST_ASKED)
-
 
     @property
     def most_retries(self) -> int:
@@ -193,7 +195,10 @@ def bootstrap(folder: str, admin_socket: str, most_connections: int) -> Json:
 
 def listeners(options: GatewayOptions, folder: str) -> Json:
     """The one listener, whose routes and certificate are in files."""
-    chain: Json = {"filters": [_filter("network.http_connection_manager", _http(folder))]}
+    chain: Json = {
+        "filters": [_filter("network.http_connection_manager", _http(folder))],
+        "transport_socket_connect_timeout": _seconds(IDLE_SECONDS),
+    }
     if options.certificate:
         source = _file(f"{folder}/certificates.json")
         secrets = [{"name": "certificate", "sds_config": source}]
@@ -206,9 +211,14 @@ def listeners(options: GatewayOptions, folder: str) -> Json:
         )
         named = {"name": "envoy.transport_sockets.tls", "typed_config": context}
         chain["transport_socket"] = named
-    address = _address(options.host, options.port)
-    kind = "config.listener.v3.Listener"
-    return _resources(_typed(kind, name="gateway", address=address, filter_chains=[chain]))
+    listener = _typed(
+        "config.listener.v3.Listener",
+        name="gateway",
+        address=_address(options.host, options.port),
+        filter_chains=[chain],
+        socket_options=_tcp_option("TCP_DEFER_ACCEPT", SILENT_SECONDS),
+    )
+    return _resources(listener)
 
 
 def certificates(options: GatewayOptions) -> Json:
@@ -292,6 +302,8 @@ def _http(folder: str) -> Json:
         # closed as soon as all is sent, and never before.
         delayed_close_timeout="0s",
         request_headers_timeout=_seconds(HEAD_SECONDS),
+        max_request_headers_kb=MAX_HEAD_BYTES // 1024,
+        common_http_protocol_options={"idle_timeout": _seconds(IDLE_SECONDS)},
         normalize_path=True,
         merge_slashes=True,
         use_remote_address=True,  # clients may not steer Envoy by headers of its own
@@ -385,7 +397,9 @@ def _request(match: Json, backend: Backend) -> Json:
             "retry_policy": retries,
         },
         "request_headers_to_add": [_added(ENVIRONMENT_HEADER, backend.name)],
-        "metadata": {"filter_metadata": {"envoy.filters.http.lua": sessions}},
+        "metadata": {
+            "filter_metadata": {"envoy.filters.http.lua": {"has_replicas": True, **sessions}}
+        },
     }
 
 
@@ -406,14 +420,6 @@ def _added(name: str, value: str) -> Json:
 # Clusters
 
 _KEEPALIVE = {"keepalive_time": 10, "keepalive_interval": 5, "keepalive_probes": 3}
-# The same for what has been sent, and is not acknowledged; Linux alone has it.
-_USER_TIMEOUT = {
-    "level": socket.IPPROTO_TCP,
-    "name": getattr(socket, "TCP_USER_TIMEOUT", 0),
-    "int_value": 25_000,
-    "state": "STATE_PREBIND",
-    "description": "TCP_USER_TIMEOUT",
-}
 _NAMED_BY_ENDPOINT = [  # the endpoint that was chosen
     _added(name, f"%UPSTREAM_METADATA(openenvd:{key})%") for name, key in _OF_AN_ENDPOINT.items()
 ]
@@ -438,7 +444,6 @@ def _cluster(backend: Backend, replicas_file: str) -> Json:
     in_turn = {"policies": [_policy("round_robin")]}
     chosen = {"metadata": {"key": "openenvd", "path": [{"key": "endpoint"}]}}
     override = _policy("override_host", override_host_sources=[chosen], fallback_policy=in_turn)
-    has_user_timeout = hasattr(socket, "TCP_USER_TIMEOUT")
     return _typed(
         "config.cluster.v3.Cluster",
         name=backend.name,
@@ -456,7 +461,8 @@ def _cluster(backend: Backend, replicas_file: str) -> Json:
         ignore_health_on_host_removal=True,
         # Sessions of a node that was cut off end: it sends nothing, not even that it is gone.
         upstream_connection_options={"tcp_keepalive": _KEEPALIVE},
-        upstream_bind_config={"socket_options": [_USER_TIMEOUT] if has_user_timeout else []},
+        # The same for what has been sent, and is not acknowledged.
+        upstream_bind_config={"socket_options": _tcp_option("TCP_USER_TIMEOUT", 25_000)},
     )
 
 
@@ -505,6 +511,21 @@ def _filter(name: str, settings: Json) -> Json:
 
 def _address(host: str, port: int) -> Json:
     return {"socket_address": {"address": host, "port_value": port}}
+
+
+def _tcp_option(name: str, value: int) -> list[Json]:
+    """An option of sockets, where there is such a one: Linux alone has those that are used."""
+    if not hasattr(socket, name):
+        return []
+    return [
+        {
+            "level": socket.IPPROTO_TCP,
+            "name": getattr(socket, name),
+            "int_value": value,
+            "state": "STATE_PREBIND",
+            "description": name,
+        }
+    ]
 
 
 def _seconds(value: float) -> str:

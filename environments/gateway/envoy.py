@@ -3,8 +3,7 @@
 
 Files are replaced by rename, which Envoy watches for, and only if changed. They are written in an
 order in which none names what is not there yet: endpoints, clusters, routes; what nothing names any
-more is removed last. The admin interface is on a Unix socket; asking it how the clusters are
-blocks.
+more is removed last. The admin interface is on a Unix socket; asking it blocks.
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ import contextlib
 import http.client
 import json
 import os
+import pwd
 import resource
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +28,10 @@ from . import configuration
 from .configuration import Backend, Endpoint, GatewayOptions
 
 ANSWER_SECONDS = 5.0
+
+_FULL_SHARE = 0.95  # of the connections: some are closed and opened at any time
+_USERS_SHOWN = 3
+_ESTABLISHED = "01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,89 @@ def endpoint_statuses(admin_socket: Path) -> list[EndpointStatus]:
         for host in cluster.get("host_statuses", ())
         if "socket_address" in host["address"]  # not what holds requests meanwhile
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Connections:
+    """The clients' connections to the gateway."""
+
+    open: int
+    max: int
+    refused: int  # since Envoy was started: closed as soon as they were accepted
+    users: dict[str, int]  # of this machine, by name, with most of them; read when there is no room
+
+    @property
+    def problem(self) -> str | None:
+        """Return why a client may be refused, and by whom; None where there is room."""
+        if not _is_full(self.open, self.max):
+            return None
+        users = "".join(
+            f"; {count} connections to its port are of the user {name}"
+            for name, count in self.users.items()
+        )
+        return (
+            f"the gateway is full: {self.open} of {self.max} connections are open, and further "
+            f"ones are closed, {self.refused} so far{users}. A higher `ulimit -Hn` of the shell "
+            "that starts the daemon makes room for more, once the gateway is started anew"
+        )
+
+    def to_json(self) -> Json:
+        """Return plain JSON."""
+        return asdict(self)
+
+
+def read_connections(folder: Path, admin_socket: Path, port: int) -> Connections:
+    """Return how many connections of clients are open, and how many may be.
+
+    Raises:
+        OSError: Envoy does not answer, or not as it should.
+    """
+    path = "/stats?format=json&filter=gateway.downstream_cx_active|downstream_global_cx_overflow"
+    try:
+        stats = {
+            each["name"]: each["value"] for each in json.loads(_get(admin_socket, path))["stats"]
+        }
+        started = json.loads((folder / "bootstrap.json").read_bytes())
+    except (ValueError, KeyError, http.client.HTTPException) as exc:
+        raise OSError(f"the gateway's admin interface gave no answer: {exc}") from exc
+    [monitor] = started["overload_manager"]["resource_monitors"]
+    most = monitor["typed_config"]["max_active_downstream_connections"]
+    now = stats.get("http.gateway.downstream_cx_active", 0)
+    refused = sum(n for name, n in stats.items() if name.endswith("global_cx_overflow"))
+    users = _users_connected_to(port) if _is_full(now, most) else {}
+    return Connections(now, most, refused, users)
+
+
+def _is_full(now: int, most: int) -> bool:
+    return now >= _FULL_SHARE * most
+
+
+def _users_connected_to(port: int) -> dict[str, int]:
+    """Return how many connections to a loopback port the users of this machine have, by name.
+
+    https://docs.kernel.org/networking/proc_net_tcp.html
+    """
+    found: Counter[int] = Counter()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), Path("/proc/net", table).open() as lines:
+            for line in lines:
+                _, _, remote, state, *_, uid = line.split(maxsplit=8)[:8]
+                address, _, number = remote.partition(":")
+                if state == _ESTABLISHED and number == f"{port:04X}" and _is_loopback(address):
+                    found[int(uid)] += 1
+    return {_user_name(uid): count for uid, count in found.most_common(_USERS_SHOWN)}
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether an address in the kernel's hexadecimal words is this machine's own."""
+    return address.endswith("7F") or address == f"{1 << 24:032X}"
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _get(admin_socket: Path, path: str) -> bytes:

@@ -2,7 +2,8 @@
 """The program that Envoy runs for each request and each answer, in Lua.
 
 It sends a request for a session that was begun over HTTP to the replica that has it. The session's
-id is in the query, or in the body of upstream's JSON-RPC.
+id is in the query, or in the body of upstream's JSON-RPC. Where the route is
+a refusal, no body is waited for: it might never come.
 
 It tells a client that the replica of its session is gone. Envoy reads no WebSocket frames, and
 closes the client's connection when the replica's has ended, which says nothing of the reason. Just
@@ -37,6 +38,7 @@ function envoy_on_request(handle)
                              string.match(path, "[?&]token=[^?&/%%]+/(%a+)$") or "")
     note(handle, "environment", string.match(path, "^/envs/([%w._-]+)") or "")
   end
+  if not handle:metadata():get("has_replicas") then return end
   local id = string.match(path, "[?&]session_id=([%x-]+)")
   if not id and headers:get(":method") == "POST" and string.find(path, "/mcp", 1, true) then
     id = id_in_body(handle)

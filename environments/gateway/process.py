@@ -48,7 +48,7 @@ from ..run_files import RunFile, SetAside
 from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_run_file, start_shim
 from ..shim.files import RUN_FILE_NAME
 from .configuration import GatewayOptions
-from .envoy import endpoint_statuses, write_start_files
+from .envoy import Connections, endpoint_statuses, read_connections, write_start_files
 
 if TYPE_CHECKING:
     from filelock import AsyncFileLock, FileLock
@@ -94,6 +94,10 @@ class Gateway:
     def admin_socket(self) -> Path:
         """Envoy's admin interface."""
         return Path(self.run_file.data["admin_socket"])
+
+    def connections(self) -> Connections:
+        """Return how many connections clients have; raises `OSError` if Envoy does not answer."""
+        return read_connections(self.config_folder, self.admin_socket, self.options.port)
 
 
 def options_of_settings(environ: Mapping[str, str]) -> GatewayOptions:

@@ -27,6 +27,7 @@ from ...system.process.loop_lag import LagSnapshot
 from ...system.text.json_lines import Json
 from ...system.text.prometheus import metric_family
 from ..dispatch.dispatcher import Dispatcher
+from ..reconcile.gateway import gateway_problem
 from .dependencies import Dependencies, Injected
 from .request_notes import reasons, retries
 from .routes_environments import environment_views
@@ -193,13 +194,14 @@ async def status(deps: Injected) -> Json:
     names = {launch.environment for launch in failed}
     environments = [e for e in await environment_views(deps) if e["name"] not in names]
     shown = [*active, *recent]
-    watch = deps.reconciler.gateway.watch
-    gateway = None if watch is None else watch.status
+    gateway = deps.reconciler.gateway
+    envoy = None if gateway.watch is None else gateway.watch.status
+    problem = None if envoy is None else await gateway_problem(gateway.layout)
     why, again = await reasons(deps, active), await retries(deps, shown)
     return {
         "daemon": await _daemon(deps, environments),
         "environments": environments,
-        "gateway": {"exits": exit_views(gateway, server="Envoy")},
+        "gateway": {"exits": exit_views(envoy, server="Envoy"), "problem": problem},
         "strays": await _strays(deps),
         "requests": [request_view(r, why.get(r.id), again.get(r.id)) for r in shown],
     }

@@ -126,6 +126,7 @@ class GatewayManager:
             shown["restarts"] = replica.restarts
         try:
             seen = await asyncio.to_thread(envoy.endpoint_statuses, found.admin_socket)
+            shown |= await asyncio.to_thread(_connections_view, found)
         except OSError as exc:
             seen, shown["problem"] = [], f"Envoy does not answer: {exc}"
         names = [backend.name for backend in await self._backends()]
@@ -352,6 +353,20 @@ class GatewayManager:
             await asyncio.to_thread(process.stop, self.layout)
         log.info("the gateway was stopped: no environment wants it")
         return True
+
+
+async def gateway_problem(layout: Layout) -> str | None:
+    """Return why clients may be refused by the gateway that runs; None where it has room."""
+    found = await asyncio.to_thread(process.read_gateway, layout)
+    with contextlib.suppress(OSError):  # it is being started again, as its exits tell
+        return None if found is None else (await asyncio.to_thread(found.connections)).problem
+    return None
+
+
+def _connections_view(gateway: Gateway) -> Json:
+    found = gateway.connections()
+    problem = {} if found.problem is None else {"problem": found.problem}
+    return {"connections": found.to_json(), **problem}
 
 
 def backend_of(

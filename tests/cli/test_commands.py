@@ -446,9 +446,10 @@ def test_status_names_steps_that_go_on(cli: Cli) -> None:
     assert told in cli.shows(with_replica(abandoned=abandoned))
 
 
-def test_status_shows_how_the_gateway_exited(cli: Cli) -> None:
+def test_status_shows_how_the_gateway_exited_and_that_it_is_full(cli: Cli) -> None:
     told = {"at": 1000.0, "message": "Envoy (pid 7) was killed by SIGKILL"}
-    out = cli.shows(gateway={"exits": [told]})
+    out = cli.shows(gateway={"exits": [told], "problem": "the gateway is full"})
+    assert "  gateway: the gateway is full" in out
     shown = r"^  gateway: .* ago Envoy \(pid 7\) was killed by SIGKILL$"
     assert re.search(shown, out, re.MULTILINE)
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pwd
 import socket
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
@@ -22,13 +24,17 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.datastructures import Headers
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.http11 import Request, Response
 
 from openenvd.environments.engines.local import ports
-from openenvd.environments.gateway import process
+from openenvd.environments.gateway import configuration, envoy, process
 from openenvd.environments.gateway.configuration import Backend, Endpoint, GatewayOptions
-from openenvd.environments.gateway.envoy import endpoint_statuses, write_backends
+from openenvd.environments.gateway.envoy import (
+    Connections,
+    endpoint_statuses,
+    write_backends,
+)
 from openenvd.environments.gateway.process import Gateway
 from openenvd.environments.run_files import all_of
 from openenvd.environments.shim.client import ShimClient
@@ -539,6 +545,91 @@ async def test_a_token_is_compared_at_the_gateway(gateway: Gateway, one: Replica
     ] == 200
     async with await begin(f"{address}?token={TOKEN}") as session:
         assert await replica_of(session) == 0
+
+
+FEW_CONNECTIONS = 40
+
+
+@pytest.fixture
+def small(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
+    """A gateway that has room for few connections, and short time limits."""
+    monkeypatch.setattr(envoy, "_MOST_FDS", envoy._SPARE_FDS + 2 * FEW_CONNECTIONS)
+    monkeypatch.setattr(configuration, "HEAD_SECONDS", 1.0)
+    monkeypatch.setattr(configuration, "IDLE_SECONDS", 1.0)
+    yield process.ensure_running(layout, ANY_PORT)
+    process.stop(layout)
+
+
+def connect_often(gateway: Gateway, sent: bytes) -> list[socket.socket]:
+    """Open more connections than the gateway has room for, and send the same to each."""
+    address = ("127.0.0.1", gateway.options.port)
+    opened = [socket.create_connection(address) for _ in range(3 * FEW_CONNECTIONS)]
+    for each in opened:
+        with suppress(OSError):  # it was refused
+            each.sendall(sent)
+    return opened
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_DEFER_ACCEPT"), reason="only Linux has the option")
+async def test_connections_that_are_silent_keep_no_session_out(
+    small: Gateway, one: Replica
+) -> None:
+    address = await put_behind(small, one)
+    silent = connect_often(small, b"")
+    sessions = [await begin(address) for _ in range(FEW_CONNECTIONS // 2)]
+    assert small.connections().problem is None
+    await close(sessions)
+    for each in silent:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"G",
+        b"GET /envs/sample/health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+        b"POST /envs/sample/mcp HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 9\r\n\r\n",
+    ],
+    ids=["a head without an end", "an answer, and then nothing", "a body that does not come"],
+)
+async def test_a_client_without_a_token_keeps_no_connection(
+    small: Gateway, one: Replica, sent: bytes
+) -> None:
+    address = await put_behind(small, one, token=TOKEN)
+    opened = connect_often(small, sent)
+    await answers_again(small, f"{address}?token={TOKEN}")
+    for each in opened:
+        each.close()
+
+
+async def answers_again(gateway: Gateway, address: str) -> None:
+    async with asyncio.timeout(WAIT_SECONDS):
+        while True:
+            try:
+                async with await begin(address) as session:
+                    await replica_of(session)
+                return
+            except (OSError, WebSocketException):
+                await asyncio.sleep(0.1)
+
+
+async def test_a_gateway_that_is_full_says_so_and_who_has_the_connections(
+    small: Gateway, one: Replica
+) -> None:
+    address = await put_behind(small, one)
+    assert small.connections() == Connections(0, FEW_CONNECTIONS, 0, {})
+    opened = connect_often(small, b"G")
+    async with asyncio.timeout(WAIT_SECONDS):
+        while (found := small.connections()).refused < 2 * FEW_CONNECTIONS:
+            await asyncio.sleep(0.01)
+    if Path("/proc/net/tcp").exists():
+        assert pwd.getpwuid(os.getuid()).pw_name in found.users
+    assert found.problem is not None
+    assert f"{FEW_CONNECTIONS} of {FEW_CONNECTIONS} connections are open" in found.problem
+    for each in opened:
+        each.close()
+    await answers_again(small, address)
+    assert small.connections().problem is None
 
 
 async def test_the_gateway_speaks_tls_with_the_certificate_that_it_is_given(
