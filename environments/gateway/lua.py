@@ -5,6 +5,9 @@ It sends a request for a session that was begun over HTTP to the replica that ha
 id is in the query, or in the body of upstream's JSON-RPC. Where the route is
 a refusal, no body is waited for: it might never come.
 
+It refuses a request whose `Authorization` came twice, as a replica does: Envoy has made one of
+both, with a comma between them, and the replica could not tell.
+
 It tells a client that the replica of its session is gone. Envoy reads no WebSocket frames, and
 closes the client's connection when the replica's has ended, which says nothing of the reason. Just
 before, it passes an empty piece of the answer to its filters (as it does once after the handshake):
@@ -30,8 +33,21 @@ local function note(handle, name, value)
   handle:streamInfo():dynamicMetadata():set("openenvd", name, value)
 end
 
+-- Commas stand between parameters of one header, too, as in `Digest a="b", c=d`.
+local function is_repeated(value)
+  for part in string.gmatch(string.gsub(value, '"[^"]*"', ""), ",([^,]*)") do
+    if not string.match(part, "^%s*[%w-]+%s*=") then return true end
+  end
+  return false
+end
+
 function envoy_on_request(handle)
   local headers = handle:headers()
+  if is_repeated(headers:get("authorization") or "") then
+    handle:respond({[":status"] = "403", ["content-type"] = "application/json"},
+                   '{"detail": "more than one Authorization header is not allowed"}')
+    return
+  end
   local path = headers:get(":path") or ""
   if headers:get("upgrade") then  -- behind a token the route is at the end
     note(handle, "protocol", string.match(path, "^/envs/[^/?]+/(%a+)$") or

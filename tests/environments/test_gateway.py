@@ -406,6 +406,52 @@ async def test_no_answer_is_of_another_environment_or_generation_whoever_has_its
     assert any(is_refused)
 
 
+@pytest.fixture
+async def served(gateway: Gateway, tmp_path: Path) -> AsyncIterator[tuple[int, int]]:
+    """A real environment with a token: its own port, and the gateway's."""
+    config = HostConfig(name="sample", env_class=ECHO, shards=1, token=TOKEN)
+    host = Host(config, tmp_path)
+    await asyncio.to_thread(host.ready)
+    backend = Backend("sample", (Endpoint(0, "127.0.0.1", host.port),), TOKEN)
+    await asyncio.to_thread(write_backends, gateway.config_folder, [backend])
+    await seen(gateway, {f"127.0.0.1:{host.port}": False})
+    yield host.port, gateway.options.port
+    await asyncio.to_thread(host.close)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        f"authorization: Bearer {TOKEN}\r\nauthorization: Bearer {TOKEN}",
+        f"authorization: x\r\nAuthorization: Bearer {TOKEN}",
+        f'authorization: Digest a="b,c", d=e\r\nauthorization: Bearer {TOKEN}',
+        "origin: http://localhost\r\norigin: http://elsewhere.example",
+        "host: localhost",
+    ],
+)
+@pytest.mark.parametrize("query", ["", f"?token={TOKEN}"])
+async def test_a_header_that_comes_twice_is_refused_as_at_an_environment(
+    served: tuple[int, int], headers: str, query: str
+) -> None:
+    if "uthorization" not in headers:
+        headers += f"\r\nauthorization: Bearer {TOKEN}"
+    for port, path in zip(served, ("/health", "/envs/sample/health"), strict=True):
+        request = f"GET {path}{query} HTTP/1.1\r\nhost: 127.0.0.1\r\n{headers}"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"{request}\r\nconnection: close\r\n\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+        assert answer.startswith(b"HTTP/1.1 403 "), (port, answer)
+
+
+async def test_parameters_of_one_header_are_not_taken_for_two(
+    gateway: Gateway, one: Replica
+) -> None:
+    address = await put_behind(gateway, one)
+    digest = 'Digest username="a", qop="auth,auth-int",nc=1'
+    assert (await ask(f"{address}/health", authorization=digest))[0] == 200
+
+
 async def test_endpoints_are_rolled_and_no_session_ends(
     gateway: Gateway, replicas: list[Replica]
 ) -> None:
