@@ -149,6 +149,7 @@ class StatusLine(TypedDict, total=False):
     waiting: str | None
     ends_at: float | None
     replace_at: float | None
+    deadline: float | None  # when draining, or the grace of stopping, is over
     # Of a replica whose run file cannot be used; nobody but the daemon says so.
     unwatched: bool
 

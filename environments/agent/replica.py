@@ -62,12 +62,12 @@ from ..engines.base import (
     ReplicaPlan,
 )
 from ..engines.instance_logs import LogPump
+from ..replica_state import LEFT_GRACE_SECONDS
 from ..run_files import RunFile, address_of
 from ..shim.client import read_status_file
 from ..shim.connections import read_operation
 from ..shim.files import STATUS_FILE_NAME, write_json
 from ..shim.server_exit import exit_without_start
-from ..shim.shutdown_policy import LEFT_GRACE_SECONDS
 from .engine_watch import EngineWatch, exit_reason
 from .replica_status import LONGEST_SECONDS, ReplicaStatus
 from .status_server import StatusServer

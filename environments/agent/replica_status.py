@@ -22,7 +22,7 @@ from ...schema.replica import Capacity, ServerInfo, StatusLine
 from ...system.process.diagnose import explain_child
 from ...system.process.exit_reason import ExitKind
 from ...system.text.json_lines import Json
-from ..shim.server_exit import ExitHistory
+from ..replica_status import ExitHistory
 
 LONGEST_SECONDS = 3650 * 86_400.0  # until a deadline; those of another boot are further away
 

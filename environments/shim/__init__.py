@@ -2,8 +2,7 @@
 """The process above one local replica: starts and watches its server, and records how it exited.
 
 loop.py             the shim itself: its loop, its cgroup, its status file; start here
-server_state.py     the server's state machine, and what is known of the server
-shutdown_policy.py  when the server and the shim are ended (decisions alone)
+server.py           the server: what happens to it, and what follows by `../replica_state.py`
 server_process.py   the server's process: socket, cgroup, notify pipe, start, kill, reap
 server_child.py     the fork itself
 server_exit.py      how the server exited, with the evidence

@@ -36,6 +36,7 @@ GATE_FD_VARIABLE = "OPENENVD_GATE_FD"
 TRIAL_VARIABLE = "OPENENVD_TRIAL"
 
 CONTROL_BACKLOG = 512
+REMOVED_SECONDS = 1.0  # without its run directory, at two looks, until it is held to be removed
 
 
 def inherited_sockets(variable: str) -> list[socket.socket]:
@@ -132,6 +133,28 @@ def is_missing(path: str) -> bool:
     except OSError as exc:
         return isinstance(exc, FileNotFoundError)
     return False
+
+
+class RunDirectoryWatch:
+    """Whether the run directory is there; without it no client will ever find this shim again."""
+
+    def __init__(self) -> None:
+        self._missing_since: float | None = None
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether it was, at the last look."""
+        return self._missing_since is not None
+
+    def look(self, now: float, *, is_missing: bool) -> bool:
+        """Note what was seen; True when it is gone for good."""
+        if not is_missing:
+            self._missing_since = None
+            return False
+        if self._missing_since is None:
+            self._missing_since = now
+            return False
+        return now - self._missing_since >= REMOVED_SECONDS
 
 
 def file_identity(path: str) -> tuple[int, int]:

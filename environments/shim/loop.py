@@ -61,11 +61,14 @@ from ...system.process.proc import set_oom_score_adj
 from ...system.process.process_identity import ProcessIdentity
 from ...system.process.signal_pipe import TERMINAL_SIGNALS, SignalPipe
 from ...system.text.json_lines import encode_line
+from ..replica_state import Event, State
 from .connections import DEFAULT_GRACE_SECONDS, Connection, Connections, error_line, read_operation
 from .files import (
     CONTROL_FD_VARIABLE,
+    REMOVED_SECONDS,
     RUN_FILE_NAME,
     STATUS_FILE_NAME,
+    RunDirectoryWatch,
     inherited_sockets,
     is_missing,
     lock,
@@ -75,8 +78,7 @@ from .files import (
     remove_if_empty,
     write_json,
 )
-from .server_state import ServerStateMachine
-from .shutdown_policy import REMOVED_SECONDS, RunDirectoryWatch
+from .server import Server
 
 if TYPE_CHECKING:
     from ...schema.replica import Process, StatusLine
@@ -135,7 +137,7 @@ class Shim:
         )
         self._group = enter_shims_group(self._run.get("cgroups") or GROUPS_NAME)
         groups = None if self._group is None else self._group[0]
-        self._server = ServerStateMachine(
+        self._server = Server(
             self._run,
             groups,
             self._selector,
@@ -154,13 +156,13 @@ class Shim:
         # this is what is known of us.
         with contextlib.suppress(OSError):  # status.json says it too
             self._write_run_file()
-        self._start()
-        while not self._server.is_over:
-            deadline = self._server.shutdown.deadline
+        self._server.begin()
+        while self._server.life.state is not State.STOPPED:
+            deadline = self._server.life.deadline
             self._handle_events(min(self._next_look, deadline or self._next_look))
             if time.monotonic() >= self._next_look:
                 self._look()
-            self._server.act_on_deadline()
+            self._server.handle(Event.TIME)
         self._linger()
 
     def _handle_events(self, until: float) -> None:
@@ -175,19 +177,14 @@ class Shim:
             self._handle_events(deadline)
         self._clients.drop_all()
 
-    def _start(self) -> None:
-        self._server.start()
-        self._look()
-        self._on_change(True)
-
     def _start_anew(self) -> None:
         """Start the server again, when there is none."""
-        if self._server.may_start:
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # its share of the sessions may be another
+        if self._server.life.is_at_rest:
+            # Its share of the sessions may be another.
+            with contextlib.suppress(OSError, ValueError):
                 self._run.update(read_run_file(self._run_dir))
-            self._start()
+            self._server.handle(Event.START)
+            self._look()
 
     def _serve(self) -> None:
         """Let the server accept connections; also of the next shim, whatever ends this one."""
@@ -201,8 +198,8 @@ class Shim:
         """Look at the server; retry the status file; stop when the run directory was removed."""
         seconds = self._server.look()
         is_gone = self._run_dir_watch.look(time.monotonic(), is_missing=is_missing(self._run_dir))
-        if is_gone and not self._server.shutdown.is_requested:  # or it would shorten the grace
-            self._server.stop(DEFAULT_GRACE_SECONDS)
+        if is_gone and self._server.life.state is not State.STOPPING:  # or it would be hastened
+            self._server.handle(Event.STOP, DEFAULT_GRACE_SECONDS)
         if self._run_dir_watch.is_missing:
             seconds = min(seconds, REMOVED_SECONDS)
         self._next_look = time.monotonic() + seconds
@@ -226,7 +223,7 @@ class Shim:
     def _on_signal(self) -> None:
         numbers = self._signals.take()
         if signal.SIGTERM in numbers:
-            self._server.stop(DEFAULT_GRACE_SECONDS)
+            self._server.handle(Event.STOP, DEFAULT_GRACE_SECONDS)
         if signal.SIGCHLD in numbers:
             self._server.reap()
 
@@ -242,7 +239,7 @@ class Shim:
             case "serve":
                 self._serve()
             case "stop":
-                self._server.stop(seconds)
+                self._server.handle(Event.STOP, seconds)
             case "drain" | "leave":
                 self._server.drain(seconds, is_replaced=op == "leave")
             case "listeners":
@@ -253,7 +250,9 @@ class Shim:
 
     def _on_change(self, is_durable: bool) -> None:
         """Send every client the status; what is durable is written to disk first."""
-        if self._server.is_over:  # first: a client that reads of it finds nothing of us
+        if (
+            self._server.life.state is State.STOPPED
+        ):  # first: a client that reads of it finds nothing of us
             self._clean_up()
         if is_durable:
             self._write_status()

@@ -16,20 +16,14 @@ import contextlib
 import errno
 import sys
 import time
-from collections.abc import Mapping
 from signal import SIGKILL
-from typing import TYPE_CHECKING, Any
 
 from ...system.memory.cgroups import Cgroup
 from ...system.process.oom_evidence import OomCounters, read_oom_counters
 from ...system.process.proc import split_wait_status
 from ...system.text.json_lines import Json
 
-if TYPE_CHECKING:
-    from ...schema.replica import StatusLine
-
 EXIT_CANNOT_START = 127  # as a shell says it
-KEPT_EXITS = 8  # of those that a status shows
 DYING_SECONDS = 10.0  # from the count of a kill until its victim is reaped, on a busy machine
 
 
@@ -165,49 +159,6 @@ def _after_kills(before: OomCounters, last: OomCounters, kills: int) -> OomCount
     )
 
 
-class ExitHistory:
-    """The last exits of a replica's processes, those for lack of memory first, and their number."""
-
-    def __init__(self, status: Mapping[str, Any] | None = None) -> None:
-        """Continue from a replica's status."""
-        known = status or {}
-        self._exits: list[Json] = known.get("exits", [])
-        self._kinds: dict[str, int] = dict(known.get("exit_kinds", {}))
-        self._below: int = known.get("shard_exits", 0)
-
-    @classmethod
-    def of_earlier_shim(cls, status: StatusLine | None) -> ExitHistory:
-        """Continue from the last status of a shim that was killed, and its server with it."""
-        history = cls(status)
-        if status is not None and status.get("pid") is not None:
-            history.add_server(exit_with_shim(status), time.time())
-        return history
-
-    def add(self, report: Json) -> None:
-        """Add an exit: what was reported of it, with `reason` and `at`."""
-        kind = _kind_of(report)
-        self._kinds[kind] = self._kinds.get(kind, 0) + (report.get("programs") or 1)
-        self._exits = sorted([report, *self._exits], key=_rank)[:KEPT_EXITS]
-        self._below += not (report.get("server") or report.get("programs"))
-
-    def add_server(self, reason: Json, at: float) -> None:
-        """Add the exit of the server itself, unless that was asked to stop."""
-        if reason["kind"] != "stopped":
-            self.add({"server": True, "pid": reason.get("pid"), "reason": reason, "at": at})
-
-    def to_json(self) -> StatusLine:
-        """Return its part of a replica's status."""
-        return {"exits": self._exits, "exit_kinds": self._kinds, "shard_exits": self._below}
-
-
-def _rank(report: Json) -> tuple[bool, float]:
-    return _kind_of(report) != "oom_killed", -(report.get("at") or 0.0)
-
-
-def _kind_of(report: Json) -> str:
-    return str((report.get("reason") or {}).get("kind") or "lost")
-
-
 def bare_exit(pid: int, status: int | None) -> Json:
     """Return the part of an `ExitReason` that follows from a wait status."""
     if status is None:
@@ -216,13 +167,6 @@ def bare_exit(pid: int, status: int | None) -> Json:
     if number is not None:
         return {"kind": "signaled", "pid": pid, "signal_number": number}
     return {"kind": "exited", "pid": pid, "exit_code": code}
-
-
-def exit_with_shim(status: StatusLine) -> Json:
-    """Return the `ExitReason` of a server whose shim did not end in order, by its last status."""
-    shim = status.get("shim")
-    why = f"ended with its shim (pid {shim and shim['pid']}), which was killed or crashed"
-    return {"kind": "lost", "pid": status.get("pid") or 0, "evidence": why}
 
 
 def exit_without_start(why: str) -> Json:

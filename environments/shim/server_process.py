@@ -8,8 +8,8 @@
     kill_all   SIGKILL to all that is below the shim: its group, its cgroup, adopted orphans
     reap       all children that have exited
 
-`server_state.py` decides when each is called; the fork itself is in `server_child.py`. What the
-server reports through its pipe, one JSON object a line, is listed in `schema/protocol.py`.
+`server.py` calls each when the state machine says so; the fork itself is in `server_child.py`.
+What the server reports through its pipe, one JSON object a line, is listed in `schema/protocol.py`.
 Light: a shim imports it.
 """
 

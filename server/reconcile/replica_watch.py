@@ -22,9 +22,10 @@ from typing import Any, cast
 from ...environments import run_files
 from ...environments.engines.local.ports import port_in_use
 from ...environments.replica_policy import GiveUp, RestartAfter, restart_decision
+from ...environments.replica_state import State
+from ...environments.replica_status import exit_with_shim
 from ...environments.run_files import RunFile
 from ...environments.shim.client import read_status_file
-from ...environments.shim.server_exit import exit_with_shim
 from ...requests_db.records import Replica, RequestError
 from ...schema.replica import StatusLine, max_sessions_of
 from ...schema.states import ReplicaState
@@ -43,13 +44,14 @@ EARLIER = "earlier"  # in the exit of one that FAILED: these of its last status
 EXITS = ("exits", "exit_kinds")
 _GIVEN_UP_HINT = "fix what its log shows, then launch it again"
 
+# Of the state of a replica's status; one that has exited is restarted, or given up.
 _STATE_OF_STATUS = {
-    "starting": ReplicaState.STARTING,
-    "ready": ReplicaState.READY,
-    "asleep": ReplicaState.ASLEEP,
-    "draining": ReplicaState.DRAINING,
-    "stopping": ReplicaState.STOPPED,
-    "stopped": ReplicaState.STOPPED,
+    State.STARTING: ReplicaState.STARTING,
+    State.READY: ReplicaState.READY,
+    State.ASLEEP: ReplicaState.ASLEEP,
+    State.DRAINING: ReplicaState.DRAINING,
+    State.STOPPING: ReplicaState.STOPPED,
+    State.STOPPED: ReplicaState.STOPPED,
 }
 # That may begin a session: for clients that wait, or that wake them.
 BEGIN_SESSIONS = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.ASLEEP)
@@ -186,7 +188,7 @@ class ReplicaWatch:
         if status["state"] == "exited":
             await self._on_exit(status)
             return
-        state = _STATE_OF_STATUS[status["state"]]
+        state = _STATE_OF_STATUS[State(status["state"])]
         if state is ReplicaState.STARTING and self.replica.state is ReplicaState.ASLEEP:
             state = ReplicaState.ASLEEP  # it wakes
         # A replica is draining once it reports that it accepts no new sessions.

@@ -448,15 +448,16 @@ def test_how_far_an_instance_is_on_its_way_is_no_problem(world: World) -> None:
     """Clients who wait for it are told what keeps it from running, and nothing else."""
     run_file = world.ready()
     world.tell(state="starting", waiting="preparing", is_on_its_way=True, runs=1)
-    wait_for(run_file, lambda status: status["waiting"] == "preparing")
     told: list[str | None] = []
 
     def is_told(status: dict[str, Any]) -> bool:
         told.append(status["problem"])
         return bool(status["problem"] == "no node has room")
 
-    world.tell(waiting="no node has room", is_on_its_way=False)
-    wait_for(run_file, is_told)
+    with link_to(run_file) as client:
+        client.wait(lambda status: status["waiting"] == "preparing", SECONDS)
+        world.tell(waiting="no node has room", is_on_its_way=False)
+        client.wait(is_told, SECONDS)
     assert set(told) == {None, "no node has room"}
 
 
@@ -760,6 +761,16 @@ def test_a_replica_that_was_not_started_yet_is_started_by_the_next_agent(world: 
     write_status(run_file, state="starting", instance=None, pid=None)
     wait_for(run_file, lambda status: status["state"] == "ready")
     assert len(world.engine.list()) == 1
+
+
+def test_an_instance_that_was_removed_while_no_agent_ran_is_lost(world: World) -> None:
+    run_file = world.ready()
+    instance = world.instance
+    world.kill_agent()
+    world.engine.remove(instance)
+    status = wait_for(run_file, lambda status: status["state"] == "exited")
+    assert status["exit"]["kind"] == "lost"
+    assert f"processes has {instance.id[:40]} no more" in status["exit"]["evidence"]
 
 
 def test_a_stop_goes_on_when_the_agent_is_killed_while_it_stops(world: World) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a shim keeps of the kernel's counters until a killed server is reaped, and of its exits."""
+"""What a shim keeps of the kernel's counters until a killed server is reaped."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.environments.shim.server_exit import (
-    DYING_SECONDS,
-    KEPT_EXITS,
-    ExitEvidence,
-    ExitHistory,
-)
+from openenvd.environments.shim.server_exit import DYING_SECONDS, ExitEvidence
 from openenvd.system.memory.cgroup_tree import V2
 from openenvd.system.memory.cgroups import Cgroup
 
@@ -111,30 +106,3 @@ def test_an_exit_that_was_no_kill_takes_no_evidence_from_the_server(
     count_kills(tmp_path, 1)
     assert kind_of_child(evidence, wait_status=status, oom_kills=[0, 0]) != "oom_killed"
     assert kind_of_kill(evidence) == "oom_killed"
-
-
-def exited(kind: str, at: float, **facts: Any) -> dict[str, Any]:
-    return {"reason": {"kind": kind, "pid": 1}, "at": at, **facts}
-
-
-def test_a_later_exit_does_not_hide_a_kill_for_memory() -> None:
-    history = ExitHistory()
-    history.add(exited("oom_killed", 1.0))
-    for number in range(2 * KEPT_EXITS):
-        history.add(exited("exited", 1.15 + number))
-    told = history.to_json()
-    kept = [(one["reason"]["kind"], one["at"]) for one in told["exits"]]
-    latest = [("exited", 1.15 + n) for n in reversed(range(KEPT_EXITS + 1, 2 * KEPT_EXITS))]
-    assert kept == [("oom_killed", 1.0), *latest]
-    assert told["exit_kinds"] == {"oom_killed": 1, "exited": 2 * KEPT_EXITS}
-    assert told["shard_exits"] == 2 * KEPT_EXITS + 1
-
-
-def test_what_a_server_did_itself_is_counted_apart_from_its_shards() -> None:
-    history = ExitHistory()
-    history.add_server({"kind": "exited", "pid": 7, "exit_code": 3}, 1.0)
-    history.add_server({"kind": "stopped", "pid": 8}, 2.0)
-    history = ExitHistory(history.to_json())
-    history.add(exited("oom_killed", 3.0, programs=2))
-    told = history.to_json()
-    assert (told["exit_kinds"], told["shard_exits"]) == ({"exited": 1, "oom_killed": 2}, 0)

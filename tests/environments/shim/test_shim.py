@@ -236,6 +236,17 @@ def test_a_client_that_connects_while_a_server_falls_asleep_wakes_the_next(one: 
         one.wait_state("ready", generation=2)
 
 
+def test_a_shim_killed_while_its_server_sleeps_is_replaced_by_one_that_serves(
+    one: Replica,
+) -> None:
+    one.tell("sleep 0")
+    status = one.wait_state("asleep")
+    os.kill(status["shim"]["pid"], signal.SIGKILL)
+    one.wait_for_end()
+    status = one.again().link.status
+    assert (status["generation"], status["wakes"], status["exits"]) == (1, 0, [])
+
+
 def test_start_wakes_a_server_that_sleeps(one: Replica) -> None:
     one.tell("sleep 0")
     one.wait_state("asleep")
@@ -673,10 +684,11 @@ def test_shard_killed_for_memory_is_explained_by_the_replicas_group(replica: Mak
     assert reason.limit_bytes == 48 * MB
 
 
-def test_server_that_ignores_sigterm_is_killed_after_the_grace(replica: Make) -> None:
+def test_server_that_ignores_sigterm_is_killed_after_the_shortest_grace(replica: Make) -> None:
     one = replica().ready()
     one.tell("ignore_sigterm")
     one.wait(lambda s: s["sessions"] == 99)
-    one.link.send("stop", grace_seconds=0.05)
+    for grace_seconds in (3600.0, 0.05, 7200.0):
+        one.link.send("stop", grace_seconds=grace_seconds)
     reason = _exit_of(one.wait_state("stopped"))
     assert (reason.kind, reason.signal_name) == (ExitKind.STOPPED, "SIGKILL")
