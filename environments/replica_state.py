@@ -39,7 +39,7 @@ class State(StrEnum):
     READY = "ready"
     DRAINING = "draining"  # its sessions go on, and none begins
     EXITED = "exited"
-    ASLEEP = "asleep"  # it has exited since nobody uses it; a client that connects starts it
+    ASLEEP = "asleep"  # it has exited because it was not used; a client that connects starts it
     STOPPING = "stopping"  # it is ended, and not started again
     STOPPED = "stopped"  # nothing of it is left
 
@@ -54,8 +54,8 @@ class Event(StrEnum):
     STOP = "stop"  # it is to end within some seconds
     LEFT = "left"  # its server has exited, and processes that it has started have not
     EXITED = "exited"  # it has exited, or could not be started
-    SLEPT = "slept"  # it has exited in order, having said that nobody uses it
-    RENEWED = "renewed"  # its engine itself has begun it anew
+    SLEPT = "slept"  # it has exited in order, having reported that it is not used
+    RENEWED = "renewed"  # its engine itself has restarted it
     TIME = "time"  # time has passed: the deadline may have come
     GONE = "gone"  # nothing of it is left
 

@@ -39,7 +39,7 @@ class ReplicaStatus:
 
     @classmethod
     def after_shim(cls, earlier: StatusLine | None, at: float) -> ReplicaStatus:
-        """Begin anew where a shim was killed, and its server with it: the exits stay."""
+        """Begin again after a shim that was killed, and its server with it; the exits stay."""
         status = cls()
         status.exits = ExitHistory(earlier)
         if earlier is not None and earlier.get("pid") is not None:
@@ -66,7 +66,7 @@ class ReplicaStatus:
         return self.known != before
 
     def note_sleep(self) -> None:
-        """Note that the server has exited since nobody used it: that is no exit of its own."""
+        """Note that the server has exited because it was not used, which counts as no exit."""
         self.known = self.known | _NOTHING_SERVED
 
     def note_exit(self, reason: Json, log_tail: list[str], at: float) -> None:

@@ -117,7 +117,7 @@ class StatusLine(TypedDict, total=False):
 
     event: str
     replica_id: str
-    state: str  # of its server
+    state: str  # a `State` (`environments/replica_state.py`)
     generation: int  # how many times its server has been started
     restarts: int
     wakes: int
@@ -126,27 +126,28 @@ class StatusLine(TypedDict, total=False):
     host: str | None
     port: int | None
     cgroup: Json | None
-    held: bool
+    held: bool  # its server gets ready, and accepts no connection before it is told to
     ready_at: float | None
     info: ServerInfo | None
     sessions: int
     sessions_fail: str | None  # why no environment could be created when last one was to be
     capacity: Capacity | None
     failed: str | None  # why the server gave up, in its own words
-    exit: Json | None
-    last_exit: Json | None
-    log_tail: list[str] | None
+    exit: Json | None  # an `ExitReason` of this generation; null while its server runs or sleeps
+    last_exit: Json | None  # of any generation
+    log_tail: list[str] | None  # when it has exited
+    # The last exits, those for lack of memory first: facts of a child, or "server", and "reason".
     exits: list[Json]
-    exit_kinds: dict[str, int]
-    shard_exits: int
+    exit_kinds: dict[str, int]  # how many exited so, also of those that are not kept
+    shard_exits: int  # how many of them were the server's children
     oom_kills: int | None
-    is_draining: bool
+    is_draining: bool  # since it was asked to, also when it has ended
     shim: Process
     # Of a replica on an engine.
-    agent: Process
-    instance: str | None
-    problem: str | None
-    waiting: str | None
+    agent: Process  # instead of `shim`: nobody ends the agent for one replica's sake
+    instance: str | None  # what the engine calls it
+    problem: str | None  # why the engine cannot be asked at the moment
+    waiting: str | None  # why it is not ready yet
     ends_at: float | None
     replace_at: float | None
     deadline: float | None  # when draining, or the grace of stopping, is over

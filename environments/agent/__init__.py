@@ -7,8 +7,10 @@ To the rest an agent is the shim of all its replicas: run files, control sockets
 logs are the same. `../agent_client.py` starts an agent, and asks it.
 
 agent.py          which replicas it serves, its own socket, its life; start here
-replica.py        one replica's state machine; replica_status.py: what is known of it
+replica.py        one replica: what its state (`../replica_state.py`) makes due
+instance.py       its instance on the engine, and the server in it, asked over HTTP
+replica_status.py what is known of it
 engine_watch.py   looks at everything when the engine says that something has changed;
                   from what it knows of an exit to an `ExitReason`
-status_server.py  a replica's control socket: a shim's protocol
+status_server.py  its status file and control socket: a shim's protocol
 """

@@ -8,16 +8,16 @@
                                                               └───────┘
 Failure cases
 
-    it is killed             replicas run on. The daemon, which sees its connections end, starts
-                             another; that one finds the run files, and the instances by their names
-    the engine is gone       every replica's state stays, and its status says why
-    its library is missing   replicas cannot be started, and say so; the agent answers all the same
-    two agents               the second waits for the lock of the first, which ends when it sees
-                             that its socket is not its own any more
-    a run folder is removed  its instance is a stray from now on: nothing is stopped for that
-    a run file is unreadable its replica is not served, and the agent's log says why
-    its home is removed      as its socket is gone: it ends
-    it has nothing to do     no replica for `IDLE_SECONDS`: it ends, with the start lock
+    it is killed              replicas run on. The daemon, which sees its connections end, starts
+                              another, which finds run files, and the instances by their names
+    the engine is gone        every replica's state stays, and its status says why
+    its library is missing    replicas cannot be started, and say so; the agent answers all the same
+    two agents                the second waits for the lock of the first, which ends when it sees
+                              that its socket is not its own any more
+    a run folder is removed   its instance is a stray from now on: nothing is stopped for that
+    a run file is unreadable  its replica is not served, and the agent's log says why
+    its home is removed       as its socket is gone: it ends
+    it has nothing to do      no replica for `IDLE_SECONDS`: it ends, with the start lock
 
 What carries this home's label and has no run file is a *stray*. The agent writes down which there
 are (`strays.json`), for the daemon to show, and stops none by itself.

@@ -3,21 +3,9 @@
 
 Shim to client, on connecting and on every change:
 
-    {"event": "status", "replica_id",
-     "state": "starting|ready|draining|exited|asleep|stopping|stopped",
-     "pid", "pid_started_at", "generation", "restarts", "wakes", "ready_at", "host", "port",
-     "sessions",
-     "info": {ready line}, "capacity": {as the server reported last}, "sessions_fail": str or null,
-     "exit": ExitReason, "last_exit": ExitReason, "failed": str, "log_tail": [only when exited],
-     "oom_kills": n, "is_draining": since it was asked to, also when it has ended, "held": bool,
-     "shim": {pid, started_at}, "cgroup",
-     "exits": [{facts of the server's child, or "server": true, "reason", "at"}, …],
-     "exit_kinds": {kind: how many exited so, also of those that are not kept},
-     "shard_exits": how many of them were the server's children}
+    {"event": "status", …}                   a `StatusLine` (`schema/replica.py`)
 
-`exits` are the last ones, those for lack of memory first.
-`exit` is of the server of this generation, null while it runs or is asleep; `last_exit` stays. A
-server that is `held` gets ready, and accepts no connection before `serve`. Client to shim:
+Client to shim:
 
     {"op": "start"}                          start the server again; ignored while one runs
     {"op": "stop", "grace_seconds": 5.0}     end everything, say "stopped", exit

@@ -61,7 +61,7 @@ class Server:
         self._notify = NotifyPipe(selector, self._on_messages)
         self._evidence = ExitEvidence(run.get("memory_limit_bytes"))
         self._status = ReplicaStatus.after_shim(earlier, time.time())
-        self._sleeps = False  # it has said that it exits since nobody uses it
+        self._sleeps = False  # it has reported that it exits because it is not used
         self._is_replaced = False  # others have its address from now on
 
     @property
@@ -86,7 +86,7 @@ class Server:
         """Do what follows from an event."""
         before = self.life
         self._advance(event, seconds)
-        if _told(self.life) != _told(before):
+        if _visible(self.life) != _visible(before):
             self._changed(True)
 
     def drain(self, timeout_seconds: float, *, is_replaced: bool) -> None:
@@ -208,6 +208,6 @@ class Server:
             self._wake()
 
 
-def _told(life: Life) -> tuple[object, ...]:
-    """Return what is written down, and clients are told, as soon as it changes."""
+def _visible(life: Life) -> tuple[object, ...]:
+    """Return the part whose changes are written down and sent at once."""
     return life.state, life.generation, life.is_draining

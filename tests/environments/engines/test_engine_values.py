@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from openenvd.environments.agent.engine_watch import exit_reason
-from openenvd.environments.agent.replica_status import ReplicaStatus
+from openenvd.environments.agent.replica_status import EngineReplicaStatus
 from openenvd.environments.engines.base import EngineRefused, ExitFacts, Labels, ReplicaPlan
 from openenvd.environments.engines.docker.containers import exit_of
 from openenvd.environments.engines.registry import load
 from openenvd.environments.engines.server_answers import where_it_answers
+from openenvd.environments.replica_state import Event
 from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 
 LABELS = Labels("home", "echo", "echo-0-1", "1")
@@ -122,21 +123,23 @@ KILLED = {"wait_status": 9, "pid": 5, "shard": 0, "sessions": 2}
 
 
 def test_a_replicas_status_explains_each_report_of_its_server_once() -> None:
-    status = ReplicaStatus()
+    status = EngineReplicaStatus()
     first = {**KILLED, "number": 1, "at": 10.0, "oom_kills": [0, 1], "cgroup": "/"}
     second = {**KILLED, "number": 2, "at": 11.0, "oom_kills": [1, 1], "cgroup": "/"}
     assert status.note_reported([first], 300)
     assert status.note_reported([first, second], 300)
     assert not status.note_reported([first, second], 300)
-    assert [one["reason"]["kind"] for one in status.exits] == ["oom_killed", "signaled"]
-    assert "cgroup of its container, oom_kill 0→1" in status.exits[0]["reason"]["evidence"]
-    assert (status.shard_exits, status.oom_reported_at) == (2, 10.0)
-    again = ReplicaStatus.from_json(status.to_json())
+    told = status.to_json()
+    assert [one["reason"]["kind"] for one in told["exits"]] == ["oom_killed", "signaled"]
+    assert "cgroup of its container, oom_kill 0→1" in told["exits"][0]["reason"]["evidence"]
+    assert (told["shard_exits"], status.oom_reported_at) == (2, 10.0)
+    again = EngineReplicaStatus(told)
     assert not again.note_reported([first, second], 300)
-    again.begin_again()
+    again.advance(Event.EXITED, 0.0)
+    again.advance(Event.START, 0.0)
     assert again.oom_reported_at is None
     assert again.note_reported([first], 300)
-    assert again.exit_kinds == {"oom_killed": 2, "signaled": 1}
+    assert again.to_json()["exit_kinds"] == {"oom_killed": 2, "signaled": 1}
 
 
 def container(code: int, *, oom: bool = False) -> dict[str, Any]:

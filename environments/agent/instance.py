@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The instance of one replica on its engine, and the server in it.
+
+`ReplicaInstance` finds, follows and ends the instance. The engine is asked only when something may
+have changed: a look has found it otherwise (`observe`), or something was done to it. Its log is
+followed from when it runs.
+
+`ReplicaServer` asks the server over HTTP whether it is ready, and how full it is; its answers are
+read in `../engines/server_answers.py`. A server that is not ours has no capacity to report, and is
+not asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from ...schema.errors import NotAnswering
+from ...system.net.access import with_token
+from ...system.process.process_identity import boot_seconds
+from ...system.text.json_lines import Json
+from ..engines import server_answers
+from ..engines.base import EngineRefused, ExitFacts, Instance, InstanceState, ReplicaPlan
+from ..engines.instance_logs import LogPump
+from ..replica_state import Life
+from ..run_files import RunFile, address_of
+from .engine_watch import EngineWatch
+from .replica_status import EngineReplicaStatus
+
+ID_LENGTH = 40  # of an instance's id in messages: engines' own commands take a part of it
+LAST_LINES_SECONDS = 5.0  # for the rest of a log, once its instance has exited
+SILENT_TIMEOUT_SECONDS = 5.0  # for the server of a silent instance to answer
+SILENT_QUESTIONS = 3  # at least, that it has not answered, when it counts as ended,
+SILENT_ASKED_SECONDS = 8.0  # and this long since the first of them
+
+
+class ReplicaInstance:
+    """The instance of one replica. Owned by the task of the replica.
+
+    Attributes:
+        known: The instance as it was seen last; None: there is none.
+    """
+
+    def __init__(self, run_file: RunFile, watch: EngineWatch) -> None:
+        """Nothing is known of it yet."""
+        self.known: Instance | None = None
+        self._run_file = run_file
+        self._watch = watch
+        self._engine = watch.engine
+        self._is_seen = False  # whether `known` is as the engine has it
+        self._pump: LogPump | None = None
+        self._has_signalled = False
+
+    def observe(self, instance: Instance | None) -> bool:
+        """Note what a look has found; whether it is something else, and is to be asked for."""
+        is_new = _seen(instance) != _seen(self.known)
+        self._is_seen = self._is_seen and not is_new
+        return is_new
+
+    def doubt(self) -> None:
+        """Ask the engine again."""
+        self._is_seen = False
+
+    def close(self) -> None:
+        """Follow its log no more."""
+        if self._pump is not None:
+            self._pump.stop()
+
+    async def find(self, plan: ReplicaPlan) -> Instance | None:
+        """Return the instance, asked for only when something has changed."""
+        if self._is_seen:
+            return self.known
+        self._is_seen = True  # before it is asked: what changes meanwhile is another question
+        try:
+            instance = await self._watch.call(self._engine.find, plan)
+        except Exception:  # no answer that says that there is none
+            self._is_seen = False
+            raise
+        if instance is None:
+            self.known = None
+            return None
+        return self._take(instance)
+
+    async def start(self, plan: ReplicaPlan) -> Instance:
+        """Have the engine start it, and return it; one that has its name already is taken."""
+        return self._take(await self._watch.call(self._engine.start, plan))
+
+    def _take(self, instance: Instance) -> Instance:
+        """Note which instance it is, and follow its log."""
+        before, self.known = self.known, instance
+        if before is None or before.id != instance.id:
+            self._pump = None
+        if self._pump is None and instance.state is not InstanceState.STARTING:
+            self._pump = LogPump(
+                self._engine,
+                instance,
+                run_dir=self._run_file.run_dir,
+                log_path=self._run_file.log_path,
+                max_bytes=self._run_file.data["max_log_bytes"],
+            )
+        return instance
+
+    async def signal(self, instance: Instance, number: int) -> None:
+        """Send it a signal, once; an engine that refuses that is not asked again."""
+        if not self._has_signalled:
+            with contextlib.suppress(EngineRefused):
+                await self._watch.call(self._engine.signal, instance, number)
+            self._has_signalled = True
+
+    async def end(self, instance: Instance, life: Callable[[], Life], due: asyncio.Event) -> None:
+        """Stop an instance; once more whenever its deadline has come nearer meanwhile.
+
+        Args:
+            instance: Which is to end.
+            life: Returns the life of its replica, with the deadline.
+            due: Set when the deadline may have changed.
+        """
+        stops: list[asyncio.Task[None]] = []
+        nearest = math.inf
+        while not any(stop.done() for stop in stops):
+            due.clear()
+            deadline = life().deadline or 0.0
+            if deadline < nearest:
+                nearest, left = deadline, life().seconds_left(boot_seconds())
+                stopping = self._watch.call_long(self._engine.stop, instance, left)
+                stops.append(asyncio.create_task(stopping))
+                stops[-1].add_done_callback(lambda stop: _note_stop(stop, due))
+            await due.wait()
+        for stop in stops:
+            if stop.done():
+                stop.result()
+        self._is_seen = False
+
+    async def remove(self, instance: Instance) -> None:
+        """Remove it from its engine."""
+        await self._watch.call(self._engine.remove, instance)
+        self._is_seen = False
+
+    async def finish_log(self) -> None:
+        """Wait for the rest of its log."""
+        if self._pump is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._pump.ended.wait(), LAST_LINES_SECONDS)
+            self._pump.stop()
+
+
+class ReplicaServer:
+    """The server of one replica; where it has answered is in the replica's status.
+
+    Attributes:
+        has_capacity: Whether it can say how full it is, as far as is known.
+    """
+
+    def __init__(self, run_file: RunFile, watch: EngineWatch, status: EngineReplicaStatus) -> None:
+        """Nothing was asked yet."""
+        self.has_capacity = True
+        self._run_file = run_file
+        self._watch = watch
+        self._status = status
+        self._unanswered: list[float] = []  # when a silent instance's server did not answer
+
+    def begin_again(self) -> None:
+        """Forget what the server of an earlier generation has answered."""
+        self.has_capacity = True
+        self._unanswered.clear()
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether it has answered when it was asked last, as far as is known."""
+        return not self._unanswered
+
+    @property
+    def address(self) -> str:
+        """Where it has answered last, which is not the gateway's address."""
+        return address_of(self._status.host or "", self._status.port or 0)
+
+    async def why_not_ready(
+        self, plan: ReplicaPlan, instance: Instance, seconds: float = server_answers.TIMEOUT_SECONDS
+    ) -> str | None:
+        """Ask it at an address of its own or its plan's port, and note which answers."""
+        usual = address_of(plan.host, plan.port)
+        if self._run_file.is_elsewhere and instance.address:
+            usual = instance.address
+
+        async def why_not(address: str) -> str | None:
+            url = with_token(address, self._run_file.token)
+            return await self._watch.ask(server_answers.why_not_healthy, url, seconds)
+
+        own = instance.address or usual
+        address, why = await server_answers.where_it_answers(own, usual, why_not)
+        if why is None:
+            parts = urlsplit(address)
+            self._status.host, self._status.port = parts.hostname, parts.port
+        return why
+
+    async def is_lost(self, plan: ReplicaPlan, instance: Instance) -> bool:
+        """Whether nothing is heard of its instance for long, nor does it answer itself."""
+        why = None
+        if instance.is_silent:
+            why = await self.why_not_ready(plan, instance, SILENT_TIMEOUT_SECONDS)
+        if why is None:
+            self._unanswered.clear()
+            return False
+        self._unanswered.append(time.monotonic())
+        seconds = self._unanswered[-1] - self._unanswered[0]
+        return len(self._unanswered) >= SILENT_QUESTIONS and seconds >= SILENT_ASKED_SECONDS
+
+    async def read_capacity(self) -> Json | None:
+        """Ask how full it is; None: it does not answer now, or cannot say."""
+        if not self.has_capacity:
+            return None
+        try:
+            url = with_token(self.address, self._run_file.token)
+            found = await self._watch.ask(server_answers.read_capacity, url)
+        except NotAnswering:
+            return None
+        self.has_capacity = found is not None and "serving" not in found
+        return found
+
+
+def _note_stop(stop: asyncio.Task[None], due: asyncio.Event) -> None:
+    if not stop.cancelled():
+        stop.exception()  # retrieved: of several stops, one need not be waited for
+    due.set()
+
+
+def exit_facts(instance: Instance | None, known_id: str | None, engine: str) -> ExitFacts | None:
+    """Return what is known of how an instance ended; `known_id`: the engine's name for it."""
+    if instance is None:
+        if known_id is None:
+            return None
+        what = f"{engine} has {known_id[:ID_LENGTH]} no more"
+        return ExitFacts(ended_by=f"{what}: it was removed, and not by openenvd")
+    return ExitFacts(ended_by=instance.waiting) if instance.is_silent else instance.exit
+
+
+def _seen(instance: Instance | None) -> tuple[object, ...] | None:
+    """Return what makes an instance worth another question when it is otherwise."""
+    if instance is None:
+        return None
+    facts = instance.waiting, instance.ends_at, instance.runs
+    return instance.id, instance.state, instance.is_on_its_way, *facts
