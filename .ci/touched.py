@@ -30,7 +30,7 @@ ENGINES_CODE = ("environments/engines/", "environments/agent/")
 ENGINES_SMOKE_TESTS = ("smoke_tests/", "smoke_tests/test_")
 IMAGES = ("environments/preparation/", "smoke_tests/test_images")
 # What every engine stands on, and the suite that all of them have in common.
-ALL_ENGINES = ("smoke_tests/providers/", "smoke_tests/conftest.py")
+ALL_ENGINES = ("smoke_tests/providers/", "smoke_tests/conftest.py", "environments/replica_stat")
 OTHER_ENGINES = ("local", "ray", "kubernetes")  # have stages of the long form
 # What all test files depend on.
 EVERYTHING = ("pyproject.toml", "tests/conftest.py", ".ci/")

@@ -64,6 +64,7 @@ def git(folder: Path, *arguments: str, date: str = "2026-01-03T00:00:00") -> str
         ("environments/engines/slurm/job.py", ["slurm"]),
         ("environments/engines/kubernetes/engine.py", []),
         ("environments/agent/replica.py", ["docker", "swarm", "slurm"]),
+        ("environments/replica_state.py", ["docker", "swarm", "slurm"]),
         ("environments/preparation/image_build.py", ["docker", "swarm"]),
         ("smoke_tests/slurm_engine.py", ["slurm"]),
         ("smoke_tests/test_swarm_nodes.py", ["swarm"]),
