@@ -42,6 +42,7 @@ from ..system.net.listening_sockets import open_listening_sockets
 from ..system.process.descriptors import close_all
 from ..system.process.process_identity import is_locked
 from .agent_client import EngineAddress, ask_agent
+from .replica_state import State
 from .shim.client import (
     ShimClient,
     ShimGone,
@@ -381,7 +382,7 @@ def stop_set_aside(aside: SetAside, grace_seconds: float = GRACE_SECONDS) -> Non
         clean_up_after_shim(run_dir, grace_seconds=0.0)
     lock = run_dir / LOCK_FILE_NAME
     has_ended = lock.exists() and not is_locked(lock)
-    if not has_ended and (read_status_file(run_dir) or {}).get("state") != "stopped":
+    if not has_ended and not is_stopped(run_dir):
         raise EngineFailed(
             f"{aside.replica_id} cannot be stopped: {aside.problem}, and nothing answers for it",
             f"if an engine runs it: openenv down --strays; else end the process that holds {lock} "
@@ -480,9 +481,12 @@ def _ask_to_stop(run_dir: Path, grace_seconds: float) -> ShimClient | None:
 def is_left_on_engine(run_dir: Path) -> bool:
     """Whether an engine has it, or may have: its agent has not said that nothing is left of it."""
     run_file = read(run_dir)
-    if run_file is None or run_file.is_local:
-        return False
-    return (read_status_file(run_dir) or {}).get("state") != "stopped"
+    return not (run_file is None or run_file.is_local or is_stopped(run_dir))
+
+
+def is_stopped(run_dir: Path) -> bool:
+    """Whether a replica has reported that nothing of it is left but its folder."""
+    return (read_status_file(run_dir) or {}).get("state") == State.STOPPED
 
 
 def _still_there(replicas: list[str]) -> EngineFailed:

@@ -74,7 +74,7 @@ def drain(run_file: RunFile, timeout_seconds: float) -> None:
             return
         except ShimGone:
             if not run_files.goes_on(run_file):
-                if not is_stopped(run_file.run_dir):
+                if not run_files.is_stopped(run_file.run_dir):
                     run_files.stop_replica(run_file.run_dir)
                 return
         except TimeoutError:
@@ -105,11 +105,6 @@ def wait_until_gone(
             if not run_files.goes_on(waiting[name]):
                 del waiting[name]
                 tell(name, {})
-
-
-def is_stopped(run_dir: Path) -> bool:
-    """Whether a replica has ended, and said so: the daemon removes what is left of it."""
-    return (read_status_file(run_dir) or {}).get("state") == "stopped"
 
 
 def share_out(staying: Iterable[RunFile], shares: Iterable[int | None], replicas: int) -> None:

@@ -54,7 +54,7 @@ from ..run_files import RunFile
 from ..shim.files import CONTROL_FD_VARIABLE, inherited_sockets, open_control_socket, write_json
 from ..shim.loop import enter_shims_group, leave_shims_group
 from .engine_watch import EngineWatch
-from .replica import EngineReplica, is_stopped
+from .replica import EngineReplica
 
 IDLE_SECONDS = 60.0  # without a replica or a question
 LOOK_SECONDS = 1.0  # between two looks at what the files say
@@ -122,7 +122,7 @@ class Agent:
         """Serve until there is nothing to do, or the socket is another's."""
         following = asyncio.create_task(self._watch.run())
         for run_file in await asyncio.to_thread(run_files.all_of, self._layout.runs):
-            if self._has(run_file) and not is_stopped(run_file.run_dir):
+            if self._has(run_file) and not run_files.is_stopped(run_file.run_dir):
                 await self._adopt_found(run_file)
         server = await asyncio.start_unix_server(self._serve, sock=self._control)
         while self._has_socket() and not following.done():

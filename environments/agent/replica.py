@@ -41,7 +41,6 @@ import logging
 import signal
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from ...schema.errors import NotAnswering
 from ...schema.replica import Process
@@ -353,11 +352,6 @@ def plan_of(run_file: RunFile) -> ReplicaPlan:
     """Return what an engine is to start."""
     plan = ReplicaPlan.from_json(run_file.data["plan"])
     return replace(plan, run_dir=str(run_file.run_dir))
-
-
-def is_stopped(run_dir: Path) -> bool:
-    """Whether nothing of a replica is left but its folder."""
-    return (read_status_file(run_dir) or {}).get("state") == State.STOPPED
 
 
 def blocking_reason(instance: Instance | None) -> str | None:
