@@ -71,6 +71,11 @@ def close_stdout(payload: Json, request_id: str, home: str, progress: Progress) 
     return "done"
 
 
+def close_stderr(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
+    os.close(2)
+    return "done"
+
+
 def close_python_stdout(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
     sys.stdout.close()
     return "done"

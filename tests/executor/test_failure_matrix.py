@@ -30,6 +30,7 @@ from openenvd.executor.policy.memory import Timing
 from openenvd.executor.spawning.source import SubprocessSource
 from openenvd.executor.supervisor.memory import sweep_orphans
 from openenvd.executor.worker.main import WORKER_OOM_SCORE_ADJ
+from openenvd.executor.worker.process import arm_parent_death_signal
 from openenvd.system.memory.cgroups import CgroupManager
 from openenvd.system.memory.pids_limit import HINT, NO_ROOM
 from openenvd.system.process.exit_reason import Detector, ExitKind
@@ -111,14 +112,17 @@ def test_a_huge_payload_goes_in_and_comes_back_whole(bench: Bench) -> None:
     assert bench.run("echo", payload).result == payload
 
 
-@pytest.mark.parametrize("operation", ["close_stdout", "close_python_stdout", "flood"])
-def test_an_operation_that_closes_or_floods_stdout_harms_no_later_task(
+@pytest.mark.parametrize(
+    "operation", ["close_stdout", "close_stderr", "close_python_stdout", "flood"]
+)
+def test_an_operation_that_closes_or_floods_its_output_harms_no_later_task(
     bench: Bench, operation: str
 ) -> None:
     assert bench.run(operation).result == "done"
     for _ in range(4):
         task_id = bench.run("print_lines").task_id
         assert "from python" in bench.log(task_id)
+        assert "to stderr" in bench.log(task_id)
 
 
 def test_a_log_that_cannot_be_opened_does_not_fail_the_task(bench: Bench) -> None:
@@ -491,6 +495,18 @@ def test_a_killed_daemon_leaves_nothing_behind(tmp_path: Path) -> None:
         daemon.kill()
     for pid in pids:
         wait_gone(pid)
+
+
+def test_a_worker_that_starts_after_its_daemon_has_died_ends_its_group() -> None:
+    reading, writing = os.pipe()
+    os.close(writing)
+    group = os.fork()
+    if not group:
+        os.setpgid(0, 0)
+        arm_parent_death_signal(reading)
+        os._exit(0)
+    os.close(reading)
+    assert os.waitstatus_to_exitcode(os.waitpid(group, 0)[1]) == -signal.SIGKILL
 
 
 def test_sweep_ends_an_orphaned_worker_and_spares_a_reused_pid() -> None:

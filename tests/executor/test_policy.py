@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from openenvd.executor.policy.plan import (
     reason_to_recycle,
     workers_wanted,
 )
+from openenvd.executor.supervisor.pool import Pool, PooledWorker, Stage
 
 MB = 2**20
 
@@ -106,6 +108,18 @@ def test_workers_wanted(state: dict[str, Any], wanted: int) -> None:
     none: dict[str, Any] = {"living": 0, "leaving": 0, "idle": 0, "waiting": 0, "requested": 0}
     given: dict[str, Any] = {"schedule": LONG, "kept": 0, "capacity": 6} | none | state
     assert workers_wanted(**given) == wanted
+
+
+def test_a_worker_that_leaves_is_replaced_only_for_work() -> None:
+    pool = Pool(LONG, guaranteed=2, capacity=6)
+    pipe, other = socket.socketpair()
+    with pipe, other:
+        for ordinal in (1, 2):
+            pool.add(PooledWorker(f"long-{ordinal}", LONG, ordinal, True, 1, 0.0, pipe, None, 1))
+        pool.enter(pool.workers[2], Stage.LEAVING)
+        assert pool.wanted() == 0
+        pool.waiting.extend([None] * 9)  # type: ignore[list-item]
+        assert pool.wanted() == 5  # of six, beside the one that stays
 
 
 def test_a_worker_is_recycled_once_it_has_grown() -> None:

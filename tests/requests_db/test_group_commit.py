@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,9 +86,12 @@ async def test_closing_a_store_finishes_the_calls_that_wait(path: Path) -> None:
     api = Api(path)
     calls = [asyncio.ensure_future(api.submit()) for _ in range(100)]
     await asyncio.sleep(0)
+    await api.generations()  # with a connection of its own
     await api.close()
     assert all(call.result() for call in calls)
     await api.close()
+    links = [os.readlink(fd.path) for fd in os.scandir("/proc/self/fd") if os.path.exists(fd)]
+    assert str(path) not in links
     assert list(path.parent.iterdir()) == [path]  # the last connection removes the journal
     assert not [t for t in threading.enumerate() if t.name.startswith("requests-db")]
 
