@@ -646,6 +646,8 @@ async def test_a_down_has_taken_effect_when_its_name_is_free(world: World) -> No
     assert (await world.environment()).state is S.STOPPED
     assert not is_running(replica)
     assert await world.rows() == {}
+    await world.launch()
+    assert await reconciler.has_taken_effect(down)  # another environment has the name
 
 
 async def test_nothing_is_started_again_while_its_environment_is_taken_down(
