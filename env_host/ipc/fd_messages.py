@@ -14,7 +14,7 @@ too many for a packet (the beginning of a large body) are in a file, the message
     the receiver exits      a link ends (EPIPE); the lobby takes back what is in an inbox
     the sender exits        its messages arrive; the kernel holds the descriptors
 
-`ReplicaDoors`: passes connections between the replicas of one address.
+`PeerReplicas`: passes connections between the replicas of one address.
 
 All replicas of an environment accept from the same sockets, so a connection for a session may be
 accepted by a replica that does not have it. A session's id names its replica
@@ -157,8 +157,8 @@ def duplicate(transport: asyncio.BaseTransport) -> int | None:
 RETRY_SECONDS = 0.005  # until a message that did not fit is sent again
 
 
-class ReplicaDoors:
-    """The doors of all replicas of one address; none of a server without a launch."""
+class PeerReplicas:
+    """The control sockets of the replicas at one address; a server without a launch has none."""
 
     def __init__(self, prefix: str, own: int) -> None:
         self._prefix = prefix

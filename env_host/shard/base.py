@@ -35,7 +35,7 @@ from ...system.process.loop_lag import EventLoopLagMonitor, LagSnapshot
 from ...system.process.signal_pipe import STOP_SIGNALS, handler_before, take_over
 from ...system.text.units import MB
 from ..errors import SessionEnded
-from ..ipc.fd_messages import MessageChannel, ReplicaDoors
+from ..ipc.fd_messages import MessageChannel, PeerReplicas
 from ..ipc.reports import note_awake
 from ..ipc.scoreboard import MICROSECONDS, Field, Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
@@ -133,7 +133,7 @@ class ServingProcess:
             hand_over=self._hand_over,
         )
         owner = Owner(own.index, own.generation, config.replica)
-        self.doors = ReplicaDoors(config.doors, config.replica)
+        self.doors = PeerReplicas(config.doors, config.replica)
         self._replica = config.replica
         self.registry = ConnectionRegistry(self.link, owner, self._count)
         idle_seconds = config.idle_timeout_seconds or definition.session_timeout_seconds

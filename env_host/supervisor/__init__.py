@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prefork supervisor of one environment: forks the processes that serve, and outlives them.
 
-supervisor.py       the agenda: one thread, one `select`, no event loop
+supervisor.py       serve, drain, end: one thread, one `select`, no event loop
+acceptor.py         whether connections are accepted here, or left to peer replicas
+shard_pool.py       starts and stops shards as sessions come and go
+child_links.py      what children report, and what follows when one exits
+context.py          what these four have in common
 spawn.py            makes children, by a fork or as new programs
 children.py         the children that run
 exits.py            how a child exited, in words and as facts for shim and agent
@@ -10,6 +14,7 @@ shard_policies.py   when shards are started, given back and replaced, and a repl
 close_notices.py    copies of the children's sockets, and what is written to them at an exit
 isolated_sessions.py
                     sessions that have processes of their own
-session_memory.py   what sessions hold, and have left behind
+session_memory.py   what isolated sessions hold
+programs.py         programs of the environment that were killed for memory, or left running
 status_reporter.py  session counts and load, for the shim
 """

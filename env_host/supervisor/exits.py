@@ -11,14 +11,12 @@ import. What a child's clients are sent: `close_notices.py`; when it is restarte
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...system.process.proc import exit_sentence
-from ...system.text.units import MB
 from ..errors import ShardFailed
 from .children import Child
 from .server_memory import KillCount, memory_clause, was_for_memory
@@ -92,37 +90,6 @@ def exit_of(
         **evidence,
     }
     return ChildExit(child, wait_status, out_of_memory or child.replaced_for or how, facts)
-
-
-def facts_of_programs(kills: KillCount, count: int, limit_bytes: int | None) -> dict[str, Any]:
-    """Return the report on programs that the environment had started, killed for memory.
-
-    `limit_bytes` is the cap of the isolated session that they belonged to; None: they are in the
-    cgroup of the whole server.
-    """
-    assert kills.group is not None
-    return {
-        "shard": None,
-        "programs": count,
-        "pid": 0,
-        "wait_status": int(signal.SIGKILL),
-        "sessions": 0,
-        "peak_bytes": kills.peak_bytes,
-        "isolated": limit_bytes is not None,
-        "limit_bytes": limit_bytes or kills.limit_bytes,
-        "cgroup": kills.group.name,
-    }
-
-
-def programs_sentence(facts: dict[str, Any]) -> str:
-    """Say for the log what `facts_of_programs` returned."""
-    count, peak, limit = facts["programs"], facts["peak_bytes"], facts["limit_bytes"]
-    what = "a program" if count == 1 else f"{count} programs"
-    sizes = [f"limit {limit / MB:.0f} MB"] if limit else []
-    sizes += [f"peak {peak / MB:.0f} MB"] if peak else []
-    known = f" ({', '.join(sizes)})" if sizes else ""
-    whose = "an isolated session" if facts["isolated"] else "the environment"
-    return f"{what} that {whose} had started: killed by the kernel for memory{known}"
 
 
 class ExitReports:

@@ -1,16 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory of sessions: what isolated ones hold, and what ended ones have left behind.
+"""The memory that isolated sessions hold.
 
 An isolated session is held to its cap by a cgroup below the replica's own, where there can be one;
 elsewhere by a watchdog.
 
     /…/openenvd/replicas-51fe/my_env-0-7f3a            the replica's, made by its shim
     /…/openenvd/replicas-51fe/my_env-0-7f3a/session-5  one session's, made here before it is forked
-
-A session of a shard starts what it likes, and need not end it. While there are sessions, nothing
-says whose a program is; when there are none, whatever is in the replica's cgroup and was not there
-before the first of them is what they have left. Without a cgroup that is the replica's alone, only
-what is still below its processes is found.
 """
 
 from __future__ import annotations
@@ -21,16 +16,13 @@ import re
 import signal
 import time
 from collections.abc import Iterable
-from typing import Any
 
 from ...system.memory.cgroups import Cgroup, GroupsBelow
-from ...system.process.proc import descendants_of, read_stat, rollup_bytes
+from ...system.process.proc import rollup_bytes
 from ...system.text.units import MB
 from .children import Child
 
 CHECK_SECONDS = 0.25  # between two checks of uncapped sessions
-MIN_LEFT_BYTES = 16 * MB  # that a program holds, to be named
-MAX_NAMED = 5
 _SESSION = re.compile(r"session-(\d+)-\d+")
 
 
@@ -70,31 +62,6 @@ class MemoryWatchdog:
             if _is_uncapped(each) and (rollup_bytes(each.pid, "Pss") or 0) > self._limit:
                 each.killed_for = cap_sentence(self._limit)
                 os.kill(each.pid, signal.SIGKILL)
-
-
-class LeftPrograms:
-    """Looks for programs that sessions have left behind."""
-
-    def __init__(self, group: Cgroup | None) -> None:
-        self._group = group
-        self._known: set[int] = set()
-
-    def note_known(self) -> None:
-        """Record the programs that run before the first session as the environment's own."""
-        self._known = self._running()
-
-    def look(self, own_pids: Iterable[int | None]) -> list[dict[str, Any]]:
-        """Return what runs beside these processes, the largest first: pid, name and bytes."""
-        found: list[dict[str, Any]] = []
-        for pid in self._running() - self._known - {os.getpid(), *own_pids}:
-            size, stat = private_bytes(pid), read_stat(pid)
-            if size >= MIN_LEFT_BYTES and stat is not None:
-                found.append({"pid": pid, "name": stat.name, "bytes": round(size / MB) * MB})
-        return sorted(found, key=lambda one: -one["bytes"])[:MAX_NAMED]
-
-    def _running(self) -> set[int]:
-        below = descendants_of(os.getpid())
-        return below if self._group is None else below | set(self._group.pids())
 
 
 def private_bytes(pid: int) -> int:

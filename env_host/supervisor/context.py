@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the classes of the supervisor have in common. They run in its one thread."""
+
+from __future__ import annotations
+
+import selectors
+from typing import TYPE_CHECKING, Any
+
+from ...schema.protocol import HostConfig
+from ...system.process.backoff import RestartSchedule
+from ..environment.plan import ServingPlan
+from ..ipc.scoreboard import Field, Scoreboard
+from ..shared_state.process import StateProcess
+from ..startup import SPARE_FDS
+from .children import Children
+from .close_notices import SocketCopies
+from .exits import ExitReports
+from .isolated_sessions import IsolatedSessions
+from .lobby import Lobby, most_at_once
+from .programs import ProgramWatch
+from .shard_policies import Idleness
+from .spawn import Spawner
+from .status_reporter import StatusReporter
+
+if TYPE_CHECKING:
+    from ..ipc.reports import Notifier
+
+STOPPING = "The environment is stopping."
+
+
+class SupervisorContext:
+    """The parts of one supervisor, and how far it is.
+
+    Attributes:
+        max_fds: The limit of open descriptors.
+        is_ready: Whether a shard has served; written by `ChildLinks`.
+        is_stopping: Whether the end was requested; written by `Supervisor`.
+        state: The process with the state that sessions share, if any; written by `ShardPool`.
+    """
+
+    def __init__(
+        self,
+        config: HostConfig,
+        spawner: Spawner,
+        lobby: Lobby,
+        scoreboard: Scoreboard,
+        notifier: Notifier,
+        max_fds: int,
+    ) -> None:
+        self.config = config
+        self.spawner = spawner
+        self.lobby = lobby
+        self.scoreboard = scoreboard
+        self.notifier = notifier
+        self.max_fds = max_fds
+        self.selector = selectors.DefaultSelector()
+        self.children = Children()
+        self.isolated = IsolatedSessions(scoreboard, self.children, spawner)
+        self.reports = ExitReports(notifier, scoreboard)
+        self.programs = ProgramWatch(config, self.children, self.reports)
+        self.reporter = StatusReporter(scoreboard, notifier, self._find_left)
+        self.restarts = RestartSchedule()
+        self.idleness = Idleness(config.sleep_after_seconds)
+        most_copies = max(0, max_fds - 2 * SPARE_FDS - most_at_once(max_fds))
+        self.copies = SocketCopies(most_copies, self.children)
+        self.state: StateProcess | None = None
+        self.is_ready = False
+        self.is_stopping = False
+        self.share_sessions()
+
+    @property
+    def plan(self) -> ServingPlan:
+        """How many shards and sessions there are now."""
+        return self.spawner.plan
+
+    @property
+    def is_placing(self) -> bool:
+        """Whether connections are passed on to shards."""
+        return self.is_ready and not self.is_stopping
+
+    @property
+    def state_pid(self) -> int | None:
+        """The pid of the process with the shared state."""
+        return None if self.state is None else self.state.pid
+
+    @property
+    def fds(self) -> list[int]:
+        """Descriptors of children, and of what is to become one."""
+        state = [] if self.state is None else [self.state.listen_fd]
+        return [*self.spawner.fds, *self.children.fds, *self.isolated.fds, *state]
+
+    def share_sessions(self) -> None:
+        """Write how many sessions each shard may have."""
+        for row in self.scoreboard.shard_counters():
+            row[Field.MAX_SESSIONS] = self.plan.share(row.index)
+
+    def _find_left(self) -> list[dict[str, Any]]:
+        return self.programs.find_left({*self.children.pids, self.state_pid})

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""As many shards as there is demand for; each is passed the connections that it is to serve.
+
+Shards without sessions are stopped after a while. A shard that has exited is restarted, later each
+time when it exits early again and again. One with a step that goes on although its session has
+ended is replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from ...system.process.prctl import adopt_orphans
+from ..errors import ShardFailed
+from ..ipc.scoreboard import Counters, Field, now_microseconds
+from ..shared_state.process import StateProcess
+from . import shard_policies
+from .child_links import ChildLinks
+from .context import SupervisorContext
+from .isolated_sessions import Orphans, sessions_in
+from .session_memory import MemoryWatchdog
+from .shard_policies import ShardDemand
+
+RETRY_SECONDS = 0.05  # until a report that the front could not read is sent again
+PARK_SECONDS = 0.2  # for connections that are on their way to a shard that is to be stopped
+
+log = logging.getLogger("openenvd.env_host")
+
+
+class ShardPool:
+    """Starts and stops shards, and the process with the state that sessions share, if any."""
+
+    def __init__(
+        self,
+        context: SupervisorContext,
+        shared_class: type | None,
+        *,
+        accept: Callable[[], None],
+        own_fds: Callable[[], list[int]],
+    ) -> None:
+        """Prepare; no process is started before `start`.
+
+        Args:
+            context: The supervisor's parts.
+            shared_class: The class whose sessions share a state; None: they share none.
+            accept: Accepts connections; called while many clients are notified.
+            own_fds: Returns the descriptors that the state process must not keep.
+        """
+        self._context = context
+        self._shared_class = shared_class
+        self._own_fds = own_fds
+        plan = context.plan
+        keeps_one = plan.keeps_one or shared_class is not None
+        self._demand = ShardDemand(plan.shards, least=int(keeps_one))
+        self._memory = MemoryWatchdog(context.config.session_memory_bytes)
+        self._links = ChildLinks(context, accept=accept, keep_one=lambda: self._demand.keep_one())
+        self.reap = self._links.reap
+        self._has_abandoned = False  # a step runs although its session has ended
+        self._abandoned_at = 0.0  # when to look at such next; on the monotonic clock
+
+    def due(self, now: float) -> list[float | None]:
+        """Return when `update` has something to do, on the monotonic clock."""
+        context = self._context
+        moments = [
+            context.restarts.next_due(),
+            context.lobby.due(is_placing=context.is_placing),
+            self._memory.due(context.children),
+            now + RETRY_SECONDS if context.isolated.over else None,
+        ]
+        if context.is_placing:
+            moments += [
+                context.reporter.due(),
+                self._demand.due(),
+                context.children.next_retirement(),
+                context.programs.kills.due(is_used=context.reporter.sessions > 0),
+                self._abandoned_at if self._has_abandoned else None,
+                None if context.state is None else context.state.restarts.next_due(),
+            ]
+        return moments
+
+    def start(self) -> None:
+        """Start the state process, if sessions share a state, and the first shards."""
+        context = self._context
+        context.spawner.prepare()
+        if context.plan.isolates and context.spawner.can_fork:
+            adopt_orphans()
+            self._links.orphans = Orphans(context.children)
+        context.programs.start()
+        if not context.spawner.can_fork:
+            self._demand = ShardDemand(context.plan.shards, least=context.plan.shards)
+        if self._shared_class is not None:
+            start = None if context.spawner.can_fork else context.spawner.start_program
+            context.state = StateProcess(self._shared_class, self._own_fds, start)
+            context.state.start()
+            context.spawner.state_address = context.state.address
+        for index in range(self._demand.wanted):
+            self._start_shard(index)
+
+    def update(self) -> None:
+        """Do what is due: starts, stops, connections to pass on, reports."""
+        context = self._context
+        self._start_due()
+        self._place()
+        context.isolated.notify_front()
+        if context.is_ready:
+            context.reporter.report()
+        self._memory.check(context.children)
+        if context.is_placing:
+            context.programs.report_killed()
+        self._replace_abandoned()
+
+    def stop(self) -> None:
+        """Ask all children to exit; none is started any more."""
+        context = self._context
+        context.restarts.cancel()
+        context.isolated.cancel()
+        for row in context.scoreboard:
+            row[Field.STOPPING] = 1
+        context.children.signal(signal.SIGTERM)
+
+    def assign_quota(self, max_sessions: int) -> None:
+        """Have so many sessions from now on; those beyond it go on."""
+        context = self._context
+        if context.plan.isolates:
+            max_sessions = min(max_sessions, sessions_in(len(context.scoreboard)))
+        context.spawner.plan = context.plan.with_sessions(max_sessions, context.max_fds)
+        context.share_sessions()
+        context.reporter.report_at_once()
+
+    def _place(self) -> None:
+        """Pass connections on to shards, of which there are as many as are wanted."""
+        now = time.monotonic()
+        self._context.lobby.close_refused(now)
+        if not self._context.is_placing:
+            return
+        self._context.lobby.look(now)
+        rows = self._context.scoreboard.shard_counters()
+        if self._context.lobby.load:
+            self._demand.keep_one()  # what is in memory after a session or request is kept
+        self._start_and_stop_shards(self._demand.update(self._load(rows, now), now))
+        self._context.lobby.place(self._demand.wanted, now)
+        self._context.copies.reserve(len(self._context.lobby))
+
+    def _load(self, rows: list[Counters], now: float) -> int:
+        """Return how many shards there is something to do for; one more if none has room."""
+        load = self._context.lobby.load + sum(row.load + row[Field.WAITING] for row in rows)
+        if (hung := self._context.lobby.hung(now)) > 0:
+            load = max(load, 1 + hung)
+        serving = [row for row in rows if row.is_serving and not row[Field.PARKED]]
+        is_full = bool(serving) and not any(row.room for row in serving)
+        return max(load, len(serving) + 1) if is_full else load
+
+    def _start_and_stop_shards(self, wanted: int) -> None:
+        now, lobby = time.monotonic(), self._context.lobby
+        # Forks take as long as a crowd takes to fill the kernel's queue: they come after it.
+        is_crowd_arriving, lobby.is_crowd_arriving = lobby.is_crowd_arriving, False
+        for row in self._context.scoreboard.shard_counters():
+            child = self._context.children.at(row.index)
+            is_surplus = row.index >= wanted
+            if child is None:
+                row[Field.PARKED] = int(is_surplus)
+                is_scheduled = row.index in self._context.restarts.scheduled
+                if not (is_surplus or is_scheduled or is_crowd_arriving):
+                    self._start_shard(row.index)
+            elif child.is_retired or (child.is_replaced and not lobby.has_passed_on(row)):
+                child.retire_if_due(now)
+            elif not is_surplus or not child.is_ready or lobby.has_passed_on(row):
+                row[Field.PARKED], child.retire_at, child.is_replaced = 0, None, False
+            elif child.retire_at is None:  # from now on no connection comes here
+                row[Field.PARKED], child.retire_at = 1, now + PARK_SECONDS
+            else:
+                child.retire_if_due(now)
+
+    def _start_shard(self, index: int) -> None:
+        try:
+            new = self._context.spawner.shard(index, isolated=len(self._context.isolated))
+        except OSError as exc:
+            self._retry_later(index, exc)
+            return
+        if index == 0:  # the front, which was given the number of sessions
+            self._context.isolated.over = 0
+        self._links.add(new)
+
+    def _retry_later(self, index: int, exc: OSError) -> None:
+        """Schedule another start of a shard; before any has served, fail."""
+        if not self._context.is_ready:
+            self._context.children.signal(signal.SIGKILL)
+            raise ShardFailed(f"shard {index} could not be started: {exc}", []) from exc
+        seconds = self._context.restarts.could_not_start(index, time.monotonic())
+        text = "shard %d could not be started, again in %g s: %s"
+        log.warning(text, index, seconds, exc, extra={"shard": index})
+
+    def _start_due(self) -> None:
+        if self._context.is_stopping:
+            return
+        for index in self._context.restarts.take_due(time.monotonic()):
+            self._start_shard(index)
+        if self._context.state is not None:
+            self._context.state.start_if_due()
+
+    def _replace_abandoned(self) -> None:
+        """Replace shards with abandoned steps; end isolated sessions that have one."""
+        now = time.monotonic()
+        self._has_abandoned = any(row[Field.ABANDONED] for row in self._context.scoreboard)
+        if not (self._has_abandoned and self._context.is_placing) or now < self._abandoned_at:
+            return
+        self._abandoned_at = now + shard_policies.ABANDONED_POLL_SECONDS
+        self._context.reporter.unsettle()
+        moment = now_microseconds()
+        for child in list(self._context.children):
+            row = self._context.scoreboard[child.index]
+            if child.is_retired or child.is_replaced or row[Field.PID] != child.pid:
+                continue
+            wanted = shard_policies.replacement_of(
+                row, moment, is_exclusive=self._context.plan.exclusive or child.is_isolated
+            )
+            if wanted is shard_policies.Replacement.NONE:
+                continue
+            text = "%s is replaced: %s"
+            log.warning(text, child, shard_policies.describe(row, moment), extra=child.log_fields)
+            if wanted is shard_policies.Replacement.AT_ONCE:
+                child.replaced_for = shard_policies.STARVED
+            elif child.is_isolated:
+                child.is_retired = True
+            else:
+                row[Field.PARKED], child.retire_at = 1, now + PARK_SECONDS
+                child.is_replaced = True
+                continue
+            os.kill(child.pid, signal.SIGKILL)
