@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -113,13 +113,7 @@ class LaunchOptions(ServeOptions):
     @property
     def sleep_seconds(self) -> float | None:
         """For how long nobody must have used it before its server ends; None: that never does."""
-        return sleep_seconds_of(
-            {
-                "idle_timeout_seconds": self.idle_timeout_seconds,
-                "min_replicas": self.min_replicas,
-                "scale_down_seconds": self.scale_down_seconds,
-            }
-        )
+        return sleep_seconds_of(asdict(self))
 
     def _check_sleep(self) -> None:
         if self.sleep_seconds is None:
@@ -188,15 +182,6 @@ def sleep_seconds_of(spec: Mapping[str, Any]) -> float | None:
     if seconds is None and spec.get("min_replicas") == 0:
         seconds = spec.get("scale_down_seconds")
     return seconds
-
-
-def needs_gateway(options: LaunchOptions) -> bool:
-    """Whether an environment has one address through the gateway alone.
-
-    Replicas of this machine share a listening socket; those of an engine have nothing in common.
-    """
-    most = max(options.replicas, options.max_replicas or 1)
-    return options.provider != LOCAL and most > 1
 
 
 @dataclass(frozen=True, slots=True)

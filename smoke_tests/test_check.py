@@ -63,8 +63,8 @@ def test_what_is_missing_is_told_before_anything_is_launched(
     points = "[openenvd.engines]\nmine = mine:ENGINE\n"
     (tmp_path / "mine-1.dist-info" / "entry_points.txt").write_text(points)
     (tmp_path / "mine.py").write_text(
-        "from openenvd.environments.engines.base import EngineEntry\n"
-        'ENGINE = EngineEntry("no_such_module:Engine")\n'
+        "from openenvd.environments.engines.base import EngineEntry, Preparation\n"
+        'ENGINE = EngineEntry("no_such_module:Engine", Preparation.PULLED_IMAGE)\n'
     )
     machine.environ["PYTHONPATH"] = str(tmp_path)
     told = machine.run("check", "--provider", "mine")

@@ -45,12 +45,22 @@ ENV_HOST_LABEL = "openenvd.env-host"  # of images that have our env host: its ve
 BUILT_LABEL = "openenvd.built"  # of images that were built here, by `openenv prune` to be removed
 
 
+class Preparation(StrEnum):
+    """What is done for replicas before they are started (`preparation/prepare.py`)."""
+
+    PROGRAM = "program"  # of a Python here; the engine's machines see the same folders
+    IMAGE = "image"  # built or pulled by Docker here
+    SHARED_IMAGE = "shared image"  # the same, named so that other machines can pull it
+    PULLED_IMAGE = "pulled image"  # the engine's machines pull it
+
+
 @dataclass(frozen=True, slots=True)
 class EngineEntry:
     """Where an engine is, and what it needs.
 
     Attributes:
         location: `module:Class`, or what else makes it. Only its agent imports it.
+        preparation: What its replicas run.
         extra: The extra of openenvd that installs its library; None: it needs none.
         address: Returns the variables that say which engine it is, all of them, from a process's
             own (`address_here`). Raises `EngineFailed` when these lead nowhere. By default there is
@@ -62,19 +72,15 @@ class EngineEntry:
             port of this machine.
         moves: Whether a replica that is started again has another address: its environment has
             one at the gateway then, also with one replica.
-        pulls_images: Whether its machines pull images themselves: none is looked for here.
-        runs_programs: Whether it runs programs of a Python here, which its machines see, too,
-            rather than images.
     """
 
     location: str
+    preparation: Preparation
     extra: str | None = None
     address: Callable[[Mapping[str, str]], dict[str, str]] = lambda _: {}
     check_options: Callable[..., object] | None = None
     has_own_addresses: bool = False
     moves: bool = False
-    pulls_images: bool = False
-    runs_programs: bool = False
 
 
 class EngineError(Exception):

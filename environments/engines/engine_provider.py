@@ -36,7 +36,7 @@ from .. import run_files
 from ..replica_policy import share_sessions
 from ..shim.client import ShimClient, ShimGone
 from ..shim.files import RUN_FILE_NAME, write_json
-from ..sources.program import Program
+from ..sources.program import ContainerImage, Prepared
 from . import new_replicas
 from .base import Labels, ReplicaPlan
 from .local.ports import PortOwner, open_listeners
@@ -58,7 +58,7 @@ class EngineProvider:
     def start(
         self,
         spec: EnvironmentSpec,
-        program: Program,
+        prepared: Prepared,
         *,
         launch_id: str,
         on_started: OnReplica,
@@ -69,11 +69,6 @@ class EngineProvider:
 
         What it `replaces` has ports of its own: nothing is taken over.
         """
-        if program.image is None and not entry_of(self.name).runs_programs:
-            raise InvalidSpec(
-                f"{self.name} runs images, and {spec.source} is none",
-                "make one: openenv image build, then launch docker://IMAGE",
-            )
         make_private(self._layout.runs)
         shares = share_sessions(spec.max_sessions, spec.replicas, spec.max_replicas)
         known = run_files.of_environment(self._layout.runs, spec.name)
@@ -82,7 +77,7 @@ class EngineProvider:
             for ordinal, share in enumerate(shares):
                 place = Place(ordinal, numbers[ordinal], ports[ordinal])
                 data = new_replicas.of_launch(self._layout, spec, launch_id, place, address)
-                replicas.write_down(self._with_plan(data, spec, program, share))
+                replicas.write_down(self._with_plan(data, spec, prepared, share))
         return replicas
 
     def add(
@@ -122,13 +117,13 @@ class EngineProvider:
         return added
 
     def _with_plan(
-        self, data: RunFileData, spec: EnvironmentSpec, program: Program, max_sessions: int | None
+        self, data: RunFileData, spec: EnvironmentSpec, prepared: Prepared, max_sessions: int | None
     ) -> RunFileData:
         replica_id, launch_id = data["replica_id"], data["request_id"]
         plan = ReplicaPlan(
             labels=Labels(self._layout.home_label, spec.name, replica_id, launch_id),
-            **_what_runs(program),
-            env=self._base(spec, program) | _environment(spec, data, max_sessions),
+            **_what_runs(prepared),
+            env=self._base(spec, prepared) | _environment(spec, data, max_sessions),
             host=data["host"],
             port=data["port"],
             memory_bytes=spec.memory_bytes,
@@ -146,14 +141,15 @@ class EngineProvider:
             "env": plan.env,
         }
 
-    def _base(self, spec: EnvironmentSpec, program: Program) -> dict[str, str]:
+    def _base(self, spec: EnvironmentSpec, prepared: Prepared) -> dict[str, str]:
         """Return the variables that a program needs; an image has them in itself."""
-        if program.image is not None:
+        if isinstance(prepared, ContainerImage):
             return {}
         home = str(self._layout.home)
-        config = json.dumps(program.config.to_json())
+        # The gateway's, by now, if there is one.
+        config = replace(prepared.config, host=spec.host, token=spec.token)
         base = child_environment(os.environ, home=home, max_sessions=None, given=spec.env)
-        return {**base, HOST_CONFIG_VARIABLE: config}
+        return {**base, HOST_CONFIG_VARIABLE: json.dumps(config.to_json())}
 
     @contextmanager
     def _listening(
@@ -175,11 +171,6 @@ class EngineProvider:
 
 class EngineReplicas(StartedReplicas):
     """The replicas of one launch on an engine. Owned by one thread."""
-
-    @property
-    def address(self) -> str:
-        """What goes into upstream's `base_url`."""
-        return self._run_files[0].address
 
     def write_down(self, data: RunFileData) -> None:
         """Write one replica's run file: from then on its port is reserved, and it is found."""
@@ -221,12 +212,12 @@ def _started(on_started: OnReplica) -> Iterator[EngineReplicas]:
         raise
 
 
-def _what_runs(program: Program) -> Json:
+def _what_runs(prepared: Prepared) -> Json:
     """Return the fields of a plan that say what runs: an image, or a program of a Python here."""
-    if program.image is not None:
-        return {"image": program.image, "image_name": program.image_name, "command": ()}
-    links = {name: str(folder) for name, folder in program.links.items()}
-    return {"image": "", "command": program.argv, "folder": str(program.folder), "links": links}
+    if isinstance(prepared, ContainerImage):
+        return {"image": prepared.reference, "image_name": prepared.name, "command": ()}
+    links = {name: str(folder) for name, folder in prepared.links.items()}
+    return {"image": "", "command": prepared.argv, "folder": str(prepared.folder), "links": links}
 
 
 def _not_at_the_gateway(like: run_files.RunFile, replicas: int) -> InvalidSpec:

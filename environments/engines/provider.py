@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...schema.spec import EnvironmentSpec
 from ..run_files import RunFile
-from ..sources.program import Program
+from ..sources.program import Prepared
 
 if TYPE_CHECKING:
     from .started_replicas import StartedReplicas
@@ -56,7 +56,7 @@ class Provider(Protocol):
     def start(
         self,
         spec: EnvironmentSpec,
-        program: Program,
+        prepared: Prepared,
         *,
         launch_id: str,
         on_started: OnReplica,
@@ -69,7 +69,7 @@ class Provider(Protocol):
 
         Args:
             spec: The environment as it is wanted.
-            program: What a replica runs.
+            prepared: What a replica runs.
             launch_id: The id of the launch's request, which is part of the replicas' ids.
             on_started: Called with each replica when it is started.
             address: The environment's, at the gateway; None: the replicas' own.

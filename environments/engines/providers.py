@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...schema.errors import InvalidSpec, UnknownProvider
+from ...schema.errors import UnknownProvider
+from ...schema.spec import EnvironmentSpec
 from ..run_files import LOCAL
 from . import registry
 from .base import EngineRefused
@@ -29,18 +29,27 @@ def check_provider(name: str) -> str:
     return name
 
 
-def check_options(name: str, options: Mapping[str, str], *, sandbox: bool) -> None:
+def check_options(spec: EnvironmentSpec) -> None:
     """Refuse options that an engine would refuse, before anything is built or started.
 
     Raises:
-        InvalidSpec
+        ValueError
     """
     try:
-        entry = registry.entry_of(name)
+        entry = registry.entry_of(spec.provider)
         if entry.check_options is not None:
-            entry.check_options(options, sandbox=sandbox)
+            entry.check_options(spec.options_of_engine, sandbox=spec.sandbox)
     except EngineRefused as exc:
-        raise InvalidSpec(exc.message, exc.hint) from exc
+        raise ValueError(f"engine_options: {exc.message}; {exc.hint}") from exc
+
+
+def needs_gateway(spec: EnvironmentSpec) -> bool:
+    """Whether its clients can only be told the gateway's address.
+
+    Replicas of this machine share a listening socket; those of an engine have nothing in common.
+    """
+    most = max(spec.replicas, spec.max_replicas or 1)
+    return spec.provider != LOCAL and (most > 1 or registry.entry_of(spec.provider).moves)
 
 
 def provider_named(name: str, home: Path) -> Provider:

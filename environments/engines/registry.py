@@ -17,10 +17,10 @@ from importlib import metadata
 from ...system.files.installation import install_command
 from ..agent_client import EngineAddress
 from ..run_files import LOCAL
-from .base import Engine, EngineEntry, EngineRefused
+from .base import Engine, EngineEntry, EngineRefused, Preparation
 
 GROUP = "openenvd.engines"
-_LOCAL_ENTRY = EngineEntry("", runs_programs=True)  # this machine is no engine
+_LOCAL_ENTRY = EngineEntry("", Preparation.PROGRAM)  # this machine is no engine
 
 
 def names() -> list[str]:

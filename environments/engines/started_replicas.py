@@ -48,7 +48,13 @@ class StartedReplicas:
     @property
     def address(self) -> str:
         """What goes into upstream's `base_url`."""
-        raise NotImplementedError
+        return self._run_files[0].address
+
+    @property
+    def is_address_known(self) -> bool:
+        """Whether `address` is theirs already: some engines say it only when they run."""
+        first = self._run_files[0]
+        return first.is_at_gateway or not first.is_elsewhere
 
     def wait_until_ready(
         self,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a source needs before it runs: a virtual environment here, or a container image.
 
+prepare.py       makes what a provider names, and returns what its replicas run
 project_venv.py  the virtual environment of a project, made by uv.py, or laid over one
                  another
 image_build.py   builds an image of image_context.py and image_recipe.py

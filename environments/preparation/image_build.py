@@ -27,7 +27,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from subprocess import TimeoutExpired
 from types import MappingProxyType
@@ -42,13 +42,13 @@ from ...schema.errors import (
     with_last_lines,
 )
 from ...schema.layout import Layout
-from ...schema.spec import DEFAULT_BASE
+from ...schema.spec import EnvironmentSpec
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
 from .. import run_files
 from ..engines.base import BUILT_LABEL
 from ..engines.docker.options import INSTALL, hint_on
-from ..sources.program import Program
+from ..sources.program import program_of
 from ..sources.resolve import (
     REPOSITORY,
     Project,
@@ -58,7 +58,7 @@ from ..sources.resolve import (
     tag_of,
 )
 from .image_context import context_of
-from .uv import run_command
+from .uv import Say, run_command
 
 # The network of this machine while it builds: a package index may be reachable from here alone.
 _NETWORK = ("--network", "host")
@@ -67,35 +67,26 @@ LAST_LINES = 20  # of Docker's output, in a failure
 ASK_SECONDS = 20.0
 _TEDIOUS = ("--->", "Removing intermediate", "+ ", "Downloaded ", "DEPRECATED:")
 
-Say = Callable[[str], None]
-
 
 def ensure_image(
-    source: ResolvedSource,
-    program: Program,
-    say: Say,
-    *,
-    base: str = DEFAULT_BASE,
-    more: Iterable[str] = (),
-    tag: str | None = None,
+    spec: EnvironmentSpec, source: ResolvedSource, say: Say, *, tag: str | None = None
 ) -> str:
     """Return the image of a source, with our env host in it; it is built if there is none yet.
 
     Args:
+        spec: Its base, and the packages to install beside what the source needs.
         source: What is to be served.
-        program: How it would be served on this machine.
         say: Gets lines about what happens.
-        base: The image that it is based on.
-        more: Packages to install beside what it needs.
         tag: What else it is to be called; it is returned then.
 
     Raises:
         EngineFailed: Docker cannot be used.
         PreparationFailed: The image cannot be built.
-        UnknownSource: `base` or `tag` cannot be the name of an image.
+        UnknownSource: The base or `tag` cannot be the name of an image.
     """
-    check_reference(base)
-    context = context_of(source, program, base, more)
+    check_reference(spec.base)
+    program = program_of(spec, source, None)
+    context = context_of(source, program, spec.base, spec.with_packages)
     own = tag_of(program.config.name, context.digest)
     tags = [own] if tag is None else [own, check_reference(tag)]
     docker = DockerCli(say)
@@ -104,7 +95,7 @@ def ensure_image(
     started = time.monotonic()
     for note in context.notes:
         say(note)
-    say(f"building the image {tags[-1]} on {base}")
+    say(f"building the image {tags[-1]} on {spec.base}")
     options = [word for each in tags for word in ("--tag", each)]
     # Their values do not appear on the command line.
     options += [word for name in sorted(context.variables) for word in ("--build-arg", name)]
@@ -115,35 +106,6 @@ def ensure_image(
         docker.run("build", *_OURS, *options, stdin=archive, variables=context.variables)
     say(f"built {tags[-1]} in {time.monotonic() - started:.1f} s")
     return tags[-1]
-
-
-def fetch_image(image: str, say: Say) -> None:
-    """Get an image from its registry, unless the engine has it.
-
-    Raises:
-        EngineFailed: Docker cannot be used.
-        PreparationFailed: The image cannot be had.
-    """
-    docker = DockerCli(say)
-    if docker.id_of(image) is None:
-        say(f"getting the image {image}")
-        docker.run("pull", image)
-
-
-def pinned(image: str, provider: str) -> str:
-    """Return what names an image for a provider whatever its name stands for later.
-
-    On Docker its id. A swarm's other nodes get an image from its registry, where it has a digest;
-    one that is in no registry has to be on these nodes already, as the same.
-
-    Raises:
-        EngineFailed: Docker cannot be used.
-    """
-    docker = DockerCli(lambda _: None)
-    found = docker.digest_of(image) if provider == "swarm" else None
-    if found is None and provider in ("docker", "swarm"):
-        found = docker.id_of(image)
-    return found or image
 
 
 def build_dockerfile(
@@ -196,6 +158,12 @@ class DockerCli:
         """Return the name of an image that its registry has for good; raises as `id_of` does."""
         found = self._inspect(image, "{{json .RepoDigests}}")
         return digest_in_repository(image, json.loads(found or "null") or ())
+
+    def fetch(self, image: str) -> None:
+        """Pull an image from its registry, unless it is here; raises as `id_of` and `run` do."""
+        if self.id_of(image) is None:
+            self._say(f"getting the image {image}")
+            self.run("pull", image)
 
     def images_built(self) -> list[dict[str, Any]]:
         """Return what `docker image inspect` says of all images that were built here."""

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from ... import __version__
-from ...schema.errors import UnknownSource
 from ..sources.needs import Way, allows_python, metadata_of
 from ..sources.program import Program
 from ..sources.resolve import (
@@ -105,10 +104,9 @@ def context_of(
         more: Packages to install beside what it needs.
 
     Raises:
-        UnknownSource: It is an image, or the module of a class is not found.
+        UnknownSource: The module of a class is not found.
     """
-    if isinstance(source, Image):
-        raise UnknownSource(f"{source.reference} is an image already", "launch it as it is")
+    assert not isinstance(source, Image)  # of which there is no program
     files = dict(_own_files())
     way: Way | None = None
     why: list[str] = []

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ...schema.errors import InvalidSpec
+from ...schema.errors import InvalidSpec, UnknownSource
 from ...schema.protocol import HostConfig, ServeOptions
 from ...schema.spec import EnvironmentSpec
 from .needs import read_toml, table_in
@@ -38,8 +38,6 @@ class Program:
     # Import names that stand for a folder of another name: upstream's template maps the package
     # `my_env` to the project's own folder. A link per name is put in front of `sys.path`.
     links: dict[str, Path] = field(default_factory=dict)
-    image: str | None = None  # what an engine runs instead of all that: `docker://…`
-    image_name: str | None = None  # the name that it had, for messages
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -52,14 +50,25 @@ class Program:
         return HOST_ENTRY if str(self.python) == sys.executable else None
 
 
+@dataclass(frozen=True, slots=True)
+class ContainerImage:
+    """An image that replicas run: what names the same one for good, and how it was named."""
+
+    reference: str
+    name: str
+
+
+Prepared = Program | ContainerImage
+
+
 def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | None) -> Program:
     """What to run; `python` is the project's own, None for ours.
 
     Raises:
         InvalidSpec: `serve_as_is` for something that has no app.
+        UnknownSource: It is an image.
     """
     own = python or Path(sys.executable)
-    image: str | None = None
     links: dict[str, Path] = {}
     match source:
         case Bundled(manifest=manifest):
@@ -72,12 +81,12 @@ def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | Non
             config, links = _project_config(source, own)
             folder = source.app.cwd or folder
         case Image(reference=image):
-            folder, config = Path("/"), HostConfig(spec.name)
+            raise UnknownSource(f"{image} is an image already", "launch it as it is")
     if config.env_class is not None and spec.serve_as_is:
         message = f"{config.env_class} is a class: it has no app that could be served as it is"
         raise InvalidSpec(message, "leave out --set serve-as-is=yes")
     options = {item.name: getattr(spec, item.name) for item in fields(ServeOptions)}
-    return Program(own, folder, replace(config, **options), links, image)
+    return Program(own, folder, replace(config, **options), links)
 
 
 def package_of(project: Project) -> str | None:

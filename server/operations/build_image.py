@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import Field
 
-from ...environments.sources.program import program_of
 from ...environments.sources.resolve import describe, resolve
 from ...schema.operation_options import ImageOptions
 from ...schema.spec import EnvironmentSpec
@@ -54,16 +53,9 @@ class BuildImage(base.Operation):
         base.say(describe(source))
         if payload.dockerfile is not None:
             image = build.build_dockerfile(source, payload.dockerfile, base.say, tag=payload.tag)
-            phases.finish()
-            return {"image": image}
-        spec = EnvironmentSpec(name="image", source=payload.source)
-        image = build.ensure_image(
-            source,
-            program_of(spec, source, None),
-            base.say,
-            base=payload.base,
-            more=payload.with_packages,
-            tag=payload.tag,
-        )
+        else:
+            more = payload.with_packages
+            spec = EnvironmentSpec("image", payload.source, base=payload.base, with_packages=more)
+            image = build.ensure_image(spec, source, base.say, tag=payload.tag)
         phases.finish()
         return {"image": image}

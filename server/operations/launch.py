@@ -27,22 +27,18 @@ from pydantic import Field, field_validator, model_validator
 
 from ...environments import run_files
 from ...environments.engines.provider import StartedReplica
-from ...environments.engines.providers import check_options, check_provider, provider_named
-from ...environments.engines.registry import entry_of
+from ...environments.engines.providers import (
+    check_options,
+    check_provider,
+    needs_gateway,
+    provider_named,
+)
 from ...environments.engines.started_replicas import StartedReplicas
 from ...environments.gateway import process as gateway_process
 from ...environments.gateway.process import Gateway
-from ...environments.preparation.project_venv import overlay_python, project_python
-from ...environments.sources.program import Program, program_of
-from ...environments.sources.resolve import (
-    SCHEME,
-    Bundled,
-    Image,
-    Project,
-    ResolvedSource,
-    describe,
-    resolve,
-)
+from ...environments.preparation.prepare import prepare
+from ...environments.sources.program import Prepared
+from ...environments.sources.resolve import SCHEME, Bundled, Project, describe, resolve
 from ...schema.errors import InvalidSpec, ReplicaFailed, UnknownProvider
 from ...schema.layout import Layout
 from ...schema.operation_options import DrainOptions
@@ -51,7 +47,6 @@ from ...schema.spec import (
     EnvironmentSpec,
     LaunchOptions,
     name_of_source,
-    needs_gateway,
     validate_name,
 )
 from ...system.net.access import is_loopback
@@ -61,7 +56,6 @@ from .progress import Phases, ReplicasAwaited, plural
 
 LEFTOVER_GRACE_SECONDS = 2.0
 GATEWAY_SECONDS = 30.0  # for it to reach replicas that are ready
-ENGINE_OF_IMAGES = "docker"  # where no other is named
 
 
 class LaunchPayload(base.payload_of(LaunchOptions, DrainOptions)):  # type: ignore[misc]  # made at run time
@@ -92,7 +86,7 @@ class LaunchPayload(base.payload_of(LaunchOptions, DrainOptions)):  # type: igno
     def _engine_of_image(cls, data: Any) -> Any:
         """An image is run by Docker, where no provider is named."""
         if isinstance(data, dict) and str(data.get("source")).startswith(SCHEME):
-            return {"provider": ENGINE_OF_IMAGES, **data}
+            return {"provider": "docker", **data}
         return data
 
     @field_validator("provider")
@@ -106,16 +100,12 @@ class LaunchPayload(base.payload_of(LaunchOptions, DrainOptions)):  # type: igno
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         self.name = self.name or name_of_source(self.source)
-        is_needed = needs_gateway(self.spec()) or entry_of(self.provider).moves
-        self.gateway: bool = self.gateway or is_needed
+        self.gateway: bool = self.gateway or needs_gateway(self.spec())
         if self.gateway:
             self.host: str = _gateway_host(self.host)
         spec = self.spec()
         spec.check()
-        try:
-            check_options(spec.provider, spec.options_of_engine, sandbox=spec.sandbox)
-        except InvalidSpec as exc:
-            raise ValueError(f"engine_options: {exc.message}; {exc.hint}") from exc
+        check_options(spec)
         return self
 
     def spec(self) -> EnvironmentSpec:
@@ -184,11 +174,9 @@ class _Launching:
         self._say("resolved", describe(source))
         for note in source.notes if isinstance(source, Project) else ():
             base.say(note)
-        python, image = self._prepare(source)
+        prepared = prepare(self._spec, source, self._phases, self._layout, self._cwd)
         self._gateway = self._ensure_gateway()
-        program = program_of(self._spec, source, python)
-        program = replace(program, image=self._pinned(image), image_name=image)
-        with self._started(program) as replicas:
+        with self._started(prepared) as replicas:
             awaited = ReplicasAwaited(self._context, self._spec.replicas, offers_fewer=True)
             ready = replicas.wait_until_ready(
                 self._spec.ready_timeout_seconds, awaited.on_ready, base.say, awaited.on_lasting
@@ -217,65 +205,6 @@ class _Launching:
             return None
         serving = run_files.that_serves(self._layout.runs, self._payload.name)
         return None if serving is None else serving.token
-
-    def _prepare(self, source: ResolvedSource) -> tuple[Path | None, str | None]:
-        """Return the Python that a local replica needs, or the image that an engine is to run."""
-        traits = entry_of(self._spec.provider)
-        if not traits.runs_programs:
-            return None, self._image(source, is_pulled=traits.pulls_images)
-        if isinstance(source, Image):
-            text = f"{source.reference} is an image, and {self._spec.provider} runs none"
-            raise InvalidSpec(text, "name an engine that does: --provider docker")
-        return self._prepare_python(source), None
-
-    def _pinned(self, image: str | None) -> str | None:
-        """Return the image so that replicas which are started later run the same."""
-        if image is None or entry_of(self._spec.provider).pulls_images:
-            return image
-        from ...environments.preparation import image_build as build
-
-        return build.pinned(image, self._spec.provider)
-
-    def _image(self, source: ResolvedSource, *, is_pulled: bool) -> str:
-        """Return the image that an engine is to run, which is fetched or built where that is here.
-
-        Where its nodes pull images, it is named: what is only here they cannot pull.
-
-        Raises:
-            InvalidSpec
-        """
-        from ...environments.preparation import image_build as build
-
-        spec = self._spec
-        if isinstance(source, Image):
-            if spec.with_packages:
-                text = f"nothing can be installed into the image {source.reference}"
-                hint = "build one that has it: openenv image build SOURCE --with …"
-                raise InvalidSpec(text, hint)
-            if not is_pulled:
-                self._phases.enter("building", f"preparing the image of {spec.name}")
-                build.fetch_image(source.reference, self._phases.relay)
-            return source.reference
-        if is_pulled:
-            image = f"REGISTRY/{name_of_source(spec.source).lower()}:1"
-            raise InvalidSpec(
-                f"{spec.provider} runs images that its nodes pull, and {spec.source} is none",
-                f"openenv image build {spec.source} --tag {image}, docker push {image}, and name"
-                f" docker://{image} in its place",
-            )
-        self._phases.enter("building", f"preparing the image of {spec.name}")
-        program, more = program_of(spec, source, None), spec.with_packages
-        return build.ensure_image(source, program, self._phases.relay, base=spec.base, more=more)
-
-    def _prepare_python(self, source: ResolvedSource) -> Path | None:
-        more = self._spec.with_packages
-        if not (isinstance(source, Project) or more):
-            return None
-        self._phases.enter("resolving", f"resolving what {self._spec.name} needs")
-        relay, python = self._phases.relay, None
-        if isinstance(source, Project):
-            python = project_python(source, self._layout, relay)
-        return overlay_python(python, more, self._layout, self._cwd, relay) if more else python
 
     def _ensure_gateway(self) -> Gateway | None:
         """Start the gateway where one is wanted; its replicas judge requests by its address."""
@@ -330,22 +259,20 @@ class _Launching:
         gateway_process.wait_until_serving(self._gateway, self._spec.name, addresses, seconds)
 
     @contextmanager
-    def _started(self, program: Program) -> Iterator[StartedReplicas]:
+    def _started(self, prepared: Prepared) -> Iterator[StartedReplicas]:
         """The replicas, which are stopped when the body fails, and go on when it does not."""
         provider = provider_named(self._spec.provider, self._context.home)
         gateway = self._gateway
         replicas = provider.start(
             self._spec,
-            program,
+            prepared,
             launch_id=self._context.request_id,
             on_started=lambda started: self._context.progress({"replica": started.to_json()}),
             address=None if gateway is None else gateway.options.address_of(self._spec.name),
             replaces=self._payload.replaces,
         )
         try:
-            # An engine with addresses of its own says where when it runs.
-            is_known = gateway is not None or not entry_of(self._spec.provider).has_own_addresses
-            where = f" at {replicas.address}" if is_known else ""
+            where = f" at {replicas.address}" if replicas.is_address_known else ""
             self._say("starting", f"{plural(self._spec.replicas, 'replica')} starting{where}")
             yield replicas
         except BaseException:  # cancelled, too

@@ -55,6 +55,6 @@ def install_engines(folder: Path, **locations: str) -> None:
     info.mkdir(parents=True, exist_ok=True)
     points = "".join(f"{name} = {module}:{name}\n" for name in locations)
     (info / "entry_points.txt").write_text(f"[{GROUP}]\n{points}")
-    entries = "".join(f"{name} = EngineEntry({at!r})\n" for name, at in locations.items())
-    code = f"from openenvd.environments.engines.base import EngineEntry\n{entries}"
-    (folder / f"{module}.py").write_text(code)
+    given = (f"{name} = EngineEntry({at!r}, Preparation.IMAGE)\n" for name, at in locations.items())
+    code = "from openenvd.environments.engines.base import EngineEntry, Preparation\n"
+    (folder / f"{module}.py").write_text(code + "".join(given))

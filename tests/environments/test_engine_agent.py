@@ -43,7 +43,7 @@ from openenvd.environments.engines.providers import provider_named
 from openenvd.environments.run_files import RunFile
 from openenvd.environments.shim.client import ShimClient, clean_up_after_shim, read_status_file
 from openenvd.environments.shim.files import open_control_socket
-from openenvd.environments.sources.program import Program
+from openenvd.environments.sources.program import ContainerImage
 from openenvd.environments.strays import look_again, stop_stray, strays_seen
 from openenvd.schema.errors import (
     EngineFailed,
@@ -137,7 +137,7 @@ class World:
         spec = EnvironmentSpec("sample", str(image), provider=NAME, **fields)
         started = provider_named(NAME, self.home).start(
             spec,
-            Program(Path("/"), Path("/"), HostConfig("sample"), image=str(image)),
+            ContainerImage(str(image), str(image)),
             launch_id=secrets.token_hex(8),
             on_started=lambda _: None,
             address=address,
@@ -339,15 +339,6 @@ def test_what_no_engine_was_asked_to_start_is_stopped_without_its_answer(
     world.launch().release()
     world.stop()
     assert list(world.layout.runs.iterdir()) == []
-
-
-def test_an_engine_runs_images_alone(world: World) -> None:
-    spec = EnvironmentSpec("sample", "echo", provider=NAME)
-    program = Program(Path("/"), Path("/"), HostConfig("sample"))
-    with pytest.raises(InvalidSpec, match="runs images"):
-        provider_named(NAME, world.home).start(
-            spec, program, launch_id="1", on_started=lambda _: None
-        )
 
 
 def test_an_unknown_provider_is_refused_with_the_names_that_there_are(world: World) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from ....schema.errors import EngineFailed
 from ....system.text.json_lines import Json
-from ..base import EngineEntry, EngineRefused
+from ..base import EngineEntry, EngineRefused, Preparation
 from ..host_options import read_options
 
 SANDBOX: Json = {
@@ -260,6 +260,7 @@ def _variables() -> str:
 
 ENGINE = EngineEntry(
     "openenvd.environments.engines.docker.engine:DockerEngine",
+    Preparation.IMAGE,
     extra="docker",
     address=docker_address,
     check_options=host_config,

@@ -26,7 +26,7 @@ from typing import Any
 from ....schema.protocol import HOST_OPTIONS_VARIABLE
 from ....system.text.json_lines import Json
 from ....system.text.safe_text import is_secret
-from ..base import ENVIRONMENT_LABEL, HOME_LABEL, EngineEntry, Labels, ReplicaPlan
+from ..base import ENVIRONMENT_LABEL, HOME_LABEL, EngineEntry, Labels, Preparation, ReplicaPlan
 from ..host_options import read_options, served_anywhere
 from .address import kubernetes_address
 
@@ -335,10 +335,10 @@ _OPTIONS: dict[str, Callable[[str], Any]] = {
 
 ENGINE = EngineEntry(
     "openenvd.environments.engines.kubernetes.engine:KubernetesEngine",
+    Preparation.PULLED_IMAGE,
     extra="kubernetes",
     address=kubernetes_address,
     check_options=options_of,
     has_own_addresses=True,
     moves=True,
-    pulls_images=True,
 )

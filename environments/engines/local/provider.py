@@ -35,7 +35,7 @@ from ....system.memory.pids_limit import ProcessRoom, no_room_text, process_room
 from ... import run_files
 from ...replica_policy import share_sessions
 from ...shim.client import start_shim
-from ...sources.program import HOST_PRELOAD, Program
+from ...sources.program import HOST_PRELOAD, Prepared, Program
 from .. import host_options, new_replicas
 from ..new_replicas import RUN_DIR_VARIABLE, Place, child_environment, host_of
 from ..provider import OnReplica, StartedReplica
@@ -63,7 +63,7 @@ class LocalProvider:
     def start(
         self,
         spec: EnvironmentSpec,
-        program: Program,
+        prepared: Prepared,
         *,
         launch_id: str,
         on_started: OnReplica,
@@ -76,6 +76,7 @@ class LocalProvider:
             InvalidSpec: there are too few GPUs.
             NoProcesses: there is no room for theirs.
         """
+        assert isinstance(prepared, Program)  # as its `Preparation` says
         shares = share_sessions(spec.max_sessions, spec.replicas, spec.max_replicas)
         found = host_options.find_gpus({**os.environ, **spec.env}) if spec.gpus else ()
         devices = [
@@ -90,15 +91,15 @@ class LocalProvider:
         # An earlier update may have taken over from the launch that is named by now.
         others = [each for each in running if each.request_id != launch_id]
         replaced = [] if replaces is None else sorted(others, key=run_files.by_service)
-        replicas = LocalReplicas(spec, self._listeners(spec, replaced), address)
+        replicas = LocalReplicas(self._listeners(spec, replaced))
         numbers = run_files.free_numbers(known, spec.replicas)
         with _stopped_on_failure(replicas):
             for ordinal, share in enumerate(shares):
                 place = Place(ordinal, numbers[ordinal], replicas.port(ordinal))
                 data = new_replicas.of_launch(self._layout, spec, launch_id, place, address)
                 data["held"] = replaces is not None
-                data |= self._what_runs(spec, program, data, share, devices[ordinal])
-                on_started(replicas.start_one(data, program.links, ordinal))
+                data |= self._what_runs(spec, prepared, data, share, devices[ordinal])
+                on_started(replicas.start_one(data, prepared.links, ordinal))
         return replicas
 
     def _what_runs(
@@ -114,6 +115,8 @@ class LocalProvider:
         links = (str(Path(run_dir) / IMPORTS),) if program.links else ()
         config = replace(
             program.config,
+            host=spec.host,  # the gateway's, by now, if there is one
+            token=spec.token,
             max_sessions=max_sessions,
             import_paths=(*links, *program.config.import_paths),
             # Which the env host cannot find out: it stands alone, and knows no cgroups.
@@ -178,7 +181,7 @@ class LocalProvider:
         owner = PortOwner(spec.name, self._layout.runs)
         alone = replace(spec, port=None)
         sockets = _listen(alone, owner, len(shares)) if spec.gateway else _sockets_of(like)
-        started = LocalReplicas(spec, sockets, like.data.get("address"))
+        started = LocalReplicas(sockets)
         with _stopped_on_failure(started):
             for index, share in enumerate(shares):
                 place = Place(ordinals[index], numbers[index], started.port(index))
@@ -205,20 +208,11 @@ def _stopped_on_failure(replicas: LocalReplicas) -> Iterator[None]:
 class LocalReplicas(StartedReplicas):
     """The replicas of one launch. Owned by one thread."""
 
-    def __init__(
-        self, spec: EnvironmentSpec, listeners: list[Listeners], address: str | None = None
-    ) -> None:
-        """`listeners` are each replica's, or those of all of them; `address`: the gateway's."""
+    def __init__(self, listeners: list[Listeners]) -> None:
+        """`listeners` are each replica's, or those of all of them."""
         super().__init__()
-        self._spec = spec
         self._listeners = listeners
         self._ports = [int(each[0].getsockname()[1]) for each in listeners]
-        self.gateway_address = address
-
-    @property
-    def address(self) -> str:
-        """What goes into upstream's `base_url`."""
-        return self.gateway_address or run_files.address_of(self._spec.host, self.port(0))
 
     def port(self, number: int) -> int:
         """The port that the replica which is started as number `number` listens on."""

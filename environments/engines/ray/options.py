@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ....system.text.json_lines import Json
-from ..base import EngineEntry, EngineGone, EngineRefused, ReplicaPlan
+from ..base import EngineEntry, EngineGone, EngineRefused, Preparation, ReplicaPlan
 from ..host_options import check_no_sandbox, read_options
 
 PROBE_SECONDS = 3.0
@@ -136,9 +136,9 @@ def check_answers(address: str) -> None:
 
 ENGINE = EngineEntry(
     "openenvd.environments.engines.ray.engine:RayEngine",
+    Preparation.PROGRAM,
     extra="ray",
     address=ray_address,
     check_options=check_options,
     has_own_addresses=True,
-    runs_programs=True,
 )

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ....system.text.units import MB
-from ..base import EngineEntry, EngineRefused, ReplicaPlan
+from ..base import EngineEntry, EngineRefused, Preparation, ReplicaPlan
 from ..host_options import check_no_sandbox
 from .job import OUTPUT_FILE_NAME
 
@@ -133,8 +133,8 @@ def _literally(path: str) -> str:
 
 ENGINE = EngineEntry(
     "openenvd.environments.engines.slurm.engine:SlurmEngine",
+    Preparation.PROGRAM,
     address=slurm_address,
     check_options=check_options,
-    runs_programs=True,
     has_own_addresses=True,
 )

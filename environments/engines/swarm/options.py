@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ....system.text.json_lines import Json
-from ..base import EngineEntry, EngineRefused
+from ..base import EngineEntry, EngineRefused, Preparation
 from ..docker.options import NO_NEW_PRIVILEGES, docker_address, host_config, published_network, size
 
 _MAX_NAME_LENGTH = 63
@@ -149,6 +149,7 @@ _SPEC_OF: dict[str, Callable[[Any], Json]] = {
 
 ENGINE = EngineEntry(
     "openenvd.environments.engines.swarm.engine:SwarmEngine",
+    Preparation.SHARED_IMAGE,
     extra="docker",
     address=docker_address,
     check_options=check_options,

@@ -18,10 +18,9 @@ from openenvd.environments.agent_client import EngineAddress, ensure_agent
 from openenvd.environments.engines.docker.options import docker_address
 from openenvd.environments.engines.providers import provider_named
 from openenvd.environments.shim.client import ShimClient
-from openenvd.environments.sources.program import Program
+from openenvd.environments.sources.program import ContainerImage
 from openenvd.schema.errors import EngineFailed
 from openenvd.schema.layout import Layout
-from openenvd.schema.protocol import HostConfig
 from openenvd.schema.spec import EnvironmentSpec
 
 SECONDS = 30.0
@@ -99,9 +98,9 @@ def test_a_replica_is_asked_for_where_it_was_launched_whoever_starts_the_next_ag
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/launch.sock")
     spec = EnvironmentSpec("sample", "docker://image:1", provider="docker")
-    program = Program(Path("/"), Path("/"), HostConfig("sample"), image="image:1")
+    image = ContainerImage("image:1", "image:1")
     provider_named("docker", home).start(
-        spec, program, launch_id=secrets.token_hex(8), on_started=lambda _: None
+        spec, image, launch_id=secrets.token_hex(8), on_started=lambda _: None
     ).release()
     [run_file] = run_files.all_of(layout.runs)
     for process in agents(layout):

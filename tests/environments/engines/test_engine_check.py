@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.engines import check, registry
-from openenvd.environments.engines.base import EngineEntry
+from openenvd.environments.engines.base import EngineEntry, Preparation
 from openenvd.environments.engines.providers import check_provider
 from openenvd.schema.errors import UnknownProvider
 from openenvd.system.files.installation import install_command
@@ -72,7 +72,7 @@ def test_an_engine_that_hangs_or_crashes_hides_none_before_it(
 def test_a_library_that_is_missing_is_told_with_what_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    entry = EngineEntry("no_such_library.engine:Engine", extra="docker")
+    entry = EngineEntry("no_such_library.engine:Engine", Preparation.IMAGE, extra="docker")
     monkeypatch.setattr(registry, "entry_of", lambda _: entry)
     found = check.check_engine("trial")
     assert not found.works

@@ -128,6 +128,10 @@ def test_a_failed_launch_gives_the_reason_and_leaves_nothing_behind(
             {"source": "docker://an/image:1", "provider": "kubernetes", "with_packages": ["numpy"]},
             ["nothing can be installed into the image an/image:1"],
         ),
+        (
+            {"source": "docker://an/image:1", "provider": "local"},
+            ["an/image:1 is an image, and local runs none", "--provider docker"],
+        ),
     ],
 )
 def test_a_launch_that_can_never_work_is_invalid(

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prepares what the replicas of a launch run, in the way that their provider names.
+
+    resolve(source) ─▶ prepare(spec, source, report) ─▶ Program or ContainerImage ─▶ provider.start
+
+    PROGRAM        a program of our Python, or of the project's virtual environment, which is made
+                   once for all projects with the same needs; `--with` is laid over it
+    IMAGE          an image that Docker here has: pulled if the source is one, else built with our
+                   env host, unless there is one of the same files. It is named by its id
+    SHARED_IMAGE   the same, named by its registry's digest if it has one: other nodes pull it
+    PULLED_IMAGE   an image that the engine's nodes pull by its name; nothing is done here
+
+Replicas that are added later run the same: their run files have the id or the digest.
+
+Failure cases
+
+    the provider cannot run the source    `InvalidSpec` with the command that helps; nothing is done
+    uv or Docker fails, or is missing     `PreparationFailed` or `EngineFailed`, with its last lines
+    the worker is killed, or cancelled    the next launch makes a virtual environment afresh that
+                                          lacks the file `complete`; Docker keeps the built steps
+    two launches prepare the same         the second waits for the virtual environment's lock; both
+                                          build an image, of the same name and the same files
+    a cleanup runs meanwhile              it leaves a virtual environment for a minute after its
+                                          use, and the newest image of each name
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from ...schema.errors import InvalidSpec
+from ...schema.layout import Layout
+from ...schema.spec import EnvironmentSpec, name_of_source
+from ..engines.base import Preparation
+from ..engines.registry import entry_of
+from ..sources.program import ContainerImage, Prepared, Program, program_of
+from ..sources.resolve import Image, Project, ResolvedSource
+from .project_venv import overlay_python, project_python
+
+
+class Report(Protocol):
+    """Gets what is done."""
+
+    def enter(self, phase: str, message: str) -> None:
+        """Take that a phase begins."""
+
+    def relay(self, line: str) -> None:
+        """Take a line of uv's or Docker's output."""
+
+
+def prepare(
+    spec: EnvironmentSpec, source: ResolvedSource, report: Report, layout: Layout, cwd: Path
+) -> Prepared:
+    """Return what the replicas run; relative paths of `--with` refer to the folder `cwd`. Blocks.
+
+    Raises:
+        InvalidSpec: The provider cannot run this source.
+        PreparationFailed: It cannot be installed, built or pulled.
+        EngineFailed: Docker cannot be used.
+    """
+    way = entry_of(spec.provider).preparation
+    if way is Preparation.PROGRAM:
+        return _prepare_program(spec, source, report, layout, cwd)
+    if isinstance(source, Image) and spec.with_packages:
+        text = f"nothing can be installed into the image {source.reference}"
+        raise InvalidSpec(text, "build one that has it: openenv image build SOURCE --with …")
+    if way is Preparation.PULLED_IMAGE and isinstance(source, Image):
+        return ContainerImage(source.reference, source.reference)
+    if way is Preparation.PULLED_IMAGE:
+        image = f"REGISTRY/{name_of_source(spec.source).lower()}:1"
+        raise InvalidSpec(
+            f"{spec.provider} runs images that its nodes pull, and {spec.source} is none",
+            f"openenv image build {spec.source} --tag {image}, docker push {image}, and name"
+            f" docker://{image} in its place",
+        )
+    return _prepare_image(spec, source, report, is_shared=way is Preparation.SHARED_IMAGE)
+
+
+def _prepare_program(
+    spec: EnvironmentSpec, source: ResolvedSource, report: Report, layout: Layout, cwd: Path
+) -> Program:
+    if isinstance(source, Image):
+        text = f"{source.reference} is an image, and {spec.provider} runs none"
+        raise InvalidSpec(text, "name an engine that does: --provider docker")
+    python, more = None, spec.with_packages
+    if isinstance(source, Project) or more:
+        report.enter("resolving", f"resolving what {spec.name} needs")
+    if isinstance(source, Project):
+        python = project_python(source, layout, report.relay)
+    if more:
+        python = overlay_python(python, more, layout, cwd, report.relay)
+    return program_of(spec, source, python)
+
+
+def _prepare_image(
+    spec: EnvironmentSpec, source: ResolvedSource, report: Report, *, is_shared: bool
+) -> ContainerImage:
+    from . import image_build as build  # memory that a launch without images need not hold
+
+    report.enter("building", f"preparing the image of {spec.name}")
+    docker = build.DockerCli(report.relay)
+    if isinstance(source, Image):
+        name = source.reference
+        docker.fetch(name)
+    else:
+        name = build.ensure_image(spec, source, report.relay)
+    digest = docker.digest_of(name) if is_shared else None
+    return ContainerImage(digest or docker.id_of(name) or name, name)
