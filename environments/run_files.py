@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import re
 import selectors
 import shutil
@@ -243,7 +244,7 @@ def set_aside(runs: Path, name: str | None = None) -> list[SetAside]:
 
 def all_of(runs: Path) -> list[RunFile]:
     """Every replica below a folder, by environment and ordinal."""
-    return _read_all(runs, "")
+    return _in_order(each for each in _look_at_all(runs, "") if isinstance(each, RunFile))
 
 
 def of_launch(runs: Path, name: str, request_id: str | None) -> list[RunFile]:
@@ -266,21 +267,25 @@ def by_service(run_file: RunFile) -> tuple[bool, float]:
 
 def of_environment(runs: Path, name: str) -> list[RunFile]:
     """The replicas of one environment, by ordinal."""
+    return _in_order(each_of_environment(runs, name))
+
+
+def each_of_environment(runs: Path, name: str) -> Iterator[RunFile]:
+    """The replicas of one environment, each read when it is asked for."""
     # A replica's id begins with its environment's name: other folders are not even opened.
-    return [run_file for run_file in _read_all(runs, f"{name}-") if run_file.environment == name]
+    for each in _look_at_all(runs, f"{name}-"):
+        if isinstance(each, RunFile) and each.environment == name:
+            yield each
 
 
-def _read_all(runs: Path, prefix: str) -> list[RunFile]:
-    found = [each for each in _look_at_all(runs, prefix) if isinstance(each, RunFile)]
+def _in_order(found: Iterable[RunFile]) -> list[RunFile]:
     return sorted(found, key=lambda r: (r.environment, r.ordinal, r.replica_id))
 
 
-def _look_at_all(runs: Path, prefix: str) -> list[RunFile | SetAside | None]:
-    try:
-        folders = sorted(folder for folder in runs.iterdir() if folder.name.startswith(prefix))
-    except FileNotFoundError:
-        return []
-    return [_look(folder) for folder in folders]
+def _look_at_all(runs: Path, prefix: str) -> Iterator[RunFile | SetAside | None]:
+    with contextlib.suppress(FileNotFoundError):
+        names = [entry.name for entry in os.scandir(runs) if entry.name.startswith(prefix)]
+        yield from (_look(runs / name) for name in sorted(names))
 
 
 def stop_environment(

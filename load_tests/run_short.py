@@ -34,6 +34,7 @@ PROGRAMS = (  # those that take longest first; the stage `dashboard` has the one
     ("brigade", 1, "--short"),
     ("queue_dispatcher", 1, "--requests 1000"),
     ("queue_dispatcher", 1, "--requests 500 --executor workers"),
+    ("growth", 1, "--most 100"),
     ("short_requests", 1, "--single 50 --burst 200"),
     ("launch", 2, "--parts asleep"),
     ("launch", 1, "--parts awake"),

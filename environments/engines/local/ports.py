@@ -10,6 +10,9 @@ reserving the port, in a folder that all homes of this user share:
 It holds for as long as a run file there says that the environment has the port; so it is with the
 gateway's. Who writes one has bound the port, so that no two ever write the same. The folder counts
 only if this user alone can write to it.
+
+A free port is looked for among the first ports of the range, then at random: so finding one costs
+the same among thousands of environments, whose ports would otherwise be tried one after another.
 """
 
 from __future__ import annotations
@@ -17,11 +20,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
-import json
 import logging
 import os
+import random
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +33,7 @@ from ....schema.layout import GATEWAY, check_private, make_private_in_shared
 from ....system.net.listening_sockets import open_listening_sockets
 from ... import run_files
 from ...shim.client import read_run_file
-from ...shim.files import write_json
+from ...shim.files import read_json, write_json
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +41,7 @@ log = logging.getLogger(__name__)
 # ever takes one of them.
 FIRST_PORT = 21000
 LAST_PORT = 24999
+ORDERED_PORTS = 8  # tried first, so that a home with few environments has the lowest ports
 
 
 # Not `TMPDIR`: whatever their variables, all daemons of a user must find the same folder.
@@ -63,15 +67,15 @@ def open_listeners(
         PortInUse: naming who has it, or for whom it is reserved.
         OSError: the address is not this machine's.
     """
-    candidates: Sequence[int] = range(FIRST_PORT, LAST_PORT + 1) if port is None else (port,)
-    for candidate in candidates:
+    reservations = _Reservations()
+    for candidate in _candidates() if port is None else (port,):
         # Not even tried, for a moment: an engine may be about to publish it.
-        if candidate in taken or reserved_for(candidate) not in (None, owner):
+        if candidate in taken or reservations.owner_of(candidate) not in (None, owner):
             continue
         listeners = _try_listen(host, candidate)
         if listeners is None:
             continue
-        if reserved_for(candidate) in (None, owner):
+        if reserved_for(candidate) in (None, owner):  # not reserved by another one meanwhile
             reserve(candidate, owner)
             return listeners
         for listener in listeners:
@@ -84,32 +88,69 @@ def open_listeners(
     )
 
 
+def _candidates() -> Iterator[int]:
+    """The ports of the range, in the order in which they are tried."""
+    every = range(FIRST_PORT, LAST_PORT + 1)
+    ordered, others = every[:ORDERED_PORTS], every[ORDERED_PORTS:]
+    yield from ordered
+    yield from random.sample(others, len(others))
+
+
 def reserved_for(port: int) -> PortOwner | None:
     """The environment that has this port, or is to come back at it; None when there is none."""
+    return _Reservations().owner_of(port)
+
+
+class _Reservations:
+    """The reservations that hold, as one search finds them: no run file is read twice for it."""
+
+    def __init__(self) -> None:
+        self._unread: dict[PortOwner, Iterator[int]] = {}  # the ports of an owner not read yet
+        self._read: dict[PortOwner, set[int]] = {}
+
+    def owner_of(self, port: int) -> PortOwner | None:
+        """As `reserved_for`."""
+        owner = _read_reservation(port)
+        return owner if owner is not None and self._has(owner, port) else None
+
+    def _has(self, owner: PortOwner, port: int) -> bool:
+        unread = self._unread.setdefault(owner, _ports_of(owner))
+        read = self._read.setdefault(owner, set())
+        while port not in read:
+            if (found := next(unread, None)) is None:
+                return False
+            read.add(found)
+        return True
+
+
+def _read_reservation(port: int) -> PortOwner | None:
+    """Whose a port is written down to be, which may be over."""
     try:
         check_private(RESERVATIONS)
-        data = json.loads((RESERVATIONS / str(port)).read_bytes())
-        owner = PortOwner(data["environment"], Path(data["runs"]))
-    except (OSError, ValueError, LookupError, TypeError):
+        data = read_json(RESERVATIONS / str(port))
+        return None if data is None else PortOwner(data["environment"], Path(data["runs"]))
+    except (OSError, LookupError, TypeError):
         return None
-    return owner if port in _ports_of(owner) else None
 
 
-def _ports_of(owner: PortOwner) -> set[int]:
+def _ports_of(owner: PortOwner) -> Iterator[int]:
     """The ports that run files say an owner has; the gateway's lies below its own name."""
-    found = {run_file.port for run_file in run_files.of_environment(owner.runs, owner.environment)}
     gateway = read_run_file(owner.runs / owner.environment)
     port = gateway.get("port") if gateway else None  # of a file that is damaged, none
-    return found | {port} if isinstance(port, int) else found
+    if isinstance(port, int):
+        yield port
+    for run_file in run_files.each_of_environment(owner.runs, owner.environment):
+        yield run_file.port
 
 
 def renew_reservations(runs: Path) -> None:
     """Reserve the ports of a home's environments again: the system empties `/tmp` now and then."""
-    names = {run_file.environment for run_file in run_files.all_of(runs)}
-    for owner in (PortOwner(name, runs) for name in (*names, GATEWAY)):
-        for port in _ports_of(owner):
-            if port and reserved_for(port) in (None, owner):
-                reserve(port, owner)
+    owners = {port: PortOwner(GATEWAY, runs) for port in _ports_of(PortOwner(GATEWAY, runs))}
+    for run_file in run_files.all_of(runs):
+        owners.setdefault(run_file.port, PortOwner(run_file.environment, runs))
+    for port, owner in owners.items():
+        if port and _read_reservation(port) != owner and reserved_for(port) is None:
+            reserve(port, owner)
 
 
 def reserve(port: int, owner: PortOwner) -> None:

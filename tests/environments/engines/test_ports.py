@@ -17,12 +17,15 @@ from openenvd.environments.engines.local import ports
 from openenvd.environments.engines.local.ports import (
     FIRST_PORT,
     LAST_PORT,
+    ORDERED_PORTS,
     PortOwner,
     holder_of,
     open_listeners,
+    renew_reservations,
     reserved_for,
 )
 from openenvd.environments.run_files import RUN_FILE_VERSION
+from openenvd.environments.shim.client import read_run_file
 from openenvd.schema.errors import PortInUse
 
 LOOPBACK = "127.0.0.1"
@@ -37,24 +40,44 @@ def reservations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def write_run_file(owner: PortOwner, ordinal: int, port: int) -> None:
+    """Write that a replica of the owner has a port."""
+    replica_id = f"{owner.environment}-{ordinal}-1"
+    replica = {
+        "version": RUN_FILE_VERSION,
+        "replica_id": replica_id,
+        "environment": owner.environment,
+        **dict.fromkeys(("request_id", "socket_path", "log_path", "host"), ""),
+        "number": ordinal,
+        "ordinal": ordinal,
+        "port": port,
+        "created_at": 0.0,
+    }
+    run_dir = owner.runs / replica_id
+    run_dir.mkdir(parents=True)
+    (run_dir / "replica.json").write_text(json.dumps(replica))
+
+
+@pytest.fixture
+def read_folders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the folders whose run files are read."""
+    read: list[str] = []
+
+    def note(run_dir: Path) -> object:
+        read.append(run_dir.name)
+        return read_run_file(run_dir)
+
+    monkeypatch.setattr("openenvd.environments.run_files.read_run_file", note)
+    return read
+
+
 @pytest.fixture
 def reserve(tmp_path: Path, reservations: Path) -> Callable[[int], PortOwner]:
     """Reserves a port for an environment that has it."""
 
     def reserve_port(port: int) -> PortOwner:
-        replica = {
-            "version": RUN_FILE_VERSION,
-            "replica_id": "echo-0-1",
-            "environment": "echo",
-            "port": port,
-            **dict.fromkeys(("request_id", "socket_path", "log_path", "host"), ""),
-            "number": 0,
-            "created_at": 0.0,
-        }
         owner = PortOwner("echo", tmp_path / "run")
-        (owner.runs / "echo-0-1").mkdir(parents=True)
-        run_file = owner.runs / "echo-0-1" / "replica.json"
-        run_file.write_text(json.dumps({**replica, "ordinal": 0, "port": port}))
+        write_run_file(owner, 0, port)
         reservations.mkdir(mode=0o700)
         told = {"environment": "echo", "runs": str(owner.runs)}
         (reservations / str(port)).write_text(json.dumps(told))
@@ -127,6 +150,49 @@ def test_a_reserved_port_is_not_even_tried(
         while not launching.done():  # an engine, which publishes the port of a replica
             socket.create_server((LOOPBACK, port)).close()
         launching.result()
+
+
+def test_ports_are_reserved_again_with_one_look_at_each_run_file(
+    tmp_path: Path, reservations: Path, read_folders: list[str]
+) -> None:
+    shared, own = PortOwner("shared", tmp_path / "run"), PortOwner("own", tmp_path / "run")
+    for ordinal in range(10):
+        write_run_file(shared, ordinal, 21000)
+        write_run_file(own, ordinal, 21001 + ordinal)
+    for _ in range(2):
+        read_folders.clear()
+        renew_reservations(own.runs)
+        assert len(read_folders) == len(set(read_folders)) == 20
+        reserved = {int(file.name) for file in reservations.iterdir()}
+        assert reserved == set(range(21000, 21011))
+    assert (reserved_for(21000), reserved_for(21007)) == (shared, own)
+
+
+def test_a_port_that_another_home_has_is_not_reserved_again_for_this_one(
+    tmp_path: Path, reserve: Callable[[int], PortOwner]
+) -> None:
+    other = reserve(21000)
+    owner = PortOwner("echo", tmp_path / "home" / "run")
+    write_run_file(owner, 0, 21000)
+    renew_reservations(owner.runs)
+    assert reserved_for(21000) == other
+
+
+def test_a_free_port_among_many_reserved_ones_is_found_with_few_reads(
+    tmp_path: Path, reservations: Path, read_folders: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one environment has them all, in another home."""
+    owners = [PortOwner(f"env{number}", tmp_path / "run") for number in range(100)]
+    for number, owner in enumerate(owners):
+        write_run_file(owner, 0, FIRST_PORT + number)
+    for number in range(100, 200):
+        write_run_file(PortOwner("many", tmp_path / "run"), number, FIRST_PORT + number)
+    renew_reservations(tmp_path / "run")
+    monkeypatch.setattr("random.sample", lambda every, _: reversed(every))
+    read_folders.clear()
+    with port_of() as port:
+        assert port > FIRST_PORT + 200
+    assert len(read_folders) == ORDERED_PORTS
 
 
 def test_an_error_for_a_taken_port_names_its_process() -> None:
