@@ -61,6 +61,8 @@ from ...system.net.http_limits import MAX_HEAD_BYTES
 from ...system.text.json_lines import Json
 from .lua import SOURCE as LUA
 
+Resource = Any  # plain JSON, or a fragment of it that is text already
+
 PREFIX = "/envs/"
 MOST_ASKED = 32  # replicas, by one handshake
 LEAST_RETRIES = 6  # also of a single replica, which may be restarting
@@ -233,9 +235,8 @@ def certificates(options: GatewayOptions) -> Json:
     return _resources(_typed(kind, name="certificate", tls_certificate=files))
 
 
-def routes(backends: Iterable[Backend]) -> Json:
-    """The routes to all environments, by path."""
-    found = [route for backend in backends for route in _routes_of(backend)]
+def routes(found: Iterable[Resource] = ()) -> Json:
+    """The routes to all environments, by path: those that `routes_to` gives for each."""
     host = {
         "name": "environments",
         "domains": ["*"],
@@ -246,9 +247,9 @@ def routes(backends: Iterable[Backend]) -> Json:
     return _resources(_typed(kind, name="environments", virtual_hosts=[host]))
 
 
-def clusters(backends: Iterable[Backend], folder: str) -> Json:
-    """One cluster for each environment, whose endpoints are in a file."""
-    return _resources(*(_cluster(each, endpoints_file(folder, each.name)) for each in backends))
+def clusters(found: Iterable[Resource] = ()) -> Json:
+    """The clusters of all environments: what `cluster` gives for each."""
+    return _resources(*found)
 
 
 def endpoints(backend: Backend) -> Json:
@@ -331,7 +332,7 @@ def _local_replies() -> Json:
 # Routes
 
 
-def _routes_of(backend: Backend) -> Iterable[Json]:
+def routes_to(backend: Backend) -> Iterable[Json]:
     """Handshakes and other requests, each with the token in a header or in the query."""
     here = {"path_separated_prefix": f"{PREFIX}{backend.name}"}
     upgrade = [_header("upgrade", {"exact": "websocket", "ignore_case": True})]
@@ -425,7 +426,8 @@ _NAMED_BY_ENDPOINT = [  # the endpoint that was chosen
 ]
 
 
-def _cluster(backend: Backend, replicas_file: str) -> Json:
+def cluster(backend: Backend, replicas_file: str) -> Json:
+    """The cluster of an environment, whose endpoints are in a file."""
     limits = ("max_connections", "max_pending_requests", "max_requests", "max_retries")
     mutations = {"request_mutations": [{"append": header} for header in _NAMED_BY_ENDPOINT]}
     naming = _typed(
@@ -497,7 +499,7 @@ def _typed(kind: str, **fields: Any) -> Json:
     return {"@type": f"type.googleapis.com/envoy.{kind}", **fields}
 
 
-def _resources(*found: Json) -> Json:
+def _resources(*found: Resource) -> Json:
     return {"resources": list(found)}
 
 

@@ -3,7 +3,8 @@
 
 Files are replaced by rename, which Envoy watches for, and only if changed. They are written in an
 order in which none names what is not there yet: endpoints, clusters, routes; what nothing names any
-more is removed last. The admin interface is on a Unix socket; asking it blocks.
+more is removed last. What was written is remembered (`BackendFiles`), so that a change of one
+environment costs nothing for the others. The admin interface is on a Unix socket; asking it blocks.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ import pwd
 import resource
 import socket
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import orjson
 
 from ...schema.layout import make_private
 from ...system.text.json_lines import Json
-from ..shim.files import write_json
+from ..shim.files import file_identity, replace_file
 from . import configuration
 from .configuration import Backend, Endpoint, GatewayOptions
 
@@ -189,8 +192,8 @@ def write_start_files(folder: Path, options: GatewayOptions, admin_socket: Path)
     _replace(folder / "certificates.json", configuration.certificates(options))
     _replace(folder / "listeners.json", configuration.listeners(options, where))
     for name, content in (
-        ("clusters.json", configuration.clusters([], where)),
-        ("routes.json", configuration.routes([])),
+        ("clusters.json", configuration.clusters()),
+        ("routes.json", configuration.routes()),
     ):
         _create(folder / name, content)
     bootstrap = folder / "bootstrap.json"
@@ -198,30 +201,74 @@ def write_start_files(folder: Path, options: GatewayOptions, admin_socket: Path)
     return bootstrap
 
 
-def write_backends(folder: Path, backends: Sequence[Backend]) -> None:
-    """Make Envoy's clusters, routes and endpoints those of these environments.
+class BackendFiles:
+    """Envoy's clusters, routes and endpoints, as they were last written. Used by one thread a time.
 
-    Raises:
-        OSError: A file cannot be written; those before it are, and nothing is half written.
+    Files that others have replaced or removed since, as a gateway that is started anew does, are
+    all looked at again.
     """
-    make_private(folder)
-    make_private(folder / "endpoints")
-    where = str(folder)
-    wanted = {}
-    for backend in backends:
-        path = Path(configuration.endpoints_file(where, backend.name))
-        wanted[path] = configuration.endpoints(backend)
-    for path, content in wanted.items():
-        _replace(path, content)
-    # A cluster that is new must be there before its route, one that goes after it.
-    old = {path.stem for path in (folder / "endpoints").glob("*.json")}
-    if not old <= {backend.name for backend in backends}:
-        _replace(folder / "routes.json", configuration.routes(backends))
-    _replace(folder / "clusters.json", configuration.clusters(backends, where))
-    _replace(folder / "routes.json", configuration.routes(backends))
-    for path in (folder / "endpoints").glob("*.json"):
-        if path not in wanted:
-            path.unlink(missing_ok=True)
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._clusters, self._routes = folder / "clusters.json", folder / "routes.json"
+        self._written: dict[str, Backend] = {}
+        self._texts: dict[str, _Texts] = {}
+        self._identities: tuple[tuple[int, int], ...] = ()  # of clusters and routes
+
+    def write(self, backends: Iterable[Backend]) -> None:
+        """Have them say what these environments are.
+
+        Raises:
+            OSError: A file cannot be written; those before it are, and nothing is half written.
+        """
+        wanted = {backend.name: backend for backend in backends}
+        if not self._identities or self._identities != self._identify():
+            self._written, self._texts = {}, {}
+            make_private(self._folder)
+            make_private(self._folder / "endpoints")
+        elif wanted == self._written:
+            return
+        self._identities = ()  # until all are written, nothing is known of them
+        texts = {}
+        for name, backend in wanted.items():
+            if self._written.get(name) == backend:
+                texts[name] = self._texts[name]
+                continue
+            path = configuration.endpoints_file(str(self._folder), name)
+            _replace(Path(path), configuration.endpoints(backend))
+            texts[name] = _Texts.of(backend, path)
+        # A cluster that is new must be there before its route, one that goes after it.
+        folder, before = self._folder / "endpoints", self._texts
+        old = self._written.keys() or {path.stem for path in folder.glob("*.json")}
+        routes = configuration.routes(orjson.Fragment(each.routes) for each in texts.values())
+        clusters = configuration.clusters(orjson.Fragment(each.cluster) for each in texts.values())
+        if not old <= wanted.keys():
+            _replace(self._routes, routes)
+        if not before or [t.cluster for t in before.values()] != [
+            t.cluster for t in texts.values()
+        ]:
+            _replace(self._clusters, clusters)
+        if not before or [t.routes for t in before.values()] != [t.routes for t in texts.values()]:
+            _replace(self._routes, routes)
+        for name in old - wanted.keys():
+            (folder / f"{name}.json").unlink(missing_ok=True)
+        self._written, self._texts, self._identities = wanted, texts, self._identify()
+
+    def _identify(self) -> tuple[tuple[int, int], ...]:
+        return file_identity(str(self._clusters)), file_identity(str(self._routes))
+
+
+class _Texts(NamedTuple):
+    """What the files of all environments say of one: items of a list of JSON."""
+
+    cluster: bytes
+    routes: bytes
+
+    @classmethod
+    def of(cls, backend: Backend, endpoints_file: str) -> _Texts:
+        cluster = configuration.cluster(backend, endpoints_file)
+        routes = b",".join(map(orjson.dumps, configuration.routes_to(backend)))
+        return cls(orjson.dumps(cluster), routes)
 
 
 def _most_connections() -> int:
@@ -231,18 +278,17 @@ def _most_connections() -> int:
 
 
 def _replace(path: Path, content: Json) -> None:
-    try:
-        if json.loads(path.read_bytes()) == content:
+    text = orjson.dumps(content)
+    with contextlib.suppress(OSError):  # there is none yet, or none that can be read
+        if path.stat().st_size == len(text) and path.read_bytes() == text:
             return
-    except (OSError, ValueError):
-        pass  # there is none yet, or none that can be read
-    write_json(str(path), content)
+    replace_file(str(path), text)
 
 
 def _create(path: Path, content: Json) -> None:
     """Write a file unless there is one, of the daemon's, by now."""
     first = path.with_suffix(f".first.{os.getpid()}")
-    write_json(str(first), content)
+    replace_file(str(first), orjson.dumps(content))
     with contextlib.suppress(FileExistsError):
         path.hardlink_to(first)
     first.unlink()

@@ -84,7 +84,12 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def write_json(path: str, data: Mapping[str, object], *, sync: bool = False) -> None:
-    """Replace a file by `data` atomically, readable by its owner alone.
+    """Replace a file by `data`, as `replace_file` does."""
+    replace_file(path, json.dumps(data).encode(), sync=sync)
+
+
+def replace_file(path: str, content: bytes, *, sync: bool = False) -> None:
+    """Replace what a file contains atomically; it is readable by its owner alone.
 
     With `sync`, it is on the disk when this returns. Raises `OSError` when it cannot be written;
     the old file is as it was.
@@ -93,7 +98,7 @@ def write_json(path: str, data: Mapping[str, object], *, sync: bool = False) -> 
     fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "wb") as file:
-            file.write(json.dumps(data).encode())
+            file.write(content)
             if sync:
                 file.flush()
                 os.fsync(fd)

@@ -7,7 +7,8 @@
     a replica's status ──▶ note ──in a moment, if nothing much changes──▶ weights ──▶ files
     the gateway's shim ──▶ ReplicaWatch ──▶ start again, a new shim
 
-Level-triggered: it looks at all environments each time, and only what has changed is written. See
+It looks at all environments first, and whenever events were lost; after an event at those that it
+names, and in a home without a gateway at nothing. Only what has changed is written. See
 `environments/gateway/__init__.py` for the failure cases. Everything here runs on the daemon's loop;
 what blocks goes through `asyncio.to_thread`.
 """
@@ -18,13 +19,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ...environments.gateway import envoy, process
 from ...environments.gateway.configuration import Backend, Endpoint
-from ...environments.gateway.envoy import EndpointStatus, write_backends
+from ...environments.gateway.envoy import BackendFiles, EndpointStatus
 from ...environments.gateway.process import Gateway
 from ...environments.replica_policy import LONGEST_PAUSE_SECONDS, Load, is_calm, weights
 from ...environments.run_files import RunFile
@@ -78,6 +79,7 @@ class GatewayManager:
     _weighing: set[str] = field(init=False, default_factory=set)  # in a moment
     _has_written: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _held: HeldRequests = field(init=False)
+    _files: BackendFiles = field(init=False)
     _reconciling: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     _looking: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)  # at Envoy
     _next_look: asyncio.Task[Seen] | None = field(init=False, default=None)
@@ -85,6 +87,7 @@ class GatewayManager:
     def __post_init__(self) -> None:
         """Prepare to hold requests."""
         self._held = HeldRequests(self.layout.sockets / HOLDING_SOCKET, self.until_served)
+        self._files = BackendFiles(process.config_folder(self.layout.run_dir(process.NAME)))
 
     async def follow(self) -> None:
         """Reconcile now, and after every change, until cancelled.
@@ -97,9 +100,9 @@ class GatewayManager:
                 while True:
                     subscription.lagged = False  # before the tables are read
                     await self._reconcile_insistently()
-                    while not _concerns_environments(await subscription.next()):
-                        if subscription.lagged:
-                            break
+                    while not subscription.lagged:
+                        if names := _environments_in(await subscription.next()):
+                            await self._reconcile_insistently(names)
         finally:
             await self._held.stop()
             try:
@@ -129,7 +132,7 @@ class GatewayManager:
             shown |= await asyncio.to_thread(_connections_view, found)
         except OSError as exc:
             seen, shown["problem"] = [], f"Envoy does not answer: {exc}"
-        names = [backend.name for backend in await self._backends()]
+        names = [environment.name for environment in await self._environments()]
         shown["environments"] = [_environment_view(name, found, seen) for name in names]
         return {"gateway": shown}
 
@@ -138,7 +141,7 @@ class GatewayManager:
 
         It is told of them first: no event says that a server is no longer held.
         """
-        await self._reconcile_insistently()
+        await self._reconcile_insistently({name})
         addresses = ["{}:{}".format(*each.endpoint) for each in replicas]
         found = await asyncio.to_thread(process.read_gateway, self.layout)
         if found is not None:
@@ -148,18 +151,19 @@ class GatewayManager:
 
     async def until_left(self, name: str) -> None:
         """Wait for a while until Envoy sends no session of an environment to what is drained."""
-        await self._reconcile_insistently()
+        await self._reconcile_insistently({name})
         with contextlib.suppress(TimeoutError):  # its clients are sent on by the replica
             async with asyncio.timeout(LEFT_SECONDS):
                 await self._until_seen(name, _has_left)
 
     # Reconciling
 
-    async def _reconcile_insistently(self) -> None:
+    async def _reconcile_insistently(self, names: Collection[str] | None = None) -> None:
+        """Look at these environments, or at all."""
         while True:
             try:
                 async with self._reconciling:  # or what was read earlier might be written later
-                    await self._reconcile()
+                    await self._reconcile(names)
                 return
             except (DatabaseError, EngineFailed, OSError) as exc:
                 log.warning("cannot update the gateway, trying again: %s", exc)
@@ -167,16 +171,19 @@ class GatewayManager:
                 log.exception("cannot update the gateway")
             await asyncio.sleep(self.timing.retry_seconds)
 
-    async def _reconcile(self) -> None:
+    async def _reconcile(self, names: Collection[str] | None) -> None:
+        is_known = self.watch or self._written or self.replicas.gateway_aside
+        if names is not None and not is_known and not self.layout.run_dir(process.NAME).exists():
+            return  # this home has no gateway
         await self._look_aside()
-        backends = await self._backends()
+        backends = await self._backends(names)
         if not backends and await self._stop_if_unused():
+            self._written = {}
             return
         await self._held.start()
-        folder = process.config_folder(self.layout.run_dir(process.NAME))
-        await asyncio.to_thread(write_backends, folder, backends)
-        self._written = {backend.name: backend for backend in backends}
-        self._weights = {name: w for name, w in self._weights.items() if name in self._written}
+        await asyncio.to_thread(self._files.write, backends.values())
+        self._written = backends
+        self._weights = {name: w for name, w in self._weights.items() if name in backends}
         self._has_written.set()
         self._has_written = asyncio.Event()
         await self._follow_process()
@@ -198,15 +205,21 @@ class GatewayManager:
     async def _environments(self) -> list[Environment]:
         """Those that have their address at the gateway."""
         found = await self.store.read(queries.environments())
-        return [each for each in found if each.state.is_live and each.spec.get("gateway")]
+        return [each for each in found if _is_at_gateway(each)]
 
-    async def _backends(self) -> list[Backend]:
-        wanted = await self._environments()
-        holding = str(self._held.path)
-        watched = self.replicas.watched
-        return [
-            backend_of(e, watched(e.name), holding, self._weights.get(e.name, {})) for e in wanted
-        ]
+    async def _backends(self, names: Collection[str] | None) -> dict[str, Backend]:
+        """What Envoy is to know of each environment, by name; only these are looked at again."""
+        if names is None:
+            found, wanted = {}, await self._environments()
+        else:
+            found = {name: each for name, each in self._written.items() if name not in names}
+            rows = [await self.store.read(queries.environment(name)) for name in names]
+            wanted = [row for row in rows if row is not None and _is_at_gateway(row)]
+        holding, watched = str(self._held.path), self.replicas.watched
+        for e in wanted:
+            weighed = self._weights.get(e.name, {})
+            found[e.name] = backend_of(e, watched(e.name), holding, weighed)
+        return dict(sorted(found.items()))
 
     # Weights
 
@@ -219,8 +232,8 @@ class GatewayManager:
 
     def _weigh_later(self, name: str, loads: dict[int, Load]) -> None:
         self._weighing.add(name)
-        loop = asyncio.get_running_loop()
-        loop.call_later(self.timing.weigh_seconds, self._weigh, name, loads)
+        seconds = self.timing.weigh_seconds
+        asyncio.get_running_loop().call_later(seconds, self._weigh, name, loads)
 
     def _weigh(self, name: str, before: dict[int, Load]) -> None:
         self._weighing.discard(name)
@@ -230,7 +243,7 @@ class GatewayManager:
             return
         if is_calm(before, loads):
             self._weights[name] = found
-            self.tasks.spawn(self._reconcile_insistently(), f"weigh the replicas of {name}")
+            self.tasks.spawn(self._reconcile_insistently({name}), f"weigh the replicas of {name}")
         else:
             self._weigh_later(name, loads)
 
@@ -444,13 +457,18 @@ async def _set_soon(written: asyncio.Event) -> None:
             await written.wait()
 
 
-def _concerns_environments(events: Iterable[Event]) -> bool:
-    """Return False for events of requests that change no replica, such as a `probe`."""
-    return any(
-        event.environment is not None
-        and (event.request is None or event.request.operation in DECISIVE)
+def _environments_in(events: Iterable[Event]) -> set[str]:
+    """The environments that events name; but not of requests that change no replica: a `probe`."""
+    return {
+        event.environment
         for event in events
-    )
+        if event.environment is not None
+        and (event.request is None or event.request.operation in DECISIVE)
+    }
+
+
+def _is_at_gateway(environment: Environment) -> bool:
+    return environment.state.is_live and bool(environment.spec.get("gateway"))
 
 
 def _common_problem(watched: Iterable[ReplicaWatch]) -> str | None:

@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import pwd
+import shutil
 import socket
 import ssl
 import urllib.error
@@ -30,11 +31,7 @@ from websockets.http11 import Request, Response
 from openenvd.environments.engines.local import ports
 from openenvd.environments.gateway import configuration, envoy, process
 from openenvd.environments.gateway.configuration import Backend, Endpoint, GatewayOptions
-from openenvd.environments.gateway.envoy import (
-    Connections,
-    endpoint_statuses,
-    write_backends,
-)
+from openenvd.environments.gateway.envoy import BackendFiles, Connections, endpoint_statuses
 from openenvd.environments.gateway.process import Gateway
 from openenvd.environments.run_files import all_of
 from openenvd.environments.shim.client import ShimClient
@@ -159,7 +156,7 @@ async def put_behind(
     """Put an environment with these replicas behind the gateway; its address."""
     endpoints = tuple(r.endpoint if isinstance(r, Replica) else r for r in replicas)
     backend = Backend(name, endpoints, token)
-    await asyncio.to_thread(write_backends, gateway.config_folder, [backend])
+    await asyncio.to_thread(BackendFiles(gateway.config_folder).write, [backend])
     await seen(gateway, {each.address: each.is_draining for each in endpoints})
     return gateway.options.address_of(name)
 
@@ -300,7 +297,7 @@ async def test_replicas_that_are_ill_get_no_session_when_few_others_are_left(
     for replica in many[:-1]:
         replica.is_ill = True
     backend = Backend("sample", (*ill, last))
-    await asyncio.to_thread(write_backends, gateway.config_folder, [backend])
+    await asyncio.to_thread(BackendFiles(gateway.config_folder).write, [backend])
     await seen(gateway, {last.address: False})
     sessions = [await begin(gateway.options.address_of("sample")) for _ in range(16)]
     assert not any(replica.handshakes for replica in many[:-1])
@@ -391,7 +388,7 @@ async def test_no_answer_is_of_another_environment_or_generation_whoever_has_its
             for life in serving
         ]
         backends = [Backend(life[0], (each,)) for life, each in zip(serving, known, strict=True)]
-        await asyncio.to_thread(write_backends, gateway.config_folder, backends)
+        await asyncio.to_thread(BackendFiles(gateway.config_folder).write, backends)
         await seen(gateway, {each.address: False for each in known})
         before = [await sessions_of(gateway, life[0]) for life in serving]
         await asyncio.to_thread(lives.start, chance)
@@ -413,7 +410,7 @@ async def served(gateway: Gateway, tmp_path: Path) -> AsyncIterator[tuple[int, i
     host = Host(config, tmp_path)
     await asyncio.to_thread(host.ready)
     backend = Backend("sample", (Endpoint(0, "127.0.0.1", host.port),), TOKEN)
-    await asyncio.to_thread(write_backends, gateway.config_folder, [backend])
+    await asyncio.to_thread(BackendFiles(gateway.config_folder).write, [backend])
     await seen(gateway, {f"127.0.0.1:{host.port}": False})
     yield host.port, gateway.options.port
     await asyncio.to_thread(host.close)
@@ -880,11 +877,53 @@ async def test_a_client_is_told_that_no_replica_is_reached(gateway: Gateway, one
     assert "onnect" in told["cause"]
 
 
+def backends_of(*names: str, port: int = 21000) -> list[Backend]:
+    return [Backend(name, (Endpoint(0, "127.0.0.1", port),)) for name in names]
+
+
+def files_of(folder: Path) -> dict[str, int]:
+    """Which file is at each place: one that was replaced is another."""
+    return {path.name: path.stat().st_ino for path in folder.rglob("*.json")}
+
+
 def test_files_that_say_the_same_are_not_written_again(tmp_path: Path) -> None:
-    backends = [Backend(name, (Endpoint(0, "127.0.0.1", 21000),)) for name in ("one", "two")]
-    write_backends(tmp_path, backends)
-    before = {path: path.stat().st_ino for path in tmp_path.rglob("*.json")}
-    write_backends(tmp_path, backends)
-    assert {path: path.stat().st_ino for path in tmp_path.rglob("*.json")} == before
-    write_backends(tmp_path, backends[:1])
+    backends = backends_of("one", "two")
+    BackendFiles(tmp_path).write(backends)
+    before = files_of(tmp_path)
+    files = BackendFiles(tmp_path)
+    files.write(backends)
+    assert files_of(tmp_path) == before
+    files.write(backends[:1])
     assert [path.name for path in (tmp_path / "endpoints").iterdir()] == ["one.json"]
+
+
+def test_a_change_of_one_environment_reads_and_makes_nothing_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = BackendFiles(tmp_path)
+    files.write(backends_of("one", "two", "three"))
+    before, made = files_of(tmp_path), list[str]()
+    of_backend = configuration.endpoints
+
+    def note(backend: Backend) -> Any:
+        made.append(backend.name)
+        return of_backend(backend)
+
+    monkeypatch.setattr(configuration, "endpoints", note)
+    files.write([*backends_of("one", "two"), *backends_of("three", port=21001)])
+    assert made == ["three"]
+    replaced = {name for name, file in files_of(tmp_path).items() if before[name] != file}
+    assert replaced == {"three.json", "routes.json"}
+    told = (tmp_path / "routes.json").read_text()
+    assert told.count("127.0.0.1:21000") == 2 * told.count("127.0.0.1:21001") > 0
+
+
+def test_files_that_a_gateway_which_was_started_anew_has_not_are_all_written(
+    tmp_path: Path,
+) -> None:
+    files, backends = BackendFiles(tmp_path), backends_of("one", "two")
+    files.write(backends)
+    shutil.rmtree(tmp_path / "endpoints")
+    (tmp_path / "routes.json").unlink()
+    files.write(backends)
+    assert {"one.json", "two.json", "routes.json", "clusters.json"} == files_of(tmp_path).keys()

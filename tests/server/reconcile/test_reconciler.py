@@ -1037,6 +1037,7 @@ async def test_the_gateway_is_told_of_what_takes_over_before_what_it_replaces_is
     reconciler.replicas.until_reached = note
     for held in (False, True):
         launch = await world.launch(gateway=True)
+        world.paths.run_dir(process.NAME).mkdir(exist_ok=True)  # as its worker starts the gateway
         for ordinal in range(2):
             known = {"held": held, "address": ADDRESS, "number": 2 * held + ordinal}
             await world.started(launch, ordinal, **known)
@@ -1178,6 +1179,50 @@ async def test_of_two_generations_in_no_table_the_one_that_serves_is_adopted(wor
         await world.store.write(Connection.exec_driver_sql, f"DELETE FROM {table}")
     await world.reconcile()
     assert (await world.environment()).request_id == old.run_file["request_id"]
+
+
+@pytest.mark.parametrize("has_gateway", [False, True], ids=["no gateway", "a gateway"])
+async def test_an_event_has_the_environments_that_it_does_not_name_left_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch, has_gateway: bool
+) -> None:
+    reconciler = await world.reconcile()
+    folder = world.paths.run_dir(process.NAME)
+    servers = {}
+    for name in ("one", "two"):
+        launch = await world.launch(name, gateway=has_gateway)
+        if has_gateway:
+            folder.mkdir(exist_ok=True)  # as its worker starts the gateway
+        servers[name] = await world.started(launch)
+        await world.succeeds(launch)
+        await world.becomes(S.READY, name)
+    read, environment, environments = list[str](), queries.environment, queries.environments
+
+    def note(name: str) -> Any:
+        read.append(name)
+        return environment(name)
+
+    def note_all() -> Any:
+        read.append("all")
+        return environments()
+
+    async def restarted(times: int) -> None:
+        with world.bus.subscribe() as subscription:
+            os.kill(shim_pid(servers["one"]), signal.SIGKILL)
+            while (await world.replica("one")).restarts < times:
+                await subscription.next()
+            await world.becomes(S.READY, "one")
+
+    await restarted(1)  # by then, all that the launches have told of has been looked at
+    monkeypatch.setattr(queries, "environment", note)
+    monkeypatch.setattr(queries, "environments", note_all)
+    await restarted(2)
+    endpoints = config_folder(folder) / "endpoints"
+    if has_gateway:
+        await reconciler.gateway.until_left("one")
+        assert sorted(path.name for path in endpoints.iterdir()) == ["one.json", "two.json"]
+    else:
+        assert not endpoints.exists()
+    assert set(read) == {"one"}
 
 
 # Scaling
