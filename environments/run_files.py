@@ -235,16 +235,23 @@ def is_usable(data: Mapping[str, object], version: int | str) -> bool:
     return data.get("version") == version and has_all
 
 
+def look(runs: Path, name: str | None = None) -> tuple[list[RunFile], list[SetAside]]:
+    """Every replica of one environment, or of all; and those whose run files cannot be used."""
+    # A replica's id begins with its environment's name: other folders are not even opened.
+    found = [each for each in _look_at_all(runs, "" if name is None else f"{name}-") if each]
+    own = [each for each in found if name in (None, each.environment)]
+    usable = _in_order(each for each in own if isinstance(each, RunFile))
+    return usable, [each for each in own if isinstance(each, SetAside)]
+
+
 def set_aside(runs: Path, name: str | None = None) -> list[SetAside]:
     """The replicas whose run files cannot be used: of one environment, or of all."""
-    found = _look_at_all(runs, "" if name is None else f"{name}-")
-    aside = [each for each in found if isinstance(each, SetAside)]
-    return [each for each in aside if name in (None, each.environment)]
+    return look(runs, name)[1]
 
 
 def all_of(runs: Path) -> list[RunFile]:
     """Every replica below a folder, by environment and ordinal."""
-    return _in_order(each for each in _look_at_all(runs, "") if isinstance(each, RunFile))
+    return look(runs)[0]
 
 
 def of_launch(runs: Path, name: str, request_id: str | None) -> list[RunFile]:
@@ -267,12 +274,11 @@ def by_service(run_file: RunFile) -> tuple[bool, float]:
 
 def of_environment(runs: Path, name: str) -> list[RunFile]:
     """The replicas of one environment, by ordinal."""
-    return _in_order(each_of_environment(runs, name))
+    return look(runs, name)[0]
 
 
 def each_of_environment(runs: Path, name: str) -> Iterator[RunFile]:
     """The replicas of one environment, each read when it is asked for."""
-    # A replica's id begins with its environment's name: other folders are not even opened.
     for each in _look_at_all(runs, f"{name}-"):
         if isinstance(each, RunFile) and each.environment == name:
             yield each

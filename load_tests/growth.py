@@ -149,13 +149,24 @@ def status(size: int) -> float:
 
     async def measure(paths: Paths, process: subprocess.Popen[str]) -> float:
         async with reconciler(paths) as (made, _):
+            note, come = made.replicas.on_status, asyncio.Semaphore(0)
+
+            def count(about: Any) -> None:
+                note(about)
+                come.release()
+
+            made.replicas.on_status = count
             await made.start()
+            for _ in range(size):
+                await come.acquire()
             await cpu_until_quiet(0.0)
             began = time.process_time()
             assert process.stdin is not None
             process.stdin.write(f"{STATUSES}\n")
             process.stdin.flush()
-            return await cpu_until_quiet(began) / STATUSES * 1e6
+            for _ in range(STATUSES):
+                await come.acquire()
+            return (time.process_time() - began) / STATUSES * 1e6
 
     with home() as paths:
         address = "http://127.0.0.1:24999/envs/env"

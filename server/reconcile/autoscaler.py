@@ -20,22 +20,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...environments.replica_policy import Lull, Occupancy, Scaling, decide
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Environment
-from ...schema.states import ReplicaState
 from ..errors import ApiError
-from .replica_watch import BEGIN_SESSIONS, ReplicaWatch
 from .work_queue import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 5.0  # after a request was refused, or has failed
-_COUNTED = (*BEGIN_SESSIONS, ReplicaState.BACKING_OFF)
 
 # Submits a `scale`: the environment's name, how many replicas, and why.
 Submit = Callable[[str, int, str], Coroutine[Any, Any, None]]
@@ -57,7 +54,8 @@ class Autoscaler:
     """Owns what is remembered of the environments that scale themselves."""
 
     tasks: BackgroundTasks
-    watched: Callable[[str], Iterable[ReplicaWatch]]
+    # How full a launch's replicas are: the environment's name, and the launch.
+    occupancy: Callable[[str, str | None], Occupancy | None]
     submit: Submit | None = None  # before that nothing is submitted
     clock: Callable[[], float] = time.monotonic
     again_seconds: float = AGAIN_SECONDS
@@ -93,8 +91,7 @@ class Autoscaler:
         known = self._scaled.get(name)
         if known is None or known.asked is not None:
             return
-        watches = [w for w in self.watched(name) if w.request_id == known.launch]
-        seen = occupancy_of(watches)
+        seen = self.occupancy(name, known.launch)
         if seen is None:
             return
         now = self.clock()
@@ -134,13 +131,3 @@ def scaling_of(spec: dict[str, Any]) -> Scaling | None:
     if not most:
         return None
     return Scaling(least, most, spec.get("scale_down_seconds", 60.0))
-
-
-def occupancy_of(watches: Iterable[ReplicaWatch]) -> Occupancy | None:
-    """Return how full an environment is; None while no replica has said how many it can have."""
-    counted = [watch for watch in watches if watch.replica.state in _COUNTED]
-    slots = [size for watch in counted if (size := watch.max_sessions)]
-    if not slots:
-        return None
-    sessions = sum(watch.status.get("sessions") or 0 for watch in counted)
-    return Occupancy(len(counted), max(slots), sessions)

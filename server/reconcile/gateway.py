@@ -226,9 +226,7 @@ class GatewayManager:
     def note(self, name: str) -> None:
         """Have the weights of an environment's replicas follow their loads, if they are to."""
         if name in self._written and name not in self._weighing:
-            loads = loads_of(self.replicas.watched(name))
-            if weights(loads) != self._weights.get(name, {}):
-                self._weigh_later(name, loads)
+            self._weigh_later(name, loads_of(self.replicas.watched(name)))
 
     def _weigh_later(self, name: str, loads: dict[int, Load]) -> None:
         self._weighing.add(name)

@@ -94,7 +94,7 @@ from ..events import EventBus
 from .autoscaler import Autoscaler, scaling_of
 from .decisions import Step, UpdateStep, next_step, update_step
 from .gateway import GatewayManager
-from .replica_watch import BEGIN_SESSIONS
+from .replica_watch import BEGIN_SESSIONS, ReplicaWatch
 from .replicas import ReplicaManager
 from .status_writer import StatusWriter, Timing
 from .successors import Successors
@@ -119,7 +119,7 @@ class Reconciler:
         self._tasks = BackgroundTasks()
         self._status = StatusWriter(store, bus, timing)
         self.replicas = ReplicaManager(store, self._status, self._tasks, paths.runs, timing)
-        self.autoscaler = Autoscaler(self._tasks, self.replicas.watched)
+        self.autoscaler = Autoscaler(self._tasks, self.replicas.watches.occupancy)
         self.successors = Successors(self._tasks, self.replicas.watched)
         self.replicas.on_status = self._note_status
         self.queue = WorkQueue(store, bus, self._tasks, self._status, self.reconcile, timing)
@@ -127,10 +127,10 @@ class Reconciler:
         self.replicas.until_reached = self.gateway.until_reached
         self.replicas.until_left = self.gateway.until_left
 
-    def _note_status(self, name: str) -> None:
-        self.autoscaler.note(name)
-        self.gateway.note(name)
-        self.successors.note(name)
+    def _note_status(self, watch: ReplicaWatch) -> None:
+        self.autoscaler.note(watch.replica.environment)
+        self.gateway.note(watch.replica.environment)
+        self.successors.note(watch)
 
     async def start(self) -> None:
         """Adopt what an earlier daemon left; then follow the events."""

@@ -43,6 +43,7 @@ from ...system.text.json_lines import Json
 from .decisions import observed_state
 from .replica_watch import ReplicaWatch, Responsibility, is_over
 from .status_writer import StatusWriter, Timing
+from .watches import Watches
 from .work_queue import BackgroundTasks
 
 ACCEPT_SECONDS = 30.0  # for what takes over to accept connections, before the others end
@@ -66,7 +67,7 @@ class ReplicaManager:
     )
     # Waits until the gateway sends no session to replicas of an environment that are drained.
     until_left: Callable[[str], Coroutine[Any, Any, None]] = field(init=False)
-    on_status: Callable[[str], None] = lambda _: None  # called with an environment's name
+    on_status: Callable[[ReplicaWatch], None] = lambda _: None  # called after each status
     _observing: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
     responsibility: Responsibility = field(init=False, default_factory=Responsibility)
     # No table knows them.
@@ -74,7 +75,7 @@ class ReplicaManager:
     # The gateway, while its run file cannot be used.
     gateway_aside: SetAside | None = field(init=False, default=None)
     _set_aside: dict[str, SetAside] = field(init=False, default_factory=dict)  # by replica
-    _watches: dict[str, ReplicaWatch] = field(init=False, default_factory=dict)  # by replica
+    watches: Watches = field(init=False, default_factory=Watches)
     _retiring: set[str] = field(init=False, default_factory=set)  # launches
 
     @property
@@ -84,7 +85,7 @@ class ReplicaManager:
             aside.replica_id: {"unwatched": True, "problem": aside.sentence}
             for aside in self._set_aside.values()
         }
-        return unwatched | {name: watch.status for name, watch in self._watches.items()}
+        return unwatched | {watch.replica.id: watch.status for watch in self.watches}
 
     # Finding and watching.
 
@@ -92,20 +93,17 @@ class ReplicaManager:
         """Watch every replica of this launch of an environment that has a run file."""
         rows = await self.store.read(queries.replicas(name))
         known = {replica.id: replica for replica in rows}
-        found = await self._run_files(name, request_id)
-        await self._look_aside(name)
-        there = {run_file.replica_id for run_file in found}
+        there = await self._look(name)
+        found = [run_file for run_file in there if run_file.request_id == request_id]
+        ids = {run_file.replica_id for run_file in found}
         await self._unwatch(
             watch
-            for watch in self._watches.values()
-            if watch.replica.environment == name
-            and watch.request_id == request_id
-            and watch.replica.state is ReplicaState.STOPPED
-            and watch.replica.id not in there
+            for watch in self.watched(name, request_id)
+            if watch.replica.state is ReplicaState.STOPPED and watch.replica.id not in ids
         )
         kept = await self._without_added(found)
         for run_file in kept:
-            watch = self._watches.get(run_file.replica_id)
+            watch = self.watches.get(run_file.replica_id)
             if watch is not None and watch.is_of(run_file):
                 continue
             replica = known.get(run_file.replica_id)
@@ -121,13 +119,17 @@ class ReplicaManager:
                 self.timing,
                 self._record,
                 self._give_up,
-                on_status=partial(self.on_status, name),
             )
-            self._watches[replica.id] = watch
+            watch.on_status = partial(self._note_status, watch)
+            self.watches.add(watch)
             watch.task = self.tasks.spawn(watch.run(), f"watch {replica.id}")
             await self._record(replica)
         for run_file in kept:
             await self._drain_replaced(run_file)
+
+    def _note_status(self, watch: ReplicaWatch) -> None:
+        self.watches.note(watch)
+        self.on_status(watch)
 
     async def _without_added(self, found: list[RunFile]) -> list[RunFile]:
         """Leave out what a request is just adding; stop what one has left that has ended."""
@@ -146,7 +148,7 @@ class ReplicaManager:
         """Drain what one has taken the place of, if the restart has ended before it did that."""
         if (replaced := run_file.data.get("in_place_of")) is None:
             return
-        watch = self._watches.get(replaced["replica"])
+        watch = self.watches.get(replaced["replica"])
         if watch is None or watch.is_draining or watch.was_drained:
             return
         if await self._has_ended(replaced["request_id"]):
@@ -162,8 +164,7 @@ class ReplicaManager:
 
         The tables may have been lost: what was launched goes on all the same.
         """
-        await self._look_aside()
-        found = await asyncio.to_thread(run_files.all_of, self.runs)
+        found = await self._look()
         launches = {(run_file.environment, run_file.request_id): run_file for run_file in found}
         # Of an update that was under way, what serves; of one that was through, the newer.
         for run_file in sorted(launches.values(), key=lambda r: (r.is_held, -r.created_at)):
@@ -172,11 +173,16 @@ class ReplicaManager:
             if is_free and not await self._is_known(run_file, row):
                 await self.status.adopt(_adopted(run_file))
 
-    async def _look_aside(self, name: str | None = None) -> None:
-        """Find run files that cannot be used, and log each once."""
-        found = await asyncio.to_thread(run_files.set_aside, self.runs, name)
+    async def _look(self, name: str | None = None) -> list[RunFile]:
+        """The run files of an environment, or of all; those that cannot be used are set aside."""
+        found, aside = await asyncio.to_thread(run_files.look, self.runs, name)
+        self._note_set_aside(name, aside)
+        return found
+
+    def _note_set_aside(self, name: str | None, found: Iterable[SetAside]) -> None:
+        """Keep which run files cannot be used, and log each once."""
         before = {i: a for i, a in self._set_aside.items() if name in (None, a.environment)}
-        now = {each.replica_id: each for each in found if each.replica_id not in self._watches}
+        now = {each.replica_id: each for each in found if each.replica_id not in self.watches}
         for aside in now.values():
             if aside != before.get(aside.replica_id):
                 extra = {"replica": aside.replica_id, "environment": aside.environment}
@@ -198,7 +204,7 @@ class ReplicaManager:
         for a moment.
         """
         for replica in replicas:
-            watch = self._watches.get(replica.get("id", ""))
+            watch = self.watches.get(replica.get("id", ""))
             if watch is not None:
                 await watch.confirm_ready(replica.get("pid"))
 
@@ -218,28 +224,21 @@ class ReplicaManager:
 
     def watched(self, name: str, request_id: str | None = None) -> list[ReplicaWatch]:
         """The watches of an environment's replicas, or of one launch of it."""
-        return [
-            watch
-            for watch in self._watches.values()
-            if watch.replica.environment == name and request_id in (None, watch.request_id)
-        ]
+        return self.watches.of(name, request_id)
 
     async def _unwatch(self, chosen: Iterable[ReplicaWatch]) -> None:
         watches = list(chosen)
         for watch in watches:
-            del self._watches[watch.replica.id]
+            self.watches.remove(watch.replica.id)
             watch.task.cancel()
         await asyncio.gather(*(watch.task for watch in watches), return_exceptions=True)
-
-    async def _run_files(self, name: str, request_id: str | None) -> list[RunFile]:
-        """What one launch has started: the name may have had, or have by now, another."""
-        return await asyncio.to_thread(run_files.of_launch, self.runs, name, request_id)
 
     # Writing what was observed.
 
     async def _record(self, replica: Replica) -> None:
         """Write how a replica is, and what that makes of its environment."""
-        watch = self._watches.get(replica.id)
+        if (watch := self.watches.get(replica.id)) is not None:
+            self.watches.note(watch)
 
         async def write() -> None:
             await self.status.set_replica(replica)
@@ -315,7 +314,7 @@ class ReplicaManager:
         await self.store.write(observing.delete_replicas, name)
 
     async def _stop_one(self, replica: Replica) -> None:
-        watch = self._watches.pop(replica.id, None)
+        watch = self.watches.remove(replica.id)
         if watch is not None:
             watch.task.cancel()
         await self._stop([Path(replica.run_dir)])
@@ -421,7 +420,8 @@ class ReplicaManager:
 
     async def stop_left(self, environment: Environment) -> None:
         """What its own launch started after the environment had ended."""
-        left = await self._run_files(environment.name, environment.request_id)
+        name, request_id = environment.name, environment.request_id
+        left = await asyncio.to_thread(run_files.of_launch, self.runs, name, request_id)
         if left:
             extra = {"environment": environment.name, "request_id": environment.request_id}
             log.warning("stopping replicas left by the launch of %s", environment.name, extra=extra)

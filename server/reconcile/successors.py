@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Successors`: has replicas replaced before their engine ends them, at a job's time limit, say.
 
-    a replica's status: `ends_at`, `replace_at` ──timer──▶ due ──▶ submit `restart`, with the reason
+    a replica's `ends_at`, `replace_at` change ──timer──▶ due ──▶ submit `restart`, with the reason
                                                                      │ new ones ready
     the old ones are drained, and have ended at `ends_at` ◀──────────┘
 
@@ -53,6 +53,13 @@ class _End(NamedTuple):
         return cls(replica.id, replica.ordinal, status.get("instance"), status.get("ends_at"))
 
 
+class _Due(NamedTuple):
+    """When a replica is to be replaced, and ends."""
+
+    at: float  # when another is to be asked for
+    end: _End
+
+
 @dataclass(eq=False)
 class Successors:
     """Owns what is remembered of replicas that end by themselves."""
@@ -64,16 +71,23 @@ class Successors:
     again_seconds: float = AGAIN_SECONDS
     _timers: dict[str, asyncio.TimerHandle] = field(init=False, default_factory=dict)  # by name
     _asked: dict[str, set[_End]] = field(init=False, default_factory=dict)  # by name
+    # When each replica of an environment ends and is to be replaced, as was last seen.
+    _seen: dict[str, dict[str, _Due]] = field(init=False, default_factory=dict)
 
-    def note(self, name: str) -> None:
-        """See what is due, since something has changed."""
+    def note(self, watch: ReplicaWatch) -> None:
+        """See what is due, if a replica's end has changed."""
+        name, replica_id = watch.replica.environment, watch.replica.id
+        if _due_of(watch) != self._seen.get(name, {}).get(replica_id):
+            self.look(name)
+
+    def look(self, name: str) -> None:
+        """See what is due of an environment."""
         watches = list(self.watched(name))
+        self._seen.pop(name, None)
+        if seen := {w.replica.id: one for w in watches if (one := _due_of(w))}:
+            self._seen[name] = seen
         asked = self._asked.pop(name, set()).intersection(map(_End.of, watches))
-        waiting = [
-            (at, _End.of(watch))
-            for watch in watches
-            if (at := _replaced_at(watch)) is not None and _End.of(watch) not in asked
-        ]
+        waiting = [one for one in seen.values() if one.end not in asked]
         if asked:
             self._asked[name] = asked
         if (timer := self._timers.pop(name, None)) is not None:
@@ -81,17 +95,17 @@ class Successors:
         if not waiting or self.submit is None:
             return
         now = self.clock()
-        first = min(at for at, _ in waiting)
+        first = min(one.at for one in waiting)
         if first > now:
             self._look_later(name, first - now)
             return
-        due = [end for at, end in waiting if at <= now + TOGETHER_SECONDS]
+        due = [one.end for one in waiting if one.at <= now + TOGETHER_SECONDS]
         self._asked[name] = asked.union(due)
         self.tasks.spawn(self._replace(name, due), f"replace replicas of {name}")
 
     def _look_later(self, name: str, seconds: float) -> None:
         loop = asyncio.get_running_loop()
-        self._timers[name] = loop.call_later(seconds, self.note, name)
+        self._timers[name] = loop.call_later(seconds, self.look, name)
 
     async def _replace(self, name: str, due: list[_End]) -> None:
         assert self.submit is not None
@@ -105,14 +119,15 @@ class Successors:
             log.warning("%s is not replaced now, trying again: %s", name, exc, extra=extra)
             await asyncio.sleep(self.again_seconds)
             self._asked.get(name, set()).difference_update(due)
-            self.note(name)
+            self.look(name)
 
 
-def _replaced_at(watch: ReplicaWatch) -> float | None:
+def _due_of(watch: ReplicaWatch) -> _Due | None:
     """Return when another is to be asked for in its place; None: that is not to be."""
     is_to_be_replaced = (
         watch.replica.state is ReplicaState.READY
         and watch.run_file.is_at_gateway
         and watch.status.get("ends_at") is not None
     )
-    return watch.status.get("replace_at") if is_to_be_replaced else None
+    at = watch.status.get("replace_at") if is_to_be_replaced else None
+    return None if at is None else _Due(at, _End.of(watch))

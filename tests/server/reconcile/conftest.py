@@ -47,7 +47,6 @@ class Submissions:
         self.submitted: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
         self.refuses = 0
         self.now = 1000.0
-        self.arguments: Any = (self.tasks, lambda _: self.watches, self.submit)
         self.options: Any = {"clock": lambda: self.now, "again_seconds": 0.0}
 
     async def submit(self, *asked: Any) -> None:

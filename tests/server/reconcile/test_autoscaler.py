@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from openenvd.environments.replica_policy import Occupancy
 from openenvd.requests_db.records import Environment
 from openenvd.schema.states import EnvironmentState, ReplicaState
-from openenvd.server.reconcile.autoscaler import Autoscaler, occupancy_of
+from openenvd.server.reconcile.autoscaler import Autoscaler
+from openenvd.server.reconcile.watches import Watches
 
 from .conftest import Submissions, new_watch
 
@@ -23,13 +23,18 @@ class World(Submissions):
 
     def __init__(self) -> None:
         super().__init__()
-        self.autoscaler = Autoscaler(*self.arguments, **self.options)
+        self.index = Watches()
+        self.autoscaler = Autoscaler(self.tasks, self.index.occupancy, self.submit, **self.options)
+
+    def add(self, state: ReplicaState = ReplicaState.READY) -> None:
+        """One more replica."""
+        self.watches.append(new_watch(len(self.watches), state))
+        self.index.add(self.watches[-1])
 
     def serve(self, replicas: int, **spec: Any) -> None:
         """The environment serves with so many replicas of ten slots."""
         while len(self.watches) < replicas:
-            self.watches.append(new_watch(len(self.watches)))
-        del self.watches[replicas:]
+            self.add()
         state = EnvironmentState.READY
         row = Environment("trial", {**SPEC, **spec, "replicas": replicas}, state, 0.0, 0.0, "1")
         self.autoscaler.serve(row)
@@ -38,6 +43,7 @@ class World(Submissions):
         """Each replica says how many it has."""
         for each, count in zip(self.watches, counts, strict=True):
             each.status = {"info": {"max_sessions": 10}, "sessions": count}
+            self.index.note(each)
             self.autoscaler.note("trial")
 
 
@@ -76,22 +82,9 @@ async def test_fewer_are_asked_for_when_the_time_has_come_though_nothing_changes
 
 async def test_replicas_that_are_drained_count_for_nothing(world: World) -> None:
     world.serve(1)
-    world.watches.append(new_watch(1, ReplicaState.DRAINING))
+    world.add(ReplicaState.DRAINING)
     world.sessions(4, 10)
     assert await world.is_quiet()
-
-
-@pytest.mark.parametrize("state", ReplicaState)
-async def test_replicas_that_may_begin_sessions_again_are_counted(
-    world: World, state: ReplicaState
-) -> None:
-    """A sleeping replica counts, because it can have sessions again: here there are two."""
-    world.serve(1)
-    world.watches.append(new_watch(1, state))
-    world.sessions(1, 0)
-    seen = occupancy_of(world.watches)
-    ends = state in (ReplicaState.DRAINING, ReplicaState.FAILED, ReplicaState.STOPPED)
-    assert seen == Occupancy(replicas=1 if ends else 2, slots=10, sessions=1)
 
 
 async def test_what_was_refused_or_failed_is_asked_for_again(world: World) -> None:

@@ -938,7 +938,7 @@ async def test_nothing_is_kept_of_environments_that_have_ended(world: World) -> 
         await world.ends(launch, RequestState.CANCELLED)
         await world.becomes(S.STOPPED, f"trial-{number}")
     replicas, queue = reconciler.replicas, reconciler.queue
-    held = (replicas.responsibility._events, queue._due, replicas._watches)
+    held = (replicas.responsibility._events, queue._due, replicas.watches._by_id)
     assert [len(each) for each in held] == [0, 0, 0]
 
 

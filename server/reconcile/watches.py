@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`Watches`: the watches of all replicas by environment, and how full each launch's replicas are.
+
+    adopted, given up ──add, remove──▶ index by environment ──▶ of(name)
+    a status, a state ──note──▶ sums of its launch's replicas ──▶ occupancy(name, launch)
+
+A replica's status changes the sums by what it differs from the last one: it costs the same whether
+an environment has ten replicas or a thousand. Everything here runs on the daemon's loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ...environments.replica_policy import Occupancy
+from ...schema.states import ReplicaState
+from .replica_watch import BEGIN_SESSIONS, ReplicaWatch
+
+_COUNTED = (*BEGIN_SESSIONS, ReplicaState.BACKING_OFF)
+
+
+class _Share(NamedTuple):
+    """What one replica has a part of."""
+
+    slots: int | None  # how many sessions it can have, once it has said so
+    sessions: int
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What the replicas of one launch have together."""
+
+    replicas: int = 0
+    sessions: int = 0
+    slots: Counter[int] = field(default_factory=Counter)  # how many replicas have so many each
+
+    def add(self, share: _Share | None, sign: int) -> None:
+        """Add a replica's share, or with -1 take it out."""
+        if share is not None:
+            self.replicas += sign
+            self.sessions += sign * share.sessions
+            if share.slots:
+                self.slots[share.slots] += sign
+
+
+class Watches:
+    """Owns the index and the sums."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, ReplicaWatch] = {}
+        self._by_environment: dict[str, dict[str, ReplicaWatch]] = {}
+        self._shares: dict[str, _Share | None] = {}  # by replica: what is in the sums
+        self._sums: dict[tuple[str, str], _Sums] = {}  # by environment and launch
+
+    def __iter__(self) -> Iterator[ReplicaWatch]:
+        return iter(self._by_id.values())
+
+    def __contains__(self, replica_id: str) -> bool:
+        return replica_id in self._by_id
+
+    def get(self, replica_id: str) -> ReplicaWatch | None:
+        """The watch of a replica; None: it is not watched."""
+        return self._by_id.get(replica_id)
+
+    def of(self, name: str, request_id: str | None = None) -> list[ReplicaWatch]:
+        """The watches of an environment's replicas, or of one launch of it."""
+        found = self._by_environment.get(name, {}).values()
+        return [watch for watch in found if request_id in (None, watch.request_id)]
+
+    def add(self, watch: ReplicaWatch) -> None:
+        """Watch a replica, which was not watched."""
+        replica_id = watch.replica.id
+        self._by_id[replica_id] = watch
+        self._by_environment.setdefault(watch.replica.environment, {})[replica_id] = watch
+        self.note(watch)
+
+    def remove(self, replica_id: str) -> ReplicaWatch | None:
+        """Watch a replica no more; returns the watch that it had."""
+        watch = self._by_id.pop(replica_id, None)
+        if watch is not None:
+            name = watch.replica.environment
+            self._count(watch, None)
+            del self._shares[replica_id]
+            del self._by_environment[name][replica_id]
+            if not self._by_environment[name]:
+                del self._by_environment[name]
+            if not self._sums[name, watch.request_id].replicas:
+                del self._sums[name, watch.request_id]
+        return watch
+
+    def note(self, watch: ReplicaWatch) -> None:
+        """Count what a replica is and has by now; nothing when it is not watched any more."""
+        if self._by_id.get(watch.replica.id) is watch:
+            self._count(watch, _share_of(watch))
+
+    def occupancy(self, name: str, request_id: str | None) -> Occupancy | None:
+        """How full a launch's replicas are; None while none has said how many it can have."""
+        sums = self._sums.get((name, request_id or ""))
+        if sums is None or not (slots := +sums.slots):
+            return None
+        return Occupancy(sums.replicas, max(slots), sums.sessions)
+
+    def _count(self, watch: ReplicaWatch, share: _Share | None) -> None:
+        replica = watch.replica
+        sums = self._sums.setdefault((replica.environment, watch.request_id), _Sums())
+        sums.add(self._shares.get(replica.id), -1)
+        sums.add(share, 1)
+        self._shares[replica.id] = share
+
+
+def _share_of(watch: ReplicaWatch) -> _Share | None:
+    """What a replica adds to the sums; None: it may begin no session any more."""
+    if watch.replica.state not in _COUNTED:
+        return None
+    return _Share(watch.max_sessions, watch.status.get("sessions") or 0)
