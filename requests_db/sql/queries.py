@@ -144,10 +144,12 @@ COUNTS: Query[dict[str, int]] = Query(
     {},
     lambda rows: {s.value: count for s, count in zip(RequestState, rows[0], strict=True)},
 )
-# The last event of each request, or of the environment that it launched, by request.
-LAST_EVENTS: Query[dict[str, int]] = Query(
-    statements.LAST_EVENTS, {}, lambda rows: dict(sorted(rows, key=itemgetter(1)))
+# The names of environments that have failed or stopped.
+ENDED_ENVIRONMENTS: Query[list[str]] = Query(
+    statements.ENDED_ENVIRONMENTS, {}, lambda rows: [name for (name,) in rows]
 )
+# The name of each environment, by the request that launched it.
+LAUNCHES: Query[dict[str, str]] = Query(statements.LAUNCHES, {}, dict)
 
 
 def get(id_or_prefix: str) -> Query[Request | tuple[str, ...]]:
@@ -208,6 +210,11 @@ def newest_events(request_id: str, limit: int) -> Query[list[Event]]:
     """The last events of a request, newest first."""
     parameters = {"of_request": request_id, "up_to": limit}
     return Query(statements.NEWEST_EVENTS_OF, parameters, EVENTS.read_all)
+
+
+def events_of_none(seq: int, limit: int) -> Query[dict[str, int]]:
+    """The last of the next events after number `seq` that belong to no request, by environment."""
+    return Query(statements.EVENTS_OF_NONE, {"after_seq": seq, "up_to": limit}, dict)
 
 
 def retries_of(request_id: str) -> Query[list[Event]]:

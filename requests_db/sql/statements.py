@@ -19,13 +19,13 @@ from sqlalchemy import (
     FromClause,
     Select,
     bindparam,
+    case,
     delete,
+    exists,
     func,
     insert,
     literal_column,
-    or_,
     select,
-    union_all,
     update,
 )
 from sqlalchemy.sql.dml import ReturningUpdate
@@ -238,14 +238,16 @@ RETRIES_OF = (
     .order_by(_v.seq)
 )
 
-# Of each request, and of each environment by its launch.
-LAST_EVENTS = union_all(
-    select(_v.request_id, func.max(_v.seq))
-    .where(_v.request_id.is_not(None))
-    .group_by(_v.request_id),
-    select(_e.request_id, func.max(_v.seq))
-    .where(_v.environment == _e.name, _e.request_id.is_not(None))
-    .group_by(_e.request_id),
+_events_of_request = select(_v.seq).where(_v.request_seq == _r.seq)
+_first_event = _events_of_request.order_by(_v.seq).limit(1).scalar_subquery()
+_last_event = _events_of_request.order_by(_v.seq.desc()).limit(1).scalar_subquery()
+LAST_EVENTS_OF = select(_r.id, _last_event).where(_r.id.in_(bindparam("ids", expanding=True)))
+# Of environments and replicas: the index of requests has those of none, in their order.
+EVENTS_OF_NONE = (
+    select(_v.environment, _v.seq)
+    .where(_v.request_seq.is_(None), _v.seq > bindparam("after_seq"))
+    .order_by(_v.seq)
+    .limit(bindparam("up_to"))
 )
 
 # Environments and replicas.
@@ -273,10 +275,14 @@ SET_SPEC = (
     .where(_e.name == bindparam("of_name"))
     .values(_given(_e.spec, _e.updated_at))
 )
-# Of all that has happened to it, nothing is later than the event `old`.
+ENDED_ENVIRONMENTS = select(_e.name).where(~_is_live).order_by(_e.name)
+LAUNCHES = select(_e.request_id, _e.name).where(_e.request_id.is_not(None))
 _is_old: BindParameter[int] = bindparam("old")
-_lately = select(_v.environment).where(_v.seq > _is_old, _v.environment.is_not(None))
-FORGOTTEN_ENVIRONMENTS = select(_e.name).where(~_is_live, _e.name.not_in(_lately)).order_by(_e.name)
+# Those of some that have ended whose requests have no event after `old`.
+FORGOTTEN_ENVIRONMENTS = ENDED_ENVIRONMENTS.where(
+    _e.name.in_(bindparam("names", expanding=True)),
+    ~exists().where(_r.environment == _e.name, _v.request_seq == _r.seq, _v.seq > _is_old),
+)
 
 # Newest first.
 GENERATIONS_OF = (
@@ -328,36 +334,23 @@ LATEST_ARRIVAL = select(func.max(_r.rank + PRIORITY_STEP_SECONDS * _r.priority))
     _r.finished_at.is_(None)
 )
 
-# The newest ended request that is beyond the number to keep.
-COLLECT_UP_TO = (
-    select(_r.seq)
-    .where(_r.finished_at.is_not(None))
-    .order_by(_r.seq.desc())
-    .limit(1)
-    .offset(bindparam("keep"))
-)
 # Of what runs and of its history, so that `openenv retry` can launch an earlier generation again.
 _launches_to_keep = (
     select(_g.request_id)
     .join(environments, _e.name == _g.environment)
     .where(_e.state != EnvironmentState.STOPPED.value)
 )
-COLLECTABLE = (
-    select(_r.id, _r.seq, _r.state)
-    .where(
-        _r.finished_at.is_not(None),
-        or_(
-            _r.seq <= bindparam("up_to_seq"),
-            _r.seq.not_in(
-                select(_v.request_seq).where(_v.seq > _is_old, _v.request_seq.is_not(None))
-            ),
-        ),
-        _r.id.not_in(_launches_to_keep),
-    )
+_is_kept = case(  # the list is made only where a launch is among them
+    (_r.operation == literal_column("'launch'"), _r.id.in_(_launches_to_keep)), else_=False
+)
+AGED_REQUESTS = (
+    select(_r.id, _r.seq, _r.state, _first_event, _last_event, _is_kept)
+    .where(_r.seq > bindparam("after_seq"))
     .order_by(_r.seq)
     .limit(bindparam("up_to"))
 )
 DELETE_REQUESTS = delete(requests).where(_r.seq.in_(bindparam("seqs", expanding=True)))
 DELETE_EVENTS_OF = delete(events).where(_v.request_seq.in_(bindparam("seqs", expanding=True)))
 # Of those that belong to no request: an environment's, a replica's.
-DELETE_OLD_EVENTS = delete(events).where(_v.request_seq.is_(None), _v.seq <= _is_old)
+_old_events = select(_v.seq).where(_v.request_seq.is_(None), _v.seq <= _is_old)
+DELETE_OLD_EVENTS = delete(events).where(_v.seq.in_(_old_events.limit(bindparam("up_to"))))

@@ -2,7 +2,7 @@
 """`Janitor`: keeps logs bounded, and removes what is older than the settings say.
 
     every 2 s while a LONG request runs     its log is cut to its newest half when it is too long
-    every 10 minutes                        ended requests, environments, memory estimates; logs:
+    every 10 minutes, in short steps        ended requests, environments, memory estimates; logs:
                                             with their requests and environments, or the oldest
                                             while all are too large together
 
@@ -21,7 +21,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ...requests_db.sql import queries
 from ...requests_db.transactions import retention
 from ...schema.settings import Paths
 from ...system.files.log_files import keep_newest_half
@@ -29,6 +28,7 @@ from ...system.text.units import MB
 from .running import DispatchContext
 
 SECONDS_PER_DAY = 86_400
+PAUSE_SECONDS = 0.01  # between two steps of a collection, for other writers
 
 
 class Log(NamedTuple):
@@ -50,6 +50,7 @@ class Janitor:
         self._timing = context.timing
         self._collect_at = self._noted_at = time.monotonic()
         self._bound_logs_at = math.inf
+        self._steps: Iterator[None] | None = None  # of a collection that is under way
 
     def due_at(self) -> float:
         """When `tidy` has something to do, on the monotonic clock."""
@@ -65,7 +66,11 @@ class Janitor:
         self._bound_logs(now)
         if now >= self._collect_at:
             self._collect_at = now + self._timing.collect_seconds
-            self._collect(now)
+            steps = self._steps or self._collect(now)
+            self._steps = None  # if the step fails
+            for _ in steps:
+                self._steps, self._collect_at = steps, time.monotonic() + PAUSE_SECONDS
+                break
 
     def _bound_logs(self, now: float) -> None:
         """Cut the logs that have grown too long; of LONG requests only: others end too soon."""
@@ -83,22 +88,33 @@ class Janitor:
                 if path.stat().st_size > limit:
                     keep_newest_half(str(path), limit)
 
-    def _collect(self, now: float) -> None:
+    def _collect(self, now: float) -> Iterator[None]:
+        """Remove what is old, in steps that each take some milliseconds."""
         keep_seconds = self._settings.keep_days * SECONDS_PER_DAY
         old_event = self._store.write(retention.note_time, now - self._noted_at, keep_seconds)
         self._noted_at = now
-        removed = retention.collect(self._store, old_event, self._settings.keep_requests)
-        _remove(self._paths.request_log(request_id) for request_id in removed)
-        for name in self._store.write(retention.collect_environments, old_event):
-            shutil.rmtree(self._paths.environment_logs / name, ignore_errors=True)
-        self._collect_logs(set(removed))
+        ended: set[str] = set()
+        for removed in retention.collect(self._store, old_event, self._settings.keep_requests):
+            _remove(self._paths.request_log(request_id) for request_id in removed)
+            ended.update(removed)
+            yield
+        ages = retention.Ages(self._store)
+        yield from ages.read()
+        for names in ages.collect_environments(old_event):
+            for name in names:
+                shutil.rmtree(self._paths.environment_logs / name, ignore_errors=True)
+            yield
+        yield from self._collect_logs(ages, ended)
 
-    def _collect_logs(self, ended: set[str]) -> None:
+    def _collect_logs(self, ages: retention.Ages, ended: set[str]) -> Iterator[None]:
         logs = list(logs_of(self._paths))  # first: what starts from now on is not among them
         most_bytes = self._settings.max_logs_mb * MB
         if not ended and sum(log.size_bytes for log in logs) <= most_bytes:
             return
-        last_events = self._store.read(queries.LAST_EVENTS)
+        last_events: dict[str, int] = {}
+        for found in ages.of_logs(sorted({log.request_id for log in logs})):
+            last_events |= found
+            yield
         with contextlib.suppress(OSError):
             replicas = {path.name for path in self._paths.runs.iterdir()}
             running = self._running.keys() | replicas

@@ -27,7 +27,7 @@ from openenvd.requests_db.records import (
     Submitted,
 )
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.transactions import dispatching, observing, submitting
+from openenvd.requests_db.transactions import dispatching, observing, retention, submitting
 from openenvd.schema.states import EnvironmentState, ErrorKind, RequestState, Schedule
 
 CREATED_AT, CLAIMED_AT, ENDED_AT = 100.5, 200.5, 300.5
@@ -94,6 +94,18 @@ class Queue(WriteConnection):
         with self.transaction() as connection:
             done = connection.exec_driver_sql(statement, values)
             return done.scalar() if done.returns_rows else None
+
+
+def collect(queue: Queue, old_event: int, keep_requests: int) -> list[str]:
+    """Remove what is old; the ids of the requests."""
+    return [id_ for step in retention.collect(queue, old_event, keep_requests) for id_ in step]
+
+
+def collect_environments(queue: Queue, old_event: int) -> list[str]:
+    """Remove the environments that ended long ago; their names."""
+    ages = retention.Ages(queue)
+    list(ages.read())
+    return [name for step in ages.collect_environments(old_event) for name in step]
 
 
 class Api(AsyncStore):

@@ -10,7 +10,7 @@ import pytest
 
 from openenvd.requests_db.records import Generation, RequestError
 from openenvd.requests_db.sql import queries
-from openenvd.requests_db.transactions import observing, retention, submitting
+from openenvd.requests_db.transactions import observing, submitting
 from openenvd.schema.states import (
     GENERATION_TRANSITIONS,
     EnvironmentState,
@@ -21,7 +21,7 @@ from openenvd.schema.states import (
 )
 from openenvd.system.text.safe_text import REDACTED
 
-from .conftest import Api, Queue, new_environment
+from .conftest import Api, Queue, collect, collect_environments, new_environment
 
 E, G = EnvironmentState, GenerationState
 ERROR = RequestError(ErrorKind.WORKER_LOST, "it is gone")
@@ -104,11 +104,11 @@ async def test_the_launches_of_an_environments_history_are_kept_until_it_is_down
         launches.append((await api.launch()).id)
         await api.write(submitting.cancel, launches[-1], 2.5)
         await api.goes(E.FAILED)
-    assert retention.collect(queue, 0, keep_requests=0) == []
+    assert collect(queue, 0, 0) == []
     await api.goes(E.STOPPED)
-    assert retention.collect(queue, 0, keep_requests=0) == launches
+    assert collect(queue, 0, 0) == launches
     last = await api.read(queries.LAST_SEQ)
-    assert queue.write(retention.collect_environments, last) == ["trial"]
+    assert collect_environments(queue, last) == ["trial"]
     assert await api.generations() == []
 
 

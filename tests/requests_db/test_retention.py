@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from openenvd.requests_db.records import Duplicate, MemoryEstimate, NewRequest, Replica
-from openenvd.requests_db.sql import queries
+from openenvd.requests_db.sql import queries, statements
 from openenvd.requests_db.transactions import retention
+from openenvd.requests_db.transactions.retention import Aged, Progress
 from openenvd.schema.states import EnvironmentState, ReplicaState, RequestState, Schedule
 
-from .conftest import ENDED_AT, Api, Queue, new_environment
+from .conftest import ENDED_AT, Api, Queue, collect, collect_environments, new_environment
 
 R = RequestState
 KEEP_ALL = 10**6
@@ -41,8 +42,8 @@ def test_old_requests_are_collected_by_age(queue: Queue, later: float) -> None:
     old = queue.make(R.FAILED)
     bound = old_event(queue)
     queue.make(R.FAILED, ended_at=later)
-    assert retention.collect(queue, bound, KEEP_ALL) == [old.id]
-    assert retention.collect(queue, bound, KEEP_ALL) == []
+    assert collect(queue, bound, KEEP_ALL) == [old.id]
+    assert collect(queue, bound, KEEP_ALL) == []
 
 
 def test_age_is_the_time_that_daemons_have_run(queue: Queue, path: Path) -> None:
@@ -65,15 +66,15 @@ def test_the_newest_requests_are_kept_by_number_and_unfinished_ones_always(queue
     ids = [queue.make(R.SUCCEEDED).id for _ in range(5)]
     queue.make(R.RUNNING)
     queue.make(R.PENDING)
-    assert retention.collect(queue, 0, 2) == ids[:3]
-    assert retention.collect(queue, old_event(queue), 0) == ids[3:]
+    assert collect(queue, 0, 2) == ids[:3]
+    assert collect(queue, old_event(queue), 0) == ids[3:]
 
 
 async def test_a_key_is_kept_as_long_as_its_request(queue: Queue, api: Api) -> None:
     first = queue.make(R.SUCCEEDED, idempotency_key="once")
     same = NewRequest(first.operation, first.schedule, first.payload, idempotency_key="once")
     assert isinstance(await api.offer(same), Duplicate)
-    retention.collect(queue, 0, 0)
+    collect(queue, 0, 0)
     await api.submit(same)
 
 
@@ -82,7 +83,7 @@ def test_events_of_collected_requests_are_removed_and_their_numbers_not_reused(
 ) -> None:
     request = queue.make(R.SUCCEEDED)
     last = queue.read(queries.LAST_SEQ)
-    retention.collect(queue, old_event(queue), KEEP_ALL)
+    collect(queue, old_event(queue), KEEP_ALL)
     assert queue.read(queries.get(request.id)) == ()
     assert queue.read(queries.events_after(0)) == []
     newer = queue.make()
@@ -94,9 +95,9 @@ async def test_the_launch_of_a_live_environment_stays(queue: Queue, api: Api) ->
     launch = await api.launch()
     queue.claim(schedule=Schedule.LONG)
     queue.end(launch.id)
-    assert retention.collect(queue, old_event(queue), 0) == []
+    assert collect(queue, old_event(queue), 0) == []
     await api.goes(EnvironmentState.STOPPED)
-    assert retention.collect(queue, old_event(queue), 0) == [launch.id]
+    assert collect(queue, old_event(queue), 0) == [launch.id]
 
 
 async def test_environments_that_ended_long_ago_are_collected_with_their_replicas(
@@ -109,12 +110,29 @@ async def test_environments_that_ended_long_ago_are_collected_with_their_replica
     await api.goes(EnvironmentState.STOPPED, ENDED_AT, "old")
     bound = old_event(queue)
     await api.goes(EnvironmentState.STOPPED, later, "new")
-    assert queue.write(retention.collect_environments, bound) == ["old"]
+    assert collect_environments(queue, bound) == ["old"]
     environments = queue.read(queries.environments(include_stopped=True))
     assert [environment.name for environment in environments] == ["live", "new"]
     assert [replica.id for replica in queue.read(queries.replicas())] == ["live", "new"]
-    last_events = queue.read(queries.LAST_EVENTS)
+    ages = retention.Ages(queue)
+    list(ages.read())
+    [last_events] = ages.of_logs(list(launches.values()))
     assert last_events[launches["new"]] == queue.read(queries.LAST_SEQ)
+    assert last_events[launches["old"]] < bound  # its launch alone is known still
+    assert last_events.keys() == set(launches.values())
+
+
+async def test_an_environment_that_ended_stays_while_a_request_names_it(
+    queue: Queue, api: Api
+) -> None:
+    await api.launch(new_environment("trial"))
+    await api.goes(EnvironmentState.STOPPED)
+    queue.make(R.FAILED, environment="trial")
+    bound = old_event(queue)
+    later = queue.make(R.FAILED, environment="trial")
+    assert collect_environments(queue, bound) == []
+    assert later.id not in collect(queue, bound, KEEP_ALL)
+    assert collect_environments(queue, queue.read(queries.LAST_SEQ)) == ["trial"]
 
 
 async def test_events_without_a_request_go_by_age(queue: Queue, api: Api) -> None:
@@ -122,7 +140,7 @@ async def test_events_without_a_request_go_by_age(queue: Queue, api: Api) -> Non
     await api.put(replica)
     bound = old_event(queue)
     await api.put(replace(replica, restarts=1))
-    retention.collect(queue, bound, KEEP_ALL)
+    collect(queue, bound, KEEP_ALL)
     assert [event.seq for event in queue.read(queries.events_after(0))] == [bound + 1]
 
 
@@ -131,7 +149,59 @@ def test_many_requests_are_collected_in_several_transactions(
 ) -> None:
     monkeypatch.setattr(retention, "BATCH", 2)
     ids = [queue.make(R.SUCCEEDED).id for _ in range(5)]
-    assert retention.collect(queue, old_event(queue), KEEP_ALL) == ids
+    assert collect(queue, old_event(queue), KEEP_ALL) == ids
+
+
+def test_requests_after_the_first_one_to_keep_are_not_looked_at(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "BATCH", 1)
+    old = [queue.make(R.SUCCEEDED).id for _ in range(2)]
+    bound = old_event(queue)
+    for _ in range(10):
+        queue.make(R.SUCCEEDED)
+    assert list(retention.collect(queue, bound, 10)) == [[old[0]], [old[1]], []]
+    assert list(retention.collect(queue, bound, 9))[1:] == [[]]
+
+
+def aged(seq: int, first: int, last: int, state: str = "SUCCEEDED", **more: bool) -> Aged:
+    return Aged(str(seq), seq, state, first, last, more.get("is_kept", False))
+
+
+@pytest.mark.parametrize(
+    ("rows", "excess", "chosen", "is_over"),
+    [
+        ([aged(1, 1, 9), aged(2, 2, 10)], 0, [1], False),  # by the last event, which is event 9
+        ([aged(1, 1, 20), aged(2, 2, 21)], 1, [1], False),  # too many
+        ([aged(1, 1, 9, "RUNNING"), aged(2, 2, 20)], 1, [2], False),  # those that have ended
+        ([aged(1, 1, 9, is_kept=True), aged(2, 2, 9)], 1, [2], False),
+        ([aged(1, 10, 11), aged(2, 12, 12)], 1, [1], True),  # the next one is too new
+        ([aged(1, 1, 9), aged(2, 10, 11), aged(3, 4, 5)], 0, [1], True),  # so are all after it
+        ([], 5, [], True),
+    ],
+)
+def test_which_requests_are_removed(
+    rows: list[Aged], excess: int, chosen: list[int], is_over: bool
+) -> None:
+    progress = Progress(old_event=9, excess=excess)
+    assert [row.seq for row in progress.choose(rows)] == chosen
+    assert progress.is_over is is_over
+
+
+def test_a_step_reads_the_events_of_few_requests_whatever_there_is(queue: Queue) -> None:
+    """As SQLite plans it: by indexes, and through no table."""
+    for statement, keys in (
+        (statements.AGED_REQUESTS, ("after_seq", "up_to")),
+        (statements.EVENTS_OF_NONE, ("after_seq", "up_to")),
+        (statements.DELETE_OLD_EVENTS, ("old", "up_to")),
+    ):
+        prepared = queries.prepare(statement, keys)
+        with queue.transaction() as connection:
+            values = prepared.values(dict.fromkeys(keys, 0))
+            explain = f"EXPLAIN QUERY PLAN {prepared.text}"
+            plan = connection.exec_driver_sql(explain, values).all()
+        read = [step for *_, step in plan if step.startswith(("SCAN events", "SCAN requests"))]
+        assert read == [], plan
 
 
 def test_memory_estimates_are_kept_by_number_the_latest_written(
@@ -141,6 +211,6 @@ def test_memory_estimates_are_kept_by_number_the_latest_written(
     for name, at in {"a": 9.0, "b": 8.0, "c": 7.0}.items():  # the clock steps back
         queue.record(learned=[MemoryEstimate(name, "", (), at)])
     queue.record(learned=[MemoryEstimate("a", "", (), 1.0)])
-    retention.collect(queue, 0, KEEP_ALL)
+    collect(queue, 0, KEEP_ALL)
     kept = queue.read(queries.memory_estimates(10))
     assert [each.operation for each in kept] == ["a", "c"]
