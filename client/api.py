@@ -208,9 +208,13 @@ class DaemonClient:
 
     # The daemon.
 
-    def status(self) -> Json:
-        """Return `{"daemon", "environments", "requests"}`."""
-        return self._http.request("GET", "/v1/status")
+    def status(self, *, all_failed: bool = False) -> Json:
+        """Return `{"daemon", "environments", "requests"}`.
+
+        Of launches that failed and left nothing else, the newest alone, or all.
+        """
+        query = {"all_failed": "true"} if all_failed else None
+        return self._http.request("GET", "/v1/status", query=query)
 
     def info(self) -> Json:
         """Return `{"daemon", "limits", "plan", "workers", "settings"}`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import click
@@ -39,16 +40,19 @@ _ENDED = frozenset({"FAILED", "STOPPED"})
     shell_complete=completion.environments_and_requests,
 )
 @click.option("--watch", is_flag=True, help="Redraw whenever something changes; Ctrl-C exits.")
+@click.option(
+    "--all", "shows_all", is_flag=True, help="Show all launches that failed, not the newest."
+)
 @json_option
-def status(target: str | None, watch: bool, output: Output) -> int:
+def status(target: str | None, watch: bool, shows_all: bool, output: Output) -> int:
     """Show the daemon, environments and requests, or one of them."""
     client = connect(output)
     if watch:
         from .watch import watch as draw_changes
 
-        draw_changes(client, target, output)
+        draw_changes(client, partial(read_status, target=target, shows_all=shows_all), output)
         return exit_codes.OK
-    found = read_status(client, target)
+    found = read_status(client, target, shows_all=shows_all)
     if output.as_json:
         output.json(found)
     else:
@@ -56,19 +60,25 @@ def status(target: str | None, watch: bool, output: Output) -> int:
     return exit_codes.OK
 
 
-def read_status(client: DaemonClient, target: str | None) -> dict[str, Any]:
+def read_status(
+    client: DaemonClient, target: str | None, *, shows_all: bool = False
+) -> dict[str, Any]:
     """`{"daemon", "environments", "requests"}`, of everything or what is about `target`."""
-    found = client.status()
+    found = client.status(all_failed=shows_all)
     if target is None:
         return found
     environment, request = find_target(client, target)
     if environment is not None:
         name = environment["name"]
         requests = client.requests(environment=name, limit=REQUESTS_OF_ENVIRONMENT)
-        return {**found, "environments": [environment], "requests": requests}
+        return _about(found, [environment], requests)
     assert request is not None
-    environments = _environments_of(client, request)
-    return {**found, "environments": environments, "requests": [request]}
+    return _about(found, _environments_of(client, request), [request])
+
+
+def _about(found: dict[str, Any], environments: list[Any], requests: list[Any]) -> dict[str, Any]:
+    left_out = {"failed_launches_left_out": 0}
+    return {**found, "environments": environments, "requests": requests, **left_out}
 
 
 def picture(found: dict[str, Any], now: float) -> list[Drawn]:
@@ -93,11 +103,14 @@ def picture(found: dict[str, Any], now: float) -> list[Drawn]:
     if requests:
         told_below = said | {request["id"] for request in failed[:FAILURES_SHOWN]}
         parts += ["", requests_table(requests, now, told=told_below)]
+    if left_out := found.get("failed_launches_left_out"):
+        earlier = phrases.plural(left_out, "earlier launch request")
+        parts += [faint(f"  and {earlier} that failed: openenv status --all")]
     if not environments and not requests:
         parts += ["", "Nothing has been launched yet. Try: openenv launch echo"]
     gateway = found.get("gateway") or {}
     failures = [
-        *_failures(environments, failed),
+        *_failures(environments, failed, found.get("failed_launches_left_out", 0)),
         *exit_lines("  gateway:", gateway, now),
         *[f"  gateway: {bad(problem)}" for problem in [gateway.get("problem")] if problem],
     ]
@@ -152,14 +165,16 @@ def _headline(daemon: dict[str, Any]) -> str:
     return faint(text)
 
 
-def _failures(environments: list[dict[str, Any]], failed: list[dict[str, Any]]) -> list[str]:
+def _failures(
+    environments: list[dict[str, Any]], failed: list[dict[str, Any]], left_out: int
+) -> list[str]:
     lines: list[str] = []
     for environment in environments:
         lines += environment_failure(environment)
     for request in failed[:FAILURES_SHOWN]:
         lines += request_failure(request)
     if len(failed) > FAILURES_SHOWN:
-        more = len(failed) - FAILURES_SHOWN
+        more = len(failed) - FAILURES_SHOWN + left_out
         lines.append(f"  and {more} more: openenv requests --state failed")
     return lines
 

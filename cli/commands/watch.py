@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -22,7 +23,7 @@ from ...client.errors import ClientError, ConnectionLost
 from ...system.text.json_lines import Json
 from ..options import reconnect
 from ..output.output import Output, bad, for_rich, new_console
-from .status import picture, read_status
+from .status import picture
 
 REDRAW_SECONDS = 1.0  # for the ages
 MIN_PAUSE_SECONDS = 0.1  # between two drawings, however much happens
@@ -30,19 +31,22 @@ RECONNECT_SECONDS = 0.5  # between two attempts to reach a daemon that is lost
 MIN_REQUESTS = 3  # that are shown, however low the terminal is
 
 
-def watch(client: DaemonClient, target: str | None, output: Output) -> None:
+Read = Callable[[DaemonClient], Json]  # what is to be shown
+
+
+def watch(client: DaemonClient, read: Read, output: Output) -> None:
     """Draw what `status` shows until the command is interrupted."""
     is_screen = not output.as_json and sys.stdout.isatty()
-    found = read_status(client, target)
+    found = read(client)
     changes = Changes(client, is_patient=is_screen)
     changes.start()
     if is_screen:
-        _fill_screen(changes, found, target)
+        _fill_screen(changes, found, read)
     else:
-        _print_each(changes, found, target, output)
+        _print_each(changes, found, read, output)
 
 
-def _print_each(changes: Changes, found: Json, target: str | None, output: Output) -> None:
+def _print_each(changes: Changes, found: Json, read: Read, output: Output) -> None:
     while True:
         output.json_line(found)
         if not output.as_json:
@@ -52,10 +56,10 @@ def _print_each(changes: Changes, found: Json, target: str | None, output: Outpu
         changes.happened.clear()  # before reading: what changes meanwhile is another picture
         if changes.problem is not None:
             raise changes.problem
-        found = read_status(changes.client, target)
+        found = read(changes.client)
 
 
-def _fill_screen(changes: Changes, found: Json, target: str | None) -> None:
+def _fill_screen(changes: Changes, found: Json, read: Read) -> None:
     console = new_console(sys.stdout)
     problem: ClientError | None = None
     with Live(console=console, screen=True, auto_refresh=False) as live:
@@ -68,7 +72,7 @@ def _fill_screen(changes: Changes, found: Json, target: str | None) -> None:
             problem = changes.problem
             if problem is None:
                 try:
-                    found = read_status(changes.client, target)
+                    found = read(changes.client)
                 except ConnectionLost as exc:
                     problem = exc
 

@@ -130,8 +130,14 @@ LATEST_ARRIVAL: Query[float] = Query(
 )
 # For how many seconds daemons have run on this database, as it was last noted.
 RUN_SECONDS: Query[float] = Query(statements.RUN_SECONDS, {}, lambda rows: float(rows[0][0]))
-# The launches that failed of environments that are nothing else yet, newest first.
-NEVER_LAUNCHED: Query[list[Request]] = Query(statements.NEVER_LAUNCHED, {}, REQUESTS.read_all)
+# How many launches failed of environments that are nothing else yet.
+NEVER_LAUNCHED_COUNT: Query[int] = Query(
+    statements.NEVER_LAUNCHED_COUNT, {}, lambda rows: int(rows[0][0])
+)
+# All other environments that were not stopped, by name.
+LAUNCHED_ENVIRONMENTS: Query[list[Environment]] = Query(
+    statements.LAUNCHED_ENVIRONMENTS, {}, ENVIRONMENTS.read_all
+)
 # The names of environments that are neither failed nor stopped.
 NAMES: Query[list[str]] = Query(statements.NAMES, {}, lambda rows: [name for (name,) in rows])
 # The generations of all environments that are starting or draining.
@@ -252,6 +258,11 @@ def environments(include_stopped: bool = False) -> Query[list[Environment]]:
     """Environments by name."""
     every, others = statements.ALL_ENVIRONMENTS, statements.ENVIRONMENTS_NOT_STOPPED
     return Query(every if include_stopped else others, {}, ENVIRONMENTS.read_all)
+
+
+def never_launched(limit: int) -> Query[list[Request]]:
+    """The launches that failed of environments that are nothing else yet, newest first."""
+    return Query(statements.NEVER_LAUNCHED, {"up_to": limit}, REQUESTS.read_all)
 
 
 def generations(environment: str) -> Query[list[Generation]]:

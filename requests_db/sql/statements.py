@@ -18,6 +18,7 @@ from sqlalchemy import (
     ColumnElement,
     FromClause,
     Select,
+    and_,
     bindparam,
     case,
     delete,
@@ -255,13 +256,21 @@ EVENTS_OF_NONE = (
 ENVIRONMENT_BY_NAME = select(*ENVIRONMENTS.columns).where(_e.name == bindparam("of_name"))
 ALL_ENVIRONMENTS = select(*ENVIRONMENTS.columns).order_by(_e.name)
 ENVIRONMENTS_NOT_STOPPED = ALL_ENVIRONMENTS.where(_e.state != EnvironmentState.STOPPED.value)
-# The launches of those of which nothing else is known: they failed.
+# Of these nothing is known but a launch, which has failed.
+_is_failed_launch = and_(
+    _e.state == EnvironmentState.FAILED.value,
+    _r.id == _e.request_id,
+    _r.state == RequestState.FAILED.value,
+)
+_failed_launches = select(_r.seq).where(_is_failed_launch)
+_newest = _failed_launches.order_by(_r.seq.desc()).limit(bindparam("up_to"))
 NEVER_LAUNCHED = (
     select(*REQUESTS.columns)
-    .join(environments, _r.id == _e.request_id)
-    .where(_e.state == EnvironmentState.FAILED.value, _r.state == RequestState.FAILED.value)
+    .where(_r.seq.in_(select(_newest.subquery().c.seq)))
     .order_by(_r.seq.desc())
 )
+NEVER_LAUNCHED_COUNT = select(func.count()).select_from(_failed_launches.subquery())
+LAUNCHED_ENVIRONMENTS = ENVIRONMENTS_NOT_STOPPED.where(~exists().where(_is_failed_launch))
 NAMES = select(_e.name).where(_is_live).order_by(_e.name)
 INSERT_ENVIRONMENT = insert(environments)
 DELETE_ENVIRONMENT = delete(environments).where(_e.name == bindparam("of_name"))

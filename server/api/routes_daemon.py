@@ -171,6 +171,7 @@ ACTIVE = [RequestState.PENDING, RequestState.RUNNING]
 MAX_ACTIVE = 200
 RECENT = 10
 LOOKED_AT = 100  # among which the recent ones are chosen
+FAILED_LAUNCHES_SHOWN = 20  # of environments that are nothing else; the newest
 # Of no interest once they have gone well: what they have done is seen in the environments, or was
 # their answer.
 SOON_FORGOTTEN = frozenset({"check", "describe", "down", "down_strays", "probe", "prune"})
@@ -180,19 +181,19 @@ root = APIRouter()
 
 
 @router.get("/status")
-async def status(deps: Injected) -> Json:
+async def status(deps: Injected, all_failed: bool = False) -> Json:
     """The daemon, its environments, strays, and the requests that are active or ended lately.
 
-    A launch that failed is a request, and no environment.
+    A launch that failed is a request, and no environment: the newest of them, or all.
     """
     store = deps.store
     active = await store.read(queries.list_requests(states=ACTIVE, limit=MAX_ACTIVE))
     ended = [state for state in RequestState if state.is_final]
     latest = await store.read(queries.list_requests(states=ended, limit=LOOKED_AT))
-    failed = await store.read(queries.NEVER_LAUNCHED)
-    recent = worth_showing(latest, failed)
-    names = {launch.environment for launch in failed}
-    environments = [e for e in await environment_views(deps) if e["name"] not in names]
+    count = await store.read(queries.NEVER_LAUNCHED_COUNT)
+    shown_failed = count if all_failed else FAILED_LAUNCHES_SHOWN
+    recent = worth_showing(latest, await store.read(queries.never_launched(shown_failed)))
+    environments = await environment_views(deps, queries.LAUNCHED_ENVIRONMENTS)
     shown = [*active, *recent]
     gateway = deps.reconciler.gateway
     envoy = None if gateway.watch is None else gateway.watch.status
@@ -204,6 +205,7 @@ async def status(deps: Injected) -> Json:
         "gateway": {"exits": exit_views(envoy, server="Envoy"), "problem": problem},
         "strays": await _strays(deps),
         "requests": [request_view(r, why.get(r.id), again.get(r.id)) for r in shown],
+        "failed_launches_left_out": max(0, count - shown_failed),
     }
 
 
@@ -234,8 +236,9 @@ def worth_showing(ended: Iterable[Request], failed: Iterable[Request]) -> list[R
 async def info(deps: Injected) -> Json:
     """The limits found on this machine, the plan, and the workers."""
     executor = deps.executor.status()
+    environments = await environment_views(deps, queries.LAUNCHED_ENVIRONMENTS)
     return {
-        "daemon": await _daemon(deps, await environment_views(deps)),
+        "daemon": await _daemon(deps, environments),
         "limits": deps.limits,
         "plan": executor.plan,
         "memory": {
@@ -272,7 +275,7 @@ async def stop(deps: Injected) -> Json:
 async def metrics(deps: Injected) -> PlainTextResponse:
     """Prometheus' text format."""
     counts = await deps.store.read(queries.COUNTS)
-    environments = await environment_views(deps)
+    environments = await environment_views(deps, queries.environments())
     live, executor = deps.reconciler.replicas.live, deps.executor.status()
     lag = deps.lag.snapshot()
     page = render_metrics(counts, environments, live, executor, deps.dispatcher, lag)

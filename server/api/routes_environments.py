@@ -16,6 +16,7 @@ from fastapi.responses import StreamingResponse
 from ...environments import run_files
 from ...requests_db.records import Environment, Replica
 from ...requests_db.sql import queries
+from ...requests_db.sql.queries import Query
 from ...schema.states import EnvironmentState, ReplicaState
 from ...system.net.access import with_token
 from ...system.text.json_lines import Json
@@ -35,7 +36,8 @@ router = APIRouter()
 @router.get("/environments")
 async def list_environments(deps: Injected, include_stopped: bool = False) -> Json:
     """Every environment that is wanted, or that failed."""
-    return {"environments": await environment_views(deps, include_stopped=include_stopped)}
+    query = queries.environments(include_stopped=include_stopped)
+    return {"environments": await environment_views(deps, query)}
 
 
 @router.get("/environments/{name}")
@@ -98,10 +100,10 @@ async def environment_logs(
     return StreamingResponse(text, media_type=TEXT, headers={LOG_HEADER: path.stem})
 
 
-async def environment_views(deps: Dependencies, *, include_stopped: bool = False) -> list[Json]:
-    """All of them, by name."""
+async def environment_views(deps: Dependencies, query: Query[list[Environment]]) -> list[Json]:
+    """Those that a query finds."""
     await deps.reconciler.queue.wait()
-    found = await deps.store.read(queries.environments(include_stopped=include_stopped))
+    found = await deps.store.read(query)
     replicas: dict[str, list[Replica]] = defaultdict(list)
     for replica in await deps.store.read(queries.replicas()):
         replicas[replica.environment].append(replica)

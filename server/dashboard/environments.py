@@ -90,10 +90,8 @@ class EnvironmentSource:
 
     async def _read(self) -> None:
         read = self._deps.store.read
-        failed = await read(queries.NEVER_LAUNCHED)  # these are shown as requests
-        never = {request.environment for request in failed}
-        found = await read(queries.environments())
-        self._environments = [each for each in found if each.name not in never]
+        # Others have a launch that failed, and nothing else: they are shown as requests.
+        self._environments = await read(queries.LAUNCHED_ENVIRONMENTS)
         replicas: defaultdict[str, list[Replica]] = defaultdict(list)
         for replica in await read(queries.replicas()):
             replicas[replica.environment].append(replica)

@@ -19,7 +19,7 @@ from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials
 from ..api.dependencies import Dependencies
 from ..api.request_notes import may_have_run_before, reason_at
-from ..api.routes_daemon import worth_showing
+from ..api.routes_daemon import FAILED_LAUNCHES_SHOWN, worth_showing
 from ..api.routes_rollouts import last_mark, mark_of
 from ..api.views import error_view, short_request_view
 from .environments import death_of_attempt, death_of_request
@@ -79,7 +79,7 @@ class RequestSource:
         )
         await self._read_progress(running)
         latest = await read(queries.list_requests(states=_FINAL, limit=LOOKED_AT))
-        failed = await read(queries.NEVER_LAUNCHED)
+        failed = await read(queries.never_launched(FAILED_LAUNCHES_SHOWN))
         for request in [*running, *worth_showing(latest, failed)]:
             shown[request.id] = self._with_progress(request)
         self._views = {key: view for key, view in self._views.items() if key in shown}

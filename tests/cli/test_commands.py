@@ -473,8 +473,19 @@ def test_status_tells_each_failure_once_and_none_of_what_was_launched_since(cli:
     assert cli.shows(failed, requests=[{**FAILED, "error": error}]).count("No license") == 1
 
 
+def test_status_counts_the_failed_launches_that_it_leaves_out_and_all_shows_them(cli: Cli) -> None:
+    out = cli.shows(requests=failures(5), failed_launches_left_out=4980)
+    assert "and 4980 earlier launch requests that failed: openenv status --all" in out
+    assert "and 4982 more: openenv requests --state failed" in out
+    assert "earlier" not in cli.shows(requests=failures(5), failed_launches_left_out=0)
+    asked = [path for _, path, _ in cli.fake.calls]
+    assert not any("all_failed" in path for path in asked)
+    cli("status", "--all")
+    assert "all_failed=true" in cli.fake.calls[-1][1]
+
+
 def test_status_of_a_name_shows_the_latest_failures_and_counts_the_others(cli: Cli) -> None:
-    cli.has()
+    cli.has(failed_launches_left_out=4980)
     cli.knows(new_environment(), "", *failures(5))
     out = cli("status", "trial").out
     assert out.count("cannot go on: no licence") == 3

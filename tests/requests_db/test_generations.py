@@ -48,10 +48,27 @@ async def test_a_launch_that_failed_is_all_that_is_known_of_its_name_until_the_n
     queue.claim(schedule=Schedule.LONG)
     queue.end(launch.id, RequestState.FAILED, error=ERROR)
     await api.goes(E.FAILED)
-    [failed] = await api.read(queries.NEVER_LAUNCHED)
+    [failed] = await api.read(queries.never_launched(10))
     assert (failed.id, failed.environment) == (launch.id, "trial")
+    assert await api.read(queries.LAUNCHED_ENVIRONMENTS) == []
     await api.launch()
-    assert await api.read(queries.NEVER_LAUNCHED) == []
+    assert await api.read(queries.never_launched(10)) == []
+    assert [each.name for each in await api.read(queries.LAUNCHED_ENVIRONMENTS)] == ["trial"]
+
+
+async def test_of_many_launches_that_failed_the_newest_are_read_and_all_counted(
+    api: Api, queue: Queue
+) -> None:
+    for name in ("one", "two", "three"):
+        launch = await api.launch(new_environment(name))
+        queue.claim(schedule=Schedule.LONG)
+        queue.end(launch.id, RequestState.FAILED, error=ERROR)
+        await api.goes(E.FAILED, name=name)
+    await api.launch(new_environment("serves"))
+    newest = await api.read(queries.never_launched(2))
+    assert [request.environment for request in newest] == ["three", "two"]
+    assert await api.read(queries.NEVER_LAUNCHED_COUNT) == 3
+    assert [each.name for each in await api.read(queries.LAUNCHED_ENVIRONMENTS)] == ["serves"]
 
 
 @pytest.mark.parametrize(

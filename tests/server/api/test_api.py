@@ -149,7 +149,9 @@ def test_a_launch_that_fails_is_shown_as_a_request_and_as_no_environment(
     failed = wait(client, client.submit("launch", payload)["id"])
     becomes(client, payload["name"], "FAILED")
     assert set(listed(client)) == {name}
-    assert failed["id"] in [request["id"] for request in client.status()["requests"]]
+    for found in (client.status(), client.status(all_failed=True)):
+        assert failed["id"] in [request["id"] for request in found["requests"]]
+        assert found["failed_launches_left_out"] == 0
     assert payload["name"] in [each["name"] for each in client.environments()]
 
 
