@@ -246,7 +246,8 @@ class Instance:
     """One thing that the engine has and that carries our labels.
 
     Attributes:
-        id: What the engine calls it, for ever: no later instance has the same.
+        id: What the engine calls it, for ever: no later instance has the same. It is made of
+            letters, digits, and `_.:-/`.
         labels: Whose it is.
         state: How far it is.
         pid: Its first process, if that runs on this machine and is known; for people.

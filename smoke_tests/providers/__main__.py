@@ -27,7 +27,7 @@ from collections.abc import Sequence
 import pytest
 
 from . import page
-from .under_test import PROVIDERS
+from .under_test import PROVIDERS, WITH_EXAMPLE
 
 PROCESSES = 4  # most of a fact is waiting
 OTHER_PROCESSES = {
@@ -76,7 +76,7 @@ def try_provider(name: str, facts: Sequence[str]) -> page.Result:
                 print(f"flaky: {name} {fact}  (failed beside others; mend it)")
     tried = {fact: outcomes.get(fact, "not tried") for fact in facts}
     today = dt.datetime.now(dt.UTC).date()
-    return page.Result(today.isoformat(), PROVIDERS[name]().engine_version(), tried)
+    return page.Result(today.isoformat(), WITH_EXAMPLE[name]().engine_version(), tried)
 
 
 def try_facts(name: str, processes: int, facts: Sequence[str]) -> dict[str, str]:
@@ -109,7 +109,7 @@ def write(results: page.Results) -> None:
 def main() -> int:
     """Run the suite."""
     parser = argparse.ArgumentParser(prog="smoke_tests.providers", description=__doc__)
-    parser.add_argument("providers", nargs="*", metavar="PROVIDER", help=", ".join(PROVIDERS))
+    parser.add_argument("providers", nargs="*", metavar="PROVIDER", help=", ".join(WITH_EXAMPLE))
     parser.add_argument("--must", default="", help="providers that must be able to run here")
     parser.add_argument("--without", default="", help="providers that are left out")
     parser.add_argument("--half", type=int, metavar="SEED", help="half of an engine's facts")
@@ -121,7 +121,7 @@ def main() -> int:
         if name in options.without.split(","):
             told.append(f"skipped  {name}  (left out)")
             continue
-        if why_not := PROVIDERS[name]().why_not():
+        if why_not := WITH_EXAMPLE[name]().why_not():
             word = "FAILED " if name in options.must.split(",") else "skipped"
             told.append(f"{word}  {name}  (cannot run here: {why_not})")
             continue

@@ -15,7 +15,7 @@ import pytest
 
 from .harness import Harness, home_of, running
 from .page import DOES_NOT_APPLY
-from .under_test import PROVIDERS, UnderTest
+from .under_test import PROVIDERS, WITH_EXAMPLE, UnderTest
 
 MakeHarness = Callable[[str], Harness]
 
@@ -34,7 +34,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def provider(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[UnderTest]:
-    with running(PROVIDERS[request.param](), tmp_path_factory) as provider:
+    with running(WITH_EXAMPLE[request.param](), tmp_path_factory) as provider:
         yield provider
 
 

@@ -14,6 +14,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import metadata
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import psutil
+from uv import find_uv_bin
 
 from openenvd.environments.engines.base import HOME_LABEL, REPLICA_LABEL
 from openenvd.environments.engines.ray.driver import RayDriver
@@ -638,6 +640,94 @@ def _version(program: str, option: str) -> str:
     return next(word for word in said.stdout.split() if word[0].isdigit()).rstrip(",")
 
 
+NO_LIMITS = "it limits nothing"
+NO_SERVICE = "it is no service: its files are its state"
+
+
+class Toy(Local):
+    """The engine of `examples/toy_engine`, installed as another package's."""
+
+    name: ClassVar[str] = "toy"
+    does_not_apply: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            (
+                "test_cpu_limit",
+                "test_deaths_after_the_engine_is_restarted",
+                "test_gpus",
+                "test_kill_from_outside_after_one_for_memory",
+                "test_memory_below_the_limit",
+                "test_memory_beyond_the_limit",
+                "test_memory_of_a_child",
+                "test_out_of_memory",
+                "test_out_of_memory_at_start",
+                "test_sandbox",
+                "test_too_few_gpus",
+            ),
+            NO_LIMITS,
+        ),
+        **dict.fromkeys(
+            (
+                "test_engine_gone",
+                "test_engine_hangs",
+                "test_engine_killed_under_sessions",
+                "test_engine_restarted",
+            ),
+            NO_SERVICE,
+        ),
+    }
+
+    _folder: Path
+
+    @contextmanager
+    def engine(self, folder: Path) -> Iterator[None]:
+        self._folder = folder
+        words = [find_uv_bin(), "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+        words += ["--python", sys.executable, "--target", str(folder / "installed")]
+        example = shutil.copytree(REPOSITORY / "examples/toy_engine", folder / "toy_engine")
+        subprocess.run([*words, str(example)], check=True)
+        yield
+
+    def variables(self) -> dict[str, str]:
+        return {
+            "PYTHONPATH": str(self._folder / "installed"),
+            "TOY_ENGINE": str(self._folder / "instances"),
+        }
+
+    def source(self, folder: Path) -> tuple[str, ...]:
+        return (*super().source(folder), "--provider", self.name)
+
+    def replicas_of(self, machine: Machine) -> list[str]:
+        home = Layout(machine.home).home_label
+        found = (self._folder / "instances").glob("*/instance.json")
+        return [
+            path.parent.name
+            for path in found
+            if json.loads(path.read_text())["labels"].get(HOME_LABEL) == home
+            and len((path.parent / "state").read_text().split()) < 2
+        ]
+
+    def start_foreign(self, name: str, labels: Mapping[str, str]) -> str:
+        folder = self._folder / "instances" / name
+        folder.mkdir(parents=True)
+        (folder / "state").touch()
+        known = {"id": f"{name}:{FOREIGN}", "labels": labels}
+        (folder / "instance.json").write_text(json.dumps(known))
+        return name
+
+    def stop_foreign(self) -> list[str]:
+        paths = (self._folder / "instances").glob("*/instance.json")
+        found = [path.parent for path in sorted(paths) if FOREIGN in path.read_text()]
+        for folder in found:
+            shutil.rmtree(folder)
+        return [folder.name for folder in found]
+
+    def remove_all(self, machine: Machine) -> None:
+        for name in self.replicas_of(machine):
+            removed = (self._folder / "instances" / name).rename(self._folder / f"removed-{name}")
+            os.kill(int((removed / "state").read_text()), signal.SIGKILL)
+
+
 PROVIDERS: dict[str, type[UnderTest]] = {
     each.name: each for each in (Local, Docker, Swarm, Slurm, Ray, Kubernetes)
 }
+WITH_EXAMPLE = {**PROVIDERS, Toy.name: Toy}  # the page has no column for it
