@@ -57,7 +57,6 @@ from ...schema.protocol import (
     RETRY_HEADER,
 )
 from ...system.net.access import PARAMETER
-from ...system.net.http_limits import MAX_HEAD_BYTES
 from ...system.text.json_lines import Json
 from .lua import SOURCE as LUA
 
@@ -70,6 +69,7 @@ MOST_CHOICES = 1024  # to find a replica that a request has not been sent to
 RETRY_SECONDS, MOST_RETRY_SECONDS = 0.005, 0.1  # between two attempts; it doubles, and is random
 CONNECT_SECONDS = 5.0
 HEAD_SECONDS = 5.0  # for a client to send the head of a request, from its first byte
+MAX_HEAD_KB = 32  # as of all our servers (`system/net/http_limits.py`, which workers do not import)
 IDLE_SECONDS = 10.0  # for a connection that has no request; and for a TLS handshake
 SILENT_SECONDS = 30  # for which the kernel keeps a connection from Envoy that has sent nothing
 HEALTH_SECONDS = 5.0  # between two health checks, and for one of them
@@ -303,7 +303,7 @@ def _http(folder: str) -> Json:
         # closed as soon as all is sent, and never before.
         delayed_close_timeout="0s",
         request_headers_timeout=_seconds(HEAD_SECONDS),
-        max_request_headers_kb=MAX_HEAD_BYTES // 1024,
+        max_request_headers_kb=MAX_HEAD_KB,
         common_http_protocol_options={"idle_timeout": _seconds(IDLE_SECONDS)},
         normalize_path=True,
         merge_slashes=True,
