@@ -33,7 +33,7 @@ from ...schema.protocol import (
     MAX_MESSAGE_BYTES,
     NO_SESSIONS,
 )
-from ...system.net.access import without_token
+from ...system.net.access import bearer_header, without_token
 from .connection import Connection, Message
 
 Server = tuple[str | None, str | None]  # an environment's name and launch, as its handshakes say
@@ -145,11 +145,12 @@ class Session:
             SessionFailed: Nobody answers, or the server refuses.
             ValueError: It is not the address of an environment.
         """
-        shown, _ = without_token(address)
+        shown, token = without_token(address)
         more: dict[str, Any] = {} if tls is None else {"ssl": tls}
         try:
             socket = await connect(
-                session_url(address),
+                session_url(shown),
+                additional_headers=bearer_header(token),  # URLs are logged on the way
                 open_timeout=connect_seconds,
                 close_timeout=close_seconds,
                 ping_interval=ping_seconds,

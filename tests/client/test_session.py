@@ -215,6 +215,19 @@ def test_a_session_that_cannot_be_opened_names_the_address_without_its_token() -
     assert "abcdef" not in str(caught.value)
 
 
+def test_a_token_is_sent_in_a_header_and_not_in_the_url() -> None:
+    seen: list[Request] = []
+
+    def keep(_: ServerConnection, request: Request) -> None:
+        seen.append(request)
+
+    token = "?token=abcdefghijklmnop"
+    with running(lambda _: None, process_request=keep) as address, Session(address + token):
+        pass
+    [request] = seen
+    assert (request.path, request.headers["Authorization"]) == ("/ws", "Bearer abcdefghijklmnop")
+
+
 def test_a_refused_handshake_says_what_the_server_said() -> None:
     def refuse(connection: ServerConnection, request: Request) -> Response:
         return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "all 4 sessions are taken")
