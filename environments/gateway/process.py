@@ -4,8 +4,9 @@
 The run file lies with those of replicas, in `run/gateway`, but is of a version of its own, so that
 nobody takes it for a replica's. Envoy opens its own listening sockets, one a thread
 (`SO_REUSEPORT`). The shim holds another that never listens: bound first and exclusively, it fails
-when anybody has the port, and from then on keeps it from everybody else, whether Envoy runs or not;
-while there is no shim, the reservation of `engines/local/ports.py` does.
+when anybody has the port, and from then on keeps it from everybody else, whether Envoy runs or not.
+So does one of the daemon's (`hold_port`), so that a shim that is killed leaves the port to nobody;
+while there is neither, the reservation of `engines/local/ports.py` keeps other homes away from it.
 
 All functions block.
 """
@@ -193,7 +194,7 @@ def ensure_running(layout: Layout, wanted: GatewayOptions) -> Gateway:
             wanted = found.options
         envoy = find_envoy()
         check_options(wanted)
-        with _reserved(wanted, layout) as (options, reservation):
+        with _reserved(wanted, layout, may_be_held=found is not None) as (options, reservation):
             gateway = _describe(layout, options, envoy)
             _start(gateway, reservation)
         _wait_until_ready(gateway)
@@ -211,8 +212,17 @@ def revive(layout: Layout) -> None:
         if found is None or _answers(found):
             return
         clean_up_after_shim(found.run_file.run_dir, grace_seconds=0.0)
-        with contextlib.closing(_reserve(found.options.host, found.options.port)) as reservation:
+        with contextlib.closing(hold_port(found)) as reservation:
             _start(found, reservation)
+
+
+def hold_port(gateway: Gateway) -> socket.socket:
+    """Keep the port of a gateway of this home from other users, whether it runs or not.
+
+    Raises:
+        OSError: Another user's process has it by now.
+    """
+    return _reserve(gateway.options.host, gateway.options.port, may_be_held=True)
 
 
 def stop(layout: Layout) -> None:
@@ -444,7 +454,7 @@ def _owner(layout: Layout) -> PortOwner:
 
 @contextmanager
 def _reserved(
-    wanted: GatewayOptions, layout: Layout
+    wanted: GatewayOptions, layout: Layout, *, may_be_held: bool = False
 ) -> Iterator[tuple[GatewayOptions, socket.socket]]:
     """Reserve the port that is wanted, or any; the shim keeps the socket when this closes it."""
     candidates = [wanted.port] if wanted.port else range(LAST_PORT, FIRST_PORT - 1, -1)
@@ -452,7 +462,7 @@ def _reserved(
         if reserved_for(port) not in (None, _owner(layout)):
             continue
         try:
-            reservation = _reserve(wanted.host, port)
+            reservation = _reserve(wanted.host, port, may_be_held=may_be_held)
         except OSError as exc:
             if exc.errno == errno.EADDRINUSE:
                 continue
@@ -468,10 +478,15 @@ def _reserved(
     raise PortInUse(f"{taken.message}, and the gateway is to have it", hint, taken.pid)
 
 
-def _reserve(host: str, port: int) -> socket.socket:
-    """Bind a port so that nobody but Envoy can listen there; raises `OSError`, as `bind` does."""
+def _reserve(host: str, port: int, *, may_be_held: bool) -> socket.socket:
+    """Bind a port so that no other user can listen there; raises `OSError`, as `bind` does.
+
+    A port that may be held already, by another process of this user, is shared with it.
+    """
     reservation = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
+        if may_be_held:
+            reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         # The first alone: connections of an Envoy that was killed are no reason to fail.
         reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reservation.bind((host, port))

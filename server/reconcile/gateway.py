@@ -74,6 +74,8 @@ class GatewayManager:
     layout: Layout
     timing: Timing
     watch: ReplicaWatch | None = field(init=False, default=None)  # over its process
+    # A socket that keeps other users from its port, while no process of it does.
+    _port: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
     _written: dict[str, Backend] = field(init=False, default_factory=dict)  # by name
     _weights: dict[str, dict[int, int]] = field(init=False, default_factory=dict)  # by number
     _weighing: set[str] = field(init=False, default_factory=set)  # in a moment
@@ -317,6 +319,9 @@ class GatewayManager:
         self._begin_watch(found)
 
     def _begin_watch(self, gateway: Gateway) -> None:
+        self._port.close()
+        with contextlib.suppress(OSError):  # another user has it, so Envoy's start fails, too
+            self._port.enter_context(process.hold_port(gateway))
         responsibility = Responsibility()
         responsibility.take_over(gateway.run_file.request_id)
         self.watch = ReplicaWatch(
@@ -360,6 +365,7 @@ class GatewayManager:
             if await self._is_wanted():
                 return False
             await self._unwatch()
+            self._port.close()
             await self._held.stop()
             await asyncio.to_thread(process.stop, self.layout)
         log.info("the gateway was stopped: no environment wants it")

@@ -10,6 +10,7 @@ import pwd
 import shutil
 import socket
 import ssl
+import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -68,6 +69,7 @@ TLS = Path(__file__).with_name("tls")
 KEY = str(TLS / "key.pem")
 WAIT_SECONDS = 20.0
 MOST_UNEVEN = 0.05
+NOBODY = 65534
 
 
 class Replica:
@@ -760,6 +762,31 @@ def test_the_port_of_a_gateway_that_was_killed_is_kept_from_those_of_other_homes
     finally:
         process.stop(other)
     assert process.ensure_running(layout, ANY_PORT).options == gateway.options
+
+
+BIND = """
+import socket, sys
+with socket.socket() as other:
+    for option in sys.argv[2:]:
+        other.setsockopt(socket.SOL_SOCKET, getattr(socket, option), 1)
+    other.bind(("127.0.0.1", int(sys.argv[1])))
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("options", [[], ["SO_REUSEADDR"], ["SO_REUSEADDR", "SO_REUSEPORT"]])
+def test_another_user_cannot_have_the_port_of_a_gateway_that_was_killed(
+    gateway: Gateway, layout: Layout, options: list[str]
+) -> None:
+    command = ["/usr/bin/env", "python3", "-c", BIND, str(gateway.options.port), *options]
+    with process.hold_port(gateway):  # as the daemon does
+        kill_shim(gateway)
+        done = subprocess.run(command, user=NOBODY, stderr=subprocess.PIPE, text=True, check=False)
+        assert "Address already in use" in done.stderr
+        process.revive(layout)
+        assert process.ensure_running(layout, ANY_PORT).options == gateway.options
+        kill_shim(gateway)  # and a launch can start it, too
+        assert process.ensure_running(layout, ANY_PORT).options == gateway.options
 
 
 def test_the_port_of_a_gateway_is_reserved_again_when_the_system_has_removed_that(
