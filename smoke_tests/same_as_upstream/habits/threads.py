@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from .coroutines import echoed, soon
-from .habit import habit
+from .habit import BETTER, habit
 from .processes import FORK
 
 WHO: contextvars.ContextVar[str] = contextvars.ContextVar("who", default="nobody")
@@ -182,6 +182,7 @@ class Habits:
         matrix = np.ones((400, 400))
         return float((matrix @ matrix).sum())
 
+    @habit(ours=BETTER + "upstream's server sometimes hangs in the child", unsteady=True)
     def numpy_after_fork(self, how):
         """BLAS in the step, then in a forked child."""
         import numpy as np
