@@ -240,7 +240,7 @@ class Reconciler:
         result = _result_of(launch)
         await self.replicas.adopt(generation.environment, generation.request_id)
         await self.replicas.confirm_ready(result.get("replicas", []))
-        await self._status.switch_generation(generation, launch.payload, result["address"])
+        await self.replicas.switch(generation, launch.payload, result["address"])
 
     async def _take(
         self, step: Step, environment: Environment, launch: Request | None, down: Request | None

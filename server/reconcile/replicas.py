@@ -336,6 +336,11 @@ class ReplicaManager:
         for watch in self.watched(environment.name, environment.request_id):
             await watch.serve_if_ours()
 
+    async def switch(self, generation: Generation, spec: Json, address: str) -> None:
+        """Write that a generation serves, and not what was read of the one before."""
+        async with self._observing:
+            await self.status.switch_generation(generation, spec, address)
+
     def retire(self, generation: Generation, serving: str | None, timeout_seconds: float) -> None:
         """Begin to drain a generation, and end it when its sessions have ended.
 

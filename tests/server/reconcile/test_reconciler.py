@@ -1096,6 +1096,32 @@ async def test_an_environment_that_fails_during_its_update_is_mended_by_it(world
     await world.generations_become(g2="SERVING", g1="FAILED")
 
 
+async def test_what_was_read_of_a_generation_is_not_written_of_the_one_that_takes_over(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = (await world.reconcile()).replicas
+    [old] = await world.serving()
+    update, _ = await world.updating()
+    old.link.send("stop", grace_seconds=0.0)
+    await world.becomes(S.FAILED)
+    [generation, _] = await world.store.read(queries.generations("trial"))
+    has_read, goes_on, move = asyncio.Event(), asyncio.Event(), manager.status.set_environment
+
+    async def set_environment(*args: Any, **more: Any) -> None:
+        has_read.set()
+        await goes_on.wait()
+        await move(*args, **more)
+
+    monkeypatch.setattr(manager.status, "set_environment", set_environment)
+    observing_old = asyncio.create_task(manager.observe("trial"))
+    await has_read.wait()
+    switching = asyncio.create_task(manager.switch(generation, update.payload, ADDRESS))
+    await asyncio.wait([switching], timeout=0.5)
+    goes_on.set()
+    await asyncio.gather(observing_old, switching)
+    assert await world.generations() == {2: "SERVING", 1: "FAILED"}
+
+
 async def test_an_update_that_is_ready_when_its_environment_is_taken_down_is_removed(
     world: World,
 ) -> None:
