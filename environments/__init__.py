@@ -13,6 +13,8 @@
     access.py      asks an environment over HTTP; follows one launch through its restarts
     replica_policy.py
                    how many replicas, their shares of sessions, when one is started again
+    replica_state.py, replica_status.py
+                   the states of a replica, and what is known of it, for shims and agents
     shim/          the process above a local replica, which outlives the daemon
 
 What was asked for, names, folders and errors are in `schema/`. This file imports nothing.

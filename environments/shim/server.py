@@ -180,11 +180,11 @@ class Server:
             self._status.note_sleep()
             self.process.remove_cgroup()
         else:
-            is_stopped = self.life.state is State.STOPPING or self.process.has_drained
+            has_drained = self.life.is_draining and self.process.has_ended_as_drained
             reason = self._evidence.explain(
                 self.process.pid,
                 self.process.ended,
-                stopped_by_us=is_stopped,
+                stopped_by_us=has_drained or self.life.state is State.STOPPING,
                 failed=self._status.failed,
             )
             self._report_exit(reason)

@@ -57,7 +57,6 @@ class ServerProcess:
         self.pid: int | None = None
         self._started_at: float | None = None
         self.ended: tuple[int, int] | None = None  # wait status, most resident bytes
-        self._is_draining = False
         self.cgroup: Cgroup | None = None
         self._listeners: list[socket.socket] = []
         self._gate_fd: int | None = None  # the writing end; open while the server is to wait
@@ -167,16 +166,15 @@ class ServerProcess:
         )
 
     @property
-    def has_drained(self) -> bool:
-        """Whether it was asked to let its sessions end, and has exited in order.
+    def has_ended_as_drained(self) -> bool:
+        """Whether it has exited in order, or by the signal that asks it to let its sessions end.
 
-        The signal itself ends one that has not begun to accept connections.
+        The signal ends one that has not begun to accept connections.
         """
-        return self._is_draining and self.ended is not None and self.ended[0] in _ENDS_OF_DRAINED
+        return self.ended is not None and self.ended[0] in _ENDS_OF_DRAINED
 
     def drain(self, *, is_replaced: bool) -> None:
         """Ask it to begin no session, and to exit when the last has ended."""
-        self._is_draining = True
         if self.runs:
             assert self.pid is not None
             os.kill(self.pid, signal.SIGUSR2 if is_replaced else signal.SIGUSR1)
