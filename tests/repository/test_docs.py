@@ -36,7 +36,7 @@ METAVARIABLES = re.compile(r"\[.*?\]|…|\\\|\w+")
 
 
 # What is in a fence, and is nothing that anybody types into a shell or Python.
-NO_PROGRAM = {"json", "text", "traceql", "yaml"}
+NO_PROGRAM = {"json", "text", "toml", "traceql", "yaml"}
 # How a line begins that somebody is to type.
 TYPED = r"(?:\$ |openenvd? [a-z]|pip |python3? |uv |docker |kubectl |git |bash |export )"
 
