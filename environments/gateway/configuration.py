@@ -12,7 +12,8 @@ cluster says nothing that a scaled environment changes.
 Balancing. Replicas get sessions in turn, so that a crowd is split evenly. (Least requests is not
 even: a request counts when its replica has been connected to, so a replica that is slow to accept
 looks empty and gets more.) Where some have much less room than others, weights say so
-(`replica_policy.py`).
+(`replica_policy.py`). Those that are known to be full are degraded: they are asked only where all
+are full.
 
 A replica that is full, or drains, answers a handshake with `RETRY_HEADER` as long as the gateway
 may still try another one (`env_host/websocket/handshake.py`). Envoy's circuit breakers count all
@@ -85,6 +86,7 @@ _NO_REPLICA = (
 
 _HTTP_OPTIONS = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _OF_AN_ENDPOINT = {GENERATION_HEADER: "generation", REPLICA_HEADER: "replica"}  # in its metadata
+_ONE_IS_ENOUGH = 100 * 65536  # percent: one that is not degraded gets all new sessions
 _SESSION_DIGITS = 4  # of a session's id, that name its replica (`env_host/shard/connections.py`)
 
 
@@ -96,6 +98,7 @@ class Endpoint:
     host: str
     port: int
     is_draining: bool = False  # it gets no new session
+    is_full: bool = False  # it gets new sessions only where all are full
     weight: int = 1  # how many new sessions it gets in its turn
     generation: str = ""  # its launch, and its id: what a request for it says; empty: nothing
     replica: str = ""
@@ -128,6 +131,11 @@ class Backend:
     def takes_sessions(self) -> bool:
         """Whether a replica may get new sessions."""
         return self.most_asked > 0
+
+    @property
+    def full(self) -> set[int]:
+        """The numbers of the replicas that are full."""
+        return {each.number for each in self.endpoints if each.is_full}
 
     @property
     def most_asked(self) -> int:
@@ -260,7 +268,7 @@ def endpoints(backend: Backend) -> Json:
         found.append(
             {
                 "endpoint": {"address": _address(each.host, each.port)},
-                "health_status": "DRAINING" if each.is_draining else "HEALTHY",
+                "health_status": _health_status(each),
                 "load_balancing_weight": each.weight,
                 "metadata": {"filter_metadata": {"openenvd": named}},
             }
@@ -273,7 +281,14 @@ def endpoints(backend: Backend) -> Json:
         found.append({"endpoint": held, "health_status": "HEALTHY"})
     kind = "config.endpoint.v3.ClusterLoadAssignment"
     places = [{"lb_endpoints": found}]
-    return _resources(_typed(kind, cluster_name=backend.name, endpoints=places))
+    policy = {"overprovisioning_factor": _ONE_IS_ENOUGH}
+    return _resources(_typed(kind, cluster_name=backend.name, endpoints=places, policy=policy))
+
+
+def _health_status(endpoint: Endpoint) -> str:
+    if endpoint.is_draining:
+        return "DRAINING"
+    return "DEGRADED" if endpoint.is_full else "HEALTHY"
 
 
 def endpoints_file(folder: str, name: str) -> str:

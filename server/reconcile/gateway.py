@@ -28,7 +28,6 @@ from ...environments.gateway.configuration import Backend, Endpoint
 from ...environments.gateway.envoy import BackendFiles, EndpointStatus
 from ...environments.gateway.process import Gateway
 from ...environments.replica_policy import LONGEST_PAUSE_SECONDS, Load, is_calm, weights
-from ...environments.run_files import RunFile
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Environment, Event, Replica, RequestError
@@ -74,8 +73,7 @@ class GatewayManager:
     layout: Layout
     timing: Timing
     watch: ReplicaWatch | None = field(init=False, default=None)  # over its process
-    # A socket that keeps other users from its port, while no process of it does.
-    _port: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
+    _port_guard: contextlib.ExitStack = field(init=False, default_factory=contextlib.ExitStack)
     _written: dict[str, Backend] = field(init=False, default_factory=dict)  # by name
     _weights: dict[str, dict[int, int]] = field(init=False, default_factory=dict)  # by number
     _weighing: set[str] = field(init=False, default_factory=set)  # in a moment
@@ -126,9 +124,7 @@ class GatewayManager:
             "state": "UNKNOWN",
         }
         if self.watch is not None:
-            replica = self.watch.replica
-            shown |= {"state": replica.state.value, "pid": replica.pid, "exit": replica.exit}
-            shown["restarts"] = replica.restarts
+            shown |= _process_view(self.watch.replica)
         try:
             seen = await asyncio.to_thread(envoy.endpoint_statuses, found.admin_socket)
             shown |= await asyncio.to_thread(_connections_view, found)
@@ -232,17 +228,17 @@ class GatewayManager:
 
     def _weigh_later(self, name: str, loads: dict[int, Load]) -> None:
         self._weighing.add(name)
-        seconds = self.timing.weigh_seconds
-        asyncio.get_running_loop().call_later(seconds, self._weigh, name, loads)
+        asyncio.get_running_loop().call_later(self.timing.weigh_seconds, self._weigh, name, loads)
 
     def _weigh(self, name: str, before: dict[int, Load]) -> None:
         self._weighing.discard(name)
         loads = loads_of(self.replicas.watched(name))
-        found = weights(loads)
-        if name not in self._written or found == self._weights.get(name, {}):
+        found, written = weights(loads), self._written.get(name)
+        if written is None or (written.full, self._weights.get(name, {})) == (_full(loads), found):
             return
-        if is_calm(before, loads):
+        if now_calm := is_calm(before, loads):
             self._weights[name] = found
+        if now_calm or written.full != _full(loads):
             self.tasks.spawn(self._reconcile_insistently({name}), f"weigh the replicas of {name}")
         else:
             self._weigh_later(name, loads)
@@ -319,9 +315,9 @@ class GatewayManager:
         self._begin_watch(found)
 
     def _begin_watch(self, gateway: Gateway) -> None:
-        self._port.close()
+        self._port_guard.close()
         with contextlib.suppress(OSError):  # another user has it, so Envoy's start fails, too
-            self._port.enter_context(process.hold_port(gateway))
+            self._port_guard.enter_context(process.hold_port(gateway))
         responsibility = Responsibility()
         responsibility.take_over(gateway.run_file.request_id)
         self.watch = ReplicaWatch(
@@ -331,12 +327,9 @@ class GatewayManager:
             self.timing,
             _log_state,
             self._give_up,
-            revive=self._revive,
+            revive=lambda _: process.revive(self.layout),
         )
         self.watch.task = self.tasks.spawn(self.watch.run(), "watch the gateway")
-
-    def _revive(self, _: RunFile) -> None:
-        process.revive(self.layout)
 
     async def _give_up(self, _: Replica, error: RequestError) -> None:
         """Pause, and begin anew: environments have no other address."""
@@ -365,7 +358,7 @@ class GatewayManager:
             if await self._is_wanted():
                 return False
             await self._unwatch()
-            self._port.close()
+            self._port_guard.close()
             await self._held.stop()
             await asyncio.to_thread(process.stop, self.layout)
         log.info("the gateway was stopped: no environment wants it")
@@ -378,6 +371,11 @@ async def gateway_problem(layout: Layout) -> str | None:
     with contextlib.suppress(OSError):  # it is being started again, as its exits tell
         return None if found is None else (await asyncio.to_thread(found.connections)).problem
     return None
+
+
+def _process_view(replica: Replica) -> Json:
+    shown: Json = {"state": replica.state.value, "pid": replica.pid, "exit": replica.exit}
+    return {**shown, "restarts": replica.restarts}
 
 
 def _connections_view(gateway: Gateway) -> Json:
@@ -395,11 +393,13 @@ def backend_of(
     """What the gateway is to know of an environment, from how its replicas are."""
     found = sorted(watches, key=lambda watch: watch.run_file.number)
     most = max(weighed.values(), default=1)  # of one that has just come
+    full = _full(loads_of(found))
     endpoints = tuple(
         Endpoint(
             watch.run_file.number,
             *watch.endpoint,
             is_draining=watch.is_draining or watch.replica.state is ReplicaState.DRAINING,
+            is_full=watch.run_file.number in full,
             weight=weighed.get(watch.run_file.number, most),
             generation=watch.run_file.request_id,
             replica=watch.run_file.replica_id,
@@ -427,6 +427,10 @@ def loads_of(watches: Iterable[ReplicaWatch]) -> dict[int, Load]:
         if watch.replica.state is ReplicaState.READY and not watch.status.get("held")
         if (capacity := watch.max_sessions)
     }
+
+
+def _full(loads: Mapping[int, Load]) -> set[int]:
+    return {number for number, load in loads.items() if not load.room}
 
 
 def _is_reached(backend: Backend | None, seen: Seen) -> bool | None:

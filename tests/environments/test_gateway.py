@@ -258,6 +258,22 @@ async def test_the_one_of_many_that_has_room_is_found(
     await close(sessions)
 
 
+async def test_a_replica_that_is_known_to_be_full_is_asked_only_where_all_are(
+    gateway: Gateway, many: list[Replica]
+) -> None:
+    full = [replace(each.endpoint, is_full=True) for each in many]
+    address = await put_behind(gateway, *full[:-1], many[-1])
+    sessions = await crowd(address, 32)
+    assert {await replica_of(session) for session in sessions} == {7}
+    assert not any(each.handshakes for each in many[:-1])
+    session = "01234567-0123-4123-a123-000000010002"  # and its sessions go on
+    assert (await ask(f"{address}/x?session_id={session}"))[1][0] == "0"
+    await put_behind(gateway, *full)
+    sessions += await crowd(address, 32)
+    assert len({await replica_of(session) for session in sessions}) == len(many)
+    await close(sessions)
+
+
 async def test_replicas_get_sessions_by_weights(gateway: Gateway, replicas: list[Replica]) -> None:
     first, second = [each.endpoint for each in replicas]
     address = await put_behind(gateway, first, replace(second, weight=16))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.environments.gateway.configuration import Endpoint, endpoints
+from openenvd.environments.gateway.configuration import Backend, Endpoint, endpoints
 from openenvd.environments.replica_policy import Load
 from openenvd.requests_db.records import Environment
 from openenvd.schema.states import EnvironmentState, ReplicaState
@@ -51,6 +51,22 @@ def test_weights_are_those_of_replicas_by_number_and_one_that_comes_has_the_most
     found = backend_of(environment(), watches, None, {0: 1, 1: 16}).endpoints
     assert [each.weight for each in found] == [1, 16, 16]
     assert [each.weight for each in backend_of(environment(), watches).endpoints] == [1, 1, 1]
+
+
+def test_a_replica_whose_sessions_are_all_taken_is_full() -> None:
+    watches = [watch(ordinal, ReplicaState.READY) for ordinal in range(3)]
+    for each, sessions in zip(watches[:2], (7, 8), strict=True):  # the third has not said yet
+        each.status = {"sessions": sessions, "capacity": {"max_sessions": 8}}
+    found = backend_of(environment(), watches)
+    assert found.full == {1}
+    statuses = [each["health_status"] for each in lb_endpoints(found)]
+    assert statuses == ["HEALTHY", "DEGRADED", "HEALTHY"]
+
+
+def lb_endpoints(backend: Backend) -> list[dict[str, Any]]:
+    [resource] = endpoints(backend)["resources"]
+    found: list[dict[str, Any]] = resource["endpoints"][0]["lb_endpoints"]
+    return found
 
 
 def test_loads_are_of_replicas_that_get_sessions_and_say_how_many_they_have() -> None:
