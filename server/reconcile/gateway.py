@@ -53,6 +53,7 @@ LEFT_SECONDS = 5.0  # for Envoy to read that others drain
 HOLDING_SOCKET = "held.sock"
 HOLD_SECONDS = 600.0  # for a replica to become ready: what a launch gives one, too
 PATIENCE_SECONDS = 5.0  # for what keeps every replica from being started to pass
+FULL_SECONDS = 0.5  # until Envoy is told that a replica is full, or no longer
 STOP_SECONDS = 10.0  # for one that nothing wants, when the daemon ends
 LOOK_AGAIN_SECONDS = 1.0  # while nothing was written
 LOOK_SECONDS = 0.02  # between two looks whether Envoy has it
@@ -224,24 +225,26 @@ class GatewayManager:
     def note(self, name: str) -> None:
         """Have the weights of an environment's replicas follow their loads, if they are to."""
         if name in self._written and name not in self._weighing:
-            self._weigh_later(name, loads_of(self.replicas.watched(name)))
+            self._weigh_later(name, loads_of(self.replicas.watched(name)), time.monotonic())
 
-    def _weigh_later(self, name: str, loads: dict[int, Load]) -> None:
+    def _weigh_later(self, name: str, loads: dict[int, Load], since: float) -> None:
         self._weighing.add(name)
-        asyncio.get_running_loop().call_later(self.timing.weigh_seconds, self._weigh, name, loads)
+        seconds = min(FULL_SECONDS, self.timing.weigh_seconds)
+        asyncio.get_running_loop().call_later(seconds, self._weigh, name, loads, since)
 
-    def _weigh(self, name: str, before: dict[int, Load]) -> None:
+    def _weigh(self, name: str, before: dict[int, Load], since: float) -> None:
         self._weighing.discard(name)
         loads = loads_of(self.replicas.watched(name))
         found, written = weights(loads), self._written.get(name)
         if written is None or (written.full, self._weights.get(name, {})) == (_full(loads), found):
             return
-        if now_calm := is_calm(before, loads):
+        is_due = time.monotonic() >= since + self.timing.weigh_seconds
+        if is_due and is_calm(before, loads):
             self._weights[name] = found
-        if now_calm or written.full != _full(loads):
-            self.tasks.spawn(self._reconcile_insistently({name}), f"weigh the replicas of {name}")
         else:
-            self._weigh_later(name, loads)
+            self._weigh_later(name, *((loads, time.monotonic()) if is_due else (before, since)))
+        if written.full != _full(loads) or name not in self._weighing:
+            self.tasks.spawn(self._reconcile_insistently({name}), f"weigh the replicas of {name}")
 
     # Holding requests
 
@@ -306,12 +309,10 @@ class GatewayManager:
     async def _follow_process(self) -> None:
         """Watch the process of the gateway that a launch has started by now."""
         found = await asyncio.to_thread(process.read_gateway, self.layout)
-        if found is None:
+        watch = self.watch
+        if found is None or (watch and watch.is_of(found.run_file) and not watch.task.done()):
             return
-        if self.watch is not None:
-            if self.watch.is_of(found.run_file) and not self.watch.task.done():
-                return
-            await self._unwatch()
+        await self._unwatch()
         self._begin_watch(found)
 
     def _begin_watch(self, gateway: Gateway) -> None:
