@@ -55,14 +55,14 @@ if TYPE_CHECKING:
 START_SECONDS = 60.0  # a first start makes the database, on a slow disk
 STOP_SECONDS = 30.0  # running requests get their grace
 START_LOCK_SECONDS = 90.0  # while another process starts it
-_LOOK_AGAIN_SECONDS = 0.02
+_POLL_INTERVAL_SECONDS = 0.02
 _LOG_TAIL_LINES = 10
 _LOG_TAIL_BYTES = 16 * 1024
 # glibc gives every thread an arena of its own and keeps what is freed: 9 MB of an idle daemon.
 _MALLOC = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "65536"}
 _SHELL = "/bin/sh"
 _READY_FD = 3
-_LEAST_PIPE_FD = 10  # out of the way of 0 to `_READY_FD` in the child
+_MIN_PIPE_FD = 10  # out of the way of 0 to `_READY_FD` in the child
 
 
 def connect(
@@ -109,7 +109,7 @@ def connect(
                     raise
             if time.monotonic() > deadline:
                 raise _silent(paths)
-            time.sleep(_LOOK_AGAIN_SECONDS)  # another is just starting, or just ending
+            time.sleep(_POLL_INTERVAL_SECONDS)  # another is just starting, or just ending
 
 
 def find(
@@ -187,7 +187,7 @@ def stop(paths: Paths) -> Json | None:
         while is_running(paths):
             if time.monotonic() > deadline:
                 raise _silent(paths)
-            time.sleep(_LOOK_AGAIN_SECONDS)
+            time.sleep(_POLL_INTERVAL_SECONDS)
         return identity
 
 
@@ -261,7 +261,7 @@ def _start_lock(paths: Paths, *, is_stop: bool = False) -> Iterator[None]:
 def _start(paths: Paths, settings: Mapping[str, Any]) -> Json:
     """Spawn the daemon and wait for its line; the line, when it is ready."""
     reading, low = os.pipe()
-    writing = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _LEAST_PIPE_FD)
+    writing = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _MIN_PIPE_FD)
     os.close(low)
     try:
         log_end = _spawn(paths, settings, writing)

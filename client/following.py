@@ -21,7 +21,7 @@ from .http import ServerEvent
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 
 COME_BACK_SECONDS = 5.0
-_LOOK_AGAIN_SECONDS = 0.1
+_POLL_INTERVAL_SECONDS = 0.1
 
 Reconnect = Callable[[], DaemonClient | None]
 
@@ -124,4 +124,4 @@ def look(find: Reconnect, request_id: str) -> tuple[DaemonClient, Json]:
                 f"the daemon has exited; request {request_id} waits for the next daemon",
                 f"openenv wait {request_id} starts a daemon and waits for the request",
             )
-        time.sleep(_LOOK_AGAIN_SECONDS)
+        time.sleep(_POLL_INTERVAL_SECONDS)

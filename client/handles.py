@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-_FIRST_LOOK_SECONDS = 0.02
-_LOOK_SECONDS = 0.5  # at most, between two looks at a request
+_FIRST_POLL_SECONDS = 0.02
+_POLL_INTERVAL_SECONDS = 0.5  # at most, between two looks at a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +268,10 @@ def json_of(client: Client, result: Json) -> Json:
 
 def pauses() -> Iterator[float]:
     """Yield how long to wait before the next look at a request, longer each time."""
-    pause = _FIRST_LOOK_SECONDS
+    pause = _FIRST_POLL_SECONDS
     while True:
         yield pause
-        pause = min(2 * pause, _LOOK_SECONDS)
+        pause = min(2 * pause, _POLL_INTERVAL_SECONDS)
 
 
 def _nothing(client: Client, result: Json) -> None:

@@ -117,7 +117,7 @@ def decide(seen: Occupancy, scaling: Scaling, lull: Lull | None, now: float) -> 
     return Decision(lull.enough)
 
 
-MOST_WEIGHT = 16  # of a replica, against one that has no room: that answers, and is passed over
+MAX_WEIGHT = 16  # of a replica, against one that has no room: that answers, and is passed over
 NEARLY_EVEN = 0.5  # the least room against the most, from which all get as many
 CALM = 1 / 16  # of a replica's capacity, by which its sessions may change in a moment
 
@@ -141,7 +141,7 @@ def weights(loads: Mapping[int, Load]) -> dict[int, int]:
     most = max(rooms.values(), default=0)
     if min(rooms.values(), default=0) >= NEARLY_EVEN * most:
         return {}
-    return {number: _power_of_two(MOST_WEIGHT * room / most) for number, room in rooms.items()}
+    return {number: _power_of_two(MAX_WEIGHT * room / most) for number, room in rooms.items()}
 
 
 def is_calm(before: Mapping[int, Load], now: Mapping[int, Load]) -> bool:
@@ -158,7 +158,7 @@ def _power_of_two(value: float) -> int:
 
 
 FIRST_PAUSE_SECONDS = 0.5
-LONGEST_PAUSE_SECONDS = 30.0
+MAX_PAUSE_SECONDS = 30.0
 BUDGET_EXITS = 5
 BUDGET_WINDOW_SECONDS = 600.0
 HEALTHY_SECONDS = 60.0  # ready for this long: what happened before is forgiven
@@ -201,4 +201,4 @@ def restart_decision(
 
 def pause_seconds(exits: int) -> float:
     """How long to wait after so many exits in a row."""
-    return backoff_seconds(max(exits, 1), first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
+    return backoff_seconds(max(exits, 1), first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)

@@ -42,13 +42,13 @@ NAME = "changing"
 RETRY_SECONDS = 0.5
 OPEN_SECONDS = 60.0
 ANSWER_SECONDS = 30.0
-LOOK_SECONDS = 0.1
+POLL_INTERVAL_SECONDS = 0.1
 SEED = 14
 MS = 1e3
 
 SESSIONS, SHORT_SESSIONS = 1_000, 100
 UPDATED_REPLICAS = (1, 2)
-MOST_STEPS, SHORT_MOST_STEPS = 15, 3  # of a session, a second apart
+MAX_STEPS, SHORT_MOST_STEPS = 15, 3  # of a session, a second apart
 STEADY_SECONDS, SHORT_STEADY_SECONDS = 5.0, 1.5  # before, between and after
 
 LOADS, SHORT_LOADS = (0, 4, 12, 24, 42, 60, 32, 16, 4, 0), (0, 4, 12, 0)
@@ -141,7 +141,7 @@ async def update(report: Report, environ: dict[str, str], replicas: int, options
     words += ["--max-sessions", str(4 * sessions)]
     launched = await asyncio.to_thread(openenv, environ, *words)
     target = Target(NAME, launched["environment"]["address"])
-    crowd = Crowd(target, 1.0, SHORT_MOST_STEPS if options.short else MOST_STEPS)
+    crowd = Crowd(target, 1.0, SHORT_MOST_STEPS if options.short else MAX_STEPS)
     crowd.want(sessions, 1 / sessions)
     await asyncio.sleep(steady)
     what = f"{sessions:,} sessions, {replicas} replica{'s' * (replicas > 1)}"
@@ -175,7 +175,7 @@ async def _until(environ: dict[str, str], number: int, state: str) -> None:
         history = found["environments"][0]["generations"]
         if any(each["number"] == number and each["state"] == state for each in history):
             return
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
 
 def updates(report: Report, options: Any) -> bool:
@@ -201,7 +201,7 @@ async def scale(report: Report, address: str, home: str, short: bool) -> tuple[C
             environment = await api.environment(NAME)
             states = Counter(replica["state"] for replica in environment["replicas"])
             seen.append((states["READY"], states["READY"] + states["DRAINING"]))
-            await asyncio.sleep(5 * LOOK_SECONDS)
+            await asyncio.sleep(5 * POLL_INTERVAL_SECONDS)
 
     sampling = asyncio.create_task(sample())
     filled = []
@@ -214,7 +214,7 @@ async def scale(report: Report, address: str, home: str, short: bool) -> tuple[C
         await asyncio.sleep(max(0.0, began + hold - time.monotonic()))
     deadline = time.monotonic() + SETTLE_SECONDS
     while seen[-1][1] > 1 and time.monotonic() < deadline:
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)
     sampling.cancel()
     await asyncio.wait({sampling})
     await api.close()

@@ -35,7 +35,7 @@ from openenvd.rollouts.bench.sweep import Sweep
 
 CROWDS, SHORT_CROWDS = (2_048, 8_192), (256,)
 REPLICAS, SHORT_REPLICAS = (2, 4), (2,)
-MOST_UNEVEN = 5.0  # percent
+MAX_UNEVEN = 5.0  # percent
 STEPPING_SESSIONS = (1, 64)
 STEP_SECONDS, SHORT_STEP_SECONDS = 5.0, 1.0
 PAYLOAD_BYTES = 64
@@ -88,9 +88,7 @@ def crowds(report: Report, targets: list[Target], replicas: int, options: Any) -
         cpu = [s.server_cpu_ms_per_session for s in through]
         report.add(f"{what}: Envoy's CPU a session", "ms", cpu)
         met &= all(s.failed == 0 for s in through)
-        met &= (
-            statistics.median(unevenness(s.shard_split, replicas) for s in through) <= MOST_UNEVEN
-        )
+        met &= statistics.median(unevenness(s.shard_split, replicas) for s in through) <= MAX_UNEVEN
     return met
 
 

@@ -51,7 +51,7 @@ from openenvd.server.reconcile.reconciler import Reconciler
 from openenvd.system.process.proc import raise_fd_limit
 
 SIZES = {"adopt": 1_000, "status": 1_000, "event": 1_000, "port": 1_000, "failed": 5_000}
-MOST_REQUESTS = 1_000_000
+MAX_REQUESTS = 1_000_000
 STATUSES, EVENTS = 500, 20
 QUIET_SECONDS = 0.1  # without work, after which nothing more comes
 
@@ -66,7 +66,7 @@ def main() -> None:
     raise_fd_limit()
     report = Report("Processor time, by how many there are")
     for part in options.parts:
-        most = options.most or SIZES.get(part, MOST_REQUESTS)
+        most = options.most or SIZES.get(part, MAX_REQUESTS)
         for name, (unit, measure) in PARTS[part].items():
             found: dict[int, list[float]] = {}
             for size in (most // 100, most // 10, most):

@@ -53,7 +53,7 @@ SESSIONS = 16  # enough to meet every shard
 BACK_SECONDS = 30.0
 BATCH_SECONDS = 5.0
 IDLE_SECONDS = "0.5"
-LOOK_SECONDS = 0.02
+POLL_INTERVAL_SECONDS = 0.02
 
 
 def main() -> None:
@@ -172,7 +172,7 @@ async def _asleep(report: Report, environ: dict[str, str], repetitions: int) -> 
         while (found := await api.environment("echo"))["state"] != "ASLEEP" or (
             found["replicas"][0]["pid"] is not None
         ):
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
         report.append("echo: PSS asleep", "MB", megabytes())
         for how in latencies:
             latencies[how].append(await first_answer())

@@ -54,12 +54,12 @@ LAUNCH_SECONDS = 60.0
 STEP = {"small": 30, "large": 100}
 MOST = {"small": 90, "large": 400}
 OURS = "openenvd"
-MOST_AT_ONCE = 64  # of (c)
+MAX_AT_ONCE = 64  # of (c)
 START_SECONDS = 180.0
 BATCH_SECONDS = 120.0
 ANSWER_SECONDS = 10.0
 AFTER_KILL_SECONDS = 15.0  # for the others of a batch to end
-LOOK_SECONDS = 0.2
+POLL_INTERVAL_SECONDS = 0.2
 PEER_IDLE_SECONDS = 60.0  # with half a CPU it takes its workers so long to have imported everything
 PERIOD_US = 100_000
 V1 = Path("/sys/fs/cgroup")
@@ -375,7 +375,7 @@ def _at_once(run: Callable[[], Awaitable[None]], group: Group) -> dict[Key, floa
     at_once, lost = asyncio.run(_more_and_more(run, group))
     return {
         ("(c) kernel kills while it starts and idles (aim: 0)", ""): kills,
-        (f"(c) SHORT requests at once (tried {MOST_AT_ONCE})", ""): at_once,
+        (f"(c) SHORT requests at once (tried {MAX_AT_ONCE})", ""): at_once,
         ("(c) requests of the last try not succeeded (aim: 0)", ""): lost,
     }
 
@@ -383,7 +383,7 @@ def _at_once(run: Callable[[], Awaitable[None]], group: Group) -> dict[Key, floa
 async def _more_and_more(run: Callable[[], Awaitable[None]], group: Group) -> tuple[int, int]:
     """How many succeeded at once without a kill, at most; how many of the last try did not."""
     best, count, kills, lost = 0, 1, group.kills(), 0
-    while count <= MOST_AT_ONCE and group.kills() == kills and not lost:
+    while count <= MAX_AT_ONCE and group.kills() == kills and not lost:
         lost = await _lost(run, count, group)
         if group.kills() == kills and not lost:
             best = count
@@ -398,7 +398,7 @@ async def _lost(run: Callable[[], Awaitable[None]], count: int, group: Group) ->
     tasks = {asyncio.ensure_future(run()) for _ in range(count)}
     pending = tasks
     while pending and time.monotonic() < deadline:
-        _, pending = await asyncio.wait(pending, timeout=LOOK_SECONDS)
+        _, pending = await asyncio.wait(pending, timeout=POLL_INTERVAL_SECONDS)
         if group.kills() > kills and not is_killed:
             is_killed, deadline = True, time.monotonic() + AFTER_KILL_SECONDS
     for task in pending:

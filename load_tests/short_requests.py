@@ -45,7 +45,7 @@ from load_tests.shared.report import (
 )
 
 CLIENTS = 50
-LOOK_AGAIN_SECONDS = 0.002
+POLL_INTERVAL_SECONDS = 0.002
 ZYGOTE_SECONDS = 1.0  # the zygote's workers come up
 SKYPILOT_COUNTS = (60, 200)  # one at a time, and in each burst: it is slow
 OURS = "openenvd"
@@ -135,7 +135,7 @@ async def _start_by_hand() -> float:
         command = [sys.executable, "-P", "-m", "openenvd.server"]
         with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as daemon:
             while not (Path(home) / "daemon.json").exists():
-                await asyncio.sleep(LOOK_AGAIN_SECONDS)
+                await asyncio.sleep(POLL_INTERVAL_SECONDS)
             client = ApiClient(home)
             await client.call("GET", "/v1/health")
             seconds = time.perf_counter() - began

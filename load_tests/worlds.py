@@ -48,7 +48,7 @@ from smoke_tests.docker_engine import DockerEngine
 
 SOURCE = Path(__file__).with_name("envs_for_load")
 ENVIRONMENTS = ("one", "two")
-MOST_AT_ONCE = 5  # replicas
+MAX_AT_ONCE = 5  # replicas
 UPDATE_EVERY = 4  # rounds: before the restart budget of a replica is spent
 PAUSE_SECONDS = 2.0  # at most, between two rounds
 THINK_SECONDS = 0.3  # at most, between two steps
@@ -152,7 +152,7 @@ def kill_replicas(home: Home, chance: random.Random) -> Iterator[str]:
     found = running(home)
     if not found:
         raise LookupError("no replica has a process")
-    for replica in chance.sample(found, min(len(found), chance.randint(1, MOST_AT_ONCE))):
+    for replica in chance.sample(found, min(len(found), chance.randint(1, MAX_AT_ONCE))):
         with suppress(ProcessLookupError):
             os.kill(replica["pid"], signal.SIGKILL)
             yield replica["id"]

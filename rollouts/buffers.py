@@ -23,7 +23,7 @@ SCOUTS = 8
 FOLLOWERS = 3  # of each step: hundreds run after three steps, one after the other
 OBSERVATIONS = 2  # one is decided on, one comes
 GUESSED_STEPS = 32  # without a guess, the first of them held six times the limit
-LEAST_BYTES = 512  # a step is never smaller than its own objects
+MIN_BYTES = 512  # a step is never smaller than its own objects
 
 
 class ByteBudget:
@@ -42,7 +42,7 @@ class ByteBudget:
 
     async def reserve(self, size_bytes: int) -> Hold:
         """Room for `size_bytes`, waited for in line."""
-        size_bytes = max(size_bytes, LEAST_BYTES)
+        size_bytes = max(size_bytes, MIN_BYTES)
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size_bytes, admitted))
         self._admit()
@@ -86,7 +86,7 @@ class Hold:
 
     def resize(self, size_bytes: int) -> None:
         """To what it really became. Never waits: those in line wait a little longer instead."""
-        size_bytes = max(size_bytes, LEAST_BYTES)
+        size_bytes = max(size_bytes, MIN_BYTES)
         if self._budget is not None and size_bytes != self.size_bytes:
             difference_bytes, self.size_bytes = size_bytes - self.size_bytes, size_bytes
             self._budget.change(difference_bytes)

@@ -209,7 +209,7 @@ class StepSink(Protocol):
 
 
 RATE_SECONDS = 5.0  # the span over which steps a second are averaged
-_LEAST_APART_SECONDS = 0.1
+_MIN_APART_SECONDS = 0.1
 
 
 class ProgressStats:
@@ -277,7 +277,7 @@ class ProgressStats:
     def steps_per_second(self) -> float:
         """Lately: over the last `RATE_SECONDS`."""
         now = self._clock()
-        if now - self._marks[-1][0] >= _LEAST_APART_SECONDS:
+        if now - self._marks[-1][0] >= _MIN_APART_SECONDS:
             self._marks.append((now, self.steps))
         while len(self._marks) > 2 and self._marks[1][0] <= now - RATE_SECONDS:
             self._marks.popleft()

@@ -24,8 +24,8 @@ from typing import Any
 
 MAX_PIXELS = 40_000_000  # of a file: more would be unpacked in the browser's memory
 MAX_BASE64 = 64 << 20  # characters
-LEAST_SIDE = 8  # of numbers: what is smaller is a board, or a vector
-LEAST_GRAY_SIDE = 32  # of numbers with one channel, which may be any matrix
+MIN_SIDE = 8  # of numbers: what is smaller is a board, or a vector
+MIN_GRAY_SIDE = 32  # of numbers with one channel, which may be any matrix
 _COLOR_TYPES = {1: 0, 3: 2, 4: 6}  # PNG's, by channels
 _BASE64_STARTS = ("iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")
 _JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # segments that tell it
@@ -177,7 +177,7 @@ def image_of_numbers(numbers: Sequence[int] | memoryview, shape: Sequence[Any]) 
     if len(shape) not in (2, 3) or not all(type(side) is int for side in shape):
         return None
     height, width, channels = (*shape, 1)[:3]
-    least = LEAST_GRAY_SIDE if channels == 1 else LEAST_SIDE
+    least = MIN_GRAY_SIDE if channels == 1 else MIN_SIDE
     if channels not in _COLOR_TYPES or min(height, width) < least:
         return None
     if len(numbers) != height * width * channels or len(numbers) > MAX_PIXELS * channels:

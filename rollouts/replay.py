@@ -44,11 +44,11 @@ MAX_MEMORY_BYTES = 1024 * MB
 OOM_SCORE_ADJ = 900  # the kernel ends it before anything else of ours
 BINS = 24  # of the histogram
 SPANS = 60  # of the rewards over time
-MOST_EPISODES = 200  # in one answer
-MOST_STEPS = 50
-MOST_BYTES = 4 * MB  # of steps in one answer; the first one may have more
-MOST_IMAGE_BYTES = 16 * MB  # of a step; those beyond are told without their data
-MOST_TEXT_BYTES = 64 << 10  # of an observation, an action or info
+MAX_EPISODES = 200  # in one answer
+MAX_STEPS = 50
+MAX_BYTES = 4 * MB  # of steps in one answer; the first one may have more
+MAX_IMAGE_BYTES = 16 * MB  # of a step; those beyond are told without their data
+MAX_TEXT_BYTES = 64 << 10  # of an observation, an action or info
 SHOWN = (
     *("episode_id", "environment", "seed", "status", "total_reward", "advantage", "filtered"),
     *("steps", "attempts", "started_at", "finished_at"),
@@ -148,7 +148,7 @@ def over_time(rewards: list[tuple[float, float]]) -> list[Json]:
 def episodes(rollouts: Rollouts, offset: int, limit: int) -> Json:
     """Rows of episodes, in the order of their ids."""
     ids = rollouts.episode_ids()
-    shown = ids[offset : offset + min(limit, MOST_EPISODES)]
+    shown = ids[offset : offset + min(limit, MAX_EPISODES)]
     rows = [rollouts.episode(episode_id).row for episode_id in shown]
     return {"total": len(ids), "offset": offset, "episodes": [_shown(row) for row in rows]}
 
@@ -161,9 +161,9 @@ def steps(episode: EpisodeRow, first: int) -> Json:
     """Steps of an episode, as many as fit; behind the last one, what was observed at the end."""
     found: list[Json] = []
     size_bytes = 0
-    for step in islice(_frames(episode, first), MOST_STEPS):
+    for step in islice(_frames(episode, first), MAX_STEPS):
         size_bytes += len(_encoded(step))
-        if found and size_bytes > MOST_BYTES:
+        if found and size_bytes > MAX_BYTES:
             break
         found.append(step)
     end = first + len(found)
@@ -202,7 +202,7 @@ def _step(row: StepRow) -> Json:
 
 def _images(found: list[tuple[Place, Image]]) -> list[Json]:
     told: list[Json] = []
-    room_bytes = MOST_IMAGE_BYTES
+    room_bytes = MAX_IMAGE_BYTES
     for place, image in found:
         fits = len(image.data) <= room_bytes
         room_bytes -= len(image.data) if fits else 0
@@ -221,9 +221,9 @@ def _image_of_array(array: Array) -> Image | None:
 def _text(value: Any) -> Json:
     """`{"value"}`, or `{"text", "bytes"}` with the beginning of what is large."""
     encoded = _encoded(value)
-    if len(encoded) <= MOST_TEXT_BYTES:
+    if len(encoded) <= MAX_TEXT_BYTES:
         return {"value": value}
-    return {"text": encoded[:MOST_TEXT_BYTES].decode(errors="replace"), "bytes": len(encoded)}
+    return {"text": encoded[:MAX_TEXT_BYTES].decode(errors="replace"), "bytes": len(encoded)}
 
 
 def _encoded(value: Any) -> bytes:

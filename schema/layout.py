@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_SOCKET_PATH_BYTES = 103  # `sun_path` holds 108 bytes on Linux, 104 on macOS, with its zero
-_LONGEST_SOCKET_NAME = 40
+_MAX_SOCKET_NAME = 40
 _DIGEST_LENGTH = 12
 GATEWAY = "gateway"  # the folder of the home's gateway among those of replicas
 
@@ -62,7 +62,7 @@ class Layout:
     def sockets(self) -> Path:
         """`home/sockets`, or a short private folder when that is too long a path."""
         inside = self.home / "sockets"
-        if len(os.fsencode(inside)) + _LONGEST_SOCKET_NAME <= MAX_SOCKET_PATH_BYTES:
+        if len(os.fsencode(inside)) + _MAX_SOCKET_NAME <= MAX_SOCKET_PATH_BYTES:
             return inside
         return Path(tempfile.gettempdir()) / f"openenvd-{os.getuid()}-{self._digest}"
 

@@ -79,7 +79,7 @@ NO_SESSIONS = (
 
 EXIT_FAILED_TO_START = 3  # it could not be imported or served; a `failed` line said why
 DEFAULT_SESSIONS = 1024  # at once, by default, when the class supports concurrent sessions
-LEAST_SESSION_MEMORY_MB = 16  # a session's process holds about 14 before it has done anything
+MIN_SESSION_MEMORY_MB = 16  # a session's process holds about 14 before it has done anything
 LOOPBACK = "127.0.0.1"
 # The folder in a project's virtual environment with libraries that are the host's alone.
 HOST_LIBRARIES = "openenvd-libraries"
@@ -121,7 +121,7 @@ class ServeOptions:
     session_memory_mb: int | None = option(
         None,
         "Memory limit of each session. It has a process of its own: 64M.",
-        least=LEAST_SESSION_MEMORY_MB,
+        least=MIN_SESSION_MEMORY_MB,
     )
     admission_timeout_seconds: float = option(
         5.0, "How long a client waits for a session when all are taken.", least=0

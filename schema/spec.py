@@ -26,7 +26,7 @@ from .errors import InvalidName
 from .protocol import ServeOptions
 
 LOCAL = "local"  # the provider that runs replicas on this machine, below shims
-MOST_REPLICAS = 1000
+MAX_REPLICAS = 1000
 AUTO = "auto"  # instead of a token: make one
 GRACE_SECONDS = 5.0  # for sessions to end, between SIGTERM and SIGKILL
 DEFAULT_BASE = "python:3.11-slim"  # of images that are built here
@@ -38,20 +38,20 @@ class LaunchOptions(ServeOptions):
 
     provider: str = option(LOCAL, "Provider that runs the replicas.", metavar="NAME")
     replicas: int = option(
-        1, "Number of env servers behind one address.", least=1, most=MOST_REPLICAS
+        1, "Number of env servers behind one address.", least=1, most=MAX_REPLICAS
     )
     min_replicas: int | None = option(
         None,
         "Fewest replicas when it scales itself [1]. 0: it sleeps when nobody uses it.",
         least=0,
-        most=MOST_REPLICAS,
+        most=MAX_REPLICAS,
         flag="--min",
     )
     max_replicas: int | None = option(
         None,
         "Most replicas; it scales itself by its sessions.",
         least=1,
-        most=MOST_REPLICAS,
+        most=MAX_REPLICAS,
         flag="--max",
     )
     scale_down_seconds: float = option(

@@ -108,7 +108,7 @@ class EventBus:
                 raise
 
 
-LOOK_SECONDS = 0.1
+POLL_INTERVAL_SECONDS = 0.1
 MAX_READ_BYTES = 256 * 1024
 TAIL_BLOCK_BYTES = 64 * 1024
 
@@ -193,7 +193,7 @@ async def _look(path: Path, wake: asyncio.Event) -> None:
         if size not in (None, before):
             wake.set()
         before = size
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
 
 def _size_of(path: Path) -> int | None:

@@ -34,7 +34,7 @@ from ..output import phrases
 from ..output.failures import error_lines
 from ..output.output import Output, bad, faint, good
 
-LOOK_SECONDS = 0.2  # between two looks at a launch
+POLL_INTERVAL_SECONDS = 0.2  # between two looks at a launch
 SESSION_SECONDS = 30.0
 MEMORY_MB = 512  # of the replica: without a limit, a Slurm job may be given a whole node
 OPTIONS = ("memory_mb", "gpus", "engine_options")
@@ -190,7 +190,7 @@ class _Trial:
         request = submit(client, "launch", {**self.payload, "name": self.name}, {})
         told = ""
         while request["state"] in ("PENDING", "RUNNING"):
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_INTERVAL_SECONDS)
             request = client.request(request["id"])
             replicas = client.environment(self.name)["replicas"]
             reason = next((each["message"] for each in replicas if each.get("message")), told)

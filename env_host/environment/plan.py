@@ -34,12 +34,12 @@ from .instances import failure_of
 # What an isolated session is expected to need by default: 14 MB, and an environment.
 ISOLATED_SESSION_BYTES = 48 * MB
 ISOLATED_PER_CORE = 16  # most, by default
-MOST_CORES = 4096
-MOST_SHARDS = 256
+MAX_CORES = 4096
+MAX_SHARDS = 256
 MEMORY_SHARE = 0.5  # of the free memory, for isolated sessions when their number is not configured
 PARTIAL_SHARE = 0.125  # of the same, for messages that have not arrived whole
 TRIAL_SECONDS = 5.0
-_MOST_BYTES = 4096  # more than any answer has
+_MAX_BYTES = 4096  # more than any answer has
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -127,7 +127,7 @@ def _shards_for(sessions: int, machine: Machine) -> int:
     """Return how many processes have descriptors for so many sessions."""
     if machine.fds == resource.RLIM_INFINITY:
         return 1
-    return min(MOST_SHARDS, -(-sessions // sessions_of_process(machine.fds)))
+    return min(MAX_SHARDS, -(-sessions // sessions_of_process(machine.fds)))
 
 
 def _isolated_sessions(config: HostConfig, machine: Machine) -> int:
@@ -146,7 +146,7 @@ def partial_messages_bytes(machine: Machine, shards: int) -> int:
 def this_machine(config: HostConfig, fds: int) -> Machine:
     """Find what this process may use, where the configuration does not say."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cores = min(cores or 1, config.cores or MOST_CORES)
+    cores = min(cores or 1, config.cores or MAX_CORES)
     return Machine(cores, fds, config.memory_bytes or free_memory_bytes())
 
 
@@ -195,7 +195,7 @@ def try_factory(definition: Definition, seconds: float = TRIAL_SECONDS) -> Trial
             _answer(definition, writing, parent)
         os.close(writing)
         is_answered = bool(select.select([answer], [], [], seconds)[0])
-        text = answer.read(_MOST_BYTES) if is_answered else b""
+        text = answer.read(_MAX_BYTES) if is_answered else b""
     with contextlib.suppress(ProcessLookupError):  # with what it has started itself
         os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)

@@ -52,7 +52,7 @@ from ...system.process.descriptors import (
 )
 from ...system.text.json_lines import Json
 
-MOST_CARRIED_BYTES = MAX_PACKET_BYTES - 8192  # with a connection, in the message itself
+MAX_CARRIED_BYTES = MAX_PACKET_BYTES - 8192  # with a connection, in the message itself
 
 
 class MessageChannel:
@@ -126,7 +126,7 @@ class MessageChannel:
 
 def connection_message(head: Json, fds: tuple[int, ...], data: bytes = b"") -> Message:
     """Make the message of connections, or of one and what was read. Raises `OSError`."""
-    if len(data) <= MOST_CARRIED_BYTES:
+    if len(data) <= MAX_CARRIED_BYTES:
         return Message(head, data, fds)
     with tempfile.TemporaryFile() as file:
         file.write(data)

@@ -25,7 +25,7 @@ from ...system.net.http_limits import BodyLimit, Headers, HttpTiming, limited
 if TYPE_CHECKING:
     from uvicorn.config import Config
 
-DRAIN_LOOK_SECONDS = 0.1  # between two looks whether the last connection has ended
+DRAIN_POLL_INTERVAL_SECONDS = 0.1  # between two looks whether the last connection has ended
 
 
 class DatedState(ServerState):
@@ -139,7 +139,9 @@ class EventDrivenServer(Server):
 
     def _exit_if_drained(self) -> None:
         if self.server_state.connections:
-            asyncio.get_running_loop().call_later(DRAIN_LOOK_SECONDS, self._exit_if_drained)
+            asyncio.get_running_loop().call_later(
+                DRAIN_POLL_INTERVAL_SECONDS, self._exit_if_drained
+            )
         else:
             self.request_exit()
 

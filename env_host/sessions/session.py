@@ -253,10 +253,10 @@ class _HeldContext:
 
 
 ROUND_SECONDS = 20.0  # uvicorn's `ws_ping_interval`
-LOOK_SECONDS = 5.0
+POLL_INTERVAL_SECONDS = 5.0
 HUNG_SECONDS = 60.0
 SESSIONS_AT_ONCE = 500  # before other tasks have their turn
-MIN_IDLE_LOOK_SECONDS = 1.0
+MIN_IDLE_POLL_INTERVAL_SECONDS = 1.0
 
 
 class SessionWatch:
@@ -273,8 +273,10 @@ class SessionWatch:
         self._round_seconds = round_seconds
         self._hung_seconds = hung_seconds
         limit = min(table.idle_seconds, table.unattached_seconds)
-        idle_look_seconds = max(limit / 4, MIN_IDLE_LOOK_SECONDS)
-        self._look_seconds = min(LOOK_SECONDS, round_seconds, hung_seconds, idle_look_seconds)
+        idle_look_seconds = max(limit / 4, MIN_IDLE_POLL_INTERVAL_SECONDS)
+        self._look_seconds = min(
+            POLL_INTERVAL_SECONDS, round_seconds, hung_seconds, idle_look_seconds
+        )
         self._next_log: dict[str, float] = {}  # by session: how long its call lasts by then
 
     async def run(self) -> None:

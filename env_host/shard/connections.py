@@ -39,7 +39,7 @@ from ...system.net.access import split_target
 from ...system.net.connection_limit import closing_answer
 from ...system.net.http_limits import MAX_HEAD_BYTES
 from ...system.process.descriptors import MAX_FDS, Message
-from ..ipc.fd_messages import MOST_CARRIED_BYTES, MessageChannel, duplicate
+from ..ipc.fd_messages import MAX_CARRIED_BYTES, MessageChannel, duplicate
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, now_microseconds
 from ..sessions.session import Attached, Session
 
@@ -131,7 +131,7 @@ class Arrival(asyncio.Protocol):
             self.transport.resume_reading()
         protocol.data_received(self.data)
 
-    def take_descriptor(self, most_bytes: int | None = MOST_CARRIED_BYTES) -> int | None:
+    def take_descriptor(self, most_bytes: int | None = MAX_CARRIED_BYTES) -> int | None:
         """Give the connection up and return a descriptor of it; None when it has ended.
 
         A connection of which more than `most_bytes` were read is aborted: its client has not waited

@@ -29,7 +29,7 @@ from ...system.process.descriptors import Message
 from ...system.process.prctl import adopt_orphans
 from ...system.process.proc import kill_descendants
 from ..errors import CapacityReached
-from ..ipc.fd_messages import MOST_CARRIED_BYTES, MessageChannel, carried_bytes, connection_message
+from ..ipc.fd_messages import MAX_CARRIED_BYTES, MessageChannel, carried_bytes, connection_message
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..sessions.routing import Give, Siblings
 from ..startup import HOME, ChildConfig
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 
 STARTING_SECONDS = 1.0  # for a shard that is wanted to start
-STARTING_LOOK_SECONDS = 0.005
-LEAVING_LOOK_SECONDS = 0.05  # at a session whose client may have gone
+STARTING_POLL_INTERVAL_SECONDS = 0.005
+LEAVING_POLL_INTERVAL_SECONDS = 0.05  # at a session whose client may have gone
 BEGIN_SECONDS = 30.0  # for an isolated session to begin
 
 log = logging.getLogger("openenvd.env_host")
@@ -79,7 +79,7 @@ class Shard(ServingProcess):
         self._lag.stop()
 
     def _hand_over(self, arrival: Arrival, index: int) -> None:
-        most = None if index < len(self._inboxes) else MOST_CARRIED_BYTES
+        most = None if index < len(self._inboxes) else MAX_CARRIED_BYTES
         if (fd := arrival.take_descriptor(most)) is not None:
             self._counters.add(Field.HANDED_OVER)
             self._send_to(index, fd, arrival.since, bytes(arrival.data), arrival.accepted)
@@ -156,7 +156,7 @@ class Shard(ServingProcess):
                 return self._giver(max(roomy, key=lambda row: row.room).index)
             if all(row[Field.PID] for row in others) or loop.time() > deadline:
                 break
-            await asyncio.sleep(STARTING_LOOK_SECONDS)
+            await asyncio.sleep(STARTING_POLL_INTERVAL_SECONDS)
         return None
 
     def _take_connections(self, message: Message) -> None:
@@ -211,7 +211,7 @@ class IsolatedSession(ServingProcess):
                 if len(self.table):
                     patience.reschedule(None)
                     await self.registry.until_over()
-                await asyncio.sleep(LEAVING_LOOK_SECONDS)
+                await asyncio.sleep(LEAVING_POLL_INTERVAL_SECONDS)
 
     def _on_link(self, message: Message) -> None:
         """Take over a connection for the session that the front has accepted."""

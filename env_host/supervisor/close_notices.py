@@ -27,7 +27,7 @@ from .children import Child, Children
 
 _RPC_SERVER_ERROR = -32000
 NOTICES_AT_ONCE = 256
-_MOST_UNREAD_BYTES = 64 * 1024
+_MAX_UNREAD_BYTES = 64 * 1024
 
 
 class SocketCopies:
@@ -112,7 +112,7 @@ def send_refusal(fd: int, text: str) -> None:
 def close_unread(fd: int) -> None:
     """Close a connection, first reading what its client has sent: a reset would undo the answer."""
     with contextlib.suppress(OSError):
-        os.read(fd, _MOST_UNREAD_BYTES)
+        os.read(fd, _MAX_UNREAD_BYTES)
     os.close(fd)
 
 

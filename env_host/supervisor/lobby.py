@@ -49,19 +49,19 @@ from .close_notices import close_unread, send_refusal
 
 # A shard takes one message in an iteration of its loop: what it may keep from others if it hangs.
 # In a crowd messages are larger: handshakes must not wait for the steps of those who came first.
-LEAST_IN_MESSAGE = 16
+MIN_IN_MESSAGE = 16
 SHARE_IN_MESSAGE = 1 / 4  # of the connections that wait
 WINDOW_MESSAGES = 4  # that a shard has been passed and has not taken yet
-MOST_AT_ONCE = 4096  # accepted before the supervisor looks at anything else
+MAX_AT_ONCE = 4096  # accepted before the supervisor looks at anything else
 CROWD = 64  # connections in the kernel's queues, where others are likely to follow
 PLACE_SECONDS = 0.001  # between two looks at the shards while connections wait
-MOST_PLACE_SECONDS = 0.05  # while none of them takes any
+MAX_PLACE_SECONDS = 0.05  # while none of them takes any
 PATIENCE_SECONDS = 0.25  # for a shard to take a connection, before another may get it
 CLOSED_SECONDS = 0.5  # that a shard gets no connection, after some were taken back from it
 STARTING_SECONDS = 0.5  # that connections wait for a shard that is wanted and does not serve yet
 FULL_SECONDS = 0.1  # to wait when there are no descriptors left
 LINGER_SECONDS = 1.0  # for a refused client to read its answer
-MOST_LINGERING = 256
+MAX_LINGERING = 256
 
 _NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
@@ -124,7 +124,7 @@ class Lobby:
 
     @property
     def _in_message(self) -> int:
-        return max(LEAST_IN_MESSAGE, min(MAX_FDS, int(len(self._waiting) * SHARE_IN_MESSAGE)))
+        return max(MIN_IN_MESSAGE, min(MAX_FDS, int(len(self._waiting) * SHARE_IN_MESSAGE)))
 
     @property
     def fds(self) -> list[int]:
@@ -187,11 +187,11 @@ class Lobby:
     def _refuse(self, fd: int, text: str) -> None:
         """Answer 503, and close later: closed with its request unread, the client sees a reset."""
         now = time.monotonic()
-        self.close_refused(now, most=MOST_LINGERING - 1)
+        self.close_refused(now, most=MAX_LINGERING - 1)
         send_refusal(fd, text)
         self._refused.append((now + LINGER_SECONDS, fd))
 
-    def close_refused(self, now: float, most: int = MOST_LINGERING) -> None:
+    def close_refused(self, now: float, most: int = MAX_LINGERING) -> None:
         """Close those that have had time to read their answer, and the oldest beyond `most`."""
         while self._refused and (self._refused[0][0] <= now or len(self._refused) > most):
             close_unread(self._refused.popleft()[1])
@@ -227,7 +227,7 @@ class Lobby:
         if is_placing and self._waiting and any(row.is_serving for row in rows):
             # Less often while no shard takes anything.
             since = now - max(inbox.progressed_at for inbox in self._inboxes)
-            moments.append(now + min(max(PLACE_SECONDS, since / 8), MOST_PLACE_SECONDS))
+            moments.append(now + min(max(PLACE_SECONDS, since / 8), MAX_PLACE_SECONDS))
         return min(moments, default=None)
 
     def _take_back_from_hung(self, now: float) -> None:
@@ -335,7 +335,7 @@ class Lobby:
 
 def most_at_once(max_fds: int) -> int:
     """Return how many connections are accepted before anything else is done."""
-    return min(MOST_AT_ONCE, max_fds // 4)
+    return min(MAX_AT_ONCE, max_fds // 4)
 
 
 def _is_hung(inbox: Inbox, now: float) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SESSIONS_SECONDS = 0.05  # between two reports of the number of sessions
 CAPACITY_SECONDS = 5.0  # between two reports of how full all shards are
-MOST_MEASURED = 4  # processes of isolated sessions whose memory says what one costs
+MAX_MEASURED = 4  # processes of isolated sessions whose memory says what one costs
 
 
 class StatusReporter:
@@ -98,4 +98,4 @@ class StatusReporter:
 
     def _isolated_pids(self) -> list[int]:
         rows = (row for row in self._scoreboard if row[Field.ISOLATED] and row[Field.SESSIONS])
-        return [counters[Field.PID] for counters in itertools.islice(rows, MOST_MEASURED)]
+        return [counters[Field.PID] for counters in itertools.islice(rows, MAX_MEASURED)]

@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from ..ipc.reports import Notifier
 
 STOP_SECONDS = 4.5  # for children to exit; below the shim's grace
-DRAIN_LOOK_SECONDS = 0.1  # between two looks whether all that is drained has ended
+DRAIN_POLL_INTERVAL_SECONDS = 0.1  # between two looks whether all that is drained has ended
 
 
 class Supervisor:
@@ -153,7 +153,7 @@ class Supervisor:
         if self._context.is_placing:
             moments += [
                 self._idleness.due() if self._may_sleep else None,
-                now + DRAIN_LOOK_SECONDS if self._is_draining else None,
+                now + DRAIN_POLL_INTERVAL_SECONDS if self._is_draining else None,
             ]
         first = min((moment for moment in moments if moment is not None), default=None)
         return None if first is None else max(0.0, first - now)

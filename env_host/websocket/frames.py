@@ -273,7 +273,7 @@ def code_of_close(payload: bytes) -> int:
 
 MESSAGES_AT_ONCE = 4  # of the greatest length may have arrived in part
 STALL_SECONDS = 10.0  # without a message that became whole
-LOOK_SECONDS = 0.25  # while connections are held
+POLL_INTERVAL_SECONDS = 0.25  # while connections are held
 
 
 class PartialMessages:
@@ -318,7 +318,9 @@ class PartialMessages:
             self._held[connection] = None
             connection.hold_reading()
             if self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+                self._timer = asyncio.get_running_loop().call_later(
+                    POLL_INTERVAL_SECONDS, self._look
+                )
 
     def _read_next(self) -> None:
         """Read from one more, if there is room, or if no other goes on."""
@@ -340,10 +342,10 @@ class PartialMessages:
             for connection in list(islice(self._held, self._more)):
                 self._read_again(connection)
             self._more *= 2
-        elif self._stalled_looks * LOOK_SECONDS >= STALL_SECONDS:
+        elif self._stalled_looks * POLL_INTERVAL_SECONDS >= STALL_SECONDS:
             self._close_largest()
         if self._held:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+            self._timer = asyncio.get_running_loop().call_later(POLL_INTERVAL_SECONDS, self._look)
         self._is_any_whole = False
         self._going_on.clear()
 

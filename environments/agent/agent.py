@@ -57,7 +57,7 @@ from .engine_watch import EngineWatch
 from .replica import EngineReplica
 
 IDLE_SECONDS = 60.0  # without a replica or a question
-LOOK_SECONDS = 1.0  # between two looks at what the files say
+POLL_INTERVAL_SECONDS = 1.0  # between two looks at what the files say
 AGENT_LOCK = "agent.lock"  # held by the agent as long as it lives
 GRACE_SECONDS = 5.0
 
@@ -126,7 +126,7 @@ class Agent:
                 await self._adopt_found(run_file)
         server = await asyncio.start_unix_server(self._serve, sock=self._control)
         while self._has_socket() and not following.done():
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
             await self._drop_removed()
             if self._is_idle() and self._end_idle():
                 break

@@ -100,8 +100,8 @@ def _code_and_signal(exit_code: int | None) -> tuple[int | None, int | None]:
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 5.0
-LEAST_PAUSE_SECONDS = 0.05  # between two looks, however much changes
+MAX_PAUSE_SECONDS = 5.0
+MIN_PAUSE_SECONDS = 0.05  # between two looks, however much changes
 SETTLE_SECONDS = 1.0  # after a change, until what the engine lists is certainly up to date
 REACH_SECONDS = 4.0  # for an engine to answer at all, since it was asked first
 THREADS = 32  # most calls of the engine at a time; others wait
@@ -216,7 +216,7 @@ class EngineWatch:
             if self._has_changed:
                 self._has_changed = False
                 self._loop.call_later(SETTLE_SECONDS, self._look_is_due.set)
-            await asyncio.sleep(LEAST_PAUSE_SECONDS)
+            await asyncio.sleep(MIN_PAUSE_SECONDS)
 
     def close(self) -> None:
         """End what follows the engine, with its next answer."""
@@ -264,4 +264,4 @@ class EngineWatch:
 
 
 def _pause(failures: int) -> float:
-    return backoff_seconds(failures, first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
+    return backoff_seconds(failures, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)

@@ -83,8 +83,8 @@ log = logging.getLogger(__name__)
 
 CURSOR_FILE_NAME = "log-cursor.json"
 FIRST_PAUSE_SECONDS = 0.2
-LONGEST_PAUSE_SECONDS = 5.0
-_LOOKS_PER_LIMIT = 8  # how often the log is looked at while as much as its limit is written
+MAX_PAUSE_SECONDS = 5.0
+_POLLS_PER_LIMIT = 8  # how often the log is looked at while as much as its limit is written
 
 
 class LogPump:
@@ -128,7 +128,7 @@ class LogPump:
                     log.exception("cannot follow the log of %s", self._instance.labels.replica)
                 failures += 1
             self._stopped.wait(
-                backoff_seconds(failures, first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
+                backoff_seconds(failures, first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)
             )
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.ended.set)
@@ -167,7 +167,7 @@ class LogPump:
 
     def _bound(self, written: int) -> None:
         self._since_look += written
-        if self._since_look * _LOOKS_PER_LIMIT < self._max_bytes:
+        if self._since_look * _POLLS_PER_LIMIT < self._max_bytes:
             return
         self._since_look = 0
         if Path(self._log_path).stat().st_size > self._max_bytes:

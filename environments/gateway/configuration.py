@@ -21,7 +21,7 @@ replicas together, or have requests wait for one: they are set to no limit.
 
 Retries. A handshake is tried again on another replica when it could not be connected to, ended
 without an answer, or said that it has no room: no session had begun. As many are asked as there
-are, up to `MOST_ASKED`, each once, so that none is refused while there is room. Any other request
+are, up to `MAX_ASKED`, each once, so that none is refused while there is room. Any other request
 is tried again only if it was never sent, or never begun.
 
 Health. A replica that answers no health check gets no session until it does; before that is known,
@@ -64,10 +64,10 @@ from .lua import SOURCE as LUA
 Resource = Any  # plain JSON, or a fragment of it that is text already
 
 PREFIX = "/envs/"
-MOST_ASKED = 32  # replicas, by one handshake
-LEAST_RETRIES = 6  # also of a single replica, which may be restarting
-MOST_CHOICES = 1024  # to find a replica that a request has not been sent to
-RETRY_SECONDS, MOST_RETRY_SECONDS = 0.005, 0.1  # between two attempts; it doubles, and is random
+MAX_ASKED = 32  # replicas, by one handshake
+MIN_RETRIES = 6  # also of a single replica, which may be restarting
+MAX_CHOICES = 1024  # to find a replica that a request has not been sent to
+RETRY_SECONDS, MAX_RETRY_SECONDS = 0.005, 0.1  # between two attempts; it doubles, and is random
 CONNECT_SECONDS = 5.0
 HEAD_SECONDS = 5.0  # for a client to send the head of a request, from its first byte
 MAX_HEAD_KB = 32  # as of all our servers (`system/net/http_limits.py`, which workers do not import)
@@ -140,12 +140,12 @@ class Backend:
     @property
     def most_asked(self) -> int:
         """How many replicas one handshake may be sent to: those that may get new sessions."""
-        return min(sum(not each.is_draining for each in self.endpoints), MOST_ASKED)
+        return min(sum(not each.is_draining for each in self.endpoints), MAX_ASKED)
 
     @property
     def most_retries(self) -> int:
         """How often a request is sent again; what holds a crowd of them accepts it bit by bit."""
-        return max(LEAST_RETRIES, self.most_asked) if self.takes_sessions else MOST_ASKED
+        return max(MIN_RETRIES, self.most_asked) if self.takes_sessions else MAX_ASKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,7 +392,7 @@ def _request(match: Json, backend: Backend) -> Json:
         "num_retries": backend.most_retries,
         "retry_back_off": {
             "base_interval": _seconds(RETRY_SECONDS),
-            "max_interval": _seconds(MOST_RETRY_SECONDS),
+            "max_interval": _seconds(MAX_RETRY_SECONDS),
         },
         "retriable_headers": [{"name": RETRY_HEADER, "present_match": True}],
         "retry_host_predicate": [
@@ -401,7 +401,7 @@ def _request(match: Json, backend: Backend) -> Json:
                 "typed_config": _typed(predicate),
             }
         ],
-        "host_selection_retry_max_attempts": MOST_CHOICES,
+        "host_selection_retry_max_attempts": MAX_CHOICES,
     }
     return {
         "match": match,

@@ -182,7 +182,7 @@ def _status(environment: str, host: dict[str, Any]) -> EndpointStatus:
 
 
 _SPARE_FDS = 128  # for files, listeners and health checks
-_MOST_FDS = 2**20  # where there is no limit
+_MAX_FDS = 2**20  # where there is no limit
 
 
 def write_start_files(folder: Path, options: GatewayOptions, admin_socket: Path) -> Path:
@@ -274,7 +274,7 @@ class _Texts(NamedTuple):
 def _most_connections() -> int:
     """Return how many clients the limit on open files allows: each takes two."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, (min(most, _MOST_FDS) - _SPARE_FDS) // 2)
+    return max(1, (min(most, _MAX_FDS) - _SPARE_FDS) // 2)
 
 
 def _replace(path: Path, content: Json) -> None:

@@ -65,7 +65,7 @@ AFTER_SET_ASIDE = (
 _START = Path(__file__).with_name("start_envoy.py")
 _READY_SECONDS = 40.0
 _POLL_SECONDS = 0.02
-_MOST_THREADS = 16
+_MAX_THREADS = 16
 _LOG_MB = 64
 _OOM_SCORE_ADJ = 0  # all sessions go through it: replicas go first
 _LAST_LINES = 20
@@ -359,7 +359,7 @@ def _describe(layout: Layout, options: GatewayOptions, envoy: Path) -> Gateway:
     socket_path = layout.replica_socket(NAME)
     admin_socket = _admin_socket(layout)
     bootstrap = config_folder(run_dir) / "bootstrap.json"
-    threads = min(_MOST_THREADS, max(1, int(read_limits().cpus)))
+    threads = min(_MAX_THREADS, max(1, int(read_limits().cpus)))
     argv = [sys.executable, "-I", "-S", str(_START), str(envoy), str(bootstrap), str(admin_socket)]
     environ = child_environment(os.environ, home=str(layout.home), max_sessions=None, given={})
     data: RunFileData = {

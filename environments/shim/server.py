@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ...system.files.log_files import BUSY_LOOK_SECONDS, BoundedLog, last_lines
+from ...system.files.log_files import BUSY_POLL_INTERVAL_SECONDS, BoundedLog, last_lines
 from ...system.memory.cgroups import CgroupManager
 from ...system.text.json_lines import Json
 from ..replica_state import Action, Event, Life, State
@@ -104,7 +104,7 @@ class Server:
         if self.process.runs and self._evidence.look():
             self._changed(False)
         # When most is printed, and what loops prints without end.
-        return BUSY_LOOK_SECONDS if self.life.state is State.STARTING else seconds
+        return BUSY_POLL_INTERVAL_SECONDS if self.life.state is State.STARTING else seconds
 
     def reap(self) -> None:
         """Reap children. When the server has exited, what it left behind is killed."""

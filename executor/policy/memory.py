@@ -114,7 +114,7 @@ def admit(needs: Iterable[Need], memory: FreeMemory, *, most: int, now: float) -
 
 # Below this share of the reserve, what is left is what the kernel itself begins to need.
 _DANGER_SHARE = 0.25
-_LEAST_WORTH_KILLING_BYTES = 32 * MB  # to kill a smaller worker frees too little
+_MIN_WORTH_KILLING_BYTES = 32 * MB  # to kill a smaller worker frees too little
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def find_violation(
     if available_bytes >= reserve_bytes * _DANGER_SHARE or not usages:
         return None
     largest = max(usages, key=lambda usage: usage.held_bytes)
-    if largest.held_bytes < _LEAST_WORTH_KILLING_BYTES:
+    if largest.held_bytes < _MIN_WORTH_KILLING_BYTES:
         return None
     left = f"{available_bytes / MB:.0f} MB were left on the machine, and it held the most"
     return LimitViolation(largest.name, largest.held_bytes, None, f"openenvd's watchdog: {left}")

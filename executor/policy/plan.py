@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 # machine is left idle.
 MACHINE_RESERVE_SHARE = 0.10
 GROUP_RESERVE_SHARE = 0.05
-LEAST_RESERVE_BYTES = 32 * MB
-MOST_RESERVE_BYTES = 1024 * MB
+MIN_RESERVE_BYTES = 32 * MB
+MAX_RESERVE_BYTES = 1024 * MB
 
 # What guaranteed workers may set aside of the budget, and how a burst divides the rest.
 SHORT_SHARE = 0.25
@@ -43,8 +43,8 @@ BURST_SHORT_SHARE = 0.25
 
 BURST_SHORT_PER_CPU = 8  # SHORT tasks mostly compute: more than this only makes them all slower
 BURST_LONG_PER_CPU = 64  # LONG ones mostly wait; a hundred that compile would freeze a laptop
-LEAST_TASK_BYTES = 8 * MB  # what any task is expected to need at least
-MOST_WORKERS = 1024  # per schedule; beyond it file descriptors and not memory are the limit
+MIN_TASK_BYTES = 8 * MB  # what any task is expected to need at least
+MAX_WORKERS = 1024  # per schedule; beyond it file descriptors and not memory are the limit
 PIDS_PER_WORKER = 4  # a worker and what an operation commonly starts (uv, git, a compiler)
 PIDS_SHARE = 0.5  # of the pids limit, the rest is for replicas and the user
 
@@ -108,7 +108,7 @@ def plan_workers(
     long_bytes, short_bytes = max(1, expected[LONG]), max(1, expected[SHORT])
     in_group = limits.memory_bytes < limits.machine_memory_bytes
     share = int(limits.memory_bytes * (GROUP_RESERVE_SHARE if in_group else MACHINE_RESERVE_SHARE))
-    reserve = reserve_bytes or min(MOST_RESERVE_BYTES, max(LEAST_RESERVE_BYTES, share))
+    reserve = reserve_bytes or min(MAX_RESERVE_BYTES, max(MIN_RESERVE_BYTES, share))
     budget = limits.memory_bytes - reserve - daemon_bytes
     _check_floor(limits.memory_bytes, reserve, daemon_bytes, long_bytes + short_bytes, budget)
 
@@ -124,7 +124,7 @@ def plan_workers(
         BURST_SHORT_PER_CPU * cores,
     )
     rest -= burst_short * short_bytes
-    least_long = min(long_bytes, LEAST_TASK_BYTES)
+    least_long = min(long_bytes, MIN_TASK_BYTES)
     return Plan(
         guaranteed_long=guaranteed_long,
         guaranteed_short=guaranteed_short,
@@ -151,11 +151,11 @@ def _check_floor(memory: int, reserve: int, daemon: int, needed: int, budget: in
 
 def _most_workers(limits: Limits, max_long: int, max_short: int) -> tuple[int, int]:
     """Return the most workers of each schedule that settings and the pids limit allow."""
-    by_pids = MOST_WORKERS
+    by_pids = MAX_WORKERS
     if limits.pids is not None:
         by_pids = max(2, int(limits.pids * PIDS_SHARE / PIDS_PER_WORKER))
-    most_short = min(max_short or MOST_WORKERS, MOST_WORKERS, max(1, by_pids // 2))
-    most_long = min(max_long or MOST_WORKERS, MOST_WORKERS, max(1, by_pids - most_short))
+    most_short = min(max_short or MAX_WORKERS, MAX_WORKERS, max(1, by_pids // 2))
+    most_long = min(max_long or MAX_WORKERS, MAX_WORKERS, max(1, by_pids - most_short))
     return most_long, most_short
 
 
@@ -174,18 +174,18 @@ def _mb(size_bytes: int) -> str:
 KEPT_WORKERS = 1
 
 # What a worker may have grown by since it was forked (leaks, caches, fragmentation).
-MOST_GROWTH_BYTES = 96 * MB
+MAX_GROWTH_BYTES = 96 * MB
 
 # SHORT workers are forked one after another: those that exist mostly clear the queue before the
 # next one is up, and a flood of tiny tasks must not fork a process for each.
-MOST_SHORT_FORKS_AT_ONCE = 1
-MOST_LONG_FORKS_AT_ONCE = 16
+MAX_SHORT_FORKS_AT_ONCE = 1
+MAX_LONG_FORKS_AT_ONCE = 16
 
 _FIRST_BACK_OFF_SECONDS = 0.05
-_MOST_BACK_OFF_SECONDS = 5.0
+_MAX_BACK_OFF_SECONDS = 5.0
 
 # After so many failed starts in a row, waiting tasks fail rather than hang.
-MOST_FAILED_STARTS = 6
+MAX_FAILED_STARTS = 6
 # The preload itself may be what kills the zygote: after so many, workers start without it.
 FAILED_STARTS_BEFORE_BARE = 3
 
@@ -218,18 +218,18 @@ def workers_wanted(
     below_kept = kept - living - leaving - requested
     for_work = waiting - idle - requested
     if schedule == SHORT and living > 0:
-        for_work = min(for_work, MOST_SHORT_FORKS_AT_ONCE - requested)
-    most_now = MOST_LONG_FORKS_AT_ONCE - requested
+        for_work = min(for_work, MAX_SHORT_FORKS_AT_ONCE - requested)
+    most_now = MAX_LONG_FORKS_AT_ONCE - requested
     return max(0, min(max(below_kept, for_work), capacity - living - requested, most_now))
 
 
 def reason_to_recycle(*, grown_bytes: int | None) -> str | None:
     """Say why a worker that has finished its task must leave; None when it may stay."""
-    if grown_bytes is not None and grown_bytes > MOST_GROWTH_BYTES:
+    if grown_bytes is not None and grown_bytes > MAX_GROWTH_BYTES:
         return f"it had grown by {grown_bytes / MB:.0f} MB"
     return None
 
 
 def back_off_seconds(failures: int) -> float:
     """Say how long to wait before the next start, after so many that failed in a row."""
-    return backoff_seconds(failures, first=_FIRST_BACK_OFF_SECONDS, longest=_MOST_BACK_OFF_SECONDS)
+    return backoff_seconds(failures, first=_FIRST_BACK_OFF_SECONDS, longest=_MAX_BACK_OFF_SECONDS)

@@ -28,7 +28,7 @@ from typing import Any
 from .pool import PooledWorker
 
 _READ_BYTES = 262_144
-MOST_WAIT_SECONDS = 86_400.0
+MAX_WAIT_SECONDS = 86_400.0
 
 Handler = Callable[[], None]
 
@@ -82,7 +82,7 @@ class WakeUp:
         """
         if self._deadline == math.inf:
             return None
-        return min(max(0.0, self._deadline - now), MOST_WAIT_SECONDS)
+        return min(max(0.0, self._deadline - now), MAX_WAIT_SECONDS)
 
     def set_next(self, next_deadline: Callable[[], float]) -> None:
         """Wait for the next deadline, after one has passed.

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from ...system.memory.usage import anonymous_bytes
 from ...system.process.process_identity import ProcessIdentity
 from ..policy.memory import Timing
-from ..policy.plan import FAILED_STARTS_BEFORE_BARE, MOST_FAILED_STARTS, back_off_seconds
+from ..policy.plan import FAILED_STARTS_BEFORE_BARE, MAX_FAILED_STARTS, back_off_seconds
 from ..spawning.source import (
     Exited,
     Forked,
@@ -144,7 +144,7 @@ class WorkerStarter:
         failures = self._pools.failed_starts = self._pools.failed_starts + 1
         self._next_start = time.monotonic() + back_off_seconds(failures)
         self._wake_up.wake_by(self._next_start)
-        if failures >= MOST_FAILED_STARTS:
+        if failures >= MAX_FAILED_STARTS:
             log.error("no worker can be started: %s", why)
             self._tasks.refuse_waiting(why, stopped=False)
 

@@ -70,8 +70,8 @@ WORKER_OOM_SCORE_ADJ = 600
 WORTH_MEASURING_SECONDS = 0.03  # a task that takes as long may be measured with care
 PEAK_RESOLUTION_BYTES = MB
 
-MOST_MESSAGE_CHARS = 10_000
-MOST_TRACEBACK_CHARS = 32_000
+MAX_MESSAGE_CHARS = 10_000
+MAX_TRACEBACK_CHARS = 32_000
 
 EXIT_PIPE_LOST = 74  # the pipe cannot be used any more, so nothing can be reported (EX_IOERR)
 
@@ -319,10 +319,10 @@ def describe_error(exc: BaseException, home: Path) -> dict[str, Any]:
         hint = disk_space.read_only_hint(disk_space.folder_of(exc, home))
     return {
         "type": qualified_name(type(exc)),
-        "message": sendable(message, MOST_MESSAGE_CHARS),
-        "hint": None if hint is None else sendable(str(hint), MOST_MESSAGE_CHARS),
-        "kind": "operation_error" if kind is None else sendable(str(kind), MOST_MESSAGE_CHARS),
-        "traceback": sendable("".join(traceback.format_exception(exc)), MOST_TRACEBACK_CHARS),
+        "message": sendable(message, MAX_MESSAGE_CHARS),
+        "hint": None if hint is None else sendable(str(hint), MAX_MESSAGE_CHARS),
+        "kind": "operation_error" if kind is None else sendable(str(kind), MAX_MESSAGE_CHARS),
+        "traceback": sendable("".join(traceback.format_exception(exc)), MAX_TRACEBACK_CHARS),
         "evidence": sendable_evidence(getattr(exc, "evidence", None)),
     }
 

@@ -54,7 +54,7 @@ PEER_VENV_VARIABLE = "OPENENVD_PEER_VENV"  # kept between runs when it is set
 LIMIT_PROCESSES = 2
 START_SECONDS = 120.0
 STOP_SECONDS = 10.0
-_LOOK_AGAIN_SECONDS = 0.005
+_POLL_INTERVAL_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,7 +316,7 @@ def _until(is_true: Callable[[], bool], process: subprocess.Popen[bytes], log: P
     while not is_true():
         if process.poll() is not None or time.monotonic() > deadline:
             raise SystemExit(f"a server did not start:\n{log.read_text()[-2000:]}")
-        time.sleep(_LOOK_AGAIN_SECONDS)
+        time.sleep(_POLL_INTERVAL_SECONDS)
 
 
 def _answers(port: int) -> bool:

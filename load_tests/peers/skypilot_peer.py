@@ -46,11 +46,11 @@ START_SECONDS = 120.0
 SETTLE_SECONDS = 10.0  # its workers go on importing when it is healthy
 CALL_SECONDS = 300.0
 STOP_SECONDS = 10.0
-LOOK_AGAIN_SECONDS = 0.01
+POLL_INTERVAL_SECONDS = 0.01
 FURTHER_PORTS = 4
 # SkyPilot's queue has a port of its own, which a connection of anybody's may have got already.
 PORT_TAKEN = "is already in use"
-LONGEST_LINE_BYTES = 2**20
+MAX_LINE_BYTES = 2**20
 SUBMITTED = "x-skypilot-request-id"
 
 Wrap = Callable[[list[str]], list[str]]
@@ -134,7 +134,7 @@ def _await(peer: Peer, patience_seconds: float) -> None:
     while not peer.is_healthy and peer.seconds < patience_seconds:
         if peer.process.poll() is not None:
             break
-        time.sleep(LOOK_AGAIN_SECONDS)
+        time.sleep(POLL_INTERVAL_SECONDS)
         peer.is_healthy = answers(peer.port)
         peer.seconds = time.monotonic() - began
 
@@ -162,9 +162,7 @@ class PeerClient(HttpClient):
     """One kept connection to a peer."""
 
     def __init__(self, port: int) -> None:
-        super().__init__(
-            partial(asyncio.open_connection, "127.0.0.1", port, limit=LONGEST_LINE_BYTES)
-        )
+        super().__init__(partial(asyncio.open_connection, "127.0.0.1", port, limit=MAX_LINE_BYTES))
 
     async def submit(self) -> str:
         headers, _ = await self._call("POST", "/status", b'{"summary_response": true}')

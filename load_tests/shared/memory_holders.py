@@ -29,7 +29,7 @@ from openenvd.schema.states import Schedule
 from openenvd.server.dispatch.dispatcher import Dispatcher
 from openenvd.server.dispatch.memory_estimates import (
     DAEMON_BYTES,  # and be as large as it is
-    LEAST_BYTES,
+    MIN_BYTES,
     Declared,
     MemoryEstimates,
 )
@@ -54,7 +54,7 @@ def main() -> None:
     plan = plan_workers(
         read_limits(),
         daemon_bytes=DAEMON_BYTES,
-        expected={LONG: (size_mb + OVERHEAD_MB) * MB, SHORT: LEAST_BYTES},
+        expected={LONG: (size_mb + OVERHEAD_MB) * MB, SHORT: MIN_BYTES},
     )
     executor = BurstableExecutor(
         plan,

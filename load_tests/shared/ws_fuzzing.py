@@ -48,7 +48,7 @@ from openenvd.system.net.websocket import (
 MAX_BYTES = 1 << 16  # of a message, where frames are compared
 PATIENCE_SECONDS = 20.0  # for an answer; more is silence
 CLOSE_CODES = frozenset({1000, 1001, 1002, 1005, 1007, 1009})  # 1011 would be a surprise
-MOST_NESTED = 150
+MAX_NESTED = 150
 KEY = b"\x01\xa2\x3c\xff"
 
 DIFFERENCES = """
@@ -412,12 +412,12 @@ raw_values = st.one_of(
     st.sampled_from(("1e999", "-1e400", "1e-999", "NaN", "-Infinity", "1" + "0" * 400 + ".5")),
     st.sampled_from(('"\\ud800"', '"\\udc00\\ud800"', '"\\u0000"', '"\x00"', "-", "01", "tru")),
 )
-MOST_WAIT_SECONDS = 1.0  # of a step; an environment that is told to wait longer does
+MAX_WAIT_SECONDS = 1.0  # of a step; an environment that is told to wait longer does
 
 
 def _waits_long(value: str) -> bool:
     try:
-        return float(value) > MOST_WAIT_SECONDS
+        return float(value) > MAX_WAIT_SECONDS
     except ValueError:
         return False
 
@@ -557,7 +557,7 @@ def _is_last(answer: Any) -> bool:
 
 def _check_answer(payload: bytes, answer: Any) -> None:
     """JSON is understood, and nothing else, as far as the standard library can tell."""
-    if payload.count(b"[") + payload.count(b"{") > MOST_NESTED:  # depends on the stack
+    if payload.count(b"[") + payload.count(b"{") > MAX_NESTED:  # depends on the stack
         return
     error = answer.get("error") or answer.get("data") or {}
     if error.get("code") in _ENDED:  # by a binary message, which has no answer of its own

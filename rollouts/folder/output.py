@@ -20,8 +20,8 @@ from .packs import Pack, finish_interrupted, next_number, pack, small_files
 from .readers import EPISODES, FILE, GROUP, LOCK, PACKS, UNFINISHED, file_name
 from .rows import LARGE_BYTES, EpisodeFile
 
-MOST_FILES = 4096  # that a writer makes before it packs small ones
-LEAST_PACKED = 64  # small files, when a rollout has ended
+MAX_FILES = 4096  # that a writer makes before it packs small ones
+MIN_PACKED = 64  # small files, when a rollout has ended
 
 
 class Output:
@@ -79,7 +79,7 @@ class Output:
             self._rename(files)
         if large:
             self._disk.sync(self.folder / EPISODES)
-        if self._made >= MOST_FILES:
+        if self._made >= MAX_FILES:
             self._pack()
 
     def check(self) -> tuple[frozenset[str], list[str]]:
@@ -129,7 +129,7 @@ class Output:
         self._made = 0
         self._found.run(self._new_pack)
         files = small_files(self.folder)
-        if len(files) >= LEAST_PACKED:
+        if len(files) >= MIN_PACKED:
             pack(self.folder, files, self._packs, self._unfinished(), self._disk)
             self._found.look()
 

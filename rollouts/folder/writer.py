@@ -33,9 +33,9 @@ BUFFER_BYTES = 256 << 20
 CHUNK_BYTES = 256 << 10  # of one episode, in memory
 HELD_SHARE = 4  # of the buffer: a quarter is for chunks; the rest is for steps that are written
 COMMIT_SECONDS = 0.5  # in which ended episodes gather, to share a file where they are small
-MOST_ENDED = 4096  # episodes that are not committed yet
+MAX_ENDED = 4096  # episodes that are not committed yet
 THREADS = 2
-LONGEST_NAME = 200  # of a file: what an id becomes there
+MAX_NAME = 200  # of a file: what an id becomes there
 NO_VERDICT = Verdict()
 
 log = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class RolloutWriter:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._ended) > MOST_ENDED or self._held_bytes > self._most_held_bytes
+        return len(self._ended) > MAX_ENDED or self._held_bytes > self._most_held_bytes
 
     async def keep_observation(self, episode_id: str, text: bytes) -> Callable[[], bytes]:
         """Keeps what was observed last in the episode's file, or in memory.
@@ -239,7 +239,7 @@ class RolloutWriter:
         """The file of an episode that may be finished, with its last lines."""
         if episode.id in self._finished:
             raise EpisodeRefused(f"episode {episode.id} was finished before")
-        if len(file_name(episode.id)) > LONGEST_NAME:
+        if len(file_name(episode.id)) > MAX_NAME:
             raise EpisodeRefused(f"the id of episode {episode.id[:40]}… is too long for a file")
         if verdict.filtered is not None:
             await self.discard(episode.id)

@@ -25,8 +25,8 @@ from .policy import CpuThreads, Encoded, Player, Turn
 
 SCHEMA_SECONDS = 30.0
 DEEPEST = 8  # a schema may refer to itself
-MOST_ITEMS = 4
-LONGEST_TEXT = 12
+MAX_ITEMS = 4
+MAX_TEXT = 12
 NUMBERS = (-100, 100)  # where the schema sets no bounds
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _LEFT_TO_THE_SERVER = frozenset({"metadata"})  # every action of OpenEnv's has it; nobody reads it
@@ -130,7 +130,7 @@ class _Sampler:
         if "prefixItems" in schema:
             return [self.draw(of, depth + 1) for of in schema["prefixItems"]]
         least = schema.get("minItems", 0)
-        most = least if depth >= DEEPEST else schema.get("maxItems", max(least, MOST_ITEMS))
+        most = least if depth >= DEEPEST else schema.get("maxItems", max(least, MAX_ITEMS))
         count = self.rng.randint(least, most)
         return [self.draw(schema.get("items", {}), depth + 1) for _ in range(count)]
 
@@ -141,7 +141,7 @@ class _Sampler:
 
     def _text(self, schema: Json, _depth: int) -> str:
         least = schema.get("minLength", 0)
-        most = max(least, min(schema.get("maxLength", LONGEST_TEXT), LONGEST_TEXT))
+        most = max(least, min(schema.get("maxLength", MAX_TEXT), MAX_TEXT))
         return "".join(self.rng.choices(_LETTERS, k=self.rng.randint(max(least, 1), max(most, 1))))
 
     def _resolved(self, schema: Json) -> Json:

@@ -53,7 +53,7 @@ from ..errors import AllFailed, StageError
 from ..folder.rows import Verdict
 from ..folder.writer import RolloutWriter
 
-LEAST_DEVIATION = 1e-6  # added to the deviation, so that equal rewards are no division by zero
+MIN_DEVIATION = 1e-6  # added to the deviation, so that equal rewards are no division by zero
 
 Advantages = Callable[[Sequence[float]], list[float]]
 
@@ -68,7 +68,7 @@ def group_normalised(rewards: Sequence[float]) -> list[float]:
     """In standard deviations from the group's mean (GRPO, https://arxiv.org/abs/2402.03300)."""
     differences = centred(rewards)
     deviation = math.sqrt(_mean([difference**2 for difference in differences]))
-    return [difference / (deviation + LEAST_DEVIATION) for difference in differences]
+    return [difference / (deviation + MIN_DEVIATION) for difference in differences]
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
@@ -135,7 +135,7 @@ def sift(
     return kept, dropped
 
 
-LEAST_PENDING_BYTES = 4096  # a smaller last observation waits in memory
+MIN_PENDING_BYTES = 4096  # a smaller last observation waits in memory
 
 
 class GroupSink:
@@ -228,7 +228,7 @@ class GroupSink:
     async def _made_small(self, episode: Episode, *, may_wait: bool) -> _Waiting:
         steps = self._steps.pop(episode.id, 0) or len(episode.steps)
         text = episode.final_observation_json
-        if not may_wait or len(text) < LEAST_PENDING_BYTES:
+        if not may_wait or len(text) < MIN_PENDING_BYTES:
             return _Waiting(episode, steps)
         kept = await self._writer.keep_observation(episode.id, text)
         return _Waiting(replace(episode, final_observation_json=b"null"), steps, kept)

@@ -22,14 +22,14 @@ from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials
 from .dependencies import Dependencies
 
-MOST_COUNTED = 10_000
+MAX_COUNTED = 10_000
 
 
 async def reasons(deps: Dependencies, requests: Sequence[Request]) -> dict[str, str]:
     """Say why each pending one among the requests waits, by its id."""
     pending = [request for request in requests if request.state is RequestState.PENDING]
     schedules = {request.schedule for request in pending}
-    queues = {s: await deps.store.read(queries.places(s, MOST_COUNTED)) for s in schedules}
+    queues = {s: await deps.store.read(queries.places(s, MAX_COUNTED)) for s in schedules}
     return {request.id: _reason(deps, request, queues) for request in pending}
 
 
@@ -54,7 +54,7 @@ def reason_of(schedule: Schedule, ahead: int | None, *, room: int, is_short: boo
         return "about to start"
     if not ahead:
         return f"waiting for a {schedule} worker"
-    many = f"more than {MOST_COUNTED}" if ahead > MOST_COUNTED else f"{ahead}"
+    many = f"more than {MAX_COUNTED}" if ahead > MAX_COUNTED else f"{ahead}"
     noun = "request" if ahead == 1 else "requests"
     if not is_short:
         return f"queued behind {many} {schedule} {noun}"
@@ -71,9 +71,9 @@ def _reason(
     deps: Dependencies, request: Request, queues: Mapping[Schedule, Mapping[int, int]]
 ) -> str:
     places, room = queues[request.schedule], deps.executor.room(request.schedule)
-    if len(places) < MOST_COUNTED and request.seq not in places:  # it was claimed meanwhile
+    if len(places) < MAX_COUNTED and request.seq not in places:  # it was claimed meanwhile
         return "about to start"
-    return reason_at(deps, request, places.get(request.seq, MOST_COUNTED + 1), room)
+    return reason_at(deps, request, places.get(request.seq, MAX_COUNTED + 1), room)
 
 
 def reason_at(deps: Dependencies, request: Request, ahead: int, room: int) -> str:

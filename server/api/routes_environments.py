@@ -27,7 +27,7 @@ from .streams import text_stream
 from .views import environment_view, generation_view
 
 LOG_HEADER = "OpenEnvd-Log"  # of an answer: the id of the replica whose log it is
-LOOK_SECONDS = 1.0  # between two looks at which replica's log is to be shown
+POLL_INTERVAL_SECONDS = 1.0  # between two looks at which replica's log is to be shown
 _SERVING = (ReplicaState.READY, ReplicaState.ASLEEP)  # a client that connects gets a session
 
 router = APIRouter()
@@ -192,7 +192,7 @@ async def _log_ends(deps: Dependencies, name: str, path: Path, *, is_named: bool
         if not is_named and await shown_log(deps, environment, path.name) != path:
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_SECONDS):
+            async with asyncio.timeout(POLL_INTERVAL_SECONDS):
                 await deps.stopping.wait()
 
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ...requests_db.records import Request
 from ...requests_db.sql import queries
-from ...schema.protocol import LEAST_SESSION_MEMORY_MB
+from ...schema.protocol import MIN_SESSION_MEMORY_MB
 from ...schema.states import RequestState
 from ...system.text.json_lines import Json
 from ..dispatch.submission import CHANGING, Submission
@@ -77,7 +77,7 @@ class Retry(BaseModel):
     )
     session_memory_mb: int | None = Field(
         None,
-        ge=LEAST_SESSION_MEMORY_MB,
+        ge=MIN_SESSION_MEMORY_MB,
         description="Memory limit of each session this time, of a launch.",
     )
 

@@ -21,7 +21,7 @@ from .views import request_view
 MAX_LIST = 200
 PAGE = 1000  # events read at once
 NEWEST = 20  # events among which the last report is looked for: nearly all are reports
-MOST_MARKS = 240  # of the history; a line of a chart has no more points
+MAX_MARKS = 240  # of the history; a line of a chart has no more points
 FIGURES = (
     *("episodes", "failed", "steps", "mean_reward", "retries", "wanted", "earlier", "there"),
     *("failures", "seconds", "truncated", "truncated_mean_reward", "odd_rewards", "damaged"),
@@ -97,7 +97,7 @@ async def history(store: AsyncStore, request_id: str) -> list[Json]:
             if number % every == 0:
                 marks.append(last)
             number += 1
-        while len(marks) > MOST_MARKS:
+        while len(marks) > MAX_MARKS:
             marks, every = marks[::2], every * 2
     return marks if last is None or last is marks[-1] else [*marks, last]
 

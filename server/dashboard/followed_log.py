@@ -21,7 +21,7 @@ from typing import Any
 from fastapi.sse import ServerSentEvent
 
 from ..api.dependencies import Dependencies
-from ..api.routes_environments import LOOK_SECONDS, shown_log
+from ..api.routes_environments import POLL_INTERVAL_SECONDS, shown_log
 from ..api.streams import request_ends, sse
 from ..errors import ApiError
 from ..events import LogFile, followed, offset_of_last_lines
@@ -128,7 +128,7 @@ async def _show_what_serves(
                 pass
             finally:
                 opened.set()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
 
 def _event(text: str, log: LogFile | None, *, is_first: bool = False) -> ServerSentEvent:

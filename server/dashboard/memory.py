@@ -27,9 +27,9 @@ from ..api.dependencies import Dependencies
 from .live_state import LiveState, Turn
 
 SAMPLE_SECONDS = 30.0
-MOST_SAMPLES = 120  # an hour of them
-LOOK_SECONDS = 2.0  # while somebody looks
-MOST_SHARE = 0.05  # of a core
+MAX_SAMPLES = 120  # an hour of them
+POLL_INTERVAL_SECONDS = 2.0  # while somebody looks
+MAX_SHARE = 0.05  # of a core
 IDLE_SHARE = 0.005  # the same, while nobody looks
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class MemoryHistory:
 
     def __init__(self, deps: Dependencies) -> None:
         self._deps = deps
-        self.samples: deque[tuple[int, MemoryUse]] = deque(maxlen=MOST_SAMPLES)
+        self.samples: deque[tuple[int, MemoryUse]] = deque(maxlen=MAX_SAMPLES)
         self.now: MemoryUse | None = None
         self.replicas: dict[str, int] = {}  # by id, those whose memory is on this machine
         self._next_look = 0.0  # monotonic
@@ -95,7 +95,7 @@ class MemoryHistory:
                     log.exception("the memory could not be measured; it is tried again")
                 self._has_failed = True
             self._took_seconds = time.monotonic() - began
-            self._next_look = began + max(LOOK_SECONDS, self._took_seconds / MOST_SHARE)
+            self._next_look = began + max(POLL_INTERVAL_SECONDS, self._took_seconds / MAX_SHARE)
 
     async def _look(self) -> None:
         statuses = dict(self._deps.reconciler.replicas.live)

@@ -145,7 +145,7 @@ def _is_failure(data: Json) -> bool:
 
 
 KIND = "rollouts"
-MOST_ROLLOUTS = 50
+MAX_ROLLOUTS = 50
 _TIMES = ("created_at", "started_at", "finished_at")
 
 
@@ -176,7 +176,7 @@ class RolloutSource:
         )
 
     async def _list(self) -> None:
-        query = queries.list_requests(operation="rollout", limit=MOST_ROLLOUTS)
+        query = queries.list_requests(operation="rollout", limit=MAX_ROLLOUTS)
         found = await self._deps.store.read(query)
         self._requests = {request.id: request for request in found}
         self._reports = {i: r for i, r in self._reports.items() if i in self._requests}

@@ -40,7 +40,7 @@ from .running import DispatchContext, label_of, log_fields
 log = logging.getLogger(__name__)
 
 MAX_CLAIM = 64  # requests; a larger burst is claimed in several statements
-LOOK_BEYOND = 64  # so many of those that could not start anyway are shown why
+EXTRA_SHORTAGES = 64  # so many of those that could not start anyway are shown why
 CLAIM_ORDER = (Schedule.SHORT, Schedule.LONG)  # a SHORT request never waits behind LONG ones
 
 
@@ -143,7 +143,7 @@ class Claimer:
     def _claim_what_fits(self, schedule: Schedule, queue: _Queue, limit: int) -> Claim:
         """Claim those at the head of the queue that memory suffices for."""
         now = self._context.clock.now()
-        head = self._context.store.read(queries.first_pending(schedule, limit + LOOK_BEYOND))
+        head = self._context.store.read(queries.first_pending(schedule, limit + EXTRA_SHORTAGES))
         needs = [Need(r.id, self._estimates.of(r), arrival_of(r)) for r in head]
         admission = admit(needs, self._executor.free_memory(schedule), most=limit, now=now)
         self._note_shortages(queue, admission.short)

@@ -27,8 +27,8 @@ from ...system.memory.pids_limit import ProcessRoom
 from ...system.text.units import MB
 from ..errors import DaemonError
 
-MOST_SAMPLES = 20
-LEAST_BYTES = 8 * MB
+MAX_SAMPLES = 20
+MIN_BYTES = 8 * MB
 UNKNOWN_BYTES = 256 * MB  # a launch of what was never launched, at most
 UNKNOWN_AT_ONCE = 4
 
@@ -38,8 +38,8 @@ _QUANTILE = 0.9
 _DECAY = 0.9  # each later run makes one count so much less
 # Above that quantile: the spread of the peaks and a little, at most this much; the most while there
 # are too few runs to have a spread.
-_MOST_MARGIN = 0.15
-_LEAST_MARGIN = 0.04
+_MAX_MARGIN = 0.15
+_MIN_MARGIN = 0.04
 _FEW_RUNS = 3
 _KILLED_FACTOR = 1.5  # what was killed at so much would have gone on growing
 
@@ -56,7 +56,7 @@ class Declared:
 def estimate(samples: Iterable[PeakSample], *, default_bytes: int, most_bytes: int) -> int:
     """A high quantile of the samples (oldest first), the latest counting most, with a `margin`.
 
-    Between `LEAST_BYTES` and `most_bytes`; of no samples, `default_bytes`.
+    Between `MIN_BYTES` and `most_bytes`; of no samples, `default_bytes`.
     """
     newest_first = list(samples)[::-1]
     if not newest_first:
@@ -67,15 +67,15 @@ def estimate(samples: Iterable[PeakSample], *, default_bytes: int, most_bytes: i
     # The last sum may fall short by rounding; then the highest it is.
     reached = next((i for i, total in enumerate(sums) if total >= enough), len(weighed) - 1)
     enlarged = weighed[reached][0] * (1.0 + margin([needed for needed, _ in weighed]))
-    return min(most_bytes, max(LEAST_BYTES, int(enlarged)))
+    return min(most_bytes, max(MIN_BYTES, int(enlarged)))
 
 
 def margin(needed: list[int]) -> float:
     """What to add, as a share: little where all runs needed the same, which lets one more fit."""
     if len(needed) < _FEW_RUNS:
-        return _MOST_MARGIN
+        return _MAX_MARGIN
     spread = (max(needed) - min(needed)) / max(1, max(needed))
-    return min(_MOST_MARGIN, _LEAST_MARGIN + spread)
+    return min(_MAX_MARGIN, _MIN_MARGIN + spread)
 
 
 def needed_bytes(sample: PeakSample) -> int:
@@ -140,7 +140,7 @@ class MemoryEstimates:
             others = {name for name, d in self._declared.items() if d.schedule != schedule}
             sizes = [size for key, size in self._estimates.items() if key[0] not in others]
             sizes += [d.bytes for name, d in self._declared.items() if name not in others]
-            self._largest[schedule] = max(sizes, default=LEAST_BYTES)
+            self._largest[schedule] = max(sizes, default=MIN_BYTES)
         return self._largest[schedule]
 
     def typical(self, schedule: str) -> int:
@@ -150,7 +150,7 @@ class MemoryEstimates:
         """
         return max(
             (self._median(name, d) for name, d in self._declared.items() if d.schedule == schedule),
-            default=LEAST_BYTES,
+            default=MIN_BYTES,
         )
 
     def _median(self, operation: str, declared: Declared) -> int:
@@ -174,7 +174,7 @@ class MemoryEstimates:
         for request, sample in samples:
             key = (request.operation, source_of(request))
             before = found.get(key) or self._samples.get(key, ())
-            found[key] = (*before, sample)[-MOST_SAMPLES:]
+            found[key] = (*before, sample)[-MAX_SAMPLES:]
         return [MemoryEstimate(*key, kept, now) for key, kept in found.items()]
 
     def accept(self, expectations: Iterable[MemoryEstimate]) -> None:
@@ -208,7 +208,7 @@ class MemoryEstimates:
     def _default_of(self, key: Key) -> int:
         declared = self._declared.get(key[0])
         if declared is None:
-            return LEAST_BYTES
+            return MIN_BYTES
         if not declared.leaves_bytes:
             return declared.bytes
         # What a new environment holds is unknown: few at once, until one was measured.

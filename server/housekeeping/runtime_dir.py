@@ -27,7 +27,7 @@ from pathlib import Path
 
 from ...schema.layout import make_private
 
-MOST_REMOVALS = 100  # of the folder between making and locking it, one after the other
+MAX_REMOVALS = 100  # of the folder between making and locking it, one after the other
 
 # How `connect` fails at a socket whose owner has died. Any other error may be a live owner: a full
 # backlog is EAGAIN, a fork server (of another type of socket) EPROTOTYPE.
@@ -42,14 +42,14 @@ def held(folder: Path) -> Iterator[None]:
         OSError: it cannot be made, or belongs to another user.
     """
     with contextlib.ExitStack() as stack:
-        for attempt in range(MOST_REMOVALS):
+        for attempt in range(MAX_REMOVALS):
             try:
                 make_private(folder)
                 stack.enter_context(_locked(folder))
                 break
             # `mkdir` raises the latter, too, for a folder removed meanwhile.
             except (FileNotFoundError, FileExistsError):
-                if attempt == MOST_REMOVALS - 1:
+                if attempt == MAX_REMOVALS - 1:
                     raise
         yield
 

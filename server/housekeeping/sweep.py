@@ -49,7 +49,7 @@ from ...system.process.process_identity import ProcessIdentity, is_locked
 from ...system.text.units import MB
 from .runtime_dir import collect_abandoned, has_no_listener
 
-SECOND_LOOK_SECONDS = 5.0
+CONFIRMATION_SECONDS = 5.0
 EVERY_SECONDS = 300.0
 DAY_SECONDS = 86_400.0
 _SHIMS = "shims"  # the cgroup of all shims
@@ -63,7 +63,7 @@ async def sweep_regularly(
     layout: Layout,
     sweep_worker_cgroups: Callable[[], list[str]],
     *,
-    second_look_seconds: float = SECOND_LOOK_SECONDS,
+    second_look_seconds: float = CONFIRMATION_SECONDS,
     every_seconds: float = EVERY_SECONDS,
 ) -> None:
     """Sweep now, once more soon, and then every few minutes, until cancelled."""

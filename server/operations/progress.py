@@ -27,9 +27,9 @@ from ...system.text.json_lines import Json
 from .base import OperationContext, say
 
 FILE = "durations.json"
-MOST_SOURCES = 200
-MOST_TIMES = 5
-LEAST_SECONDS = 0.5  # of a phase whose duration is worth telling
+MAX_SOURCES = 200
+MAX_TIMES = 5
+MIN_SECONDS = 0.5  # of a phase whose duration is worth telling
 
 # uv tells when a phase has ended: what follows it, then.
 _UV = re.compile(r"\s*uv: (Resolved|Prepared) (\d+) packages?\b")
@@ -184,12 +184,12 @@ class Phases:
         known = _read(self._file)
         mine = known.pop(self._key, {})
         for phase, seconds in self._taken.items():
-            if seconds >= LEAST_SECONDS:
-                mine[phase] = [*mine.get(phase, ()), round(seconds, 2)][-MOST_TIMES:]
+            if seconds >= MIN_SECONDS:
+                mine[phase] = [*mine.get(phase, ()), round(seconds, 2)][-MAX_TIMES:]
         if mine:
             known[self._key] = mine  # last: the oldest go first
             with contextlib.suppress(OSError):  # without room on the disk, nothing is remembered
-                write_json(str(self._file), dict(list(known.items())[-MOST_SOURCES:]))
+                write_json(str(self._file), dict(list(known.items())[-MAX_SOURCES:]))
 
     def _end(self) -> None:
         if self._phase is not None:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ...rollouts.run import Report, RunConfig
 
 LOG_SECONDS = 10.0  # between two lines about how far it is
-LOOK_AGAIN_SECONDS = 0.1  # whether an environment that is being started is ready
+POLL_INTERVAL_SECONDS = 0.1  # whether an environment that is being started is ready
 
 
 class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # a class made at run time
@@ -168,7 +168,7 @@ def _wait_for(name: str, environment: FollowedEnvironment) -> None:
     if environment.is_starting():
         base.say(f"waiting for {name}, which is being started")
     while environment.is_starting():
-        time.sleep(LOOK_AGAIN_SECONDS)
+        time.sleep(POLL_INTERVAL_SECONDS)
 
 
 def named_stages() -> ModuleType:

@@ -30,7 +30,7 @@ from ...environments.run_files import RunFile
 from ...schema.errors import InvalidSpec, NotReady, NotRunning
 from ...schema.layout import Layout
 from ...schema.operation_options import DrainOptions
-from ...schema.spec import MOST_REPLICAS, sleep_seconds_of
+from ...schema.spec import MAX_REPLICAS, sleep_seconds_of
 from ...system.text.units import MB
 from . import base
 from .progress import ReplicasAwaited, SessionsLeft, plural
@@ -54,7 +54,7 @@ class RestartPayload(ChangePayload):
     )
     together: list[int] = Field(
         [],
-        max_length=MOST_REPLICAS,
+        max_length=MAX_REPLICAS,
         description="Numbers of replicas to restart in one go, as they end by themselves soon.",
     )
     reason: str | None = Field(
@@ -75,9 +75,9 @@ class ScalePayload(ChangePayload):
     def _possible(cls, value: int) -> int:
         if value < 1:
             raise ValueError(f"{value} replicas would serve nobody; `openenv down` stops it")
-        if value > MOST_REPLICAS:
+        if value > MAX_REPLICAS:
             raise ValueError(
-                f"{value} replicas are more than the {MOST_REPLICAS} of one environment"
+                f"{value} replicas are more than the {MAX_REPLICAS} of one environment"
             )
         return value
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 5.0  # after a request was refused
 TOGETHER_SECONDS = 60.0  # what is due within these is replaced with what is due now
-LEAST_SECONDS = 1.0  # for sessions to end
+MIN_SECONDS = 1.0  # for sessions to end
 
 # Submits a `restart`: the environment's name, which replicas, seconds for their sessions, and why.
 Submit = Callable[[str, list[int], float, str], Coroutine[Any, Any, None]]
@@ -113,7 +113,7 @@ class Successors:
         reason = f"the time limit of {len(due)} of its replicas is over in {max(0.0, left):.0f} s"
         ordinals = [end.ordinal for end in due]
         try:
-            await self.submit(name, ordinals, max(LEAST_SECONDS, left), reason)
+            await self.submit(name, ordinals, max(MIN_SECONDS, left), reason)
         except (ApiError, DatabaseError) as exc:
             extra = {"environment": name}
             log.warning("%s is not replaced now, trying again: %s", name, exc, extra=extra)

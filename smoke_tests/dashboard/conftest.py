@@ -33,7 +33,7 @@ NARROW = {"width": 400, "height": 800}
 SERIOUS = {"serious", "critical"}
 # Chromium ends whatever it loads when any interface of the machine changes, as others' tests do.
 NETWORK_CHANGED = "ERR_NETWORK_CHANGED"
-MOST_RELOADS = 5
+MAX_RELOADS = 5
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Dashboard:
         """Open a part of it, such as `/launch`; returns the page."""
         self._has_lost_files = False
         self.page.goto(f"{self.address}/#{place}")
-        for _ in range(MOST_RELOADS):
+        for _ in range(MAX_RELOADS):
             if not self._has_lost_files:
                 break
             self._has_lost_files = False

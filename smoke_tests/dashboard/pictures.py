@@ -30,8 +30,8 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 BLOCK = 64
-MOST_DIFFERENT = 3.0  # of 255: the mean difference of the blocks
-MOST_TALLER = 1.1  # a page is as tall as its texts, and so as its fonts
+MAX_DIFFERENT = 3.0  # of 255: the mean difference of the blocks
+MAX_TALLER = 1.1  # a page is as tall as its texts, and so as its fonts
 KEY = "Description"  # one of PNG's standard keywords
 
 
@@ -76,9 +76,9 @@ def differences(kept: Picture, taken: Picture) -> list[str]:
         if not set(kept.looks[path]) & set(taken.looks[path])
     ]
     (width, height), (now_wide, now_tall) = kept.image.size, taken.image.size
-    if width != now_wide or not 1 / MOST_TALLER < height / now_tall < MOST_TALLER:
+    if width != now_wide or not 1 / MAX_TALLER < height / now_tall < MAX_TALLER:
         found.append(f"is of another size: {kept.image.size}, now {taken.image.size}")
-    elif (different := coarse_difference(kept.image, taken.image)) > MOST_DIFFERENT:
+    elif (different := coarse_difference(kept.image, taken.image)) > MAX_DIFFERENT:
         found.append(f"looks otherwise: its blocks differ by {different:.1f} of 255")
     return found
 

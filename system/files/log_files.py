@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 
 MAX_TAIL_BYTES = 64 * 1024
-LOOK_SECONDS = 10.0  # how often a quiet log is looked at
-BUSY_LOOK_SECONDS = 0.2  # and one that is about to grow beyond its bound
+POLL_INTERVAL_SECONDS = 10.0  # how often a quiet log is looked at
+BUSY_POLL_INTERVAL_SECONDS = 0.2  # and one that is about to grow beyond its bound
 _CHUNK_BYTES = 64 * 1024
 _NOTICE = b"[openenvd: earlier lines were dropped to keep this log small]\n"
 
@@ -48,8 +48,8 @@ def next_look_seconds(size_bytes: int, grown_bytes: int, limit_bytes: int) -> fl
     """
     left = max(0, limit_bytes - size_bytes)
     if grown_bytes <= 0 or grown_bytes * 2 < left:
-        return LOOK_SECONDS
-    return BUSY_LOOK_SECONDS
+        return POLL_INTERVAL_SECONDS
+    return BUSY_POLL_INTERVAL_SECONDS
 
 
 def keep_newest_half(path: str, limit_bytes: int) -> int:

@@ -104,7 +104,7 @@ def bearer_header(token: str | None) -> dict[str, str]:
 
 MAX_NAME_CHARACTERS = 300  # of a whole header; a name of DNS has 253 at most
 _CACHED = 32  # headers that may be as long as a head
-_MOST_PORT = 65535
+_MAX_PORT = 65535
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_-])?)(?::([0-9]{1,5}))?")
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]*)://(.+)")
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})  # noqa: S104  compared, not bound
@@ -116,7 +116,7 @@ def host_name(header: str) -> str | None:
     Addresses are returned as `ipaddress` spells them.
     """
     found = _HOST.fullmatch(header.lower()) if len(header) <= MAX_NAME_CHARACTERS else None
-    if found is None or int(found[2] or 0) > _MOST_PORT:
+    if found is None or int(found[2] or 0) > _MAX_PORT:
         return None
     name = found[1]
     if name.startswith("["):

@@ -25,7 +25,7 @@ import sys
 from collections.abc import Iterable
 
 QUEUE_LENGTH = 32768  # connections that may wait to be accepted
-MOST_LISTENERS = 8
+MAX_LISTENERS = 8
 BACKLOG = 65535  # of each; the kernel takes no more than `somaxconn`
 
 _SOMAXCONN = "/proc/sys/net/core/somaxconn"
@@ -99,7 +99,7 @@ def _listeners_wanted() -> int:
             each = int(file.read())
     except (OSError, ValueError):
         return 1
-    return min(MOST_LISTENERS, -(-QUEUE_LENGTH // max(1, each)))
+    return min(MAX_LISTENERS, -(-QUEUE_LENGTH // max(1, each)))
 
 
 def _share(first: socket.socket) -> socket.socket:

@@ -19,7 +19,7 @@ from ..text.units import MB
 _SECONDS_PER_TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 OWN_SESSION = "/proc/self/autogroup"
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
-_MOST_DEPTH = 16  # of a tree of processes
+_MAX_DEPTH = 16  # of a tree of processes
 _KILL_SECONDS = 1.0  # until what is killed is given up: the kernel cannot end it yet
 _KILL_ROUNDS = 100
 
@@ -95,7 +95,7 @@ def descendants_of(pid: int) -> set[int]:
     """Return the pids of everything below a process."""
     found: set[int] = set()
     generation = {pid}
-    for _ in range(_MOST_DEPTH):
+    for _ in range(_MAX_DEPTH):
         generation = {child for parent in generation for child in children_of(parent)} - found
         if not generation:
             break

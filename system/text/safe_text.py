@@ -31,7 +31,7 @@ _LINE_END = re.compile(r"\r+\n?")  # a lone return would write over the line
 _ALL = re.compile(f"{_SEQUENCE}|{_CONTROL}")
 _ALL_BUT_COLOURS = re.compile(f"({_COLOUR})|{_SEQUENCE}|{_CONTROL}")
 _BEGUN = re.compile(rf"(?:(?:\x1b\[|\x9b)[0-?]*[ -/]*|{_STRING}\x1b?|\x1b[ -/]*|\r+)\Z")
-_MOST_KEPT = 4096  # characters of a sequence that has begun
+_MAX_KEPT = 4096  # characters of a sequence that has begun
 
 
 def plain(text: str) -> str:
@@ -56,7 +56,7 @@ class TextStream:
     def feed(self, piece: str) -> str:
         """Return what can be shown by now."""
         text, self._rest = self._rest + piece, ""
-        begun = _BEGUN.search(text, max(0, len(text) - _MOST_KEPT))
+        begun = _BEGUN.search(text, max(0, len(text) - _MAX_KEPT))
         if begun is not None:
             text, self._rest = text[: begun.start()], begun[0]
         return self._clean(text)
@@ -117,7 +117,7 @@ _KNOWN_TOKEN = re.compile(
     r"|(?<=://)[\w.-]{0,64}hooks?\.[\w.]+/\S+|(?<=://)[^\s/]{1,64}/[\w/]{0,64}hooks?/\S+"
 )
 _COMMON_WORDS = frozenset({"true", "false", "none", "null", "auto", "info", "debug", "warning"})
-_LEAST_CHARACTERS = 4  # of a value that is hidden wherever it stands: a shorter one is everywhere
+_MIN_CHARACTERS = 4  # of a value that is hidden wherever it stands: a shorter one is everywhere
 
 
 def hide_credentials(value: Any) -> Any:
@@ -185,7 +185,7 @@ def hide_secrets(text: str, secrets: Collection[str] = ()) -> str:
 
 def _is_hidden_anywhere(secret: str) -> bool:
     is_word = secret.lower() in _COMMON_WORDS or (secret.isdecimal() and len(secret) < 6)
-    return len(secret) >= _LEAST_CHARACTERS and not is_word
+    return len(secret) >= _MIN_CHARACTERS and not is_word
 
 
 def _without(text: str, secrets: Iterable[str]) -> str:

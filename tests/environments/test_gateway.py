@@ -68,7 +68,7 @@ LONG_BYTES = 8_000_000  # more than the buffers on the way take
 TLS = Path(__file__).with_name("tls")
 KEY = str(TLS / "key.pem")
 WAIT_SECONDS = 20.0
-MOST_UNEVEN = 0.05
+MAX_UNEVEN = 0.05
 NOBODY = 65534
 
 
@@ -243,7 +243,7 @@ async def test_a_crowd_is_split_evenly(gateway: Gateway, replicas: list[Replica]
     address = await put_behind(gateway, *replicas)
     sessions = await crowd(address, 400)
     split = [await replica_of(session) for session in sessions]
-    assert abs(split.count(0) - 200) <= 200 * MOST_UNEVEN
+    assert abs(split.count(0) - 200) <= 200 * MAX_UNEVEN
     await close(sessions)
 
 
@@ -614,7 +614,7 @@ FEW_CONNECTIONS = 40
 @pytest.fixture
 def small(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gateway]:
     """A gateway that has room for few connections, and short time limits."""
-    monkeypatch.setattr(envoy, "_MOST_FDS", envoy._SPARE_FDS + 2 * FEW_CONNECTIONS)
+    monkeypatch.setattr(envoy, "_MAX_FDS", envoy._SPARE_FDS + 2 * FEW_CONNECTIONS)
     monkeypatch.setattr(configuration, "HEAD_SECONDS", 1.0)
     monkeypatch.setattr(configuration, "IDLE_SECONDS", 1.0)
     yield process.ensure_running(layout, ANY_PORT)

@@ -10,7 +10,7 @@ from openenvd.environments.replica_policy import (
     BUDGET_WINDOW_SECONDS,
     FIRST_PAUSE_SECONDS,
     HEALTHY_SECONDS,
-    LONGEST_PAUSE_SECONDS,
+    MAX_PAUSE_SECONDS,
     GiveUp,
     RestartAfter,
     pause_seconds,
@@ -31,7 +31,7 @@ def test_the_pause_doubles_with_every_exit(count: int, pause: float) -> None:
 
 
 def test_the_pause_never_exceeds_its_bound() -> None:
-    assert pause_seconds(1_000_000) == LONGEST_PAUSE_SECONDS
+    assert pause_seconds(1_000_000) == MAX_PAUSE_SECONDS
 
 
 def test_an_exit_beyond_the_budget_ends_restarts_with_a_reason() -> None:

@@ -13,7 +13,7 @@ from openenvd.executor.errors import FrameError, PlanError
 from openenvd.executor.messages import LONG, SHORT, FrameReader, encode_frame
 from openenvd.executor.policy.plan import (
     BURST_LONG_PER_CPU,
-    LEAST_TASK_BYTES,
+    MIN_TASK_BYTES,
     back_off_seconds,
     plan_workers,
     reason_to_recycle,
@@ -52,7 +52,7 @@ def test_a_plan_sets_no_more_aside_than_its_budget(memory_mb: int, cpus: float) 
     made = plan(Machine(cpus, memory_mb * MB))
     shares = made.guaranteed_long * made.long_bytes + made.guaranteed_short * made.short_bytes
     assert made.burst_bytes == made.budget_bytes - shares >= 0
-    least = made.burst_long * LEAST_TASK_BYTES + made.burst_short * made.short_bytes
+    least = made.burst_long * MIN_TASK_BYTES + made.burst_short * made.short_bytes
     assert least <= made.burst_bytes
     assert made.burst_long <= BURST_LONG_PER_CPU * max(1, cpus)
     assert made.budget_bytes + made.reserve_bytes + 90 * MB == memory_mb * MB

@@ -11,7 +11,7 @@ import pytest
 from openenvd.rollouts.buffers import (
     FOLLOWERS,
     GUESSED_STEPS,
-    LEAST_BYTES,
+    MIN_BYTES,
     OBSERVATIONS,
     SCOUTS,
     ByteBudget,
@@ -114,7 +114,7 @@ async def test_a_reservation_cancelled_when_admitted_is_released() -> None:
 
 async def test_an_empty_reservation_takes_the_least_size() -> None:
     """So that the number of tiny things is bounded, too."""
-    assert (await ByteBudget(KB).reserve(0)).size_bytes == LEAST_BYTES
+    assert (await ByteBudget(KB).reserve(0)).size_bytes == MIN_BYTES
 
 
 async def test_who_waits_behind_a_cancelled_reservation_is_admitted() -> None:

@@ -38,7 +38,7 @@ COMMAND_SECONDS = 15.0  # for a command in a pod to end
 CONNECTIONS = 256  # kept: a stream of logs for each replica, and some for requests
 MERGE = "application/strategic-merge-patch+json"
 ALREADY_EXISTS = "AlreadyExists"  # unlike `Conflict`, which is 409, too
-LONGEST_WORDS = 300  # of what a server says, in a message
+MAX_MESSAGE_CHARS = 300  # of what a server says, in a message
 _ERROR_CHANNEL = 3  # of a command's WebSocket: how it ended
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _CONFIG_ERRORS = (  # of the library, for files that are missing or are something else
@@ -234,7 +234,7 @@ def _said(status: int, body: str | bytes) -> tuple[str, str]:
 def _short(text: str) -> str:
     """Return the beginning of what was said, in one line; of an HTTP answer, its first line."""
     line = " ".join(text.partition("-+-+-")[0].split())
-    return line if len(line) <= LONGEST_WORDS else f"{line[:LONGEST_WORDS]}…"
+    return line if len(line) <= MAX_MESSAGE_CHARS else f"{line[:MAX_MESSAGE_CHARS]}…"
 
 
 def _exit_code(pod: str, told: str) -> int:

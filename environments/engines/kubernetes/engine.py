@@ -75,7 +75,7 @@ from .pods import id_of, instance_of, is_being_made, labels_of
 CORE = "/api/v1"
 WATCH_SECONDS = 10  # after which everything is looked at again: what is overdue makes no event
 POLL_SECONDS = 0.2  # between two looks at one pod; grows with the waiting
-LONGEST_POLL_SECONDS = 2.0
+MAX_POLL_SECONDS = 2.0
 OWNING_ATTEMPTS = 3  # to create or change what is removed meanwhile, with its last pod
 KILLED_SECONDS = 10.0  # for its node to tell that a server was killed
 KILL_SECONDS = 30.0  # for Kubernetes to end what it was told to kill
@@ -381,7 +381,7 @@ class KubernetesEngine:
 def _pauses() -> Iterator[float]:
     """Yield how long to wait before each look at a pod after the first, in seconds."""
     for looks in itertools.count(1):
-        yield backoff_seconds(looks, first=POLL_SECONDS, longest=LONGEST_POLL_SECONDS)
+        yield backoff_seconds(looks, first=POLL_SECONDS, longest=MAX_POLL_SECONDS)
 
 
 def _path(namespace: str, *parts: str) -> str:

@@ -171,7 +171,7 @@ class _Process:
         try:
             return answer.result(seconds)
         except TimeoutError as exc:
-            raise DriverEnded(f"Ray has not answered within {seconds:g} s", _LOOK) from exc
+            raise DriverEnded(f"Ray has not answered within {seconds:g} s", _STATUS_HINT) from exc
 
     def end(self) -> None:
         """Kill it; whoever waits is told."""
@@ -192,11 +192,11 @@ class _Process:
         self._pipe.close()
 
 
-_LOOK = "see whether it runs: ray status"
+_STATUS_HINT = "see whether it runs: ray status"
 
 
 def _gone() -> DriverEnded:
-    return DriverEnded("Ray does not answer: its cluster is gone, or not ours", _LOOK)
+    return DriverEnded("Ray does not answer: its cluster is gone, or not ours", _STATUS_HINT)
 
 
 class _Answers:

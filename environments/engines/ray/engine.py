@@ -60,13 +60,13 @@ if importlib.util.find_spec("ray") is None:
 
 
 PACKAGE = Path(__file__).resolve().parents[3]
-LOOK_SECONDS = 1.0  # between two looks at the cluster
-FIRST_READ_SECONDS, LONGEST_READ_SECONDS = 0.2, 2.0  # between two looks at a log
+POLL_INTERVAL_SECONDS = 1.0  # between two looks at the cluster
+FIRST_READ_SECONDS, MAX_READ_SECONDS = 0.2, 2.0  # between two looks at a log
 END_SECONDS = 0.1  # between two looks whether a replica has ended
 KILL_SECONDS = 15.0  # for a shim to have ended what it kills
 _SIGNAL = 128
 # States of a placement group for which Ray has not looked yet whether there is room.
-_NOT_LOOKED_AT = frozenset({"QUEUED", "SCHEDULING_STARTED"})
+_NOT_CONSIDERED = frozenset({"QUEUED", "SCHEDULING_STARTED"})
 _NO_LIMITS = "Ray counts CPUs and limits none: --cpus chooses a node, and no more"
 
 
@@ -115,7 +115,7 @@ class RayEngine:
             pid=report.get("pid"),
             address=report.get("address"),
             waiting=_why_waiting(found) if state is InstanceState.STARTING else None,
-            is_on_its_way=(found["group"] or {}).get("scheduling") in _NOT_LOOKED_AT,
+            is_on_its_way=(found["group"] or {}).get("scheduling") in _NOT_CONSIDERED,
             exit=_exit_facts(report, actor) if state is InstanceState.EXITED else None,
         )
 
@@ -169,7 +169,7 @@ class RayEngine:
             if seen != known:
                 known = seen
                 yield None
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_INTERVAL_SECONDS)
 
     def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
         """Yield what the server has printed, from its actor; a cursor is an offset."""
@@ -183,7 +183,7 @@ class RayEngine:
                 return
             else:
                 looks += 1
-                longest = LONGEST_READ_SECONDS
+                longest = MAX_READ_SECONDS
                 time.sleep(backoff_seconds(looks, first=FIRST_READ_SECONDS, longest=longest))
 
     # Inside

@@ -7,7 +7,7 @@
            (a file system that all nodes see)
 
 Who a job belongs to stands in its comment, as JSON; `squeue` is asked for all jobs of this user at
-once, at most every `LOOK_SECONDS`, however many replicas there are: slurmctld serves everybody.
+once, at most every `POLL_INTERVAL_SECONDS`, however many replicas there are: slurmctld serves all.
 
 Slurm cannot be made to forget a job, and forgets one by itself some minutes after its end
 (`MinJobAge`). So a job that has ended is a replica's while the replica's folder says so
@@ -77,7 +77,7 @@ from .job import (
 )
 from .options import job_script, sbatch_arguments, warned_seconds
 
-LOOK_SECONDS = 2.0  # between two questions to slurmctld
+POLL_INTERVAL_SECONDS = 2.0  # between two questions to slurmctld
 FRESH_SECONDS = 0.3  # for which an answer is as good as new
 OUTPUT_SECONDS = 0.3  # between two looks at what a job has printed
 END_SECONDS = 0.1  # between two looks whether a job has ended
@@ -96,7 +96,7 @@ RUNNING = "RUNNING"
 COMPLETING = "COMPLETING"
 CONFIGURING = "CONFIGURING"
 _STARTED = frozenset({RUNNING, COMPLETING, "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})
-_NOT_LOOKED_AT = frozenset({"", "None"})  # reasons of a job that the scheduler has not come to
+_NOT_CONSIDERED = frozenset({"", "None"})  # reasons of a job that the scheduler has not come to
 _NO_LIMITS = (
     "nothing limits memory (TaskPlugin has no task/cgroup): a replica beyond its --memory is "
     "killed late (OverMemoryKill), or harms its node"
@@ -224,7 +224,7 @@ class SlurmEngine:
             if seen != known or self._lost:
                 known = seen
                 yield None
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_INTERVAL_SECONDS)
 
     def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
         """Yield what a job has printed, from its file; a cursor is an offset in it."""
@@ -234,7 +234,7 @@ class SlurmEngine:
         path = folder / OUTPUT_FILE_NAME.format(job=instance.id)
         offset = int(cursor or 0)
         while True:
-            has_ended = self._has_ended(instance.id, LOOK_SECONDS)
+            has_ended = self._has_ended(instance.id, POLL_INTERVAL_SECONDS)
             while data := _read(path, offset):
                 offset += len(data)
                 yield LogChunk(data=data, cursor=str(offset))
@@ -471,7 +471,7 @@ def _why_silent(row: Row, is_silent: bool) -> str | None:
 
 def _is_on_its_way(row: Row) -> bool:
     """Whether a job is being started, or Slurm has not looked yet whether it can be."""
-    is_new = row.state == PENDING and row.reason in _NOT_LOOKED_AT
+    is_new = row.state == PENDING and row.reason in _NOT_CONSIDERED
     return is_new or row.state in (CONFIGURING, RUNNING)
 
 

@@ -67,7 +67,7 @@ from ..server_answers import ask_to_drain
 from .options import container_spec, service_name, split_options
 
 INIT = "docker swarm init --advertise-addr 127.0.0.1"
-LOOK_AGAIN_SECONDS = 1.0  # at all services; at a task on another node
+POLL_INTERVAL_SECONDS = 1.0  # at all services; at a task on another node
 NANOSECONDS = 10**9
 GPU = "NVIDIA-GPU"  # in the nodes' "node-generic-resources"
 _RESOURCE_KINDS = ("DiscreteResourceSpec", "NamedResourceSpec")
@@ -184,7 +184,7 @@ class SwarmEngine(DockerEngine):
     def changes(self) -> Iterator[None]:
         """Yield every second: Swarm has no events about the states of tasks."""
         while True:
-            time.sleep(LOOK_AGAIN_SECONDS)
+            time.sleep(POLL_INTERVAL_SECONDS)
             with explained():
                 self._api.ping()
             yield None
@@ -300,9 +300,9 @@ class SwarmEngine(DockerEngine):
 
     def _await_end(self, service: str, grace_seconds: float) -> None:
         """Wait until Swarm knows that the task has ended."""
-        deadline = time.monotonic() + grace_seconds + LOOK_AGAIN_SECONDS * 10
+        deadline = time.monotonic() + grace_seconds + POLL_INTERVAL_SECONDS * 10
         while not self._has_ended(service) and time.monotonic() < deadline:
-            time.sleep(LOOK_AGAIN_SECONDS / 10)
+            time.sleep(POLL_INTERVAL_SECONDS / 10)
 
     def _scale_to_zero(self, service: str, grace_seconds: float) -> None:
         found = self._service(service)
@@ -333,7 +333,7 @@ class SwarmEngine(DockerEngine):
                 for chunk in pieces_after(text, cursor):
                     cursor = chunk.cursor
                     yield chunk
-            time.sleep(LOOK_AGAIN_SECONDS)
+            time.sleep(POLL_INTERVAL_SECONDS)
 
     def _publishes_on(self, network: str) -> str:
         """Return the address that ports of this node's tasks on a network are published on."""

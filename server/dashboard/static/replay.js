@@ -4,7 +4,7 @@
 import { short } from "./charts.js";
 import { h } from "./dom.js";
 
-const MOST_KEPT = 200; // steps in memory
+const MAX_KEPT = 200; // steps in memory
 const AHEAD = 8; // steps that are asked for before they are shown
 const SPEEDS = [1, 2, 5, 10, 25]; // steps a second
 const IMAGE_TYPES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp"]);
@@ -64,7 +64,7 @@ export function replay(stage, app, rolloutId, episodeId) {
       .then((answer) => {
         for (const step of answer.steps) steps.set(step.number, step);
         for (const number of [...steps.keys()]) {
-          if (steps.size > MOST_KEPT && Math.abs(number - at) > MOST_KEPT / 2) steps.delete(number);
+          if (steps.size > MAX_KEPT && Math.abs(number - at) > MAX_KEPT / 2) steps.delete(number);
         }
         last = answer.episode.steps;
         slider.max = String(last);

@@ -28,7 +28,7 @@ CALLS = 20
 HEAD_START_SECONDS = 0.01  # of the step
 LONG_SECONDS = 0.05  # shorter calls hold others up for less than a client notices
 BLOCKED_SHARE = 0.8  # of what was left of the call, when the question was asked
-LEAST_BLOCKED = 2  # one may have been the machine's
+MIN_BLOCKED = 2  # one may have been the machine's
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ async def _play(subject: Subject) -> list[Call]:
 def judge(calls: list[Call]) -> Finding | None:
     """Decide whether calls block the loop."""
     blocked = [call for call in calls if call.is_blocked]
-    if len(blocked) < min(LEAST_BLOCKED, len(calls)):
+    if len(blocked) < min(MIN_BLOCKED, len(calls)):
         return None
     worst = max(blocked, key=lambda call: call.seconds)
     return Finding(

@@ -27,8 +27,8 @@ from .subject import Subject
 STEPS = 20
 EPISODE = "openenv-test"  # the id of each episode: what is made of it is the same
 TABLE = "docs/compatibility.md, Differences on purpose"
-MOST_SHOWN = 3
-MOST_CHARACTERS = 60  # of a value
+MAX_SHOWN = 3
+MAX_CHARACTERS = 60  # of a value
 
 
 async def check(subject: Subject, result: CheckResult) -> None:
@@ -66,7 +66,7 @@ async def check_processes(subject: Subject, result: CheckResult) -> None:
 def _finding(where: str, differing: list[tuple[int, str, str]], *, shared: bool) -> Finding:
     step = differing[0][0]
     of_it = [(path, told) for at, path, told in differing if at == step]
-    shown = "; ".join(f"{path}: {told}" for path, told in of_it[:MOST_SHOWN])
+    shown = "; ".join(f"{path}: {told}" for path, told in of_it[:MAX_SHOWN])
     when = "at the reset" if step == 0 else f"at step {step}"
     names = sorted({path for _, path, _ in differing})
     found = f"played again {where} with the same seed and actions, it differs {when}: {shown}"
@@ -82,7 +82,7 @@ def _finding(where: str, differing: list[tuple[int, str, str]], *, shared: bool)
         "episodes cannot be repeated, and those of a group (GRPO) do not begin alike",
         "make all randomness from the seed that reset is given (random.Random(seed)), and keep "
         "nothing of the episode before. Where a field is to differ (a time, an id): "
-        f"--ignore {' --ignore '.join(names[:MOST_SHOWN])}",
+        f"--ignore {' --ignore '.join(names[:MAX_SHOWN])}",
     )
 
 
@@ -119,4 +119,4 @@ def _differing(a: Any, b: Any, ignored: frozenset[str], path: str) -> Iterator[t
 
 def _shown(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "…"
+    return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + "…"

@@ -21,19 +21,19 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ....env_host.sessions.session import LOOK_SECONDS
+from ....env_host.sessions.session import POLL_INTERVAL_SECONDS
 from ....system.text.units import MB
 from .report import CheckResult, Finding
 from .session import SessionFailed
 from .subject import Holdings, Subject
 
-MOST_AT_ONCE = 32  # sessions that are held
+MAX_AT_ONCE = 32  # sessions that are held
 LARGE_BYTES = 256 * MB  # of one session: a machine holds some dozens of them, not thousands
 
 BATCHES = 10
-LATE_LOOKS = 5  # at memory, while as many sessions are played once more
-GIVE_BACK_SECONDS = LOOK_SECONDS + 1
-LEAST_BYTES = 2_000_000  # of growth over all sessions: less is the allocator's
+LATE_POLLS = 5  # at memory, while as many sessions are played once more
+GIVE_BACK_SECONDS = POLL_INTERVAL_SECONDS + 1
+MIN_BYTES = 2_000_000  # of growth over all sessions: less is the allocator's
 RISING_SHARE = 0.6  # of the steps between batches
 PER_SESSIONS = 20  # one thing that stays of so many sessions is a leak
 _COUNTED = {
@@ -62,7 +62,7 @@ _COUNTED = {
 
 async def check_memory(subject: Subject, result: CheckResult) -> None:
     """Hold sessions, and compare with none."""
-    count = min(MOST_AT_ONCE, subject.max_sessions)
+    count = min(MAX_AT_ONCE, subject.max_sessions)
     before = await subject.settled()
     async with AsyncExitStack() as stack:
         for opened in range(count):
@@ -109,8 +109,8 @@ async def check(subject: Subject, result: CheckResult) -> None:
     per_session = growth(memory, batch)
     if per_session is not None:
         run.total += batch * BATCHES
-        memory = await _once_more(subject, run, batch * BATCHES // LATE_LOOKS)
-        per_session = growth(memory, batch * BATCHES // LATE_LOOKS)
+        memory = await _once_more(subject, run, batch * BATCHES // LATE_POLLS)
+        per_session = growth(memory, batch * BATCHES // LATE_POLLS)
         result.figures["memory_bytes_given_back"] = memory
     result.findings += findings(samples, batch, per_session)
     result.figures |= {
@@ -121,7 +121,7 @@ async def check(subject: Subject, result: CheckResult) -> None:
     result.figures |= {
         each.name: [getattr(held, each.name) for held in samples] for each in fields(Holdings)
     }
-    seen = size(max(LEAST_BYTES, largest_fall(memory)) / (batch * BATCHES))
+    seen = size(max(MIN_BYTES, largest_fall(memory)) / (batch * BATCHES))
     result.summary = (
         f"nothing stays of {run.played:,} sessions; of memory, less than {seen} a session would "
         "not be seen"
@@ -133,7 +133,7 @@ async def check(subject: Subject, result: CheckResult) -> None:
 async def _once_more(subject: Subject, run: _Sessions, batch: int) -> list[int]:
     """Return the memory between batches, each time when freed memory has been given back."""
     memory = []
-    for number in range(LATE_LOOKS + 1):
+    for number in range(LATE_POLLS + 1):
         if number:
             await run.play(batch)
         await asyncio.sleep(GIVE_BACK_SECONDS)
@@ -153,7 +153,7 @@ def growth(values: Sequence[float], sessions_between: int) -> float | None:
     whole, late = _slope(values), _slope(values[len(values) // 2 :])
     slope = min(whole, late)
     rising = sum(b > a for a, b in itertools.pairwise(values)) / max(1, len(values) - 1)
-    is_much = slope * (len(values) - 1) >= LEAST_BYTES
+    is_much = slope * (len(values) - 1) >= MIN_BYTES
     half = len(values) // 2
     stays = min(values[half:]) - min(values[:half]) >= slope * half / 2
     is_leak = is_much and rising >= RISING_SHARE and stays

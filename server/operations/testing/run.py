@@ -35,7 +35,7 @@ CHECKS: dict[str, Check] = {
 }
 MEASURING = ("memory", "blocking", "leaks")
 COME_BACK_SECONDS = 15.0  # of a server that has exited
-LOOK_SECONDS = 0.2
+POLL_INTERVAL_SECONDS = 0.2
 
 
 async def run(
@@ -72,7 +72,9 @@ async def _run_one(check: Check, subject: Subject, result: CheckResult) -> None:
             "openenv logs NAME shows what it printed (--keep leaves it running for that); a "
             "call that takes longer has --step-timeout",
         )
-    await asyncio.sleep(LOOK_SECONDS)  # the shim hears of an exit a moment after the clients
+    await asyncio.sleep(
+        POLL_INTERVAL_SECONDS
+    )  # the shim hears of an exit a moment after the clients
     if exits != (now := subject.exits()):
         servers, shards = (after - before for before, after in zip(exits, now, strict=True))
         last, shares_limit = subject.last_exit(of_shard=not servers)
@@ -117,7 +119,7 @@ def note_exits(
 
 
 async def _wait_until_back(subject: Subject) -> None:
-    for _ in range(round(COME_BACK_SECONDS / LOOK_SECONDS)):
+    for _ in range(round(COME_BACK_SECONDS / POLL_INTERVAL_SECONDS)):
         if subject.status().get("state") == "ready":
             return
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_INTERVAL_SECONDS)

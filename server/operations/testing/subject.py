@@ -30,7 +30,7 @@ Player = Callable[[], Json]  # draws one action after another
 
 ASK_SECONDS = 30.0
 SETTLE_SECONDS = 10.0  # until what has ended has let go of everything
-LOOK_SECONDS = 0.05
+POLL_INTERVAL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Subject:
             if (is_empty and counts == before) or time.monotonic() > deadline:
                 return now
             before = counts
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
 
 
 def actions_of(schema: Json, given: Sequence[Json]) -> Actions:

@@ -18,7 +18,7 @@ from openenvd.env_host.supervisor import lobby as module
 from openenvd.env_host.supervisor.lobby import (
     CLOSED_SECONDS,
     CROWD,
-    LEAST_IN_MESSAGE,
+    MIN_IN_MESSAGE,
     PATIENCE_SECONDS,
     STARTING_SECONDS,
     WINDOW_MESSAGES,
@@ -33,7 +33,7 @@ from openenvd.system.process.descriptors import (
 )
 
 MAX_FDS = 20_000
-WINDOW = LEAST_IN_MESSAGE * WINDOW_MESSAGES  # where no crowd waits
+WINDOW = MIN_IN_MESSAGE * WINDOW_MESSAGES  # where no crowd waits
 
 
 class House:
@@ -268,9 +268,9 @@ def test_without_descriptors_connections_stay_in_the_queue_for_a_while(
 
 def test_in_a_crowd_shards_are_passed_more_at_once(house: MakeHouse) -> None:
     made = house(2)
-    made.connect(8 * LEAST_IN_MESSAGE)
-    assert made.place() == [4 * LEAST_IN_MESSAGE, 4 * LEAST_IN_MESSAGE]
-    assert {len(message.fds) for message in made.take(0)} == {2 * LEAST_IN_MESSAGE}
+    made.connect(8 * MIN_IN_MESSAGE)
+    assert made.place() == [4 * MIN_IN_MESSAGE, 4 * MIN_IN_MESSAGE]
+    assert {len(message.fds) for message in made.take(0)} == {2 * MIN_IN_MESSAGE}
 
 
 def test_a_crowd_is_seen_while_it_arrives(house: MakeHouse) -> None:

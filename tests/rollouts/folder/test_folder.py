@@ -162,7 +162,7 @@ async def test_many_small_files_are_packed_when_a_rollout_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those of earlier rollouts into the folder, and those of groups."""
-    monkeypatch.setattr(output, "LEAST_PACKED", 9)
+    monkeypatch.setattr(output, "MIN_PACKED", 9)
     for part in range(3):
         async with await RolloutWriter.open(tmp_path) as writer:
             await finish(writer, f"small{part}")
@@ -181,8 +181,8 @@ async def test_many_small_files_are_packed_when_a_rollout_has_ended(
 async def test_a_rollout_that_goes_on_for_long_packs_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "MOST_FILES", 4)
-    monkeypatch.setattr(output, "LEAST_PACKED", 4)
+    monkeypatch.setattr(output, "MAX_FILES", 4)
+    monkeypatch.setattr(output, "MIN_PACKED", 4)
     writer = await RolloutWriter.open(tmp_path)
     for number in range(5):
         await finish(writer, str(number), steps=1, text=LARGE)
@@ -194,7 +194,7 @@ async def test_a_rollout_that_goes_on_for_long_packs_meanwhile(
 
 
 async def test_packs_end_at_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "LEAST_PACKED", 2)
+    monkeypatch.setattr(output, "MIN_PACKED", 2)
     monkeypatch.setattr(packs, "PACK_BYTES", 2 * CHUNK_BYTES)
     await written(tmp_path, *"012345", steps=1, text=LARGE)
     assert len(names(tmp_path)) == 3
@@ -295,7 +295,7 @@ async def test_a_crash_at_any_point_leaves_each_episode_once_or_never(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     """And a second crash while the first is mended. A pattern finds none twice, before or after."""
-    monkeypatch.setattr(output, "LEAST_PACKED", 2)
+    monkeypatch.setattr(output, "MIN_PACKED", 2)
     for countdown in (at, at // 3):
         crash(tmp_path, some_of_everything, DiesAt(countdown))
         if not (tmp_path / "episodes").exists():
@@ -350,7 +350,7 @@ async def test_episodes_exist_soon_after_they_are_finished(tmp_path: Path) -> No
 async def test_a_full_disk_while_a_pack_takes_its_place_leaves_each_episode_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "LEAST_PACKED", 3)
+    monkeypatch.setattr(output, "MIN_PACKED", 3)
 
     class FullOnce(Disk):
         is_full = True
@@ -387,7 +387,7 @@ async def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
 async def test_listing_beside_a_packing_writer_misses_no_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "LEAST_PACKED", 2)
+    monkeypatch.setattr(output, "MIN_PACKED", 2)
     monkeypatch.setattr(packs, "PACK_BYTES", CHUNK_BYTES)
     async with await RolloutWriter.open(tmp_path) as writer:
         for number in range(40):

@@ -99,7 +99,7 @@ async def test_a_reader_goes_on_when_files_go_into_a_pack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     """With what it had listed before, and an episode that it had got."""
-    monkeypatch.setattr(output, "LEAST_PACKED", 2)
+    monkeypatch.setattr(output, "MIN_PACKED", 2)
     writer = await RolloutWriter.open(tmp_path)
     for name in "abc":
         await finish(writer, name, text=text)
@@ -121,7 +121,7 @@ async def test_rows_held_while_files_go_into_a_pack_list_the_folder_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each listing opens all packs; a row that was pickled lists the folder for itself."""
-    monkeypatch.setattr(output, "LEAST_PACKED", 2)
+    monkeypatch.setattr(output, "MIN_PACKED", 2)
     writer = await RolloutWriter.open(tmp_path)
     for name in "abc":
         await finish(writer, name)

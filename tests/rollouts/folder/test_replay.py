@@ -16,7 +16,7 @@ import pytest
 from openenvd.rollouts import replay
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, Failure, FailureReason, Step
 from openenvd.rollouts.folder.writer import RolloutWriter
-from openenvd.rollouts.replay import MOST_STEPS, MOST_TEXT_BYTES, histogram, over_time
+from openenvd.rollouts.replay import MAX_STEPS, MAX_TEXT_BYTES, histogram, over_time
 
 from ..made import episode
 from .test_images import PNG, text_of
@@ -68,7 +68,7 @@ async def test_an_episode_is_shown_step_by_step_with_its_images(tmp_path: Path) 
 
 
 async def test_a_long_episode_is_shown_in_several_answers(tmp_path: Path) -> None:
-    count = MOST_STEPS * 2 + 3
+    count = MAX_STEPS * 2 + 3
     await write(tmp_path, {"000000": [seen({"at": at}) for at in range(count)]})
     numbers: list[int] = []
     first: int | None = 0
@@ -80,17 +80,17 @@ async def test_a_long_episode_is_shown_in_several_answers(tmp_path: Path) -> Non
 
 
 async def test_of_a_large_observation_the_beginning_is_shown(tmp_path: Path) -> None:
-    await write(tmp_path, {"000000": [seen({"text": "x" * 2 * MOST_TEXT_BYTES})]})
+    await write(tmp_path, {"000000": [seen({"text": "x" * 2 * MAX_TEXT_BYTES})]})
     [step, _] = asked(tmp_path, "steps", episode="000000", first=0)["steps"]
     told = step["observation"]
-    assert told["bytes"] == 2 * MOST_TEXT_BYTES + len('{"text":""}')
-    assert told["text"] == '{"text":"' + "x" * (MOST_TEXT_BYTES - 9)
+    assert told["bytes"] == 2 * MAX_TEXT_BYTES + len('{"text":""}')
+    assert told["text"] == '{"text":"' + "x" * (MAX_TEXT_BYTES - 9)
 
 
 async def test_images_beyond_what_a_step_may_have_are_told_without_their_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "MOST_IMAGE_BYTES", 2 * len(PNG))
+    monkeypatch.setattr(replay, "MAX_IMAGE_BYTES", 2 * len(PNG))
     taken = [seen({"cameras": [text_of(PNG)] * 3}), seen({"camera": text_of(PNG)})]
     await write(tmp_path, {"000000": taken})
     question = {"folder": str(tmp_path), "show": "steps", "episode": "000000", "first": 0}

@@ -57,7 +57,7 @@ async def test_what_ends_during_a_commit_shares_a_file_with_what_ends_after_it(
 ) -> None:
     """Under load there is a file for each half second, not one for each moment of the disk's."""
     monkeypatch.setattr(writer_module, "COMMIT_SECONDS", 3600.0)
-    monkeypatch.setattr(writer_module, "MOST_ENDED", 1)
+    monkeypatch.setattr(writer_module, "MAX_ENDED", 1)
     disk = Gate()
     async with await RolloutWriter.open(tmp_path, disk=disk) as writer:
         await finish(writer, "a")
@@ -181,7 +181,7 @@ class NoRoomForPacks(Disk):
 async def test_small_files_stay_as_they_are_where_a_pack_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(output, "LEAST_PACKED", 2)
+    monkeypatch.setattr(output, "MIN_PACKED", 2)
     async with await RolloutWriter.open(tmp_path, disk=NoRoomForPacks()) as writer:
         for name in "abc":
             await finish(writer, name, steps=1, text="x" * CHUNK_BYTES)

@@ -27,7 +27,7 @@ from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.schema.settings import Paths
 from openenvd.schema.states import RequestState, Schedule
 from openenvd.server.api.dependencies import Dependencies
-from openenvd.server.api.routes_rollouts import MOST_MARKS, history, last_mark
+from openenvd.server.api.routes_rollouts import MAX_MARKS, history, last_mark
 from openenvd.server.dashboard.live_state import LiveState, Turn
 from openenvd.server.dashboard.requests import RolloutSource
 from openenvd.system.text.json_lines import Json
@@ -114,7 +114,7 @@ def request_id(dispatch: WriteConnection) -> str:
     return submitted.request.id
 
 
-@pytest.mark.parametrize("count", [1, MOST_MARKS, 2600])
+@pytest.mark.parametrize("count", [1, MAX_MARKS, 2600])
 async def test_a_long_history_is_thinned_out_evenly(
     store: AsyncStore, dispatch: WriteConnection, request_id: str, count: int
 ) -> None:
@@ -127,7 +127,7 @@ async def test_a_long_history_is_thinned_out_evenly(
     marks = await history(store, request_id)
     steps = [mark["steps"] for mark in marks]
     assert (steps[0], steps[-1]) == (0, count - 1)
-    assert min(count, MOST_MARKS // 2) <= len(steps) <= MOST_MARKS + 1
+    assert min(count, MAX_MARKS // 2) <= len(steps) <= MAX_MARKS + 1
     assert len({b - a for a, b in pairwise(steps[:-1])}) <= 1
     assert marks[0]["lag_p99_seconds"] == 0.5
     assert await last_mark(store, request_id) == marks[-1]

@@ -19,7 +19,7 @@ from openenvd.schema.states import (
     RequestState,
     Schedule,
 )
-from openenvd.server.api.request_notes import MOST_COUNTED, reason_of, reason_of_shortage
+from openenvd.server.api.request_notes import MAX_COUNTED, reason_of, reason_of_shortage
 from openenvd.server.api.routes_daemon import RECENT, worth_showing
 from openenvd.server.api.views import (
     environment_view,
@@ -394,7 +394,7 @@ LONG = Schedule.LONG
         (None, 0, False, "waiting for a LONG worker"),
         (0, 8, True, "waiting for a LONG worker"),
         (70, 8, True, "queued behind 70 LONG requests, the first of which waits for memory"),
-        (MOST_COUNTED + 1, 0, False, f"queued behind more than {MOST_COUNTED} LONG requests"),
+        (MAX_COUNTED + 1, 0, False, f"queued behind more than {MAX_COUNTED} LONG requests"),
     ],
 )
 def test_the_reason_follows_from_who_is_ahead(

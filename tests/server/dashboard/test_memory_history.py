@@ -16,8 +16,8 @@ from openenvd.server.dashboard.memory import MemoryHistory
 async def test_measuring_goes_on_after_a_failure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(memory, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(memory, "MOST_SHARE", 1.0)
+    monkeypatch.setattr(memory, "POLL_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(memory, "MAX_SHARE", 1.0)
     asked = 0
 
     def status() -> object:

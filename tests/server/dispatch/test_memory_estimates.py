@@ -10,8 +10,8 @@ import pytest
 from openenvd.requests_db.records import PeakSample, Request
 from openenvd.schema.states import RequestState, Schedule
 from openenvd.server.dispatch.memory_estimates import (
-    LEAST_BYTES,
-    MOST_SAMPLES,
+    MAX_SAMPLES,
+    MIN_BYTES,
     Declared,
     MemoryEstimates,
     estimate,
@@ -80,7 +80,7 @@ def test_estimates_differ_by_source_and_not_by_name() -> None:
 def test_no_more_than_so_many_samples_are_kept() -> None:
     known = MemoryEstimates(DECLARED)
     learn(known, request(), *range(1, 50))
-    assert known.peaks_of(request()) == [peak * MB for peak in range(50 - MOST_SAMPLES, 50)]
+    assert known.peaks_of(request()) == [peak * MB for peak in range(50 - MAX_SAMPLES, 50)]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_estimates_are_shown_by_operation_and_source() -> None:
     learn(known, request(), 100, 90)
     shown = known.to_json()["launch echo"]
     assert (shown["highest_peak_bytes"], shown["runs"], shown["killed"]) == (100 * MB, 2, 0)
-    assert shown["expected_bytes"] >= LEAST_BYTES
+    assert shown["expected_bytes"] >= MIN_BYTES
 
 
 def test_what_a_launch_leaves_running_counts_for_each_replica() -> None:

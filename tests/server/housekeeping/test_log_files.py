@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.server.events import (
-    LOOK_SECONDS,
+    POLL_INTERVAL_SECONDS,
     LogFile,
     followed,
     offset_of_last_lines,
@@ -84,7 +84,7 @@ async def test_a_follower_is_woken_by_each_write_and_not_by_its_neighbours(path:
     wake = asyncio.Event()
     with followed(path, wake):
         path.with_name("other").write_bytes(b"one\n")
-        await asyncio.sleep(3 * LOOK_SECONDS)
+        await asyncio.sleep(3 * POLL_INTERVAL_SECONDS)
         assert not wake.is_set()
         for text in (b"one\n", b"one\ntwo\n", b"o\n"):  # made, written to, cut
             path.write_bytes(text)

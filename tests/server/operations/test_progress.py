@@ -13,8 +13,8 @@ from openenvd.environments.engines.provider import StartedReplica
 from openenvd.server.operations.base import OperationContext
 from openenvd.server.operations.progress import (
     FILE,
-    MOST_SOURCES,
-    MOST_TIMES,
+    MAX_SOURCES,
+    MAX_TIMES,
     Phases,
     ReplicasAwaited,
     eta_seconds,
@@ -55,13 +55,13 @@ def test_a_first_run_has_no_estimate_and_the_next_one_has_the_median(tmp_path: P
 
 
 def test_little_is_remembered_and_nothing_of_what_takes_no_time(tmp_path: Path) -> None:
-    for number in range(MOST_SOURCES + 5):
+    for number in range(MAX_SOURCES + 5):
         launch(tmp_path, {"starting": 1.0, "ready": 0.0}, str(number))
-    for _ in range(MOST_TIMES + 2):
+    for _ in range(MAX_TIMES + 2):
         launch(tmp_path, {"starting": 2.0}, "last")
     known = json.loads((tmp_path / FILE).read_text())
-    assert len(known) == MOST_SOURCES
-    assert [*known.values()][-1] == {"starting": [2.0] * MOST_TIMES}
+    assert len(known) == MAX_SOURCES
+    assert [*known.values()][-1] == {"starting": [2.0] * MAX_TIMES}
     assert all("ready" not in phases for phases in known.values())
     assert (tmp_path / FILE).stat().st_mode & 0o777 == 0o600
 

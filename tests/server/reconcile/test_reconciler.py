@@ -1285,7 +1285,7 @@ async def test_what_a_killed_restart_has_not_drained_is_drained(
 ) -> None:
     """It was killed when it had kept the new replica, and done nothing else."""
     monkeypatch.setattr(replica_policy, "FIRST_PAUSE_SECONDS", 3600.0)
-    monkeypatch.setattr(replica_policy, "LONGEST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(replica_policy, "MAX_PAUSE_SECONDS", 3600.0)
     reconciler = await world.reconcile()
     [old] = await world.serving()
     restart = await world.change("restart")

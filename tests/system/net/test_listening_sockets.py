@@ -16,7 +16,7 @@ import pytest
 
 from openenvd.system.net import listening_sockets
 from openenvd.system.net.listening_sockets import (
-    MOST_LISTENERS,
+    MAX_LISTENERS,
     QUEUE_LENGTH,
     descriptors_text,
     listening,
@@ -77,7 +77,7 @@ def family_of(host: str) -> socket.AddressFamily:
 def test_a_crowd_waits_in_the_queues_of_all() -> None:
     queue = int(Path("/proc/sys/net/core/somaxconn").read_text())
     with opened() as sockets, contextlib.ExitStack() as clients:
-        wanted = min(MOST_LISTENERS, -(-QUEUE_LENGTH // queue))
+        wanted = min(MAX_LISTENERS, -(-QUEUE_LENGTH // queue))
         listeners = listening(sockets)
         assert len(listeners) == wanted
         for _ in range(400):

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from openenvd.system.files.log_files import (
-    BUSY_LOOK_SECONDS,
-    LOOK_SECONDS,
+    BUSY_POLL_INTERVAL_SECONDS,
+    POLL_INTERVAL_SECONDS,
     keep_newest_half,
     last_lines,
     next_look_seconds,
@@ -67,12 +67,12 @@ def test_one_endless_line_is_cut_anywhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "grown", "seconds"),
     [
-        (0, 0, LOOK_SECONDS),
-        (900, 0, LOOK_SECONDS),
-        (100, 100, LOOK_SECONDS),
-        (500, 400, BUSY_LOOK_SECONDS),
-        (1000, 1, BUSY_LOOK_SECONDS),
-        (500, -300, LOOK_SECONDS),
+        (0, 0, POLL_INTERVAL_SECONDS),
+        (900, 0, POLL_INTERVAL_SECONDS),
+        (100, 100, POLL_INTERVAL_SECONDS),
+        (500, 400, BUSY_POLL_INTERVAL_SECONDS),
+        (1000, 1, BUSY_POLL_INTERVAL_SECONDS),
+        (500, -300, POLL_INTERVAL_SECONDS),
     ],
 )
 def test_fast_logs_are_looked_at_often(size: int, grown: int, seconds: float) -> None:

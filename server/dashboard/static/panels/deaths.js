@@ -5,11 +5,11 @@ import { moreButton } from "../actions.js";
 import { age, copyButton, duration, h, keyed, size, text } from "../dom.js";
 
 const SEEN = "openenvd-seen-deaths";
-const MOST_SEEN = 200;
-const MOST_SHOWN = 3;
+const MAX_SEEN = 200;
+const MAX_SHOWN = 3;
 
 const seen = () => new Set(JSON.parse(localStorage.getItem(SEEN) ?? "[]"));
-const see = (ids) => localStorage.setItem(SEEN, JSON.stringify([...seen(), ...ids].slice(-MOST_SEEN)));
+const see = (ids) => localStorage.setItem(SEEN, JSON.stringify([...seen(), ...ids].slice(-MAX_SEEN)));
 
 function facts(evidence) {
   if (!evidence) return [];
@@ -57,7 +57,7 @@ export default {
       app.section.hidden = fresh.length === 0;
       app.setAlarm(fresh.length ? `${fresh.length} out of memory` : "");
       text(announced, fresh.length ? `Out of memory: ${fresh[0].subject}. ${fresh[0].message}` : "");
-      keyed(list, fresh.slice(0, MOST_SHOWN), ({ id }) => id, (death) => card(app, death, update));
+      keyed(list, fresh.slice(0, MAX_SHOWN), ({ id }) => id, (death) => card(app, death, update));
       more.replaceChildren(...(fresh.length > 1 ? [h("button", { type: "button", onclick: () => { see(fresh.map(({ id }) => id)); update(); } }, `All ${fresh.length} seen`)] : []));
     };
     update();

@@ -4,7 +4,7 @@
 import { cancel, moreButton, retry } from "../actions.js";
 import { age, attribute, clock, copyButton, duration, h, showProgress, size, state, text } from "../dom.js";
 
-const MOST_LINES = 5000;
+const MAX_LINES = 5000;
 const READ_SECONDS = 3; // between two readings of a request that the stream does not have
 const FINAL = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
 
@@ -17,7 +17,7 @@ export function logView(app, name) {
     const isAtEnd = element.scrollHeight - element.scrollTop - element.clientHeight < 40;
     element.append(words);
     lines += words.split("\n").length - 1;
-    while (lines > MOST_LINES && element.childNodes.length > 1) {
+    while (lines > MAX_LINES && element.childNodes.length > 1) {
       lines -= element.firstChild.textContent.split("\n").length - 1;
       element.firstChild.remove();
     }

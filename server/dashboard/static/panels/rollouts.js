@@ -10,9 +10,9 @@ import { histogramChart, lineChart, short } from "../charts.js";
 import { age, duration, h, keyed, state, table, text } from "../dom.js";
 import { replay } from "../replay.js";
 
-const MOST_MARKS = 600; // of the charts
+const MAX_MARKS = 600; // of the charts
 const EPISODES_A_PAGE = 25;
-const LEAST_SECONDS = 2; // between two looks into the folder
+const MIN_SECONDS = 2; // between two looks into the folder
 const KEPT = "finished episodes are kept; the same command plays the missing ones";
 const COST_SHARE = 10; // and at least so many times what the last look took
 
@@ -124,7 +124,7 @@ function oneRollout(body, app, id, episode) {
     const { report } = rollout;
     if (report.at && report.at > lastAt(marks)) {
       marks.push(report);
-      if (marks.length > MOST_MARKS) marks = marks.filter((_, at) => at % 2 === 0);
+      if (marks.length > MAX_MARKS) marks = marks.filter((_, at) => at % 2 === 0);
       charts.drawHistory(marks);
     }
     show();
@@ -156,7 +156,7 @@ function oneRollout(body, app, id, episode) {
       if (isFinal(rollout.state)) seen = wanted;
     }
     const after = performance.now() / 1000;
-    nextLook = after + Math.max(LEAST_SECONDS, COST_SHARE * (after - now));
+    nextLook = after + Math.max(MIN_SECONDS, COST_SHARE * (after - now));
     isLooking = false;
   }
 
