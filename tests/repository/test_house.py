@@ -14,17 +14,17 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_127,
-    "code lines": 47_391,
-    "modules": 405,
-    "test lines": 72_370,
-    "words of pages": 52_162,
+    "shipped lines": 75_534,
+    "code lines": 48_290,
+    "modules": 415,
+    "test lines": 73_883,
+    "words of pages": 52_187,
     "words of decisions": 10_957,
     "folders at the root": 15,
-    "large classes": 10,
+    "large classes": 8,
     "crowded folders": 2,
-    "dialect words": 640,
-    "private names": 323,
+    "dialect words": 645,
+    "private names": 46,
 }
 
 
