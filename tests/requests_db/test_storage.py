@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -251,6 +252,12 @@ def test_a_failed_transaction_leaves_nothing_and_the_next_one_works(queue: Queue
     with pytest.raises(DatabaseError, match="no such table"):
         queue.write(fail)
     assert queue.sql("SELECT last_event FROM tally") == 0
+
+
+def test_an_error_of_the_disk_has_sqlites_own_name(tmp_path: Path) -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode, error.sqlite_errorname = sqlite3.SQLITE_NOTADB, "SQLITE_NOTADB"
+    assert str(connections.error_of(error, tmp_path)).endswith("(SQLITE_NOTADB)")
 
 
 def test_a_store_may_be_closed_twice_and_before_it_was_used(queue: Queue) -> None:

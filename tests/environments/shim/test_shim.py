@@ -585,6 +585,21 @@ def test_connecting_without_a_shim_raises_shim_gone(tmp_path: Path) -> None:
         ShimClient.connect(str(tmp_path / "none.sock"), 1.0)
 
 
+def test_a_shim_that_accepts_nothing_is_given_up(tmp_path: Path) -> None:
+    path = os.fspath(tmp_path / "s")
+    with contextlib.ExitStack() as stack:
+        deaf = stack.enter_context(socket.socket(socket.AF_UNIX))
+        deaf.bind(path)
+        deaf.listen(0)
+        with contextlib.suppress(BlockingIOError):  # the kernel's queue is full
+            for _ in range(8):
+                waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(path)
+        with pytest.raises(ShimGone, match="no shim answers"):
+            ShimClient.connect(path, timeout=0.2)
+
+
 def test_connection_ends_at_once_when_the_shims_python_cannot_start(replica: Make) -> None:
     """The control socket closes with it, so that no client waits for a time-out."""
     one = replica(fork_server=None)

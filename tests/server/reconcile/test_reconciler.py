@@ -500,6 +500,7 @@ async def test_a_run_file_that_cannot_be_used_is_named_and_its_replica_kept_unti
     for text in (view["error"]["message"], view["replicas"][0]["message"], caplog.text):
         assert f"its run file {path} {why}" in text
         assert "openenv down trial ends it" in text
+    assert view["error"]["hint"].startswith("openenv down trial, then launch it again")
     assert is_running(server)
     assert reconciler.replicas.strays == []
     down = await world.down()
@@ -564,6 +565,7 @@ async def test_a_gateway_whose_run_file_cannot_be_used_is_named_and_kept_until_n
     with pytest.raises(GatewayFailed) as refused:
         await asyncio.to_thread(process.ensure_running, layout, anywhere)
     assert environment.error is not None
+    assert environment.error.hint == process.AFTER_SET_ASIDE
     said = (environment.error.message, shown["gateway"]["problem"], refused.value.message)
     assert all(f"its run file {path} " in text for text in (*said, caplog.text))
     with ShimClient.connect(gateway.run_file.socket_path) as link:
