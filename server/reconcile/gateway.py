@@ -55,8 +55,8 @@ HOLD_SECONDS = 600.0  # for a replica to become ready: what a launch gives one, 
 PATIENCE_SECONDS = 5.0  # for what keeps every replica from being started to pass
 FULL_SECONDS = 0.5  # until Envoy is told that a replica is full, or no longer
 STOP_SECONDS = 10.0  # for one that nothing wants, when the daemon ends
-POLL_INTERVAL_SECONDS = 1.0  # while nothing was written
-POLL_INTERVAL_SECONDS = 0.02  # between two looks whether Envoy has it
+CHANGE_POLL_INTERVAL_SECONDS = 1.0  # while nothing was written
+ENVOY_POLL_INTERVAL_SECONDS = 0.02  # until Envoy has what was written
 
 Seen = list[EndpointStatus] | None  # None: Envoy does not answer
 
@@ -291,7 +291,7 @@ class GatewayManager:
             own = None if seen is None else [each for each in seen if each.environment == name]
             if (found := answer(self._written.get(name), own)) is not None:
                 return found
-            await asyncio.sleep(POLL_INTERVAL_SECONDS)
+            await asyncio.sleep(ENVOY_POLL_INTERVAL_SECONDS)
 
     async def _look(self) -> Seen:
         """Return what Envoy knows of all endpoints; however many ask meanwhile share the next."""
@@ -462,7 +462,7 @@ def _statuses(layout: Layout) -> Seen:
 async def _set_soon(written: asyncio.Event) -> None:
     """Wait for a change to be written; not for ever: the word of it may have been lost."""
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(POLL_INTERVAL_SECONDS):
+        async with asyncio.timeout(CHANGE_POLL_INTERVAL_SECONDS):
             await written.wait()
 
 
