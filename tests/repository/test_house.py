@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 75_534,
     "code lines": 48_290,
     "modules": 415,
-    "test lines": 73_883,
+    "test lines": 73_957,
     "words of pages": 52_187,
     "words of decisions": 10_957,
     "folders at the root": 15,
