@@ -30,7 +30,7 @@ from .children import Child, Children
 from .close_notices import refuse
 from .spawn import Spawner
 
-STARTED_SECONDS = 0.1  # by which a process may seem to have started before it did
+STARTED_SECONDS = 0.02  # by which a process may seem to have started early: the kernel counts 0.01
 LINGERING = 16  # processes of isolated sessions that are over, and have not exited
 
 log = logging.getLogger("openenvd.env_host")
