@@ -56,7 +56,7 @@ def completion(shell: str) -> int:
 def providers(
     _context: click.Context, _parameter: click.Parameter, begun: str
 ) -> list[CompletionItem]:
-    """Complete the name of a provider, those of other packages included."""
+    """Complete the name of a provider, also of one from another package."""
     from importlib.metadata import entry_points
 
     names = ("local", *sorted(entry_points(group="openenvd.engines").names))

@@ -211,7 +211,8 @@ class DaemonClient:
     def status(self, *, all_failed: bool = False) -> Json:
         """Return `{"daemon", "environments", "requests"}`.
 
-        Of launches that failed and left nothing else, the newest alone, or all.
+        Launches that failed and left no environment are included: the newest ones, or all of them
+        if `all_failed` is set.
         """
         query = {"all_failed": "true"} if all_failed else None
         return self._http.request("GET", "/v1/status", query=query)

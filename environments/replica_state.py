@@ -45,7 +45,7 @@ class State(StrEnum):
 
 
 class Event(StrEnum):
-    """Something that was asked for or observed."""
+    """A request, or an observation."""
 
     START = "start"  # it is to be started again; a client has connected to one that is asleep
     READY = "ready"  # its server serves
@@ -61,7 +61,7 @@ class Event(StrEnum):
 
 
 class Action(StrEnum):
-    """What is to be done now."""
+    """What a shim or an agent must do now."""
 
     START = "start"
     DRAIN = "drain"  # ask the server to begin no session, and to exit after the last one
@@ -103,7 +103,7 @@ class Life(NamedTuple):
 def advance(
     life: Life, event: Event, now: float, seconds: float = 0.0
 ) -> tuple[Life, Action | None]:
-    """Return how far a replica has come after an event, and what is to be done.
+    """Return the life of a replica after an event, and the action that follows, if any.
 
     Args:
         life: How far it had come.

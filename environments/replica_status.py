@@ -47,7 +47,7 @@ class ReplicaStatus:
         return status
 
     def advance(self, event: Event, now: float, seconds: float = 0.0) -> Action | None:
-        """Note an event, and return what is to be done (`replica_state.py`)."""
+        """Record an event; return the action that follows (`replica_state.py`)."""
         before = self.life
         self.life, action = advance(before, event, now, seconds)
         if self.life.generation > before.generation:

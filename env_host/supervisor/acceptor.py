@@ -120,7 +120,7 @@ class Acceptor:
         return self._context.lobby.is_open and not self._context.is_stopping
 
     def _open_barrier(self) -> None:
-        """Accept from now on: the other end of the barrier has been closed."""
+        """Begin to accept, now that the other end of the barrier is closed."""
         if self._barrier_fd is not None:
             self._context.selector.unregister(self._barrier_fd)
             os.close(self._barrier_fd)

@@ -86,7 +86,7 @@ class ChildLinks:
         with contextlib.suppress(EOFError):
             self._receive_all(child)
             return
-        # It has closed its end: SIGCHLD tells the rest.
+        # The child has closed its end; SIGCHLD reports its exit.
         self._context.selector.unregister(child.link)
 
     def _receive_all(self, child: Child) -> None:

@@ -48,7 +48,7 @@ class ProgramWatch:
         self.kills = KillCount(self._group)  # of the whole server
 
     def start(self) -> None:
-        """Count in the cgroup in which the children will be: on v2 it may be one below."""
+        """Count kills in the cgroup of the children, which on v2 may be below the server's."""
         if self._group is not None:
             self.kills = KillCount(own_group(is_ours=self._is_own_group), self._group)
 
@@ -113,7 +113,7 @@ def facts_of_programs(kills: KillCount, count: int, limit_bytes: int | None) -> 
 
 
 def programs_sentence(facts: dict[str, Any]) -> str:
-    """Say for the log what `facts_of_programs` returned."""
+    """Return the log line for the facts that `facts_of_programs` returned."""
     count, peak, limit = facts["programs"], facts["peak_bytes"], facts["limit_bytes"]
     what = "a program" if count == 1 else f"{count} programs"
     sizes = [f"limit {limit / MB:.0f} MB"] if limit else []

@@ -42,7 +42,7 @@ class ShardPool:
         accept: Callable[[], None],
         own_fds: Callable[[], list[int]],
     ) -> None:
-        """Prepare; no process is started before `start`.
+        """Prepare the pool; `start` starts the first process.
 
         Args:
             context: The supervisor's parts.
@@ -58,7 +58,6 @@ class ShardPool:
         self._demand = ShardDemand(plan.shards, least=int(keeps_one))
         self._memory = MemoryWatchdog(context.config.session_memory_bytes)
         self._links = ChildLinks(context, accept=accept, keep_one=lambda: self._demand.keep_one())
-        self.reap = self._links.reap
         self._has_abandoned = False  # a step runs although its session has ended
         self._abandoned_at = 0.0  # when to look at such next; on the monotonic clock
 
@@ -83,7 +82,7 @@ class ShardPool:
         return moments
 
     def start(self) -> None:
-        """Start the state process, if sessions share a state, and the first shards."""
+        """Start the first shards, after the state process if sessions share a state."""
         context = self._context
         context.spawner.prepare()
         if context.plan.isolates and context.spawner.can_fork:
@@ -113,6 +112,10 @@ class ShardPool:
             context.programs.report_killed()
         self._replace_abandoned()
 
+    def reap(self) -> None:
+        """Reap the children that have exited, and report how."""
+        self._links.reap()
+
     def stop(self) -> None:
         """Ask all children to exit; none is started any more."""
         context = self._context
@@ -123,7 +126,7 @@ class ShardPool:
         context.children.signal(signal.SIGTERM)
 
     def assign_quota(self, max_sessions: int) -> None:
-        """Have so many sessions from now on; those beyond it go on."""
+        """Limit the number of sessions; sessions beyond a lower limit continue."""
         context = self._context
         if context.plan.isolates:
             max_sessions = min(max_sessions, sessions_in(len(context.scoreboard)))

@@ -91,7 +91,7 @@ class Supervisor:
         shared_class: type | None = None,
         barrier_fd: int | None = None,
     ) -> None:
-        """Prepare; no process is started before `run`.
+        """Prepare the supervisor; `run` starts the first process.
 
         `serve` is called in each forked child; the sessions of a `shared_class` share a state.
         Nothing is accepted before the other end of `barrier_fd`, a pipe, is closed.

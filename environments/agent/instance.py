@@ -56,7 +56,7 @@ class ReplicaInstance:
         self._has_signalled = False
 
     def observe(self, instance: Instance | None) -> bool:
-        """Note what a look has found; whether it is something else, and is to be asked for."""
+        """Record what a poll has found; return whether the engine must be asked about it."""
         is_new = _seen(instance) != _seen(self.known)
         self._is_seen = self._is_seen and not is_new
         return is_new
@@ -66,7 +66,7 @@ class ReplicaInstance:
         self._is_seen = False
 
     def close(self) -> None:
-        """Follow its log no more."""
+        """Stop following its log."""
         if self._pump is not None:
             self._pump.stop()
 

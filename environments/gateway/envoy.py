@@ -216,7 +216,7 @@ class BackendFiles:
         self._identities: tuple[tuple[int, int], ...] = ()  # of clusters and routes
 
     def write(self, backends: Iterable[Backend]) -> None:
-        """Have them say what these environments are.
+        """Write the files for these environments, as far as they have changed.
 
         Raises:
             OSError: A file cannot be written; those before it are, and nothing is half written.

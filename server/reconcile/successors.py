@@ -54,7 +54,7 @@ class _End(NamedTuple):
 
 
 class _Due(NamedTuple):
-    """When a replica is to be replaced, and ends."""
+    """The times at which a replica is replaced, and ends."""
 
     at: float  # when another is to be asked for
     end: _End
@@ -71,17 +71,17 @@ class Successors:
     again_seconds: float = AGAIN_SECONDS
     _timers: dict[str, asyncio.TimerHandle] = field(init=False, default_factory=dict)  # by name
     _asked: dict[str, set[_End]] = field(init=False, default_factory=dict)  # by name
-    # When each replica of an environment ends and is to be replaced, as was last seen.
+    # When each replica of an environment ends and is replaced, as last seen.
     _seen: dict[str, dict[str, _Due]] = field(init=False, default_factory=dict)
 
     def note(self, watch: ReplicaWatch) -> None:
-        """See what is due, if a replica's end has changed."""
+        """Schedule the replacements of an environment again if a replica's end has changed."""
         name, replica_id = watch.replica.environment, watch.replica.id
         if _due_of(watch) != self._seen.get(name, {}).get(replica_id):
             self.look(name)
 
     def look(self, name: str) -> None:
-        """See what is due of an environment."""
+        """Replace what is due in an environment, and schedule the next replacement."""
         watches = list(self.watched(name))
         self._seen.pop(name, None)
         if seen := {w.replica.id: one for w in watches if (one := _due_of(w))}:

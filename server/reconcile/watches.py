@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Watches`: the watches of all replicas by environment, and how full each launch's replicas are.
+"""An index of all watches by environment, and the sums of sessions and slots of each launch.
 
     adopted, given up ──add, remove──▶ index by environment ──▶ of(name)
     a status, a state ──note──▶ sums of its launch's replicas ──▶ occupancy(name, launch)
@@ -23,7 +23,7 @@ _COUNTED = (*BEGIN_SESSIONS, ReplicaState.BACKING_OFF)
 
 
 class _Share(NamedTuple):
-    """What one replica has a part of."""
+    """What one replica adds to the sums of its launch."""
 
     slots: int | None  # how many sessions it can have, once it has said so
     sessions: int
@@ -38,7 +38,7 @@ class _Sums:
     slots: Counter[int] = field(default_factory=Counter)  # how many replicas have so many each
 
     def add(self, share: _Share | None, sign: int) -> None:
-        """Add a replica's share, or with -1 take it out."""
+        """Add a replica's share; subtract it if `sign` is -1."""
         if share is not None:
             self.replicas += sign
             self.sessions += sign * share.sessions
@@ -78,7 +78,7 @@ class Watches:
         self.note(watch)
 
     def remove(self, replica_id: str) -> ReplicaWatch | None:
-        """Watch a replica no more; returns the watch that it had."""
+        """Stop watching a replica; return its watch, if there was one."""
         watch = self._by_id.pop(replica_id, None)
         if watch is not None:
             name = watch.replica.environment
@@ -92,7 +92,7 @@ class Watches:
         return watch
 
     def note(self, watch: ReplicaWatch) -> None:
-        """Count what a replica is and has by now; nothing when it is not watched any more."""
+        """Update the sums by a replica's state and sessions, if the replica is still watched."""
         if self._by_id.get(watch.replica.id) is watch:
             self._count(watch, _share_of(watch))
 

@@ -14,8 +14,8 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_534,
-    "code lines": 48_290,
+    "shipped lines": 75_538,
+    "code lines": 48_291,
     "modules": 415,
     "test lines": 73_957,
     "words of pages": 52_187,
@@ -23,7 +23,7 @@ BOUNDS = {
     "folders at the root": 15,
     "large classes": 8,
     "crowded folders": 2,
-    "dialect words": 645,
+    "dialect words": 638,
     "private names": 46,
 }
 

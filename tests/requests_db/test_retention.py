@@ -189,7 +189,7 @@ def test_which_requests_are_removed(
 
 
 def test_a_step_reads_the_events_of_few_requests_whatever_there_is(queue: Queue) -> None:
-    """As SQLite plans it: by indexes, and through no table."""
+    """SQLite's query plan uses indexes, and scans no table."""
     for statement, keys in (
         (statements.AGED_REQUESTS, ("after_seq", "up_to")),
         (statements.EVENTS_OF_NONE, ("after_seq", "up_to")),
