@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -222,15 +223,28 @@ class Replica:
         clean_up_after_shim(self.run_dir, grace_seconds=0.0)
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Yield the folder of the test's fork servers, which end with the test.
+
+    It is not below `tmp_path`: after a thousand runs that path is too long for a socket.
+    """
+    with tempfile.TemporaryDirectory(prefix="openenvd-") as temporary:
+        folder = Path(temporary) / "fork_server"
+        yield folder
+        stop_fork_servers(folder)
+
+
 @pytest.fixture(params=["program", pytest.param("forked", marks=ON_LINUX)])
-def replica(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Replica]]:
+def replica(
+    request: pytest.FixtureRequest, tmp_path: Path, folder: Path
+) -> Iterator[Callable[..., Replica]]:
     """Makes replicas whose shims are not started yet: `replica(memory_limit_bytes=…)`.
 
     Every test of a shim holds for one that is a program, and for one that was forked.
     """
     made: list[Replica] = []
-    fork_server = tmp_path / "fork_server"
-    way = forked(fork_server) if request.param == "forked" else {}
+    way = forked(folder) if request.param == "forked" else {}
 
     def make(**changes: Any) -> Replica:
         made.append(Replica(tmp_path / str(len(made)), **way | changes))
@@ -239,7 +253,6 @@ def replica(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable
     yield make
     for each in made:
         each.close()
-    stop_fork_servers(fork_server)
 
 
 @pytest.fixture

@@ -61,13 +61,6 @@ def main():
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """Of the test's fork servers, which end with it."""
-    yield tmp_path / "fork_server"
-    stop_fork_servers(tmp_path / "fork_server")
-
-
-@pytest.fixture
 def make(tmp_path: Path, folder: Path) -> Iterator[Make]:
     """Replicas whose servers are forked by a fork server in `folder`."""
     made: list[Replica] = []

@@ -34,9 +34,9 @@ def test_a_replica_holds_what_its_server_and_its_children_hold(one: Replica) -> 
     assert 40 * MB <= held(status | {"cgroup": None}) < 60 * MB
 
 
-def test_pages_imported_before_the_fork_are_not_the_replicas(replica: Make, tmp_path: Path) -> None:
-    way = forked(tmp_path / "fork_server")
-    (tmp_path / "fork_server" / "large.py").write_text("HELD = b'x' * (64 << 20)\n")
+def test_pages_imported_before_the_fork_are_not_the_replicas(replica: Make, folder: Path) -> None:
+    way = forked(folder)
+    (folder / "large.py").write_text("HELD = b'x' * (64 << 20)\n")
     fork_server = way["fork_server"] | {"preload": ["large", "server_program"]}
     one, other = (replica(**way | {"fork_server": fork_server}).ready() for _ in range(2))
     assert other.status["state"] == "ready"
