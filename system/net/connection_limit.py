@@ -53,15 +53,19 @@ class ConnectionLimit:
         self._open: set[Connection] = set()
         self._idle: dict[Connection, None] = {}  # without a request, the oldest first
 
+    def has_room(self) -> bool:
+        """Return whether `reserve` would succeed now."""
+        return len(self._open) + self._reserved < self._most or bool(self._idle)
+
     def reserve(self) -> bool:
         """Return whether one more may be opened: `add` or `give_back` is to follow.
 
         Closes the connection that has been idle for longest, where that makes the room.
         """
+        if not self.has_room():
+            return False
         if len(self._open) + self._reserved >= self._most:
-            oldest = next(iter(self._idle), None)
-            if oldest is None:
-                return False
+            oldest = next(iter(self._idle))
             self.remove(oldest)
             oldest.transport.abort()
         self._reserved += 1
@@ -122,6 +126,10 @@ class Listener:
 
     def _accept(self) -> None:
         for _ in range(BATCH):
+            # A connection that is being opened cannot be closed yet. Once it is open and idle, the
+            # next one takes its place instead of being turned away.
+            if self._opening and not self._limit.has_room():
+                return
             try:
                 accepted, _address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_538,
-    "code lines": 48_291,
+    "shipped lines": 75_546,
+    "code lines": 48_295,
     "modules": 415,
-    "test lines": 73_957,
+    "test lines": 73_972,
     "words of pages": 52_187,
     "words of decisions": 10_957,
     "folders at the root": 15,

@@ -462,6 +462,15 @@ async def test_the_oldest_connection_without_a_request_makes_room(serve: Serve) 
             assert await ask(peer, get(100)) == (200, b"0")
 
 
+async def test_a_crowd_that_connects_at_once_turns_nobody_away(serve: Serve) -> None:
+    async with serve(most=4) as served:
+        with contextlib.ExitStack() as stack:
+            address = ("127.0.0.1", served.port)
+            for _ in range(50):  # the loop, which accepts, does not run meanwhile
+                stack.enter_context(socket.create_connection(address))
+            assert await ask(await served.connect(), get(100)) == (200, b"0")
+
+
 async def test_a_newcomer_is_turned_away_where_each_has_a_request(serve: Serve) -> None:
     async with serve(most=2) as served:
         served.app.may_answer.clear()
