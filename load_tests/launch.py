@@ -43,9 +43,9 @@ from load_tests.shared.report import (
     pss_bytes,
     run,
 )
-from openenvd.rollouts.bench.crew import HEAD_START_SECONDS, Crew
 from openenvd.rollouts.bench.generator import Batch
 from openenvd.rollouts.bench.results import Target
+from openenvd.rollouts.bench.sweep import HEAD_START_SECONDS, Crew
 from openenvd.system.text.units import MB
 
 SHARDS = 4

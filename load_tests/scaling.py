@@ -44,9 +44,10 @@ from load_tests.peers.cluster_servers import on_cluster, report_lines
 from load_tests.peers.scaling_servers import REPOSITORY, Arrangement, Started
 from load_tests.shared.report import machine
 from openenvd.rollouts.bench import presentation
-from openenvd.rollouts.bench.plan import HANDSHAKE_SECONDS, BenchError, Plan
+from openenvd.rollouts.bench.plan import HANDSHAKE_SECONDS, Plan
 from openenvd.rollouts.bench.results import Report, Summary, Target
 from openenvd.rollouts.bench.sweep import Sweep
+from openenvd.schema.errors import EnvironmentsError
 from openenvd.system.files.installation import install_command
 
 DEFAULT_FOLDER = Path(__file__).with_name("results") / "scaling"
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan = plan_of(options)
         with _started(options, plan) as started:
             return _measure(options, plan, started)
-    except BenchError as exc:
+    except EnvironmentsError as exc:
         hint = f"\n  {exc.hint}" if exc.hint else ""
         print(f"error: {exc.message}{hint}", file=sys.stderr)
         return USAGE_EXIT if exc.kind == "invalid" else 1
@@ -158,7 +159,7 @@ def _measure(options: argparse.Namespace, plan: Plan, started: list[Started]) ->
     sweep.report.facts = {one.target.name: one.facts for one in started}
     written = sweep.run()
     sweep.report.facts["ratios"] = ratios(sweep.report)
-    sweep.write()
+    sweep.report.write()
     written += presentation.draw_all(sweep.report, options.output_dir)
     for line in [
         *presentation.lines_of(sweep.report),

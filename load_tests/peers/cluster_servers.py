@@ -68,16 +68,16 @@ def on_cluster(provider: str, nodes: int, arrangement: Arrangement) -> Iterator[
         address = openenv(environ, "status", NAME)["environments"][0]["address"]
         own = openenv(environ, "gateway", "status")["gateway"]["pid"]
         through = Target(NAME, address, (own,))
-        first, *rest = replica_addresses(environ)
-        direct = Target(DIRECT, f"http://{first}", others=tuple(rest))
+        (host, port), *rest = replica_addresses(environ)
+        direct = Target(DIRECT, f"http://{host}:{port}", others=tuple(rest))
         yield [Started(through), Started(direct)]
 
 
-def replica_addresses(environ: dict[str, str]) -> list[str]:
+def replica_addresses(environ: dict[str, str]) -> list[tuple[str, int]]:
     layout = Layout(Path(environ["OPENENV_HOME"]))
     replicas = openenv(environ, "status", NAME)["environments"][0]["replicas"]
     statuses = [read_status_file(layout.run_dir(replica["id"])) for replica in replicas]
-    return [f"{status['host']}:{status['port']}" for status in statuses if status is not None]
+    return [(status["host"], status["port"]) for status in statuses if status is not None]
 
 
 def unevenness(shard_split: str, replicas: int) -> float:

@@ -5,16 +5,16 @@
                     {"go": monotonic time}                           {"done": …}    with outcomes
     end of stdin: the crew exited, and the generator does too
 
-Lines of JSON. The clock is `time.monotonic`, which all processes of a machine share: every
-generator starts at the same moment and counts from it.
+Each message is a line of JSON; the crew writes one at a time. The clock is `time.monotonic`, which
+all processes of a machine share: every generator starts at the same moment and counts from it.
 
     without a window   at `go` all sockets, made beforehand, are connected in one loop, and only
                        then is anything read or written
     with a window      at most so many handshakes are under way; waiting for it is connecting too
 
-A burst fills the server's queue of connections, and the kernel drops what does not fit and tries
-again after one second: as with training code that opens its sessions in one `gather`. A window
-well below that queue hides it.
+Without a window, the burst fills the server's queue of connections; the kernel drops what does not
+fit, and tries again after one second. Training code that opens its sessions in one `gather` sees
+the same. A window well below the length of that queue hides it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import orjson
@@ -36,12 +35,9 @@ from ...system.net.access import bearer_header
 from ...system.net.websocket import unmasked_client_frame, upgrade_request
 from ...system.process.proc import raise_fd_limit
 from ...system.text.json_lines import Json
-from ...system.text.units import MB
 from .plan import HANDSHAKE_SECONDS
 from .session import Session
 
-TICK_SECONDS = 0.25  # between two searches for handshakes that take too long
-_MAX_LINE_BYTES = MB
 # Linux: `connect` chooses the port, knowing both ends; `bind` would use one up for all ends.
 _IP_BIND_ADDRESS_NO_PORT = 24
 
@@ -84,21 +80,18 @@ class Generator:
         batch, sessions = self._batch, self._sessions
         await asyncio.sleep(started_at - time.monotonic())
         cpu = time.process_time()
-        pairs = list(zip(sessions, self._sockets, strict=True))
-        for session, opened in () if batch.window else pairs:
-            session.dialled_at = started_at
+        for opened in () if batch.window else self._sockets:
             opened.connect_ex(self._address)  # `_connect` meets the error, if there is one
-        for session, opened in pairs:
-            session.start(started_at)
+        for session, opened in zip(sessions, self._sockets, strict=True):
+            session.started_at = session.phase_began_at = started_at
             self._connecting[session] = asyncio.create_task(self._connect(session, opened))
-        ticking = asyncio.create_task(self._tick())
         if sessions:
             left = started_at + batch.timeout_seconds - time.monotonic()
             await asyncio.wait([session.over for session in sessions], timeout=left)
         wall, cpu = time.monotonic() - started_at, time.process_time() - cpu
-        ticking.cancel()
-        self._fail(sessions, "timeout", f"not over after {batch.timeout_seconds:g} s")
-        await asyncio.wait([ticking, *self._connecting.values()])
+        for session in sessions:
+            self._fail(session, "timeout", f"not over after {batch.timeout_seconds:g} s")
+        await asyncio.gather(*self._connecting.values(), return_exceptions=True)
         return {
             "cpu_seconds": cpu,
             "wall_seconds": wall,
@@ -110,8 +103,8 @@ class Generator:
         loop = asyncio.get_running_loop()
         try:
             await self._room.acquire()
-            if self._batch.window:
-                session.dialled_at = time.monotonic()
+            dialled_at = time.monotonic() if self._batch.window else session.started_at
+            loop.call_at(dialled_at + self._batch.handshake_seconds, self._check_admitted, session)
             try:
                 await loop.sock_connect(opened, self._address)
             except OSError as exc:
@@ -125,24 +118,16 @@ class Generator:
             if session.over.done():
                 opened.close()
 
-    async def _tick(self) -> None:
-        """Fail handshakes that take too long."""
-        longest = self._batch.handshake_seconds
-        while True:
-            await asyncio.sleep(TICK_SECONDS)
-            now = time.monotonic()
-            late = [
-                session
-                for session in self._sessions
-                if session.outcome.connect_seconds is None and now - session.dialled_at > longest
-            ]
-            self._fail(late, "handshake_timeout", f"the handshake took over {longest:g} s")
+    def _check_admitted(self, session: Session) -> None:
+        """Fail a session whose handshake takes too long."""
+        if session.outcome.connect_seconds is None:
+            seconds = self._batch.handshake_seconds
+            self._fail(session, "handshake_timeout", f"the handshake took over {seconds:g} s")
 
-    def _fail(self, sessions: Sequence[Session], kind: str, message: str) -> None:
-        """Fail those that are not over, also while they connect."""
-        for session in sessions:
-            session.fail(kind, message)
-            self._connecting[session].cancel()
+    def _fail(self, session: Session, kind: str, message: str) -> None:
+        """Fail a session unless it is over, also while it connects."""
+        session.fail(kind, message)
+        self._connecting[session].cancel()
 
 
 def new_socket(source: str = "") -> socket.socket:
@@ -157,43 +142,29 @@ def new_socket(source: str = "") -> socket.socket:
     return opened
 
 
-def _say(message: Json) -> None:
+def _write(message: Json) -> None:
     sys.stdout.buffer.write(orjson.dumps(message) + b"\n")
     sys.stdout.buffer.flush()
 
 
-async def _serve() -> None:
-    """Batch after batch, until the crew closes our stdin."""
-    lines = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
-    running: asyncio.Task[None] | None = None
-    generator: Generator | None = None
-    while line := await lines.readline():
-        message = orjson.loads(line)
-        if "batch" in message:
-            generator = Generator(Batch(**message["batch"]))
-            _say({"prepared": True})
-        elif generator is not None and "go" in message:
-            running = loop.create_task(_run(generator, message["go"]))
-    if running is not None:
-        running.cancel()
-
-
-async def _run(generator: Generator, started_at: float) -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        _say({"done": await generator.run(started_at)})
-    finally:
-        gc.enable()
+async def _measure(batch: Batch) -> None:
+    """Prepare one batch, and run it when the crew says so."""
+    generator = Generator(batch)
+    _write({"prepared": True})
+    if line := sys.stdin.buffer.readline():
+        # The crew writes nothing while a batch runs: what can be read is the end of stdin.
+        asyncio.get_running_loop().add_reader(sys.stdin, os._exit, 1)
+        _write({"done": await generator.run(orjson.loads(line)["go"])})
 
 
 def main() -> None:
-    """The program."""
+    """Measure batch after batch, until the crew closes our stdin."""
     raise_fd_limit()
-    uvloop.run(_serve())
-    os._exit(0)  # sockets of an unfinished batch need no orderly end
+    gc.disable()  # a collection in the middle of a batch would count as latency
+    while line := sys.stdin.buffer.readline():
+        uvloop.run(_measure(Batch(**orjson.loads(line)["batch"])))
+        os.set_blocking(sys.stdin.fileno(), True)  # uvloop had changed that
+        gc.collect()
 
 
 if __name__ == "__main__":

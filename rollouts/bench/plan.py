@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be measured: a grid of batch sizes and waits, and how often; and what can go wrong.
+"""The plan of a measurement: a grid of batch sizes and waits, and how often each is measured.
 
-A session that fails is a result, not an error.
-
-Who asks checks the numbers: the payload of `server/operations/benchmark.py`, a load test's command
-line.
+A session that fails is a result, not an error. The numbers are checked by the caller: the payload
+of `server/operations/benchmark.py`, or a load test's command line.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 from ...system.text.json_lines import Json
 
@@ -22,38 +21,14 @@ HANDSHAKE_SECONDS = 10.0  # as upstream's client gives it (`connect_timeout_s`)
 _SPARE_FILES = 64  # of a generator, beside its sockets
 
 
-class BenchError(Exception):
-    """Base of this room's errors: `hint` says what to do next, `kind` how the request ends."""
-
-    kind: str = "operation_error"
-
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
-
-
-class InvalidPlan(BenchError):
-    """The environment cannot do what the plan asks."""
-
-    kind = "invalid"
-
-
-class GeneratorLost(BenchError):
-    """A generator exited early: nothing was measured."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """One batch."""
 
     requests: int
     wait_seconds: float
     repetition: int  # from 1
 
-    @property
-    def words(self) -> str:
-        """For people."""
+    def __str__(self) -> str:
         return f"{self.requests} sessions, wait {self.wait_seconds:g} s, #{self.repetition}"
 
 
@@ -73,8 +48,7 @@ class Plan:
     def cells(self) -> Iterator[Cell]:
         """Every batch, small ones first."""
         repetitions = range(1, self.repetitions + 1)
-        for cell in product(self.requests_grid, self.wait_grid, repetitions):
-            yield Cell(*cell)
+        return map(Cell._make, product(self.requests_grid, self.wait_grid, repetitions))
 
     @property
     def largest(self) -> int:

@@ -5,18 +5,15 @@ The table has a row per batch size, wait and server, medians with their spread. 
 not a terminal: to fit 80 columns, headings have two lines, and values that are equal in all rows
 (such as the wait) stand above them.
 
-The figures are PNG, through matplotlib, an extra: `pip install '.[bench]'`.
-
-scaling_curves         success and P99 over the batch size: a line for each server and wait
-max_batch_comparison   the largest batch with 95 % success, also by core: a bar for each of these
-
-The seed's further figures show the same values: summary.csv has its fields, for its own analysis.
+The figures are PNG, made by matplotlib, an extra: `pip install '.[bench]'`. The seed's further
+figures show the same values, and its own analysis reads summary.csv.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
@@ -131,75 +128,67 @@ def _percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
-_DOTS_PER_INCH = 130
-
-
 def can_draw() -> bool:
     """Whether matplotlib is there; it is not imported."""
     return find_spec("matplotlib") is not None
 
 
 def draw_all(report: Report, folder: Path) -> list[Path]:
-    """Every figure; none where matplotlib is missing or nothing was measured."""
+    """Draw every figure; none where matplotlib is missing or nothing was measured."""
     if not can_draw() or not report.summaries:
         return []
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")  # files, no windows
-    from matplotlib import pyplot as plt
-
-    drawers = {"scaling_curves": _scaling_curves, "max_batch_comparison": _max_batch}
-    written = [folder / f"{name}.png" for name in drawers]
-    for path, draw in zip(written, drawers.values(), strict=True):
-        figure = draw(plt, report.summaries)
-        figure.tight_layout()
-        figure.savefig(path, dpi=_DOTS_PER_INCH)
-        plt.close(figure)
+    written = []
+    for name, draw in {"scaling_curves": _curves, "max_batch_comparison": _max_batch}.items():
+        figure = Figure(figsize=(13, 5), layout="tight")
+        draw(figure, report.summaries)
+        written.append(folder / f"{name}.png")
+        figure.savefig(written[-1], dpi=130)
     return written
 
 
-def _scaling_curves(pyplot: Any, summaries: list[Summary]) -> Any:
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(13, 5))
-    left.axhline(100 * SUCCESS_THRESHOLD, color="red", linestyle="--", alpha=0.5)
-    _curves(left, summaries, lambda s: 100 * (1 - s.error_rate))
-    left.set(ylabel="success (%)", ylim=(0, 105), title="Success")
-    _curves(right, [s for s in summaries if s.successful], lambda s: s.total_p99)
-    right.set_yscale("log", nonpositive="mask")
-    right.set(ylabel="total P99 (s)", title="Total P99, the wait included")
-    return figure
-
-
-def _curves(axes: Any, summaries: list[Summary], value: Callable[[Summary], float]) -> None:
-    """Draw the median of the repetitions over the batch size."""
-    lines: dict[str, dict[int, float]] = {}
-    for group in grouped(summaries):
-        line = lines.setdefault(_label(group[0].server, group[0].wait_seconds), {})
-        line[group[0].num_requests] = statistics.median(map(value, group))
-    for label, points in lines.items():
-        axes.plot(list(points), list(points.values()), marker="o", label=label)
+def _curves(figure: Any, summaries: list[Summary]) -> None:
+    """Draw medians of the repetitions over the batch size, a line for each server and wait."""
+    left, right = figure.subplots(1, 2)
     batches = sorted({s.num_requests for s in summaries})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(batches, [f"{n:,}" for n in batches])
-    axes.set_xlabel("sessions at once")
-    axes.grid(visible=True, alpha=0.3)
-    if lines:
-        axes.legend()
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(batches, [f"{n:,}" for n in batches])
+        axes.set_xlabel("sessions at once")
+        axes.grid(visible=True, alpha=0.3)
+    left.axhline(100 * SUCCESS_THRESHOLD, color="red", linestyle="--", alpha=0.5)
+    left.set(ylabel="success (%)", ylim=(0, 105), title="Success")
+    right.set(ylabel="total P99 (s)", title="Total P99, the wait included", yscale="log")
+    for label, groups in _lines(summaries).items():
+        for axes, value in (
+            (left, lambda s: 100 * (1 - s.error_rate)),
+            (right, lambda s: s.total_p99 if s.successful else math.nan),
+        ):
+            x = [group[0].num_requests for group in groups]
+            axes.plot(x, [statistics.median(map(value, g)) for g in groups], "o-", label=label)
+    left.legend()
 
 
-def _max_batch(pyplot: Any, summaries: list[Summary]) -> Any:
-    keys = dict.fromkeys((s.server, s.wait_seconds) for s in summaries)
-    largest = {_label(*key): max_batch(summaries, *key) for key in keys}
-    figure, axes = pyplot.subplots(figsize=(6 + 1.2 * len(largest), 5))
-    bars = axes.bar(range(len(largest)), list(largest.values()), color="steelblue")
-    cores = usable_cores()
+def _max_batch(figure: Any, summaries: list[Summary]) -> None:
+    """Draw the largest batch with 95 % success, also by core, a bar for each server and wait."""
+    largest = {
+        label: max_batch(summaries, groups[0][0].server, groups[0][0].wait_seconds)
+        for label, groups in _lines(summaries).items()
+    }
+    axes, cores = figure.subplots(), usable_cores()
+    bars = axes.bar([label.replace(", ", "\n") for label in largest], list(largest.values()))
     axes.bar_label(bars, [f"{most:,}\n{most / cores:,.0f} a core" for most in largest.values()])
-    axes.set_xticks(range(len(largest)), [label.replace(", ", "\n") for label in largest])
     axes.grid(visible=True, axis="y", alpha=0.3)
     axes.margins(y=0.15)
     title = f"Largest batch tried of which {100 * SUCCESS_THRESHOLD:g} % succeed ({cores} cores)"
     axes.set(ylabel="sessions at once", title=title)
-    return figure
 
 
-def _label(server: str, wait_seconds: float) -> str:
-    return f"{server}, {wait_seconds:g} s"
+def _lines(summaries: list[Summary]) -> dict[str, list[list[Summary]]]:
+    """The repetitions of each batch, by the server and wait that they belong to."""
+    lines: dict[str, list[list[Summary]]] = {}
+    for group in grouped(summaries):
+        label = f"{group[0].server}, {group[0].wait_seconds:g} s"
+        lines.setdefault(label, []).append(group)
+    return lines

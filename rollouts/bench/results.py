@@ -3,9 +3,7 @@
 
 `raw.jsonl` and `summary.csv` begin with the seed's fields, in its order
 (https://github.com/burtenshaw/openenv-scaling, `tests/test_scaling.py`), so that its analysis reads
-them; what we add comes after. `summary.json` holds the summaries and the machine.
-
-Of the server, an address and the processes are known, whose CPU time and memory count.
+them; our own fields come after. `summary.json` holds the summaries and the machine.
 """
 
 from __future__ import annotations
@@ -19,10 +17,11 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,7 +29,6 @@ import orjson
 import psutil
 
 from ...system.text.json_lines import Json
-from .crew import Harvest
 from .plan import Cell, Plan, usable_cores
 
 HTTP_PORT = 80
@@ -46,7 +44,7 @@ class Target:
     url: str
     root_pids: tuple[int, ...] = ()  # it, with everything below; nothing: it is not ours to see
     token: str | None = None  # that it wants
-    others: tuple[str, ...] = ()  # further `host:port` of it: load generators take them in turn
+    others: tuple[tuple[str, int], ...] = ()  # its further addresses: generators take turns
 
     @property
     def host(self) -> str:
@@ -57,12 +55,6 @@ class Target:
     def port(self) -> int:
         """The port of the URL; HTTP's own when it names none."""
         return urlsplit(self.url).port or HTTP_PORT
-
-    @property
-    def addresses(self) -> tuple[tuple[str, int], ...]:
-        """Host and port of each of its addresses."""
-        pairs = (text.rpartition(":") for text in self.others)
-        return (self.host, self.port), *((host, int(port)) for host, _, port in pairs)
 
     @property
     def path(self) -> str:
@@ -109,64 +101,58 @@ def read_drops() -> int | None:
 
 
 RAW_NAME, SUMMARY_NAME, REPORT_NAME = "raw.jsonl", "summary.csv", "summary.json"
+PHASES = ("connect", "reset", "step", "total")
+# Of an observation, as the benchmark environment answers.
+OBSERVED: Json = {"waited_seconds": 0.0, "pid": 0, "session_hash": "", "host_url": ""}
 MODE = "ws"  # the seed measures HTTP as well, whose routes keep no session between two calls
 
 
 @dataclass(slots=True)
-class Summary:
-    """One batch. Seconds, unless a name says otherwise."""
+class Harvest:
+    """The results of one batch, from all generators."""
 
-    mode: str
-    url: str
-    num_requests: int
-    batch_size: int
-    wait_seconds: float
-    repetition: int
-    timestamp: str
-    hardware: str
-    successful: int = 0
-    failed: int = 0
-    error_rate: float = 0.0
-    total_wall_time: float = 0.0
-    connect_p50: float = 0.0
-    connect_p95: float = 0.0
-    connect_p99: float = 0.0
-    reset_p50: float = 0.0
-    reset_p95: float = 0.0
-    reset_p99: float = 0.0
-    step_p50: float = 0.0
-    step_p95: float = 0.0
-    step_p99: float = 0.0
-    total_min: float = 0.0
-    total_max: float = 0.0
-    total_avg: float = 0.0
-    total_p50: float = 0.0
-    total_p90: float = 0.0
-    total_p95: float = 0.0
-    total_p99: float = 0.0
-    requests_per_second: float = 0.0
-    effective_concurrency: float = 0.0
-    unique_pids: int = 0
-    unique_sessions: int = 0
-    unique_hosts: int = 0
-    # Ours:
-    server: str = ""
-    shard_split: str = ""  # sessions by pid: "4711:512 4712:512"
-    errors: str = ""  # failures by kind
-    server_cpu_seconds: float = 0.0
-    server_cpu_ms_per_session: float = 0.0
-    generator_cpu_seconds: float = 0.0
-    generator_busiest_share: float = 0.0  # of one core, the busiest generator, waits left out
-    kernel_listen_drops: int | None = None  # of all programs together; None: it does not tell
+    outcomes: list[Json]
+    wall_seconds: float
+    cpu_seconds: list[float]  # of each generator
+
+
+class Summary(SimpleNamespace):
+    """One batch; its attributes are the columns of `summary.csv`, in seconds unless named so."""
 
 
 @dataclass(slots=True)
 class Report:
-    """Everything that was measured."""
+    """Everything that was measured, and the folder that it is written to."""
 
     plan: Plan
     summaries: list[Summary] = field(default_factory=list)
-    facts: Json = field(default_factory=dict)  # what else is known: start-up times, say
+    facts: Json = field(default_factory=dict)  # further figures, such as start-up times
+    folder: Path = Path()
+
+    def add(self, rows: Sequence[Json], summary: Summary) -> None:
+        """Add a batch, and write everything up to now."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        # The first batch replaces the file of an earlier measurement.
+        with (self.folder / RAW_NAME).open("ab" if self.summaries else "wb") as raw:
+            raw.writelines(orjson.dumps(row) + b"\n" for row in rows)
+        self.summaries.append(summary)
+        self.write()
+
+    def write(self) -> list[Path]:
+        """Write the summaries; return the paths of all files."""
+        paths = [self.folder / name for name in (RAW_NAME, SUMMARY_NAME, REPORT_NAME)]
+        with paths[1].open("w", newline="", encoding="utf-8") as table:
+            writer = csv.DictWriter(table, list(vars(self.summaries[0])) if self.summaries else [])
+            writer.writeheader()
+            writer.writerows(map(vars, self.summaries))
+        content = {
+            "machine": machine(),
+            "plan": asdict(self.plan),
+            "facts": self.facts,
+            "summaries": [*map(vars, self.summaries)],
+        }
+        paths[2].write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        return paths
 
 
 def machine() -> Json:
@@ -179,10 +165,21 @@ def machine() -> Json:
     }
 
 
-def rows_of(harvest: Harvest, cell: Cell, server: str) -> list[Json]:
-    """One row per session, the seed's fields first."""
-    timestamp, hardware = _now(), _hardware()
-    rows = []
+def results_of(
+    harvest: Harvest, cell: Cell, target: Target, used: float, drops: int | None
+) -> tuple[list[Json], Summary]:
+    """Return a row per session, and the summary of the batch.
+
+    Args:
+        harvest: What the generators report.
+        cell: What was asked of them.
+        target: The server.
+        used: Its CPU time in seconds.
+        drops: Connections that the kernel dropped, of all programs together; None: not known.
+    """
+    timestamp = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    hardware = f"{usable_cores()}-cores"
+    rows: list[Json] = []
     for number, outcome in enumerate(harvest.outcomes):
         seen = outcome["observation"] or {}
         row = {
@@ -192,116 +189,65 @@ def rows_of(harvest: Harvest, cell: Cell, server: str) -> list[Json]:
             "wait_requested": cell.wait_seconds,
             "batch_size": cell.requests,
             "hardware": hardware,
-            "connect_latency": outcome["connect_seconds"] or 0.0,
-            "reset_latency": outcome["reset_seconds"] or 0.0,
-            "step_latency": outcome["step_seconds"] or 0.0,
-            "total_latency": outcome["total_seconds"],
-            "waited_seconds": seen.get("waited_seconds", 0.0),
-            "pid": seen.get("pid", 0),
-            "session_hash": seen.get("session_hash", ""),
-            "host_url": seen.get("host_url", ""),
+            **{f"{phase}_latency": outcome[f"{phase}_seconds"] or 0.0 for phase in PHASES},
+            **{name: seen.get(name, default) for name, default in OBSERVED.items()},
             "success": outcome["error_kind"] is None,
             "error_type": outcome["error_kind"],
             "error_message": outcome["error_message"],
-            "server": server,
+            "server": target.name,
             "repetition": cell.repetition,
         }
         rows.append(row)
-    return rows
-
-
-def summary_of(
-    rows: Sequence[Json], cell: Cell, target: Target, harvest: Harvest, used: float
-) -> Summary:
-    """A batch in one row; `used` is the server's CPU time in seconds."""
     good = [row for row in rows if row["success"]]
     wall, totals = harvest.wall_seconds, [row["total_latency"] for row in good] or [0.0]
     at_work = max(wall - cell.wait_seconds, 0.05)  # a step's wait costs a generator no work
-    return Summary(
+    pids = Counter(row["pid"] for row in good if row["pid"])
+    summary = Summary(
         mode=MODE,
         url=target.url,
         num_requests=cell.requests,
         batch_size=cell.requests,
         wait_seconds=cell.wait_seconds,
         repetition=cell.repetition,
-        timestamp=_now(),
-        hardware=_hardware(),
+        timestamp=timestamp,
+        hardware=hardware,
         successful=len(good),
         failed=len(rows) - len(good),
         error_rate=1 - len(good) / max(1, len(rows)),
         total_wall_time=wall,
-        **_latencies(good),
+        **_latencies(good, "connect", 50, 95, 99),
+        **_latencies(good, "reset", 50, 95, 99),
+        **_latencies(good, "step", 50, 95, 99),
         total_min=min(totals),
         total_max=max(totals),
         total_avg=statistics.mean(totals),
+        **_latencies(good, "total", 50, 90, 95, 99),
         requests_per_second=len(good) / wall if wall else 0.0,
         effective_concurrency=cell.requests * cell.wait_seconds / wall if wall else 0.0,
-        unique_pids=len({row["pid"] for row in good if row["pid"]}),
-        unique_sessions=len({row["session_hash"] for row in good if row["session_hash"]}),
-        unique_hosts=len({row["host_url"] for row in good if row["host_url"]}),
+        unique_pids=len(pids),
+        unique_sessions=len({row["session_hash"] for row in good} - {""}),
+        unique_hosts=len({row["host_url"] for row in good} - {""}),
+        # What the seed does not have:
         server=target.name,
-        shard_split=_counted(row["pid"] for row in good if row["pid"]),
-        errors=_counted(row["error_type"] for row in rows if not row["success"]),
+        shard_split=_counted(pids),  # sessions by pid: "4711:512 4712:512"
+        errors=_counted(Counter(row["error_type"] for row in rows if not row["success"])),
         server_cpu_seconds=used,
         server_cpu_ms_per_session=1000 * used / max(1, len(rows)),
         generator_cpu_seconds=sum(harvest.cpu_seconds),
-        generator_busiest_share=max(harvest.cpu_seconds) / at_work,
+        generator_busiest_share=max(harvest.cpu_seconds) / at_work,  # of one core
+        kernel_listen_drops=drops,
     )
+    return rows, summary
 
 
-def _latencies(good: Sequence[Json]) -> Json:
+def _latencies(good: Sequence[Json], phase: str, *percents: int) -> Json:
     """Percentiles by name, between the two nearest values, as the seed computes them."""
-    found: dict[str, float] = {}
-    for phase in ("connect", "reset", "step", "total"):
-        values = [row[f"{phase}_latency"] for row in good if row[f"{phase}_latency"] > 0]
-        if len(values) < 2:  # too few for `quantiles`
-            values = [sum(values)] * 2
-        parts = statistics.quantiles(values, n=100, method="inclusive")
-        shares = (50, 90, 95, 99) if phase == "total" else (50, 95, 99)
-        found |= {f"{phase}_p{share}": parts[share - 1] for share in shares}
-    return found
+    values = [row[f"{phase}_latency"] for row in good if row[f"{phase}_latency"] > 0]
+    if len(values) < 2:  # too few for `quantiles`
+        values = [sum(values)] * 2
+    parts = statistics.quantiles(values, n=100, method="inclusive")
+    return {f"{phase}_p{percent}": parts[percent - 1] for percent in percents}
 
 
-def _counted(values: Iterable[Any]) -> str:
-    return " ".join(f"{value}:{count}" for value, count in sorted(Counter(values).items()))
-
-
-class ResultFolder:
-    """The files of one measurement, written batch by batch."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        names = (RAW_NAME, SUMMARY_NAME, REPORT_NAME)
-        self._raw, self._table, self._report = self._files = [folder / name for name in names]
-        for path in self._files:
-            path.unlink(missing_ok=True)  # an earlier measurement's
-
-    def add(self, rows: Sequence[Json], summary: Summary) -> None:
-        """A batch."""
-        with self._raw.open("ab") as file:
-            file.writelines(orjson.dumps(row) + b"\n" for row in rows)
-        with self._table.open("a", newline="", encoding="utf-8") as table:
-            writer = csv.DictWriter(table, [item.name for item in fields(Summary)])
-            if not table.tell():
-                writer.writeheader()
-            writer.writerow(asdict(summary))
-
-    def finish(self, report: Report) -> list[Path]:
-        """The report; the paths of everything that was written."""
-        content = {
-            "machine": machine(),
-            "plan": asdict(report.plan),
-            "facts": report.facts,
-            "summaries": [asdict(summary) for summary in report.summaries],
-        }
-        text = json.dumps(content, indent=2) + "\n"
-        self._report.write_text(text, encoding="utf-8")
-        return [path for path in self._files if path.exists()]
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
-
-
-def _hardware() -> str:
-    return f"{usable_cores()}-cores"
+def _counted(counts: Counter[Any]) -> str:
+    return " ".join(f"{value}:{count}" for value, count in sorted(counts.items()))

@@ -3,19 +3,17 @@
 
     connect ─▶ upgrade ─▶ reset ─▶ step ─▶ close message, close frame ─▶ the server's close
 
-Written by hand (docs/decisions/0019-bench-sessions.md): the client sends the same bytes in every
-session, made once per batch, so that a session costs one connection, five writes and as
-many reads. The mask is zero, which leaves a payload as it is; masks protect proxies, of which there
-are none here.
+Written by hand (docs/decisions/0019-bench-sessions.md): every session of a batch sends the same
+bytes, which are made once, so that a session costs one connection, five writes and as many reads.
+The mask is zero, which leaves a payload as it is; masks protect proxies, and there are none here.
 
-The total counts from the start of the batch, and so does connecting: not from when this process
-began the session. A generator that is late must not look like a server that is quick.
+The total and the connect time count from the start of the batch, not from when this process began
+the session: a generator that is late must not look like a server that is quick.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -84,7 +82,7 @@ class Connection(asyncio.Protocol):
                 return
             self._is_open, start = True, end + 4
             self.on_open(head)
-        while not self.is_closed and (found := take_frame(data, start)) is not None:
+        while not self.is_closed and (found := parse_frame(data, start)) is not None:
             opcode, is_last, payload, start = found
             if opcode == PING:
                 self.write(unmasked_client_frame(payload, PONG))
@@ -146,41 +144,23 @@ class Session(Connection):
 
     Attributes:
         over: Done when the session has ended, well or not. It ends once.
-        dialled_at: When its own connection was begun.
+        started_at: The start of the batch.
+        phase_began_at: The start of the batch, then the end of the last phase.
     """
 
     def __init__(self, opening: bytes, step: bytes, on_admitted: Callable[[], None]) -> None:
         super().__init__(opening)
         self.outcome = Outcome()
         self.over = asyncio.get_running_loop().create_future()
-        self.dialled_at = math.inf
+        self.started_at = self.phase_began_at = 0.0
         self._step = step
         self._on_admitted = on_admitted
-        self._started_at = self._began = 0.0
-
-    def start(self, started_at: float) -> None:
-        """Count from then on: the start of the batch."""
-        self._started_at = self._began = started_at
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Record how the session ended."""
-        self._end_or_fail(
-            "connection_lost", f"the server closed the connection{f': {exc}' if exc else ''}"
-        )
 
     def on_open(self, head: str) -> None:
         """Ask for a reset."""
-        self.outcome.connect_seconds = self._phase_over()
+        self.outcome.connect_seconds = self._end_phase()
         self._on_admitted()
         self.write(RESET)
-
-    def on_refused(self, line: str) -> None:
-        """Fail: there is no session."""
-        self.fail("refused", f"the upgrade was answered with {line}")
-
-    def on_close(self, code: int, reason: str) -> None:
-        """End: well, if the step was answered."""
-        self._end_or_fail("closed", f"the server closed with {code} {reason}".rstrip())
 
     def on_message(self, text: bytes) -> None:
         """Read the answer to the reset or to the step, and send what comes next."""
@@ -190,54 +170,60 @@ class Session(Connection):
             if message.get("type") == "error":
                 self.fail(str(data.get("code", "error")), str(data.get("message", "")))
             elif self.outcome.reset_seconds is None:
-                self.outcome.reset_seconds = self._phase_over()
+                self.outcome.reset_seconds = self._end_phase()
                 self.write(self._step)
             elif self.outcome.step_seconds is None:
                 self.outcome.observation = data["observation"]
-                self.outcome.step_seconds = self._phase_over()
+                self.outcome.step_seconds = self._end_phase()
                 self.write(_CLOSING)
         except (ValueError, KeyError, TypeError, AttributeError):
             self.fail("not_openenv", f"not an answer of an environment: {text[:200]!r}")
+
+    def on_refused(self, line: str) -> None:
+        """Fail: there is no session."""
+        self.fail("refused", f"the upgrade was answered with {line}")
+
+    def on_close(self, code: int, reason: str) -> None:
+        """Record the server's close frame."""
+        self._end("closed", f"the server closed with {code} {reason}".rstrip())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Record the end of the connection."""
+        cause = f": {exc}" if exc else ""
+        self._end("connection_lost", f"the server closed the connection{cause}")
 
     def fail(self, kind: str, message: str) -> None:
         """End it as a failure, unless it has ended."""
         if not self.over.done():
             self.outcome.error_kind = kind
             self.outcome.error_message = message[:MAX_MESSAGE_CHARS]
-            self._end()
+            self.outcome.total_seconds = time.monotonic() - self.started_at
+            self.over.set_result(None)
+            if self.outcome.connect_seconds is None:
+                self._on_admitted()
+            self.close()
 
-    def _end_or_fail(self, kind: str, message: str) -> None:
-        if self.outcome.step_seconds is None:
-            self.fail(kind, message)
-        else:  # not always the politest end, but the session had all it came for
-            self._end()
+    def _end(self, kind: str, message: str) -> None:
+        """End it because the server has; a failure only if the step is unanswered."""
+        is_answered = self.outcome.step_seconds is not None and self.outcome.error_kind is None
+        self.fail(kind, message)
+        if is_answered:
+            self.outcome.error_kind = self.outcome.error_message = None
 
-    def _end(self) -> None:
-        """Record the total time, and close the connection."""
-        if self.over.done():
-            return
-        self.outcome.total_seconds = time.monotonic() - self._started_at
-        self.over.set_result(None)
-        if self.outcome.connect_seconds is None:
-            self._on_admitted()
-        self.close()
-
-    def _phase_over(self) -> float:
+    def _end_phase(self) -> float:
         """Return how long the phase took that ends now."""
         now = time.monotonic()
-        seconds, self._began = now - self._began, now
+        seconds, self.phase_began_at = now - self.phase_began_at, now
         return seconds
 
 
-def take_frame(data: bytes, start: int) -> tuple[int, bool, bytes, int] | None:
-    """Read the server's frame that begins at `start`; None when it is not complete yet.
+def parse_frame(data: bytes, start: int) -> tuple[int, bool, bytes, int] | None:
+    """Parse the server's frame that begins at `start`; None while it is incomplete.
 
     Returns:
         Opcode, whether the frame ends its message, payload, and where the frame ends.
     """
-    if (head := parse_head(data, start)) is None:
+    if (head := parse_head(data, start)) is None or len(data) < head[3]:
         return None
     first, _, payload_at, end = head
-    if len(data) < end:
-        return None
     return first & OPCODE, first >= FIN, data[payload_at:end], end

@@ -1,98 +1,197 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agenda of a measurement: every cell of the grid is tried on every target in turn.
+"""A measurement: every cell of the grid is tried on every target, by a crew of load generators.
 
-    for each cell:   for each target (the order turns with every repetition): one batch
+    Sweep    for each cell:   for each target (the order turns with every repetition): one batch
+    Crew     ──one pipe each──▶ generator 0..n-1 ──thousands of sockets──▶ server
 
 Targets alternate within the same minute, so that a machine that drifts drifts for all of them.
+While a batch runs, the crew is blocked in a read and takes no CPU from the server under test. A
+generator exits when its stdin ends, so none outlives its crew.
 """
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from threading import Timer
+from typing import Any, Self
 
-from .crew import Crew
+import orjson
+
+from ...schema.errors import OperationFailed
+from ...system.text.json_lines import Json
 from .generator import Batch
 from .plan import Cell, Plan
-from .results import (
-    Report,
-    ResultFolder,
-    Summary,
-    Target,
-    cpu_seconds,
-    read_drops,
-    rows_of,
-    summary_of,
-)
+from .results import Harvest, Report, Summary, Target, cpu_seconds, read_drops, results_of
 
+START_SECONDS = 180.0  # for a generator to import what it needs; upstream's client: 8 s of CPU
+HEAD_START_SECONDS = 0.05  # from `go` to the first connection: every generator has read it by then
+MARGIN_SECONDS = 30.0  # beyond a batch's own time-out, for outcomes to be reported
+PORTS_OF_AN_ADDRESS = 20_000  # of one source address towards one server, with room to spare
 PAUSE_SECONDS = 0.5  # for the sessions of one batch to be gone before the next, as in the seed
 
 OnProgress = Callable[[str, int, int], None]  # what is done now; batches done, and all of them
 
 
+class GeneratorLost(OperationFailed):
+    """A generator exited early: nothing was measured."""
+
+
+@dataclass
 class Sweep:
     """One running measurement."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        targets: Sequence[Target],
-        folder: Path,
-        *,
-        on_progress: OnProgress = lambda *_: None,
-        on_summary: Callable[[Summary], None] = lambda _: None,
-        program: Sequence[str] = (),
-    ) -> None:
-        self.report = Report(plan)
-        self._plan, self._targets = plan, list(targets)
-        self._results = ResultFolder(folder)
-        self._on_progress, self._on_summary = on_progress, on_summary
-        self._program = program
+    plan: Plan
+    targets: Sequence[Target]
+    folder: Path
+    on_progress: OnProgress = lambda *_: None
+    on_summary: Callable[[Summary], None] = lambda _: None
+    program: Sequence[str] = ()  # that makes the load; nothing: our own generator
+
+    def __post_init__(self) -> None:
+        self.report = Report(self.plan, folder=self.folder)
 
     def run(self) -> list[Path]:
         """Measure everything; return the paths of all files."""
         batches: list[tuple[Cell, Target]] = []
-        for cell in self._plan.cells():
-            first = (cell.repetition - 1) % max(1, len(self._targets))
-            turn = [*self._targets[first:], *self._targets[:first]]
-            batches += [(cell, target) for target in turn]
-        with Crew(self._plan.crew_size, self._program) as crew:
+        for cell in self.plan.cells():
+            first = (cell.repetition - 1) % max(1, len(self.targets))
+            batches += [(cell, each) for each in [*self.targets[first:], *self.targets[:first]]]
+        with Crew(self.plan.crew_size, self.program) as crew:
             for number, (cell, target) in enumerate(batches):
-                self._on_progress(cell.words, number, len(batches))
+                self.on_progress(str(cell), number, len(batches))
                 if number:
                     time.sleep(PAUSE_SECONDS)
                 self._measure(crew, cell, target)
-        self._on_progress("writing", len(batches), len(batches))
-        return self.write()
-
-    def write(self) -> list[Path]:
-        """Write the report as it is now; return the paths of all files."""
-        return self._results.finish(self.report)
+        self.on_progress("writing", len(batches), len(batches))
+        return self.report.write()
 
     def _measure(self, crew: Crew, cell: Cell, target: Target) -> None:
         used_before, dropped_before = cpu_seconds(target), read_drops()
         harvest = crew.run(self._batch(cell, target))
         used, dropped = cpu_seconds(target) - used_before, read_drops()
-        rows = rows_of(harvest, cell, target.name)
-        summary = summary_of(rows, cell, target, harvest, used)
-        if dropped is not None and dropped_before is not None:
-            summary.kernel_listen_drops = dropped - dropped_before
-        self._results.add(rows, summary)
-        self.report.summaries.append(summary)
-        self._on_summary(summary)
+        drops = None if dropped is None or dropped_before is None else dropped - dropped_before
+        rows, summary = results_of(harvest, cell, target, used, drops)
+        self.report.add(rows, summary)
+        self.on_summary(summary)
 
     def _batch(self, cell: Cell, target: Target) -> Batch:
-        action = self._plan.action
+        action = self.plan.action
         return Batch(
             host=target.host,
             port=target.port,
             path=target.path,
             token=target.token,
-            others=target.addresses[1:],
+            others=target.others,
             count=cell.requests,
             action={"wait_seconds": cell.wait_seconds} if action is None else action,
-            timeout_seconds=self._plan.timeout_seconds + cell.wait_seconds,
-            window=self._plan.window,
-            handshake_seconds=self._plan.handshake_seconds,
+            timeout_seconds=self.plan.timeout_seconds + cell.wait_seconds,
+            window=self.plan.window,
+            handshake_seconds=self.plan.handshake_seconds,
         )
+
+
+class Crew:
+    """A set of generators; a context manager that stops them all.
+
+    Args:
+        program: Started instead of our own generator: it reads and writes the same lines.
+    """
+
+    def __init__(self, size: int, program: Sequence[str] = ()) -> None:
+        self._size = size
+        self._program = program or (sys.executable, "-P", "-m", f"{__package__}.generator")
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        pipe = subprocess.PIPE
+        try:
+            for _ in range(self._size):
+                self._processes.append(subprocess.Popen(self._program, stdin=pipe, stdout=pipe))
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kill()
+        for process in self._processes:
+            with contextlib.suppress(BrokenPipeError), process:
+                pass  # its pipes are closed, and it is waited for
+
+    def run(self, batch: Batch) -> Harvest:
+        """Run one batch: each generator takes its share.
+
+        Raises:
+            GeneratorLost: One has exited, or all were killed because one did not answer in time.
+        """
+        shares = shares_of(batch, self._size)
+        self._ask([{"batch": asdict(share)} for share in shares], "prepared", START_SECONDS)
+        go = {"go": time.monotonic() + HEAD_START_SECONDS}
+        reports = self._ask([go] * self._size, "done", batch.timeout_seconds + MARGIN_SECONDS)
+        return Harvest(
+            outcomes=[outcome for report in reports for outcome in report["outcomes"]],
+            wall_seconds=max(report["wall_seconds"] for report in reports),
+            cpu_seconds=[report["cpu_seconds"] for report in reports],
+        )
+
+    def _ask(self, messages: Sequence[Json], name: str, seconds: float) -> list[Any]:
+        """Write one message to each generator, and return the answers."""
+        for process, message in zip(self._processes, messages, strict=True):
+            assert process.stdin is not None
+            with contextlib.suppress(OSError):  # it has exited, which the read below reports
+                process.stdin.write(orjson.dumps(message) + b"\n")
+                process.stdin.flush()
+        timer = Timer(seconds, self._kill)  # ends the reads
+        timer.start()
+        try:
+            return [orjson.loads(_read(process))[name] for process in self._processes]
+        finally:
+            timer.cancel()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+
+
+def _read(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    if line := process.stdout.readline():
+        return line
+    raise GeneratorLost(
+        f"a load generator ended with exit code {process.wait()}",
+        "the end of its output is in the log; too little memory is the usual cause",
+    )
+
+
+def shares_of(batch: Batch, members: int) -> list[Batch]:
+    """Divide a batch as evenly as possible; each share has its own source addresses.
+
+    Shares take the server's addresses in turn.
+    """
+    addresses = ((batch.host, batch.port), *batch.others)
+    window = max(1, batch.window // members) if batch.window else 0
+    shares = []
+    for number in range(members):
+        host, port = addresses[number % len(addresses)]
+        count = batch.count // members + (number < batch.count % members)
+        share = replace(batch, host=host, port=port, others=(), count=count, window=window)
+        shares.append(replace(share, sources=sources_of(host, number, count)))
+    return shares
+
+
+def sources_of(host: str, number: int, count: int) -> tuple[str, ...]:
+    """List the addresses that generator `number` connects from.
+
+    One address has some 28,000 ports towards a server, and a used port stays in TIME_WAIT for a
+    minute: on loopback there are addresses enough.
+    """
+    if not host.startswith("127.") or sys.platform != "linux":
+        return ()
+    addresses = 4 + count // PORTS_OF_AN_ADDRESS
+    return tuple(f"127.0.{number + 1}.{last + 1}" for last in range(addresses))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`benchmark`: how many sessions an environment holds at once, and how long they take.
 
-    find address and processes ─▶ see that it can wait ─▶ sweep the grid ─▶ files, figures, table
+    find address and processes ─▶ check that it can wait ─▶ sweep the grid ─▶ files, figures, table
 
 The load comes from generators, processes of their own (`rollouts/bench/`); this one waits for them,
-and ends them when it is cancelled. What it prints, batch by batch, is the request's log.
+and ends them when it is cancelled. It prints a line for each batch, which is the request's log.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from pydantic import Field
 from ...environments import run_files
 from ...environments.access import ask, base_url_by_name
 from ...environments.shim.client import ShimClient, ShimGone
-from ...rollouts.bench.plan import InvalidPlan, Plan
+from ...rollouts.bench.plan import Plan
+from ...schema.errors import InvalidSpec
 from ...schema.layout import Layout, make_private
 from ...schema.operation_options import BenchmarkOptions
 from ...system.files.installation import install_command
@@ -31,7 +32,6 @@ from .progress import eta_seconds
 
 if TYPE_CHECKING:
     from ...rollouts.bench.results import Summary, Target
-    from ...rollouts.bench.sweep import OnProgress
 
 
 SCHEMA_SECONDS = 30.0
@@ -85,7 +85,7 @@ class Benchmark(base.Operation):
         """`{"name", "address", "folder", "files", "figures", "max_batch", "table"}`.
 
         Raises:
-            NotAnswering, BenchError
+            NotAnswering, InvalidSpec, GeneratorLost
         """
         from ...rollouts.bench import presentation
         from ...rollouts.bench.sweep import Sweep
@@ -93,10 +93,19 @@ class Benchmark(base.Operation):
         target = _target(payload, Layout(context.home).runs)
         folder = _folder(payload, context)
         base.say(f"{payload.name} is measured at {target.url}; results go to {folder}")
-        report = _reporter(context)
-        sweep = Sweep(payload.plan(), [target], folder, on_progress=report, on_summary=_say)
+        started_at = time.monotonic()
+
+        def report(message: str, done: int, total: int) -> None:
+            counts: Json = {"phase": "measuring", "message": message, "done": done, "total": total}
+            left = eta_seconds(done, total, time.monotonic() - started_at)
+            context.progress(counts if left is None else counts | {"eta_seconds": left})
+
+        def log(summary: Summary) -> None:
+            base.say(f"{presentation.summary_line(summary)} (load {os.getloadavg()[0]:.1f})")
+
+        sweep = Sweep(payload.plan(), [target], folder, on_progress=report, on_summary=log)
         files = sweep.run()
-        drawn = presentation.draw_all(sweep.report, folder)
+        figures = presentation.draw_all(sweep.report, folder)
         lines = presentation.lines_of(sweep.report)
         if not presentation.can_draw():
             lines.append(f"no figures: matplotlib is not installed ({install_command('bench')})")
@@ -108,7 +117,7 @@ class Benchmark(base.Operation):
             "address": target.url,
             "folder": str(folder),
             "files": [str(path) for path in files],
-            "figures": [str(path) for path in drawn],
+            "figures": [str(path) for path in figures],
             # By wait, the largest batch of which 95 % succeeded.
             "max_batch": {
                 f"wait {wait:g} s": presentation.max_batch(summaries, target.name, wait)
@@ -119,11 +128,11 @@ class Benchmark(base.Operation):
 
 
 def _target(payload: BenchmarkPayload, runs: Path) -> Target:
-    """Find where it is, and which processes of it count.
+    """Find the environment's address, and the processes whose CPU time counts.
 
     Raises:
         NotAnswering
-        InvalidPlan: its actions know no `wait_seconds`, and none was given.
+        InvalidSpec: Its actions have no `wait_seconds`, and no action was given.
     """
     from ...rollouts.bench.results import Target
 
@@ -131,9 +140,9 @@ def _target(payload: BenchmarkPayload, runs: Path) -> Target:
     known = (ask(base_url, "/schema", SCHEMA_SECONDS).get("action") or {}).get("properties") or {}
     if payload.action is None and "wait_seconds" not in known:
         fields = ", ".join(name for name in known if name != "metadata") or "none"
-        raise InvalidPlan(
+        raise InvalidSpec(
             f"{payload.name} cannot wait: its actions have no wait_seconds ({fields})",
-            "say what a step does with --action '{…}', or measure the bundled one: "
+            "give the action of a step with --action '{…}', or measure the bundled one: "
             "openenv launch benchmark",
         )
     replicas = run_files.of_environment(runs, payload.name)
@@ -157,21 +166,3 @@ def _server_pid(replica: run_files.RunFile) -> int | None:
             return pid or None
     except (ShimGone, TimeoutError):
         return None
-
-
-def _reporter(context: base.OperationContext) -> OnProgress:
-    """Return what reports how far a sweep is."""
-    started_at = time.monotonic()
-
-    def report(message: str, done: int, total: int) -> None:
-        progress: Json = {"phase": "measuring", "message": message, "done": done, "total": total}
-        left = eta_seconds(done, total, time.monotonic() - started_at)
-        context.progress(progress if left is None else progress | {"eta_seconds": left})
-
-    return report
-
-
-def _say(summary: Summary) -> None:
-    from ...rollouts.bench.presentation import summary_line
-
-    base.say(f"{summary_line(summary)} (load {os.getloadavg()[0]:.1f})")

@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_546,
-    "code lines": 48_295,
-    "modules": 415,
+    "shipped lines": 75_337,
+    "code lines": 48_137,
+    "modules": 414,
     "test lines": 73_972,
     "words of pages": 52_187,
     "words of decisions": 10_957,
     "folders at the root": 15,
     "large classes": 8,
     "crowded folders": 2,
-    "dialect words": 638,
+    "dialect words": 636,
     "private names": 46,
 }
 

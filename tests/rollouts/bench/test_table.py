@@ -14,14 +14,13 @@ PLAN = Plan((16384,))
 
 def summary(**fields: Any) -> Summary:
     """One batch, with wide figures."""
-    said = {
-        "mode": "ws", "url": "", "num_requests": 16384, "batch_size": 16384, "wait_seconds": 1.0,
-        "repetition": 1, "timestamp": "", "hardware": "", "server": "benchmark", "error_rate": 2e-4,
-        "total_p50": 10.25, "total_p99": 2.75, "connect_p99": 10.1,
-        "server_cpu_ms_per_session": 10.25, "kernel_listen_drops": 54321,
-        "unique_pids": 4,
+    figures = {
+        "num_requests": 16384, "wait_seconds": 1.0, "repetition": 1, "server": "benchmark",
+        "error_rate": 2e-4, "total_p50": 10.25, "total_p99": 2.75, "connect_p99": 10.1,
+        "server_cpu_ms_per_session": 10.25, "kernel_listen_drops": 54321, "unique_pids": 4,
+        "generator_busiest_share": 0.5,
     }  # fmt: skip
-    return Summary(**{**said, **fields})
+    return Summary(**{**figures, **fields})
 
 
 def test_the_table_fits_eighty_columns() -> None:

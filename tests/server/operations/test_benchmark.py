@@ -13,8 +13,7 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from openenvd.rollouts.bench.plan import InvalidPlan
-from openenvd.schema.errors import NotAnswering
+from openenvd.schema.errors import InvalidSpec, NotAnswering
 from openenvd.server.operations.benchmark import BenchmarkPayload
 
 from .conftest import Run
@@ -59,7 +58,7 @@ def test_the_report_has_the_servers_cpu_time_and_the_shards_split(run: Run) -> N
 
 def test_an_environment_that_cannot_wait_needs_an_action(run: Run, tmp_path: Path) -> None:
     run("launch", source="echo")
-    with pytest.raises(InvalidPlan, match=r"cannot wait.*message") as caught:
+    with pytest.raises(InvalidSpec, match=r"cannot wait.*message") as caught:
         run("benchmark", name="echo")
     assert "--action" in str(caught.value.hint)
     asked = {"requests_grid": [2], "wait_grid": [0], "repetitions": 1}

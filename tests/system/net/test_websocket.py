@@ -11,7 +11,7 @@ from websockets.speedups import apply_mask as apply_mask_in_c
 from websockets.streams import StreamReader
 
 from openenvd.env_host.websocket.handshake import parse_upgrade
-from openenvd.rollouts.bench.session import take_frame
+from openenvd.rollouts.bench.session import parse_frame
 from openenvd.system.net.websocket import (
     CLOSE,
     TEXT,
@@ -55,10 +55,10 @@ def test_a_head_is_parsed_once_it_is_complete() -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_a_frame_of_any_size_is_read_once_it_is_whole(size: int) -> None:
     data = Frame(Opcode.TEXT, b"x" * size).serialize(mask=False)
-    assert take_frame(b"??" + data + b"more", 2) == (TEXT, True, b"x" * size, 2 + len(data))
+    assert parse_frame(b"??" + data + b"more", 2) == (TEXT, True, b"x" * size, 2 + len(data))
     for length in {0, 1, 2, 3, 5, 9, len(data) - 1}:
         if length < len(data):
-            assert take_frame(data[:length], 0) is None
+            assert parse_frame(data[:length], 0) is None
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_frame_of_any_size_is_read_once_it_is_whole(size: int) -> None:
 )
 def test_frames_of_other_kinds_are_read(frame: Frame, taken: tuple[int, bool, bytes]) -> None:
     data = frame.serialize(mask=False)
-    assert take_frame(data, 0) == (*taken, len(data))
+    assert parse_frame(data, 0) == (*taken, len(data))
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 4097])
