@@ -231,8 +231,10 @@ def test_episodes_whose_environment_is_killed_for_memory_are_played_again(
 ) -> None:
     write_policies(machine.home.parent)
     machine.ok("launch", write_environment(LEAKING), "--name", "echo", "--memory", "120M")
+    # Four episodes at once end before the limit is reached; 32 at once might never.
+    arguments = ("--retries", "20", "--concurrency", "4")
     for _ in range(5):  # where an episode has no session in time, the same command plays it
-        if again(machine, "slowly", "--retries", "20")["there"] == EPISODES:
+        if again(machine, "slowly", *arguments)["there"] == EPISODES:
             break
     kinds = machine.environment("echo")["replicas"][0]["exit_kinds"]
     assert kinds["oom_killed"] > 0, kinds
