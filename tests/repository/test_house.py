@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_337,
+    "shipped lines": 75_340,
     "code lines": 48_137,
     "modules": 414,
-    "test lines": 73_972,
+    "test lines": 74_068,
     "words of pages": 52_187,
     "words of decisions": 10_957,
     "folders at the root": 15,
