@@ -65,7 +65,9 @@ Resource = Any  # plain JSON, or a fragment of it that is text already
 
 PREFIX = "/envs/"
 MAX_ASKED = 32  # replicas, by one handshake
-MIN_RETRIES = 6  # also of a single replica, which may be restarting
+# Of a request that nobody has begun. A replica that is full ends them (`may_ask_another`), so what
+# remains are replicas that are gone: a second or two, until the daemon has written that.
+RETRIES = 32
 MAX_CHOICES = 1024  # to find a replica that a request has not been sent to
 RETRY_SECONDS, MAX_RETRY_SECONDS = 0.005, 0.1  # between two attempts; it doubles, and is random
 CONNECT_SECONDS = 5.0
@@ -141,11 +143,6 @@ class Backend:
     def most_asked(self) -> int:
         """How many replicas one handshake may be sent to: those that may get new sessions."""
         return min(sum(not each.is_draining for each in self.endpoints), MAX_ASKED)
-
-    @property
-    def most_retries(self) -> int:
-        """How often a request is sent again; what holds a crowd of them accepts it bit by bit."""
-        return max(MIN_RETRIES, self.most_asked) if self.takes_sessions else MAX_ASKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,7 +386,7 @@ def _request(match: Json, backend: Backend) -> Json:
     predicate = "extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"
     retries = {
         "retry_on": "connect-failure,refused-stream,retriable-headers",
-        "num_retries": backend.most_retries,
+        "num_retries": RETRIES,
         "retry_back_off": {
             "base_interval": _seconds(RETRY_SECONDS),
             "max_interval": _seconds(MAX_RETRY_SECONDS),

@@ -84,8 +84,8 @@ class Replica:
         self.endpoint: Endpoint
         self._server: Server
 
-    async def start(self) -> None:
-        self._server = await serve(self._talk, "127.0.0.1", 0, process_request=self._answer)
+    async def start(self, port: int = 0) -> None:
+        self._server = await serve(self._talk, "127.0.0.1", port, process_request=self._answer)
         port = next(iter(self._server.sockets)).getsockname()[1]
         self.endpoint = Endpoint(self.ordinal, "127.0.0.1", port)
 
@@ -494,6 +494,18 @@ async def test_a_handshake_is_tried_on_another_replica(
     for _ in range(8):
         async with await begin(address) as session:
             assert await replica_of(session) == 1
+
+
+async def test_a_client_waits_for_the_only_replica_while_nobody_knows_that_it_is_gone(
+    gateway: Gateway, one: Replica
+) -> None:
+    address = await put_behind(gateway, one)
+    await one.stop()
+    session = asyncio.create_task(begin(address))
+    await asyncio.sleep(0.6)  # by then the daemon has written it, unless it is busy
+    await one.start(one.endpoint.port)
+    async with await session as opened:
+        assert await replica_of(opened) == one.ordinal
 
 
 GONE = "The replica of this session is gone; the session has ended"

@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_340,
-    "code lines": 48_137,
+    "shipped lines": 75_337,
+    "code lines": 48_134,
     "modules": 414,
-    "test lines": 74_068,
+    "test lines": 73_986,
     "words of pages": 52_187,
     "words of decisions": 10_957,
     "folders at the root": 15,
     "large classes": 8,
     "crowded folders": 2,
-    "dialect words": 636,
+    "dialect words": 637,
     "private names": 46,
 }
 
