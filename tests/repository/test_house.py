@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_337,
-    "code lines": 48_134,
-    "modules": 414,
-    "test lines": 73_986,
+    "shipped lines": 75_438,
+    "code lines": 48_181,
+    "modules": 416,
+    "test lines": 73_987,
     "words of pages": 52_187,
     "words of decisions": 10_957,
     "folders at the root": 15,
-    "large classes": 8,
+    "large classes": 6,
     "crowded folders": 2,
-    "dialect words": 637,
+    "dialect words": 614,
     "private names": 46,
 }
 

@@ -76,10 +76,8 @@ class DockerEngine:
 
     name: ClassVar[str] = "docker"
 
-    # What there is
-
     def check(self) -> Check:
-        """Tell whether Docker works."""
+        """Check whether Docker works."""
         with explained():
             info = self._api.info()
         return Check(version=info.get("ServerVersion"), notes=tuple(_notes(info)))
@@ -98,8 +96,6 @@ class DockerEngine:
     def find(self, plan: ReplicaPlan) -> Instance | None:
         """Return the container of a replica."""
         return self._instance(plan.name, plan.labels)
-
-    # Its life
 
     def start(self, plan: ReplicaPlan) -> Instance:
         """Create and start a container."""
@@ -135,8 +131,6 @@ class DockerEngine:
             if self._instance(instance.id, instance.labels) is not None:
                 self._api.remove_container(instance.id, v=True, force=True)
 
-    # What happens
-
     def changes(self) -> Iterator[None]:
         """Yield at each event of our containers."""
         filters = {"type": "container", "label": HOME_LABEL}
@@ -158,8 +152,6 @@ class DockerEngine:
         options: Json = {"timestamps": True, "stream": True, "follow": True, **since(cursor)}
         with explained(), _streamed(self._api.logs(container, **options)) as stream:
             yield from pieces_after(stream, cursor)
-
-    # Inside
 
     @functools.cached_property
     def _api(self) -> docker.APIClient:

@@ -137,14 +137,14 @@ def jobs() -> Iterator[Row]:
     Raises:
         EngineGone
     """
-    told = run(
+    output = run(
         "squeue",
         "--noheader",
         "--states=all",
         f"--user={getpass.getuser()}",
         f"--format={_JOB_FORMAT}",
     )
-    for line in told.splitlines():
+    for line in output.splitlines():
         identity, state, reason, node, left, limit, comment, folder = line.split("|", 7)
         labels = _labels(comment)
         if labels is not None:
@@ -160,11 +160,11 @@ def job_fields(job: str) -> dict[str, str]:
         EngineGone
     """
     try:
-        told = run("scontrol", "--oneliner", "show", "job", job)
+        output = run("scontrol", "--oneliner", "show", "job", job)
     except EngineRefused:
         return {}
     fields: dict[str, str] = {}
-    for word in told.split():
+    for word in output.split():
         name, equals, value = word.partition("=")
         if equals:
             fields.setdefault(name, value)  # a comment's own come later
@@ -173,8 +173,8 @@ def job_fields(job: str) -> dict[str, str]:
 
 def nodes(seconds: float) -> list[Node]:
     """Return all nodes, each once, however many partitions it is in."""
-    told = run("sinfo", "--noheader", "--Node", f"--Format={_NODE_FORMAT}", seconds=seconds)
-    found = (_node(line.split()) for line in told.splitlines() if line.strip())
+    output = run("sinfo", "--noheader", "--Node", f"--Format={_NODE_FORMAT}", seconds=seconds)
+    found = (_node(line.split()) for line in output.splitlines() if line.strip())
     return list({node.name: node for node in found}.values())
 
 
@@ -196,10 +196,25 @@ def read_duration(text: str) -> float | None:
         return None
 
 
-def is_not_there(error: EngineRefused) -> bool:
-    """Whether a command was refused since the job does not run any more, or not yet."""
-    lowered = error.message.lower()
-    return any(words in lowered for words in _NOT_THERE)
+def submit(arguments: Sequence[str], script: str) -> str:
+    """Submit a job; return its id."""
+    output = run("sbatch", "--parsable", *arguments, stdin=script)
+    return output.strip().partition(";")[0]  # and its cluster's name
+
+
+def cancel(*arguments: str) -> None:
+    """Run `scancel`; a job that does not run any more, or not yet, is no error."""
+    try:
+        run("scancel", *arguments)
+    except EngineRefused as exc:
+        if not any(words in exc.message.lower() for words in _NOT_THERE):
+            raise
+
+
+def kill(job: str) -> None:
+    """Kill a job at once, also one that waits or starts."""
+    cancel("--full", "--signal=KILL", job)
+    cancel(job)
 
 
 def _labels(comment: str) -> Labels | None:

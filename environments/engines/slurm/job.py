@@ -3,7 +3,7 @@
 
 `python -m …engines.slurm.job FOLDER`:
 
-    job ──starts──▶ env host          its sockets are opened here, before anybody is told of them
+    job ──starts──▶ env host          its sockets are opened here, before their address is written
      └──▶ FOLDER/slurm-JOB.json       address, heartbeat, exit
 
 It listens at the node's own address, as Slurm has it, and at the port that the replica's plan asks
@@ -12,7 +12,7 @@ SIGUSR1 to drain. It ends as its server has ended, so that Slurm knows, too.
 
 Failure cases
 
-    the folder cannot be written     the job goes on, unheard; the next beat is written again
+    the folder cannot be written     the job goes on, unheard; the next heartbeat is written again
     the replica has another job      its node was cut off, say, and is back: this one ends
     this process is killed           Slurm ends what is left of the job
     the server is killed             its signal stands in the report, and is the job's own end; by
@@ -56,7 +56,7 @@ from ...shim.server_exit import ExitEvidence
 from ...shim.server_process import NotifyPipe
 from ..host_options import http_address, listen, server_options
 
-BEAT_SECONDS = 5.0  # between two reports of a job
+HEARTBEAT_SECONDS = 5.0  # between two reports of a job
 JOB_FILE_NAME = "slurm.json"
 NO_JOB = ""  # stands there while a job that Slurm does not know is to end
 OUTPUT_FILE_NAME = "slurm-{job}.out"
@@ -77,7 +77,7 @@ class JobReport:
         host: The address of that node.
         port: The port that its server listens on there.
         pid: Its server, on that node.
-        beats: Grows while the job lives: clocks of nodes may differ.
+        heartbeats: Grows while the job lives: clocks of nodes may differ.
         exit_code: How the server ended, 128 + n for a signal; None: it has not.
         exit: The same as an `ExitReason`, with what the job's cgroup has counted.
         runs: How many times Slurm has requeued it.
@@ -88,7 +88,7 @@ class JobReport:
     host: str
     port: int
     pid: int | None = None
-    beats: int = 0
+    heartbeats: int = 0
     exit_code: int | None = None
     exit: dict[str, Any] | None = None
     runs: int = 0
@@ -176,14 +176,14 @@ def node_address(environ: Mapping[str, str]) -> str:
     """Return this node's address, as Slurm has it; its own name where Slurm does not say."""
     name = environ.get("SLURMD_NODENAME", "")
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        told = subprocess.run(
+        answer = subprocess.run(
             ["scontrol", "--oneliner", "show", "node", name],
             capture_output=True,
             text=True,
             timeout=ASK_SECONDS,
             check=True,
         )
-        for word in told.stdout.split():
+        for word in answer.stdout.split():
             key, _, value = word.partition("=")
             if key == "NodeAddr" and value:
                 return value
@@ -233,13 +233,13 @@ class Job:
         self._evidence.begin(own_group(is_ours=False))
         server = self._start()
         self._report.pid = server.pid
-        beat_at = 0.0
+        heartbeat_at = 0.0
         while server.poll() is None:
-            if time.monotonic() >= beat_at:
-                beat_at = time.monotonic() + BEAT_SECONDS
-                self._beat(server)
+            if time.monotonic() >= heartbeat_at:
+                heartbeat_at = time.monotonic() + HEARTBEAT_SECONDS
+                self._send_heartbeat(server)
                 self._evidence.look()
-            for key, _ in self._selector.select(max(0.0, beat_at - time.monotonic())):
+            for key, _ in self._selector.select(max(0.0, heartbeat_at - time.monotonic())):
                 key.data()
             for number in self._signals.take() - {signal.SIGCHLD}:
                 server.send_signal(number)
@@ -264,9 +264,9 @@ class Job:
         with contextlib.suppress(OSError):
             self._report.write(self._run_dir)
 
-    def _beat(self, server: subprocess.Popen[bytes]) -> None:
+    def _send_heartbeat(self, server: subprocess.Popen[bytes]) -> None:
         """Say that this job lives; end its server when the replica has another job."""
-        self._report.beats += 1
+        self._report.heartbeats += 1
         self._write_report()
         if is_replaced(self._run_dir, self._report.job):
             sys.stderr.write("This replica has another job by now: ending.\n")

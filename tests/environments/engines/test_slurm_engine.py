@@ -13,6 +13,7 @@ import pytest
 from openenvd.environments.engines.base import Instance, InstanceState, Labels, ReplicaPlan
 from openenvd.environments.engines.slurm import commands as slurm_commands
 from openenvd.environments.engines.slurm import engine as slurm
+from openenvd.environments.engines.slurm import job_table
 from openenvd.environments.engines.slurm.commands import Row
 from openenvd.environments.engines.slurm.engine import SlurmEngine
 from openenvd.environments.engines.slurm.job import (
@@ -151,7 +152,7 @@ def test_a_requeue_that_is_seen_when_the_job_runs_again_has_a_reason(
 def test_a_silent_job_that_is_stopped_has_its_grace(
     jobs: Jobs, plan: ReplicaPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(job_table, "SILENT_SECONDS", 0.0)
     jobs.put("7", "RUNNING")
     report(tmp_path)
     engine = SlurmEngine()
