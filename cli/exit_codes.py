@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exit codes: documented in the README, stable, the same for every command."""
+"""The exit codes: documented on the site's page of commands, stable, the same for every command."""
 
 from __future__ import annotations
 

@@ -42,6 +42,7 @@ from load_tests.peers import scaling_servers as servers
 from load_tests.peers.cluster_servers import KINDS as CLUSTERS
 from load_tests.peers.cluster_servers import on_cluster, report_lines
 from load_tests.peers.scaling_servers import REPOSITORY, Arrangement, Started
+from load_tests.shared import chart
 from load_tests.shared.report import machine
 from openenvd.rollouts.bench import presentation
 from openenvd.rollouts.bench.plan import HANDSHAKE_SECONDS, Plan
@@ -114,6 +115,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--timeout", type=float, default=120.0, help="of a session, beyond its wait")
     add("--output-dir", type=Path, default=DEFAULT_FOLDER)
     add("--json", type=Path, metavar="FILE", help="a copy of summary.json")
+    add("--chart", type=Path, metavar="FILE", help="the README's chart, of this run")
     add("--short", action="store_true", help="half a minute: " + " ".join(SHORT))
     add("--compare-limit", action="store_true", help="the aims: " + " ".join(COMPARE_LIMIT))
     presets = {"--short": SHORT, "--compare-limit": COMPARE_LIMIT}
@@ -177,6 +179,8 @@ def _measure(options: argparse.Namespace, plan: Plan, started: list[Started]) ->
         print(f"no figures: matplotlib is not installed ({install_command('bench')})")
     if options.json is not None:
         shutil.copyfile(options.output_dir / "summary.json", options.json)
+    if options.chart is not None:
+        chart.main(options.output_dir / "summary.json", options.chart)
     print(f"written: {', '.join(str(path) for path in written)}")
     return 0
 

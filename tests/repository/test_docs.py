@@ -18,7 +18,7 @@ from types import ModuleType
 import click
 import pytest
 
-from openenvd.cli import exit_codes, passthrough
+from openenvd.cli import passthrough
 from openenvd.cli.main import COMMANDS, cli
 from openenvd.schema.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
 from openenvd.server.errors import ApiError
@@ -26,7 +26,6 @@ from openenvd.server.operations import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
-README = (ROOT / "README.md").read_text()
 API = (ROOT / "docs" / "api.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 ONE_REQUEST = (ROOT / "docs" / "one-request.md").read_text()
@@ -81,12 +80,6 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         if "://" not in target and target != "commands.md":  # which the site is built with
             assert (page.parent / target).exists(), target
-
-
-def test_the_exit_codes_of_the_readme_are_those_there_are() -> None:
-    section = README.partition("| exit code |")[2].partition("\n\n")[0]
-    shown = {int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
-    assert shown == {v for k, v in vars(exit_codes).items() if k.isupper() and isinstance(v, int)}
 
 
 def test_every_refusal_of_the_api_is_documented() -> None:
