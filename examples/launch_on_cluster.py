@@ -5,7 +5,7 @@ python launch_on_cluster.py slurm episodes        each replica is a job; `sbatch
 python launch_on_cluster.py ray episodes          each replica is an actor; RAY_ADDRESS says where
 python launch_on_cluster.py local episodes        the same program on this machine alone
 
-What a cluster needs beside it: `openenv check --provider slurm`, and docs/clusters.md.
+What a cluster needs beside it: `openenv check --provider slurm`, and docs/how-to/slurm.md.
 """
 
 from __future__ import annotations

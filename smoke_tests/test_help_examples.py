@@ -30,7 +30,7 @@ LINES = list(dict.fromkeys(line for each in EXAMPLES.values() for line, _ in eac
 NOT_RUN = {
     "openenv image build": "needs Docker; test_images.py builds images",
     "--provider docker": "needs Docker; test_docker.py runs the same line of the README",
-    "--provider slurm": "needs Slurm; test_slurm.py runs the same line of docs/clusters.md",
+    "--provider slurm": "needs Slurm; test_slurm.py runs the same line of docs/how-to/slurm.md",
 }
 ENDLESS = {"openenv up --foreground", "openenv status --watch", "openenv logs -f my_env"}
 IDS, PORT = ("7f3a91c2", "9b1d0c44"), "9000"  # of launches; that nobody listens on

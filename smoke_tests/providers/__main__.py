@@ -6,7 +6,7 @@
     python -m smoke_tests.providers --must local,docker  fails when one of these cannot run here
     python -m smoke_tests.providers --without kubernetes leaves this one out
     python -m smoke_tests.providers --half 7 slurm       half of its facts; local is tried whole
-    python -m smoke_tests.providers --write              writes the table in `docs/providers.md`
+    python -m smoke_tests.providers --write              writes the results that the site shows
 
 Exit code 1: a fact does not hold, or was skipped for another reason than that it does not apply; or
 a provider that must run did not.
@@ -103,7 +103,6 @@ def write(results: page.Results) -> None:
     known = {**(page.read_results() if page.RESULTS.exists() else {}), **results}
     ordered = {name: dataclasses.asdict(known[name]) for name in PROVIDERS if name in known}
     page.RESULTS.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n")
-    page.main()
 
 
 def main() -> int:
@@ -113,7 +112,7 @@ def main() -> int:
     parser.add_argument("--must", default="", help="providers that must be able to run here")
     parser.add_argument("--without", default="", help="providers that are left out")
     parser.add_argument("--half", type=int, metavar="SEED", help="half of an engine's facts")
-    parser.add_argument("--write", action="store_true", help="write results and page")
+    parser.add_argument("--write", action="store_true", help="write the results")
     options = parser.parse_args()
     results: page.Results = {}
     told = []

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of facts by provider in `docs/providers.md`, from the committed results.
-
-    python -m smoke_tests.providers.page     write it again
+"""The page of facts by provider, which the site is built with (`docs/built_pages.py`).
 
 The facts are the tests of this folder; the results (`results.json`) are what the last
-`python -m smoke_tests.providers --write` saw. What stands before the heading is written by hand,
-and so is what other systems do (`others.json`).
+`python -m smoke_tests.providers --write` saw. What other systems do (`others.json`) is written by
+hand.
 """
 
 from __future__ import annotations
@@ -19,23 +17,21 @@ from .others import System, read_others
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "results.json"
-PAGE = FOLDER.parents[1] / "docs" / "providers.md"
-HEADING = "## Facts\n"
+HEADING = "# Facts of the providers\n"
 HOLDS = "holds"
 DOES_NOT_APPLY = "does not apply: "  # begins the reason why
 DOES_NOT_HOLD = "does not hold: "
 INTRODUCTION = """\
-What the conformance suite found on each provider, with a real daemon, by the commands that a
-user types. `python -m smoke_tests.providers` tries it on your machine; each fact is a test in
-`smoke_tests/providers/`. A number stands for the reason below why a fact does not hold, or does not
+The conformance suite tries each fact on each provider, with a real daemon and the commands that a
+user types. `python -m smoke_tests.providers` runs it on your machine; each fact is a test in
+`smoke_tests/providers/`. A number stands for the reason below why a fact does not hold or does not
 apply.
 
-The last columns stand for other systems, by the best that each has for a fact: upstream's
-providers, and SkyPilot's clusters, managed jobs and services on Kubernetes and Slurm. They were
-read in source and documentation, not run. Where a fact speaks of the daemon, the process that made
-the provider object is meant there, and SkyPilot's API server or controllers. O and S with a number
-stand for what was read, with its sources, at the end of the page; \u2013 for what is not there to
-compare, and ? for what was not found out.
+The last columns are other systems: upstream's providers, and the best of SkyPilot's clusters,
+managed jobs and services on Kubernetes and Slurm. They were read in source and documentation, not
+run. For "the daemon" read the process that made upstream's provider object, and SkyPilot's API
+server or controllers. O and S with a number lead to the sources at the end; \u2013 means that there
+is nothing to compare, ? that nothing was found.
 """
 
 
@@ -88,7 +84,7 @@ def read_systems() -> list[System]:
 
 
 def render(results: Results, systems: list[System]) -> str:
-    """The page's generated part."""
+    """Return the whole page."""
     notes = _notes(results)
     columns = {f"`{name}`": _cells(result.facts, notes) for name, result in results.items()}
     columns |= {system.title: _cells_of_system(system) for system in systems}
@@ -164,23 +160,10 @@ def _section(system: System) -> str:
         note = system.notes[name]
         links = ", ".join(f"[{_short(it)}]({system.address(it)})" for it in note.sources)
         lines.append(f"- {number}: {note.why}" + f" ({links})" * bool(links))
-    head = f"### {system.title}\n\nVersion {system.version}, looked up on {system.read_on}.\n"
+    head = f"## {system.title}\n\nVersion {system.version}, looked up on {system.read_on}.\n"
     return "\n".join([head, *lines, ""])
 
 
 def _short(source: str) -> str:
     """The words of the link to a source."""
     return f"`{source}`" if "://" not in source else source.split("/")[2]
-
-
-def with_table(page: str, results: Results, systems: list[System]) -> str:
-    """The page with the part that begins at the heading replaced."""
-    return page.partition(HEADING)[0] + render(results, systems)
-
-
-def main() -> None:
-    PAGE.write_text(with_table(PAGE.read_text(), read_results(), read_systems()))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of habits in `docs/compatibility.md`, from what the habits declare.
-
-python -m smoke_tests.same_as_upstream.page     write them again
-"""
+"""The page of habits, from what the habits declare; the site is built with it."""
 
 from __future__ import annotations
 
@@ -14,15 +11,23 @@ from .habits.habit import BETTER, ON_PURPOSE, SAME, Habit
 
 WAYS = ("shared", "isolated", "docker")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "compatibility.md"
-BEGIN, END = "<!-- habits: generated -->\n", "<!-- end of habits -->\n"
+INTRODUCTION = """\
+# Habits of authors
+
+`smoke_tests/same_as_upstream` serves small environments, each with one habit of those who write
+them, on OpenEnv's server (uvicorn, `openenv` 0.10.0), by `openenv launch` with and without
+`--isolate`, and on Docker. OpenEnv's client plays a session with the habit, one beside it and one
+after it. The suite compares the answers, the lives of the sessions, and the processes and files
+that are left. [Compatibility](compatibility.md) explains what differs on purpose.
+"""
 DIFFERENCES = "## Differences on purpose\n"
 
 
-def render(habits: list[Habit]) -> str:
-    """One table for each module, and the reasons below."""
+def render() -> str:
+    """Return the page: a table for each module, and the reasons below."""
     reasons: dict[str, int] = {}
     parts = []
-    for module, group in itertools.groupby(habits, lambda habit: habit.module):
+    for module, group in itertools.groupby(all_habits(), lambda habit: habit.module):
         lines = [f"| {MODULES[module]} | here |", "|---|---|"]
         for habit in group:
             cells = {way: cell(habit, way, reasons) for way in WAYS}
@@ -34,7 +39,7 @@ def render(habits: list[Habit]) -> str:
             lines.append(f"| {habit.sentence.removesuffix('.')} | {here} |")
         parts.append("\n".join(lines) + "\n")
     notes = [f"{number}. {why}." for why, number in reasons.items()]
-    return "\n".join(["", *parts, *notes, ""])
+    return "\n".join([INTRODUCTION, *parts, *notes, ""])
 
 
 def cell(habit: Habit, way: str, reasons: dict[str, int]) -> str:
@@ -51,12 +56,3 @@ def entries(page: str) -> set[str]:
     table = page.partition(DIFFERENCES)[2].partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ")]
     return {row.split("|")[1].strip() for row in rows[1:]}
-
-
-def with_tables(page: str) -> str:
-    before, _, rest = page.partition(BEGIN)
-    return before + BEGIN + render(all_habits()) + END + rest.partition(END)[2]
-
-
-if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text()))

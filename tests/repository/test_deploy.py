@@ -33,7 +33,11 @@ def test_chart_and_pages_name_this_version() -> None:
     [about] = objects("docs/deploy/chart/Chart.yaml")
     assert about["version"] == about["appVersion"] == __version__
     image = re.compile(r"openenvd:(\d+\.[\w.]+)")
-    for path in ("docs/deploy/chart/values.yaml", "docs/deploy/Dockerfile", "docs/clusters.md"):
+    for path in (
+        "docs/deploy/chart/values.yaml",
+        "docs/deploy/Dockerfile",
+        "docs/how-to/kubernetes.md",
+    ):
         assert set(image.findall((ROOT / path).read_text())) == {__version__}, path
 
 

@@ -21,8 +21,6 @@ import pytest
 from openenvd.cli import passthrough
 from openenvd.cli.main import COMMANDS, cli
 from openenvd.schema.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
-from openenvd.server.errors import ApiError
-from openenvd.server.operations import registry
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
@@ -33,6 +31,9 @@ LOAD_TESTS = "".join(path.read_text() for path in (ROOT / "load_tests").rglob("*
 # What stands for something of the reader's.
 METAVARIABLES = re.compile(r"\[.*?\]|…|\\\|\w+")
 
+
+# Pages that the site is built with.
+BUILT = ("commands.md", "facts.md", "figures.md", "habits.md", "http-routes.md")
 
 # What is in a fence, and is nothing that anybody types into a shell or Python.
 NO_PROGRAM = {"json", "text", "toml", "traceql", "yaml"}
@@ -78,32 +79,14 @@ def test_commands_are_found_to_be_shown() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_to_a_file(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
-        if "://" not in target and target != "commands.md":  # which the site is built with
+        if "://" not in target and not target.endswith(BUILT):
             assert (page.parent / target).exists(), target
-
-
-def test_every_refusal_of_the_api_is_documented() -> None:
-    section = API.partition("## Errors")[2]
-    shown = {
-        (int(status), kind)
-        for status, kinds in re.findall(r"^\| (\d+) \| (.*?) \|", section, re.MULTILINE)
-        for kind in re.findall(r"`(\w+)`", kinds)
-    }
-    known = {(kind.status, kind.kind) for kind in ApiError.__subclasses__()}
-    assert known <= shown
-    assert {kind for _, kind in shown} <= {kind for _, kind in known} | {"internal", "http"}
 
 
 @pytest.mark.parametrize("states", [RequestState, EnvironmentState, ReplicaState, ErrorKind])
 def test_every_state_and_kind_is_documented(states: type[RequestState]) -> None:
     words = set(re.findall(r"\w+", API))
     assert {state.value for state in states} <= words
-
-
-def test_every_operation_is_documented_as_it_is_declared() -> None:
-    for operation in registry.OPERATIONS:
-        row = f"| `{operation.name}` | `{operation.schedule}` | {operation.summary} |"
-        assert row in API
 
 
 def test_every_dependency_has_a_reason() -> None:
@@ -228,7 +211,7 @@ def test_python_that_is_shown_compiles(page: Path) -> None:
 
 def test_every_path_of_one_request_exists() -> None:
     paths = set(re.findall(r"`((?:[a-z_]+/)+(?:\w+\.py)?)`", ONE_REQUEST))
-    assert len(paths) > 60
+    assert len(paths) > 50
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 

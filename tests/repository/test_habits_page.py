@@ -18,12 +18,6 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("smoke_tests.same_as_upstream.page")
 
 
-def test_the_tables_are_those_of_the_habits(page: Any) -> None:
-    text = page.PAGE.read_text()
-    found = page.with_tables(text)
-    assert text == found, "write it again: python -m smoke_tests.same_as_upstream.page"
-
-
 def test_each_habit_is_same_better_for_a_reason_or_an_entry_of_the_differences(page: Any) -> None:
     habits = page.all_habits()
     assert len(habits) >= 100
