@@ -3,9 +3,8 @@
 
     python -m load_tests.scaling --peer upstream --chart docs/images/sessions.svg
 
-A point is the median of
-the repetitions of one batch, the bar through it the least and the greatest; both axes are
-logarithmic.
+A point is the median of the repetitions of one batch, the bar through it the least and the
+greatest; both axes are logarithmic.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from pathlib import Path
 
 LEFT, TOP, WIDTH, HEIGHT = 52, 46, 560, 250
 COLOURS = ("#1f883d", "#bc4c00", "#8250df")
+BOLD, END, MIDDLE = 'font-weight="600"', 'text-anchor="end"', 'text-anchor="middle"'
 NAMES = {"upstream": "OpenEnv's own server"}
 Lines = dict[str, dict[int, list[float]]]  # by server and sessions: P99 of each repetition
 
@@ -29,8 +29,7 @@ def read(path: Path) -> tuple[Lines, str]:
     for row in report["summaries"]:
         line = lines.setdefault(NAMES.get(row["server"], row["server"]), {})
         line.setdefault(row["num_requests"], []).append(row["total_p99"])
-    facts = report["machine"]
-    return lines, f"{facts['cores']} cores shared by server and clients"
+    return lines, f"{report['machine']['cores']} cores shared by server and clients"
 
 
 def draw(lines: Lines, note: str) -> str:
@@ -46,16 +45,15 @@ def draw(lines: Lines, note: str) -> str:
     def y(seconds: float) -> float:
         return TOP + HEIGHT * (1 - math.log(max(seconds, 1.0)) / math.log(top))
 
-    parts = [_text(LEFT - 40, 20, "Seconds until 99 % of the sessions are done", bold=True)]
+    parts = [_text(LEFT - 40, 20, "Seconds until 99 % of the sessions are done", BOLD)]
     parts += [
         f'<path d="M{LEFT} {y(t):.1f}h{WIDTH}" class="grid"/>'
-        + _text(LEFT - 8, y(t) + 4, f"{t:g}", anchor="end")
+        + _text(LEFT - 8, y(t) + 4, f"{t:g}", END)
         for t in ticks
     ]
-    parts += [_text(x(n), TOP + HEIGHT + 20, f"{n:,}", anchor="middle") for n in batches]
-    parts.append(
-        _text(LEFT, TOP + HEIGHT + 42, f"sessions at once (connect, reset, a step of 1 s); {note}")
-    )
+    parts += [_text(x(n), TOP + HEIGHT + 20, f"{n:,}", MIDDLE) for n in batches]
+    below = f"sessions at once (connect, reset, a step of 1 s); {note}"
+    parts.append(_text(LEFT, TOP + HEIGHT + 42, below))
     for colour, (name, line) in zip(COLOURS, lines.items(), strict=False):
         parts += _line(colour, name, [(x(n), [y(t) for t in ts]) for n, ts in sorted(line.items())])
     return "\n".join([_HEAD, *parts, "</svg>\n"])
@@ -71,27 +69,17 @@ def _line(colour: str, name: str, points: Iterable[tuple[float, list[float]]]) -
         for x, y, low, high in at
     ]
     x, y, *_ = at[-1]
-    return [*drawn, _text(x - 12, y - 12, name, anchor="end", fill=colour, bold=True)]
+    return [*drawn, _text(x - 12, y - 12, name, f'{END} {BOLD} fill="{colour}"')]
 
 
-def _text(
-    x: float,
-    y: float,
-    text: str,
-    *,
-    anchor: str = "start",
-    fill: str = "#59636e",
-    bold: bool = False,
-) -> str:
-    weight = ' font-weight="600"' * bold
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{fill}"{weight}>{text}</text>'
-    )
+def _text(x: float, y: float, text: str, style: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{text}</text>'
 
 
 _HEAD = f"""\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 28} {TOP + HEIGHT + 56}" \
-font-family="system-ui,sans-serif" font-size="13" role="img" aria-label="Sessions against time">
+font-family="system-ui,sans-serif" font-size="13" fill="#59636e" \
+role="img" aria-label="Sessions against time">
 <style>.grid{{stroke:#d1d9e0}}</style>
 <rect width="100%" height="100%" rx="8" fill="#fff"/>"""
 

@@ -72,10 +72,6 @@ def test_every_command_that_is_shown_is_one(command: str) -> None:
         found.make_context(str(name), [*rest], parent=context)
 
 
-def test_commands_are_found_to_be_shown() -> None:
-    assert len(shown_commands()) >= 10
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_to_a_file(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
@@ -211,7 +207,6 @@ def test_python_that_is_shown_compiles(page: Path) -> None:
 
 def test_every_path_of_one_request_exists() -> None:
     paths = set(re.findall(r"`((?:[a-z_]+/)+(?:\w+\.py)?)`", ONE_REQUEST))
-    assert len(paths) > 50
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
