@@ -29,9 +29,8 @@ from load_tests.held_sessions import WARMING_SESSIONS, held
 from load_tests.peers.cluster_servers import unevenness
 from load_tests.peers.scaling_servers import openenv
 from load_tests.shared.report import Report, daemon, parse_arguments, percentile, pss_bytes, run
-from openenvd.rollouts.bench.plan import Plan
 from openenvd.rollouts.bench.results import Target
-from openenvd.rollouts.bench.sweep import Sweep
+from openenvd.rollouts.bench.sweep import Plan, Sweep
 
 CROWDS, SHORT_CROWDS = (2_048, 8_192), (256,)
 REPLICAS, SHORT_REPLICAS = (2, 4), (2,)

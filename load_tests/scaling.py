@@ -45,9 +45,8 @@ from load_tests.peers.scaling_servers import REPOSITORY, Arrangement, Started
 from load_tests.shared import chart
 from load_tests.shared.report import machine
 from openenvd.rollouts.bench import presentation
-from openenvd.rollouts.bench.plan import HANDSHAKE_SECONDS, Plan
 from openenvd.rollouts.bench.results import Report, Summary, Target
-from openenvd.rollouts.bench.sweep import Sweep
+from openenvd.rollouts.bench.sweep import HANDSHAKE_SECONDS, Plan, Sweep
 from openenvd.schema.errors import EnvironmentsError
 from openenvd.system.files.installation import install_command
 

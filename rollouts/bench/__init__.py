@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure how an environment scales: many sessions at once, from several load generators.
 
-plan.py          the plan: a grid of batches, and how many generators it takes
-sweep.py         the measurement: every cell of the grid against every target, by a crew of
+sweep.py         the measurement: every cell of a grid against every target, by a crew of
                  generators, one pipe each
 generator.py     one generator (a process): its share of a batch
 session.py       one session, phase by phase, and its WebSocket

@@ -35,9 +35,9 @@ from ...system.net.access import bearer_header
 from ...system.net.websocket import unmasked_client_frame, upgrade_request
 from ...system.process.proc import raise_fd_limit
 from ...system.text.json_lines import Json
-from .plan import HANDSHAKE_SECONDS
 from .session import Session
 
+HANDSHAKE_SECONDS = 10.0  # as upstream's client gives it (`connect_timeout_s`)
 # Linux: `connect` chooses the port, knowing both ends; `bind` would use one up for all ends.
 _IP_BIND_ADDRESS_NO_PORT = 24
 

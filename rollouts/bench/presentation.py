@@ -19,8 +19,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from .plan import usable_cores
-from .results import Report, Summary, machine
+from .results import Report, Summary, machine, usable_cores
 
 SUCCESS_THRESHOLD = 0.95  # of the seed: the largest batch that reaches it is the maximum
 _CELLS = 2  # the first headings tell batches of one size apart

@@ -22,14 +22,16 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import orjson
 import psutil
 
 from ...system.text.json_lines import Json
-from .plan import Cell, Plan, usable_cores
+
+if TYPE_CHECKING:
+    from .sweep import Cell, Plan
 
 HTTP_PORT = 80
 _COUNTERS = Path("/proc/net/netstat")
@@ -153,6 +155,11 @@ class Report:
         }
         paths[2].write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         return paths
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def machine() -> Json:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A measurement: every cell of the grid is tried on every target, by a crew of load generators.
 
+    Plan     the grid: batch sizes, waits, repetitions; its numbers are checked by the caller
     Sweep    for each cell:   for each target (the order turns with every repetition): one batch
     Crew     ──one pipe each──▶ generator 0..n-1 ──thousands of sockets──▶ server
 
@@ -12,30 +13,92 @@ generator exits when its stdin ends, so none outlives its crew.
 from __future__ import annotations
 
 import contextlib
+import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from threading import Timer
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import orjson
 
 from ...schema.errors import OperationFailed
 from ...system.text.json_lines import Json
-from .generator import Batch
-from .plan import Cell, Plan
-from .results import Harvest, Report, Summary, Target, cpu_seconds, read_drops, results_of
+from .generator import HANDSHAKE_SECONDS, Batch
+from .results import (
+    Harvest,
+    Report,
+    Summary,
+    Target,
+    cpu_seconds,
+    read_drops,
+    results_of,
+    usable_cores,
+)
 
 START_SECONDS = 180.0  # for a generator to import what it needs; upstream's client: 8 s of CPU
 HEAD_START_SECONDS = 0.05  # from `go` to the first connection: every generator has read it by then
 MARGIN_SECONDS = 30.0  # beyond a batch's own time-out, for outcomes to be reported
 PORTS_OF_AN_ADDRESS = 20_000  # of one source address towards one server, with room to spare
+_SPARE_FILES = 64  # of a generator, beside its sockets
 PAUSE_SECONDS = 0.5  # for the sessions of one batch to be gone before the next, as in the seed
 
 OnProgress = Callable[[str, int, int], None]  # what is done now; batches done, and all of them
+
+
+class Cell(NamedTuple):
+    """One batch."""
+
+    requests: int
+    wait_seconds: float
+    repetition: int  # from 1
+
+    def __str__(self) -> str:
+        return f"{self.requests} sessions, wait {self.wait_seconds:g} s, #{self.repetition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The whole grid."""
+
+    requests_grid: tuple[int, ...]
+    wait_grid: tuple[float, ...] = (1.0,)
+    repetitions: int = 1
+    action: Json | None = None  # None: `{"wait_seconds": …}`, as the benchmark environment wants
+    timeout_seconds: float = 120.0  # of a session, beyond its wait
+    generators: int | None = None  # None: enough for the cores and the open files
+    window: int = 0  # handshakes under way at once, all generators together; 0: all
+    handshake_seconds: float = HANDSHAKE_SECONDS  # from connecting to the answered upgrade
+
+    def cells(self) -> Iterator[Cell]:
+        """Every batch, small ones first."""
+        repetitions = range(1, self.repetitions + 1)
+        return map(Cell._make, product(self.requests_grid, self.wait_grid, repetitions))
+
+    @property
+    def largest(self) -> int:
+        """Sessions of the largest batch."""
+        return max(self.requests_grid)
+
+    @property
+    def crew_size(self) -> int:
+        """How many generators."""
+        _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # once the limit is raised
+        files = 2**20 if files == resource.RLIM_INFINITY else files
+        return self.generators or crew_size(self.largest, usable_cores(), files)
+
+
+def crew_size(largest: int, cores: int, files: int) -> int:
+    """One generator for every two cores, at least two where they can run side by side.
+
+    More where their open files would not do.
+    """
+    by_files = -(-largest // max(1, files - _SPARE_FILES))
+    return max(min(2, cores), cores // 2, by_files) if largest > 1 else 1
 
 
 class GeneratorLost(OperationFailed):

@@ -19,7 +19,7 @@ from pydantic import Field
 from ...environments import run_files
 from ...environments.access import ask, base_url_by_name
 from ...environments.shim.client import ShimClient, ShimGone
-from ...rollouts.bench.plan import Plan
+from ...rollouts.bench.sweep import Plan
 from ...schema.errors import InvalidSpec
 from ...schema.layout import Layout, make_private
 from ...schema.operation_options import BenchmarkOptions

@@ -19,9 +19,8 @@ import psutil
 import pytest
 
 from openenvd.rollouts.bench.generator import Batch
-from openenvd.rollouts.bench.plan import Plan
 from openenvd.rollouts.bench.results import Report, Summary, Target, read_drops
-from openenvd.rollouts.bench.sweep import Crew, GeneratorLost, shares_of
+from openenvd.rollouts.bench.sweep import Crew, GeneratorLost, Plan, shares_of
 
 # The seed's own fields, in its order: burtenshaw/openenv-scaling, tests/test_scaling.py.
 RAW_FIELDS = """request_id mode timestamp wait_requested batch_size hardware connect_latency

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.rollouts.bench.plan import Plan, crew_size
+from openenvd.rollouts.bench.sweep import Plan, crew_size
 
 
 def test_every_cell_is_visited_once() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from openenvd.rollouts.bench.plan import Plan
 from openenvd.rollouts.bench.presentation import lines_of
 from openenvd.rollouts.bench.results import Report, Summary
+from openenvd.rollouts.bench.sweep import Plan
 
 PLAN = Plan((16384,))
 
