@@ -2,7 +2,7 @@
 """Messages with descriptors between the processes of one replica, and how connections travel.
 
     supervisor ◀──link i──▶ shard i    a SEQPACKET pair each: what begins, ends, fails
-    supervisor ──inbox b──▶ shard b    a SEQPACKET pair each: connections, from the lobby; every
+    supervisor ──inbox b──▶ shard b    a SEQPACKET pair each: new connections; every
     shard a ──inbox b──▶ shard b       shard has all writing ends, and the supervisor both ends, so
                                        that no connection is lost with a shard
 
@@ -11,7 +11,7 @@ connection is handed over unanswered, as its descriptor and the bytes read so fa
 too many for a packet (the beginning of a large body) are in a file, the message's last descriptor.
 
     the receiver is slow    `MessageChannel` keeps what does not fit and sends it when it does
-    the receiver exits      a link ends (EPIPE); the lobby takes back what is in an inbox
+    the receiver exits      a link ends (EPIPE); the supervisor takes back what is in an inbox
     the sender exits        its messages arrive; the kernel holds the descriptors
 
 `PeerReplicas`: passes connections between the replicas of one address.
@@ -21,7 +21,7 @@ accepted by a replica that does not have it. A session's id names its replica
 (`shard/connections.py`), and each replica has a *door*, a Unix socket in a private folder, which
 is found by the replica's number:
 
-    shard of replica a ──descriptor, and the bytes read──▶ door of b ──▶ lobby of b
+    shard of replica a ──descriptor, and the bytes read──▶ control socket of b ──▶ backlog of b
     whoever scales ──how many sessions are its share──▶ door of b
 
     b has exited or is starting    nothing listens at its door: its sessions are unknown

@@ -6,7 +6,7 @@ own) keeps its state in its process. So one process answers all of it, and runs 
 start-up and shutdown hooks: the home shard. It is shard 0, the first to be forked and the last to
 be given back. Sessions, our routes and upstream's stateless ones are answered by every shard.
 
-    lobby ─▶ shard a reads the head ─┬─ a session, or a shared path ─▶ answered by a
+    inbox ─▶ shard a reads the head ─┬─ a session, or a shared path ─▶ answered by a
                                      └─ an own path ─descriptor, bytes read─▶ inbox of home
     a kept connection ─▶ `KeptConnection` looks at the next request ─ the same; in the home shard,
                          too, a handshake that the project's middleware sees begins anew

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A shard: one process with one event loop that serves sessions.
 
-    lobby ────────▶ inbox ─▶ Arrival ─┬─▶ served here (`base.py`)
+    supervisor ───▶ inbox ─▶ Arrival ─┬─▶ served here (`base.py`)
     other shards ────▲                └─▶ inbox of the shard that has its session, or room, or the
                                           project's own routes (`serving/own_app.py`)
 
@@ -50,7 +50,7 @@ log = logging.getLogger("openenvd.env_host")
 
 
 class Shard(ServingProcess):
-    """One of the processes that take connections from the lobby."""
+    """One of the processes that take connections from the supervisor."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Shard(ServingProcess):
         return None
 
     def _take_connections(self, message: Message) -> None:
-        """Take connections from the lobby, or one from another shard."""
+        """Take connections from the supervisor, or one from another shard."""
         data, accepted = carried_bytes(message), message.head.get("accepted")
         for fd, since in zip(message.fds, message.head["since"], strict=False):
             self._take_connection(fd, since, data, accepted_as_bytes(accepted))

@@ -2,7 +2,8 @@
 """The prefork supervisor of one environment: forks the processes that serve, and outlives them.
 
 supervisor.py       serve, drain, end: one thread, one `select`, no event loop
-acceptor.py         whether connections are accepted here, or left to peer replicas
+acceptor.py         whether connections are accepted here, or left to peer replicas; their backlog
+distributor.py      passes connections on to the shards
 shard_pool.py       starts and stops shards as sessions come and go
 child_links.py      what children report, and what follows when one exits
 context.py          what these four have in common

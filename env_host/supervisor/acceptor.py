@@ -1,31 +1,166 @@
 # SPDX-License-Identifier: Apache-2.0
 """Accepts the connections of a replica's address, as long as this replica is to serve them.
 
+    kernel's queues ──`Acceptor`, until empty──▶ `Backlog` ──the oldest first──▶ `Distributor`
+                                                    └── too many wait: 503
+
 Peer replicas may listen at the same address. While this one has no room for sessions, what arrives
 is left in the kernel's queues for them, for a moment; then a part of it is accepted all the same:
 the peers may have no room either, and an HTTP request needs none.
+
+What happens when
+
+    too many are waiting    the next ones are answered 503, with `Retry-After`; copies of sessions'
+                            sockets (`close_notices.py`) are closed before there are too many
+    no descriptor is left   connections stay in the kernel's queues, and are accepted later
+    the supervisor stops    those that wait are answered 503
 """
 
 from __future__ import annotations
 
+import errno
+import itertools
+import logging
 import os
 import selectors
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from ..ipc.scoreboard import Field
-from .context import SupervisorContext
+from ..ipc.scoreboard import Field, now_microseconds
+from ..startup import SPARE_FDS
+from .close_notices import close_unread, send_refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ..ipc.fd_messages import PeerReplicas
+    from .context import SupervisorContext
 
 YIELD_SECONDS = 0.25  # for peer replicas to accept what this one has no room for
 ROOM_POLL_INTERVAL_SECONDS = 0.03  # while it has none
 PEERS_POLL_INTERVAL_SECONDS = 1.0
 ACCEPTED_WHEN_FULL = 8  # connections after each such interval
+MAX_AT_ONCE = 4096  # accepted before the supervisor does anything else
+CROWD = 64  # connections in the kernel's queues, where others are likely to follow
+FULL_SECONDS = 0.1  # to wait when there are no descriptors left
+LINGER_SECONDS = 1.0  # for a refused client to read its answer
+MAX_LINGERING = 256
+
+_NO_ROOM = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+
+log = logging.getLogger("openenvd.env_host")
+
+
+class Waiting(NamedTuple):
+    """A connection that no shard has taken."""
+
+    since: int  # on the scoreboard's clock; the order in which connections are passed on
+    fd: int
+    head: bytes = b""  # what a shard has read of it, before it was taken back
+
+
+class Backlog:
+    """The connections that were accepted and passed to no shard. On the supervisor's thread.
+
+    Attributes:
+        is_crowd_arriving: So many came in the last `accept` that there is no time for forks.
+    """
+
+    def __init__(self, listeners: Sequence[socket.socket], *, max_fds: int) -> None:
+        """Prepare; nothing is accepted yet. A process may have `max_fds` descriptors."""
+        for listener in listeners:
+            listener.setblocking(False)
+        self.listeners = listeners
+        self.is_crowd_arriving = False
+        self.waiting: deque[Waiting] = deque()
+        self._at_once = max_at_once(max_fds)
+        self._max_waiting = max(1, max_fds - 2 * SPARE_FDS)
+        self._refused: deque[tuple[float, int]] = deque()  # until when, descriptor
+        self._has_warned = False
+        self._closed_until = 0.0  # to new connections, when there are no descriptors
+
+    @property
+    def fds(self) -> list[int]:
+        """The descriptors of the connections, which children must not keep."""
+        return [each.fd for each in self.waiting] + [fd for _, fd in self._refused]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether connections can be accepted now."""
+        return time.monotonic() >= self._closed_until
+
+    def accept(self, limit: int | None = None) -> None:
+        """Accept the connections in the kernel's queues: all, or at most so many."""
+        since = now_microseconds()
+        of_each = self._at_once // len(self.listeners)
+        accepted = 0
+        for listener in self.listeners:
+            left = of_each if limit is None else min(of_each, limit - accepted)
+            for fd in self._accept_from(listener, left):
+                accepted += 1
+                self.add(Waiting(since, fd))
+        self.is_crowd_arriving = accepted >= CROWD
+
+    def add(self, connection: Waiting) -> None:
+        """Keep a connection, or refuse it; another replica may have accepted it."""
+        if len(self.waiting) < self._max_waiting:
+            self.waiting.append(connection)
+        else:
+            self._refuse(connection.fd, "Too many connections are waiting to be served.")
+
+    def put_back(self, connections: Iterable[Waiting]) -> None:
+        """Keep connections that were passed to a shard; the oldest come first again."""
+        self.waiting.extend(connections)
+        self.waiting = deque(sorted(self.waiting, key=lambda each: each.since))
+
+    def close_refused(self, now: float, limit: int = MAX_LINGERING) -> None:
+        """Close those that have had time to read their answer, and the oldest beyond `limit`."""
+        while self._refused and (self._refused[0][0] <= now or len(self._refused) > limit):
+            close_unread(self._refused.popleft()[1])
+
+    def refuse_all(self, text: str) -> None:
+        """Refuse the connections that wait."""
+        while self.waiting:
+            self._refuse(self.waiting.popleft().fd, text)
+
+    def due(self) -> float | None:
+        """Return when to accept again or to close what was refused, on the monotonic clock."""
+        moments = [self._closed_until] if not self.is_open else []
+        moments += [until for until, _ in itertools.islice(self._refused, 1)]
+        return min(moments, default=None)
+
+    def _accept_from(self, listener: socket.socket, limit: int) -> Iterator[int]:
+        for _ in range(limit if self.is_open else 0):
+            try:
+                # What `accept` does, without its asking the listener for its family each time.
+                fd, _ = listener._accept()  # type: ignore[attr-defined]  # noqa: SLF001
+            except (BlockingIOError, InterruptedError):
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as exc:
+                if exc.errno not in _NO_ROOM:  # an error of this one connection, which is gone
+                    continue
+                if not self._has_warned:
+                    self._has_warned = True
+                    log.warning("no more connections can be accepted for now: %s", exc)
+                self._closed_until = time.monotonic() + FULL_SECONDS
+                return
+            self._has_warned = False
+            yield fd
+
+    def _refuse(self, fd: int, text: str) -> None:
+        """Answer 503, and close later: closed with its request unread, the client sees a reset."""
+        now = time.monotonic()
+        self.close_refused(now, limit=MAX_LINGERING - 1)
+        send_refusal(fd, text)
+        self._refused.append((now + LINGER_SECONDS, fd))
+
+
+def max_at_once(max_fds: int) -> int:
+    """Return how many connections are accepted before anything else is done."""
+    return min(MAX_AT_ONCE, max_fds // 4)
 
 
 class Acceptor:
@@ -62,7 +197,7 @@ class Acceptor:
     def fds(self) -> list[int]:
         """Descriptors that no child may keep."""
         barrier = [] if self._barrier_fd is None else [self._barrier_fd]
-        return [*self._context.lobby.fds, *(one.fileno() for one in self._listeners), *barrier]
+        return [*self._context.backlog.fds, *(one.fileno() for one in self._listeners), *barrier]
 
     @property
     def has_begun(self) -> bool:
@@ -79,7 +214,7 @@ class Acceptor:
         if is_wanted == self._is_watching:
             return
         self._is_watching = is_wanted
-        for listener in self._context.lobby.listeners:
+        for listener in self._context.backlog.listeners:
             if is_wanted:
                 self._context.selector.register(listener, selectors.EVENT_READ, self.accept)
             else:
@@ -91,9 +226,9 @@ class Acceptor:
             return
         self._context.idleness.note_use(now := time.monotonic())
         if not self.has_peers(now):
-            self._context.lobby.accept()
+            self._context.backlog.accept()
         elif (room := self._room(now)) > 0:
-            self._context.lobby.accept(room)
+            self._context.backlog.accept(room)
         else:
             self._yield_to_peers(now)
 
@@ -108,7 +243,7 @@ class Acceptor:
         """Leave what has not been accepted to the other replicas."""
         listeners, self._listeners = self._listeners, ()
         self.watch()
-        self._context.lobby.listeners = ()
+        self._context.backlog.listeners = ()
         for one in listeners:
             one.close()
 
@@ -117,7 +252,7 @@ class Acceptor:
         is_here = bool(self._listeners) and self._barrier_fd is None
         if not is_here or time.monotonic() < self._yields_until:
             return False
-        return self._context.lobby.is_open and not self._context.is_stopping
+        return self._context.backlog.is_open and not self._context.is_stopping
 
     def _open_barrier(self) -> None:
         """Begin to accept, now that the other end of the barrier is closed."""
@@ -133,11 +268,11 @@ class Acceptor:
         self._yields_until = now + ROOM_POLL_INTERVAL_SECONDS
         if now - self._yields_since >= YIELD_SECONDS:
             self._yields_since = now
-            self._context.lobby.accept(ACCEPTED_WHEN_FULL)
+            self._context.backlog.accept(ACCEPTED_WHEN_FULL)
 
     def _room(self, now: float) -> int:
         """Return how many more sessions there may be than connections are here; never too many."""
-        self._context.lobby.look(now)  # first, as connections go
+        self._context.distributor.update(now)  # first, as connections go
         rows = self._context.scoreboard.shard_counters()
-        waiting = self._context.lobby.load + sum(row[Field.WAITING] for row in rows)
+        waiting = self._context.distributor.load + sum(row[Field.WAITING] for row in rows)
         return sum(max(0, row[Field.MAX_SESSIONS] - row.load) for row in rows) - waiting

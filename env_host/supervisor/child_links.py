@@ -192,7 +192,7 @@ class ChildLinks:
             kill(child.pid, group=True)
         else:
             row[Field.MAX_SESSIONS] = self._context.plan.share(child.index)
-            self._context.lobby.shard_exited(child.index)
+            self._context.distributor.shard_exited(child.index)
         if child.group is not None:
             child.group.kill()
             child.group.remove()

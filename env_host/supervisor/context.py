@@ -12,11 +12,12 @@ from ..environment.plan import ServingPlan
 from ..ipc.scoreboard import Field, Scoreboard
 from ..shared_state.process import StateProcess
 from ..startup import SPARE_FDS
+from .acceptor import Backlog, max_at_once
 from .children import Children
 from .close_notices import SocketCopies
+from .distributor import Distributor
 from .exits import ExitReports
 from .isolated_sessions import IsolatedSessions
-from .lobby import Lobby, most_at_once
 from .programs import ProgramWatch
 from .shard_policies import Idleness
 from .spawn import Spawner
@@ -42,14 +43,15 @@ class SupervisorContext:
         self,
         config: HostConfig,
         spawner: Spawner,
-        lobby: Lobby,
+        backlog: Backlog,
         scoreboard: Scoreboard,
         notifier: Notifier,
         max_fds: int,
     ) -> None:
         self.config = config
         self.spawner = spawner
-        self.lobby = lobby
+        self.backlog = backlog
+        self.distributor = Distributor(backlog, scoreboard, spawner.inboxes, max_fds=max_fds)
         self.scoreboard = scoreboard
         self.notifier = notifier
         self.max_fds = max_fds
@@ -61,8 +63,8 @@ class SupervisorContext:
         self.reporter = StatusReporter(scoreboard, notifier, self._find_left)
         self.restarts = RestartSchedule()
         self.idleness = Idleness(config.sleep_after_seconds)
-        most_copies = max(0, max_fds - 2 * SPARE_FDS - most_at_once(max_fds))
-        self.copies = SocketCopies(most_copies, self.children)
+        max_copies = max(0, max_fds - 2 * SPARE_FDS - max_at_once(max_fds))
+        self.copies = SocketCopies(max_copies, self.children)
         self.state: StateProcess | None = None
         self.is_ready = False
         self.is_stopping = False

@@ -18,7 +18,7 @@ The process of an isolated session that is over is ended after the same while.
 
 A replica sleeps when nobody has used it for so long. Any connection is use, whatever is asked
 through it. A shard with a connection is not idle, and writes when it last had something to do; a
-connection that no shard has taken is in the lobby.
+connection that no shard has taken is in the backlog.
 """
 
 from __future__ import annotations

@@ -66,12 +66,13 @@ class ShardPool:
         context = self._context
         moments = [
             context.restarts.next_due(),
-            context.lobby.due(is_placing=context.is_placing),
+            context.backlog.due(),
             self._memory.due(context.children),
             now + RETRY_SECONDS if context.isolated.over else None,
         ]
         if context.is_placing:
             moments += [
+                context.distributor.due(),
                 context.reporter.due(),
                 self._demand.due(),
                 context.children.next_retirement(),
@@ -137,30 +138,31 @@ class ShardPool:
     def _place(self) -> None:
         """Pass connections on to shards, of which there are as many as are wanted."""
         now = time.monotonic()
-        self._context.lobby.close_refused(now)
+        self._context.backlog.close_refused(now)
         if not self._context.is_placing:
             return
-        self._context.lobby.look(now)
+        self._context.distributor.update(now)
         rows = self._context.scoreboard.shard_counters()
-        if self._context.lobby.load:
+        if self._context.distributor.load:
             self._demand.keep_one()  # what is in memory after a session or request is kept
         self._start_and_stop_shards(self._demand.update(self._load(rows, now), now))
-        self._context.lobby.place(self._demand.wanted, now)
-        self._context.copies.reserve(len(self._context.lobby))
+        self._context.distributor.place(self._demand.wanted, now)
+        self._context.copies.reserve(len(self._context.backlog.waiting))
 
     def _load(self, rows: list[Counters], now: float) -> int:
         """Return how many shards there is something to do for; one more if none has room."""
-        load = self._context.lobby.load + sum(row.load + row[Field.WAITING] for row in rows)
-        if (hung := self._context.lobby.hung(now)) > 0:
+        load = self._context.distributor.load + sum(row.load + row[Field.WAITING] for row in rows)
+        if (hung := self._context.distributor.count_hung(now)) > 0:
             load = max(load, 1 + hung)
         serving = [row for row in rows if row.is_serving and not row[Field.PARKED]]
         is_full = bool(serving) and not any(row.room for row in serving)
         return max(load, len(serving) + 1) if is_full else load
 
     def _start_and_stop_shards(self, wanted: int) -> None:
-        now, lobby = time.monotonic(), self._context.lobby
+        now, backlog = time.monotonic(), self._context.backlog
+        has_passed_on = self._context.distributor.has_passed_on
         # Forks take as long as a crowd takes to fill the kernel's queue: they come after it.
-        is_crowd_arriving, lobby.is_crowd_arriving = lobby.is_crowd_arriving, False
+        is_crowd_arriving, backlog.is_crowd_arriving = backlog.is_crowd_arriving, False
         for row in self._context.scoreboard.shard_counters():
             child = self._context.children.at(row.index)
             is_surplus = row.index >= wanted
@@ -169,9 +171,9 @@ class ShardPool:
                 is_scheduled = row.index in self._context.restarts.scheduled
                 if not (is_surplus or is_scheduled or is_crowd_arriving):
                     self._start_shard(row.index)
-            elif child.is_retired or (child.is_replaced and not lobby.has_passed_on(row)):
+            elif child.is_retired or (child.is_replaced and not has_passed_on(row)):
                 child.retire_if_due(now)
-            elif not is_surplus or not child.is_ready or lobby.has_passed_on(row):
+            elif not is_surplus or not child.is_ready or has_passed_on(row):
                 row[Field.PARKED], child.retire_at, child.is_replaced = 0, None, False
             elif child.retire_at is None:  # from now on no connection comes here
                 row[Field.PARKED], child.retire_at = 1, now + PARK_SECONDS

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The prefork supervisor: imports the environment once, forks the processes that serve it.
 
-    shim ──▶ supervisor ──fork──▶ shard 0 … n-1         serve what the lobby passes to them
+    shim ──▶ supervisor ──fork──▶ shard 0 … n-1         serve what is passed to them
       ▲        │ ▲      └──fork──▶ isolated sessions     one connection each (`--isolate`)
       └─notify─┘ └── a link from each: ready, sockets of sessions, sockets to isolate
-    shared socket ──▶ `Lobby` ──connections──▶ inbox of each shard
+    shared socket ──▶ `Acceptor` ──▶ `Distributor` ──connections──▶ inbox of each shard
 
-It has one thread, one `select`, and no event loop. It accepts every connection (`lobby.py`) and
+It has one thread, one `select`, and no event loop. It accepts every connection (`acceptor.py`) and
 reads none: whatever it has imported its children share, and nothing that an environment does can
 hurt it. The first shard comes with the replica; others are forked when there are sessions for them
 and are stopped when there have been none for a while (`shard_policies.py`): the last one only of a
@@ -61,10 +61,9 @@ from ...system.process.signal_pipe import DRAIN_SIGNALS, SignalPipe
 from ..environment.plan import ServingPlan
 from ..ipc.fd_messages import PeerReplicas, carried_bytes
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
-from .acceptor import Acceptor
+from .acceptor import Acceptor, Backlog, Waiting
 from .context import STOPPING, SupervisorContext
 from .isolated_sessions import rows_for
-from .lobby import Lobby, Waiting
 from .shard_pool import ShardPool
 from .spawn import Serve, Spawner
 
@@ -100,9 +99,9 @@ class Supervisor:
         extra = rows_for(plan.max_sessions) if plan.isolates else 0
         scoreboard = Scoreboard.create(plan.shards, extra)
         spawner = Spawner(config, plan, scoreboard, serve, self._leave)
-        lobby = Lobby(listening(listeners), scoreboard, spawner.inboxes, max_fds=max_fds)
+        backlog = Backlog(listening(listeners), max_fds=max_fds)
         self._context = context = SupervisorContext(
-            config, spawner, lobby, scoreboard, notifier, max_fds
+            config, spawner, backlog, scoreboard, notifier, max_fds
         )
         self._selector, self._idleness = context.selector, context.idleness
         peers = PeerReplicas(config.doors, config.replica)
@@ -178,7 +177,7 @@ class Supervisor:
                 data = carried_bytes(message)
                 self._idleness.note_use(time.monotonic())
                 waiting = Waiting(message.head["since"], message.fds[0], data)
-                self._context.lobby.take(waiting)
+                self._context.backlog.add(waiting)
 
     def _leave(self) -> list[int]:
         """In a child: forget the shim and the state process, which are the supervisor's.
@@ -215,7 +214,7 @@ class Supervisor:
     def _stop_if_drained(self) -> None:
         if not (self._is_draining and self._idleness.has_settled(time.monotonic())):
             return
-        if self._context.lobby.load or self._context.isolated:
+        if self._context.distributor.load or self._context.isolated:
             return
         rows = self._context.scoreboard.shard_counters()
         if all(row[Field.IDLE] or not row[Field.PID] for row in rows):
@@ -230,9 +229,13 @@ class Supervisor:
         now, due = time.monotonic(), self._idleness.due()
         if due is None or now < due or not self._may_sleep:
             return
-        self._context.lobby.look(now)  # first, as connections go
+        self._context.distributor.update(now)  # first, as connections go
         self._idleness.note_shards(self._context.scoreboard.shard_counters(), now)
-        if self._context.lobby.load or self._context.isolated or self._acceptor.has_peers(now):
+        if (
+            self._context.distributor.load
+            or self._context.isolated
+            or self._acceptor.has_peers(now)
+        ):
             self._idleness.note_use(now)
         elif (self._idleness.due() or now) <= now:
             self._context.notifier.report(sleeps=True)
@@ -247,7 +250,8 @@ class Supervisor:
             return
         self._stop_by = time.monotonic() + STOP_SECONDS
         self._context.is_stopping = True
-        self._context.lobby.stop(STOPPING)
+        self._context.distributor.take_back_all()
+        self._context.backlog.refuse_all(STOPPING)
         if self._control_socket is not None:
             self._selector.unregister(self._control_socket)
             self._control_socket.close()

@@ -14,17 +14,17 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_438,
-    "code lines": 48_181,
-    "modules": 416,
-    "test lines": 73_986,
-    "words of pages": 27_192,
+    "shipped lines": 75_461,
+    "code lines": 48_196,
+    "modules": 415,
+    "test lines": 73_988,
+    "words of pages": 27_191,
     "words of decisions": 10_957,
     "folders at the root": 15,
-    "large classes": 6,
+    "large classes": 5,
     "crowded folders": 2,
-    "dialect words": 614,
-    "private names": 46,
+    "dialect words": 615,
+    "private names": 39,
 }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lobby with a real listening socket and real inboxes; the shards are played by the test."""
+"""Backlog and distributor with a real listener and real inboxes; the test plays the shards."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import pytest
 
 from openenvd.env_host.ipc.scoreboard import MICROSECONDS, Field, Scoreboard, now_microseconds
 from openenvd.env_host.startup import SPARE_FDS
-from openenvd.env_host.supervisor import lobby as module
-from openenvd.env_host.supervisor.lobby import (
+from openenvd.env_host.supervisor import acceptor, distributor
+from openenvd.env_host.supervisor.acceptor import CROWD, Backlog
+from openenvd.env_host.supervisor.distributor import (
     CLOSED_SECONDS,
-    CROWD,
     MIN_IN_MESSAGE,
     PATIENCE_SECONDS,
     STARTING_SECONDS,
     WINDOW_MESSAGES,
-    Lobby,
+    Distributor,
 )
 from openenvd.system.process.descriptors import (
     Message,
@@ -37,7 +37,7 @@ WINDOW = MIN_IN_MESSAGE * WINDOW_MESSAGES  # where no crowd waits
 
 
 class House:
-    """A lobby, its shards' inboxes, and clients."""
+    """A backlog, its shards' inboxes, and clients."""
 
     def __init__(self, shards: int, *, max_sessions: int = 1000, max_fds: int = MAX_FDS) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
@@ -45,7 +45,8 @@ class House:
         self.pairs = [packet_pair() for _ in range(shards)]
         for index in range(shards):
             self.serve(index, max_sessions)
-        self.lobby = Lobby([self.listener], self.scoreboard, self.pairs, max_fds=max_fds)
+        self.backlog = Backlog([self.listener], max_fds=max_fds)
+        self.distributor = Distributor(self.backlog, self.scoreboard, self.pairs, max_fds=max_fds)
         self.clients: list[socket.socket] = []
 
     def serve(self, index: int, max_sessions: int = 1000) -> None:
@@ -57,14 +58,14 @@ class House:
         """Open so many connections, and accept them."""
         for _ in range(count):
             self.clients.append(socket.create_connection(self.listener.getsockname()))
-        self.lobby.accept()
+        self.backlog.accept()
 
     def place(self, *, wanted: int = 1, later: float = 0.0) -> list[int]:
         """Place what waits; how many connections each inbox holds then."""
         now = time.monotonic() + later
-        self.lobby.look(now)
-        self.lobby.place(wanted, now)
-        return [inbox.outstanding for inbox in self.lobby._inboxes]
+        self.distributor.update(now)
+        self.distributor.place(wanted, now)
+        return [inbox.outstanding for inbox in self.distributor._inboxes]
 
     def take(self, index: int) -> list[Message]:
         """What a shard finds in its inbox; it counts it, as a shard does."""
@@ -75,9 +76,13 @@ class House:
             close_all(message.fds)
         return taken
 
+    def stop(self, text: str) -> None:
+        self.distributor.take_back_all()
+        self.backlog.refuse_all(text)
+
     def close(self) -> None:
-        self.lobby.stop("over")
-        close_all(self.lobby.fds)
+        self.stop("over")
+        close_all(self.backlog.fds)
         for end in [*self.clients, self.listener, *(end for pair in self.pairs for end in pair)]:
             end.close()
         os.close(self.scoreboard.fd)
@@ -117,11 +122,11 @@ def answer(client: socket.socket) -> bytes:
 def test_shards_get_equal_parts_and_no_more_than_a_window(
     house: MakeHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SHARE_IN_MESSAGE", 0)  # messages as where no crowd waits
+    monkeypatch.setattr(distributor, "SHARE_IN_MESSAGE", 0)  # messages as where no crowd waits
     made = house(2)
     made.connect(2 * WINDOW + 50)
     assert made.place() == [WINDOW, WINDOW]
-    assert len(made.lobby) == 50
+    assert len(made.backlog.waiting) == 50
     made.take(0)
     assert made.place() == [50, WINDOW]
 
@@ -173,7 +178,7 @@ def test_what_a_hung_shard_has_not_taken_goes_to_another(house: MakeHouse) -> No
     assert made.place() == [2, 2]
     made.take(1)
     assert made.place() == [2, 0]
-    assert made.lobby.hung(time.monotonic() + PATIENCE_SECONDS) == 1
+    assert made.distributor.count_hung(time.monotonic() + PATIENCE_SECONDS) == 1
     assert made.place(later=PATIENCE_SECONDS) == [0, 2]
     made.connect(2)  # the hung one gets none for a while
     assert made.place(later=PATIENCE_SECONDS) == [0, 4]
@@ -194,8 +199,8 @@ def test_what_an_exited_shard_has_not_taken_waits_for_its_successor(house: MakeH
     made.connect(2)
     made.place()
     made.scoreboard[0].clear()
-    made.lobby.shard_exited(0)
-    assert len(made.lobby) == 2
+    made.distributor.shard_exited(0)
+    assert len(made.backlog.waiting) == 2
     made.serve(0)
     assert made.place() == [2]
 
@@ -210,7 +215,7 @@ def test_the_head_of_a_connection_that_is_taken_back_is_kept(house: MakeHouse) -
     with ours, theirs:
         message = Message({"since": [1]}, b"GET /ws", (theirs.fileno(),))
         send_message(first, message)
-        made.lobby.shard_exited(0)
+        made.distributor.shard_exited(0)
     made.place()
     seen = [(len(message.fds), message.body) for message in made.take(0)]
     assert sorted(seen) == [(1, b"GET /ws"), (2, b"")]
@@ -221,11 +226,11 @@ def test_a_connection_beyond_the_bound_is_answered_503_at_once(house: MakeHouse)
     most = 40
     made = house(1, max_fds=2 * SPARE_FDS + most)
     made.connect(most + 5)
-    assert len(made.lobby) == most
+    assert len(made.backlog.waiting) == most
     late = socket.create_connection(made.listener.getsockname())
     late.sendall(b"GET /ws HTTP/1.1\r\nhost: x\r\n\r\n")
     made.clients.append(late)
-    made.lobby.accept()
+    made.backlog.accept()
     for client in made.clients[most:]:
         said = answer(client)
         assert said.startswith(b"HTTP/1.1 503 ")
@@ -235,7 +240,7 @@ def test_a_connection_beyond_the_bound_is_answered_503_at_once(house: MakeHouse)
 def test_a_shard_is_passed_no_more_connections_than_it_has_descriptors(house: MakeHouse) -> None:
     made = house(2, max_fds=2 * SPARE_FDS)
     made.scoreboard[0][Field.OPEN] = SPARE_FDS
-    made.lobby._most = 10
+    made.backlog._max_waiting = 10
     made.connect(3)
     assert made.place() == [0, 3]
 
@@ -245,7 +250,7 @@ def test_those_that_wait_are_refused_when_the_host_stops(house: MakeHouse) -> No
     made.connect(2)
     made.place()
     made.connect(1)
-    made.lobby.stop("The environment is stopping.")
+    made.stop("The environment is stopping.")
     for client in made.clients:
         assert b"The environment is stopping." in answer(client)
 
@@ -256,14 +261,14 @@ def test_without_descriptors_connections_stay_in_the_queue_for_a_while(
     made = house(1)
     client = socket.create_connection(made.listener.getsockname())
     made.clients.append(client)
-    monkeypatch.setattr(module, "FULL_SECONDS", 0.01)
+    monkeypatch.setattr(acceptor, "FULL_SECONDS", 0.01)
     with descriptors(3):
-        made.lobby.accept()
-    assert len(made.lobby) == 0
-    while not made.lobby.is_open:
+        made.backlog.accept()
+    assert len(made.backlog.waiting) == 0
+    while not made.backlog.is_open:
         time.sleep(0.001)
-    made.lobby.accept()
-    assert len(made.lobby) == 1
+    made.backlog.accept()
+    assert len(made.backlog.waiting) == 1
 
 
 def test_in_a_crowd_shards_are_passed_more_at_once(house: MakeHouse) -> None:
@@ -276,11 +281,11 @@ def test_in_a_crowd_shards_are_passed_more_at_once(house: MakeHouse) -> None:
 def test_a_crowd_is_seen_while_it_arrives(house: MakeHouse) -> None:
     made = house(1)
     made.connect(2)
-    assert not made.lobby.is_crowd_arriving
+    assert not made.backlog.is_crowd_arriving
     for _ in range(CROWD + 1):
         made.clients.append(socket.create_connection(made.listener.getsockname()))
-    made.lobby.accept()
-    assert made.lobby.is_crowd_arriving
+    made.backlog.accept()
+    assert made.backlog.is_crowd_arriving
 
 
 def test_a_wedged_shard_does_not_hold_up_the_others(house: MakeHouse) -> None:
@@ -312,5 +317,5 @@ def test_connections_are_lost_not_the_host_when_descriptors_are_short(house: Mak
     spare = os.dup(0)
     os.close(spare)
     with descriptors(spare + 2):
-        made.lobby.shard_exited(0)
-    assert len(made.lobby) < 4
+        made.distributor.shard_exited(0)
+    assert len(made.backlog.waiting) < 4
