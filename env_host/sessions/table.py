@@ -76,6 +76,32 @@ class Counts:
     step_timeouts: int = 0  # of reset, too
 
 
+class AbandonedCalls:
+    """Calls on threads that still run although their session has ended.
+
+    Attributes:
+        on_change: Called with their number, and the time at which the oldest began.
+    """
+
+    def __init__(self) -> None:
+        self.on_change: Callable[[int, float], None] = lambda *_: None
+        self._began: dict[Session, float] = {}
+
+    def add(self, session: Session) -> None:
+        """Count a session whose thread is still in a call, until the call returns."""
+        if session.running and session not in self._began:
+            session.on_ended = self._remove
+            self._began[session] = session.call_began
+            self._report()
+
+    def _remove(self, session: Session) -> None:
+        self._began.pop(session, None)
+        self._report()
+
+    def _report(self) -> None:
+        self.on_change(len(self._began), min(self._began.values(), default=0.0))
+
+
 class SessionTable:
     """All sessions, and the slots for more. On the event loop only."""
 
@@ -109,11 +135,9 @@ class SessionTable:
         self._endings: set[asyncio.Task[None]] = set()  # the loop holds no reference to its tasks
         self._changed = asyncio.Event()  # a new one each time a slot or an environment is freed
         self._stopping: SessionEnded | None = None
-        # What else to say to the client of a call that began then and has timed out.
+        # Returns what else to say to the client of a call that began then and has timed out.
         self.memory_note: Callable[[float], str] = lambda _: ""
-        # Sessions that have ended while a thread was in a call, and since when it is.
-        self._abandoned: dict[Session, float] = {}
-        self.on_abandoned: Callable[[int, float], None] | None = None  # how many, and the oldest's
+        self.abandoned = AbandonedCalls()
         self._one_shot = asyncio.Semaphore(MAX_ONE_SHOT)
         self._threads = Threads(definition)
         self._factory = Factory(definition.factory, may_use_loop=self._threads.shared is None)
@@ -228,9 +252,9 @@ class SessionTable:
             self.taken -= 1
         self._hooks.on_change(len(self._sessions))
         self._detach(session)
-        self._note_abandoned(session)
+        self.abandoned.add(session)
         if abandoned:
-            self._warn_of_abandoned(session)
+            _warn_of_abandoned(session)
         if after is None and not abandoned and not session.needs_closing:
             self._closed(session)
             return None
@@ -295,7 +319,7 @@ class SessionTable:
         """Wait for a call within the time limit, and let it go on beyond that."""
         await asyncio.wait({calling}, timeout=self.step_timeout_seconds)
         if not calling.done():
-            self._note_abandoned(session)
+            self.abandoned.add(session)
             raise CallTimedOut(what, *self.time_out(session, what))
         if calling.cancelled():
             raise RuntimeError("the environment cancelled its own call")
@@ -350,35 +374,21 @@ class SessionTable:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def _note_abandoned(self, session: Session) -> None:
-        """Count a session whose thread is still in a call, until it returns."""
-        if session.running and session not in self._abandoned:
-            session.on_ended = self._returned
-            self._abandoned[session] = session.call_began
-            self._tell_abandoned()
-
-    def _returned(self, session: Session) -> None:
-        self._abandoned.pop(session, None)
-        self._tell_abandoned()
-
-    def _tell_abandoned(self) -> None:
-        if self.on_abandoned is not None:
-            self.on_abandoned(len(self._abandoned), min(self._abandoned.values(), default=0.0))
-
-    def _warn_of_abandoned(self, session: Session) -> None:
-        what, since = "its creation", session.last_used
-        if session.calls is not None:
-            what, since = f"its {session.call_name}", session.call_began
-        seconds = asyncio.get_running_loop().time() - since
-        text = "session %s ended while %s was still running, after %.1f s"
-        log.warning(text, session.id, what, seconds, extra={"session": session.id})
-
     async def _wait_for_closing(self) -> None:
         """Wait for a slot whose session has ended but whose environment is still closing."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSING_WAIT_SECONDS):
                 while self.taken >= self.max_sessions and self._exclusive and self._closing:
                     await self._changed.wait()
+
+
+def _warn_of_abandoned(session: Session) -> None:
+    call, since = "its creation", session.last_used
+    if session.calls is not None:
+        call, since = f"its {session.call_name}", session.call_began
+    seconds = asyncio.get_running_loop().time() - since
+    text = "session %s ended while %s was still running, after %.1f s"
+    log.warning(text, session.id, call, seconds, extra={"session": session.id})
 
 
 async def _end(

@@ -22,22 +22,19 @@ import os
 import resource
 import signal
 import socket
-import time
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...system.memory.cgroups import own_group
 from ...system.net.connection_limit import closing_answer
 from ...system.net.websocket import GOING_AWAY_CLOSE
 from ...system.process.descriptors import Message
-from ...system.process.loop_lag import EventLoopLagMonitor, LagSnapshot
+from ...system.process.loop_lag import EventLoopLagMonitor
 from ...system.process.signal_pipe import STOP_SIGNALS, handler_before, take_over
-from ...system.text.units import MB
 from ..errors import SessionEnded
 from ..ipc.fd_messages import MessageChannel, PeerReplicas
 from ..ipc.reports import note_awake
-from ..ipc.scoreboard import MICROSECONDS, Field, Scoreboard, now_microseconds
+from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
 from ..sessions.routing import Siblings
 from ..sessions.table import SessionTable
 from ..startup import HOME, ChildConfig, sessions_of_process
@@ -51,9 +48,10 @@ from .connections import (
     Head,
     Headers,
     Owner,
-    owner_of,
+    SessionOwners,
     read_head,
 )
+from .process_report import ProcessReport
 
 if TYPE_CHECKING:
     from ...schema.protocol import HostConfig
@@ -63,7 +61,6 @@ if TYPE_CHECKING:
 HEARTBEAT_SECONDS = 0.1
 STOP_SECONDS = 3.0  # for sessions to close their environments
 LAST_FRAME_ITERATIONS = 10
-SHORT_SHARE = 0.8  # of the memory limit, from which on a step that timed out may have lacked memory
 _STOPPING = "The environment is stopping."
 _DRAINING = "This replica is being drained: it accepts no new sessions."
 _FAILED = closing_answer(HTTPStatus.INTERNAL_SERVER_ERROR)
@@ -133,8 +130,10 @@ class ServingProcess:
             hand_over=self._hand_over,
         )
         owner = Owner(own.index, own.generation, config.replica)
-        self.doors = PeerReplicas(config.doors, config.replica)
-        self._replica = config.replica
+        self.peers = PeerReplicas(config.doors, config.replica)
+        self.owners = SessionOwners(
+            scoreboard, owner, self.peers, is_alone=own.connection_fd is not None
+        )
         self.registry = ConnectionRegistry(self.link, owner, self._count)
         idle_seconds = config.idle_timeout_seconds or definition.session_timeout_seconds
         self.table = SessionTable(
@@ -148,12 +147,14 @@ class ServingProcess:
             unattached_seconds=config.http_session_idle_seconds or math.inf,
             reset_first=config.refuses_unreset,
         )
-        self.table.on_abandoned = self._note_abandoned
-        self.table.memory_note = self._note_memory
-        self._owns_cgroup = config.owns_cgroup
+        self._report = ProcessReport(
+            self.table, scoreboard, own.index, self.link, owns_cgroup=config.owns_cgroup
+        )
+        self.table.abandoned.on_change = self._report.write_abandoned
+        self.table.memory_note = self._report.memory_note
         self.server = make_server(definition, self.table, self._siblings())
         # Of an isolated session it is never started; otherwise it is paused while all is idle.
-        self._lag = EventLoopLagMonitor(f"shard {own.index}", on_report=self._note_lag)
+        self._lag = EventLoopLagMonitor(f"shard {own.index}", on_report=self._report.write_lag)
         self._stopping = asyncio.Event()
         self._stopped_by: signal.Signals | None = None
         self._isolated = own.isolated
@@ -161,7 +162,6 @@ class ServingProcess:
         self._refuses_unknown_ids = definition.refuses_unknown_ids
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most_connections = sessions_of_process(limit)
-        self._reported_failure: str | None = None
         self._pending: set[asyncio.Task[None]] = set()
         self._checking: set[Arrival] = set()  # asking the project's middleware
 
@@ -198,7 +198,7 @@ class ServingProcess:
         for _ in range(LAST_FRAME_ITERATIONS):  # a session frees its slot before its last frame
             await asyncio.sleep(0)
         await self.server.stop()
-        self._report_failure()
+        self._report.send_failure()
         self.registry.flush()
         self.link.close()
         if self._stopped_by is not None:
@@ -237,14 +237,10 @@ class ServingProcess:
 
     def _beat(self) -> None:
         """Write the counters that change all the time, as long as there is anything to do."""
-        counters, table = self._counters, self.table
-        self._read_share()
-        counters[Field.HEARTBEAT] = now_microseconds()
-        counters[Field.BUSY] = sum(session.busy for session in table)
-        counters[Field.BEGUN] = table.counts.begun
-        counters[Field.STEPS] = table.counts.steps
-        counters[Field.STEP_TIMEOUTS] = table.counts.step_timeouts
-        self._report_failure()
+        counters = self._counters
+        self._read_quota()
+        self._report.write_counts()
+        self._report.send_failure()
         if counters[Field.DRAINING]:
             self.server.close_after_answers()
         self._count_connections()
@@ -255,39 +251,11 @@ class ServingProcess:
             counters[Field.IDLE] = 1
             self._lag.pause()
 
-    def _note_lag(self, lag: LagSnapshot) -> None:
-        """Write the loop's lag to the scoreboard."""
-        counters = self._counters
-        counters[Field.LAG_P50] = int(lag.p50_seconds * MICROSECONDS)
-        counters[Field.LAG_P99] = int(lag.p99_seconds * MICROSECONDS)
-        counters[Field.LAG_MAX] = int(lag.max_seconds * MICROSECONDS)
-
-    def _read_share(self) -> None:
-        """Read how many sessions this process may have: the supervisor may share them out anew."""
+    def _read_quota(self) -> None:
+        """Read how many sessions this process may have: the supervisor may change its quota."""
         own = self._own
         if not (own.isolates or own.exclusive or own.connection_fd is not None):
             self.table.max_sessions = self._counters[Field.MAX_SESSIONS]
-
-    def _note_memory(self, began: float) -> str:
-        """Say of a call that has timed out what memory had to do with it, if it had."""
-        since = time.time() - (asyncio.get_running_loop().time() - began)
-        exits, *_ = self._scoreboard.read_news()
-        killed = sum(one.get("programs", 0) for one in exits if one["at"] >= since)
-        group = own_group(is_ours=not self._owns_cgroup)
-        held, limit = (0, 0) if group is None else (group.held_bytes(), group.limit_bytes())
-        return memory_note(killed, held or 0, limit or 0)
-
-    def _note_abandoned(self, count: int, since: float) -> None:
-        """Write how many calls go on whose sessions have ended, and since when the oldest does."""
-        seconds = asyncio.get_running_loop().time() - since
-        self._counters[Field.ABANDONED_SINCE] = now_microseconds() - int(seconds * MICROSECONDS)
-        self._counters[Field.ABANDONED] = count
-
-    def _report_failure(self) -> None:
-        """Tell the supervisor whether environments can be created, when that has changed."""
-        if (failure := self.table.failure) != self._reported_failure:
-            self._reported_failure = failure
-            self.link.send(Message({"sessions_fail": failure or None}))
 
     def _count_connections(self) -> None:
         unanswered = len(self.arrivals) + len(self._checking) + len(self.admission)
@@ -304,7 +272,7 @@ class ServingProcess:
         self, fd: int, since: int, data: bytes = b"", accepted: Headers | None = None
     ) -> None:
         """Open a connection; make room for it if there are too many that are silent."""
-        self._read_share()
+        self._read_quota()
         self._count_connections()
         self._counters.add(Field.OPEN)
         self.arrivals.make_room(self._counters[Field.OPEN] - self._most_connections)
@@ -352,11 +320,12 @@ class ServingProcess:
     def _route_on(self, arrival: Arrival, head: Head, *, is_session: bool) -> None:
         # An HTTP connection may be for any session next; a session's own process knows no other.
         is_whole = is_session or not self._own.isolates
-        if head.session_id and is_whole and (index := self._other_owner(head.session_id)):
-            self._hand_over(arrival, index - 1)
-        elif head.session_id and (replica := self._other_replica(head.session_id)) is not None:
+        index = self.owners.process(head.session_id) if head.session_id and is_whole else None
+        if index is not None:
+            self._hand_over(arrival, index)
+        elif head.session_id and (number := self.owners.replica(head.session_id)) is not None:
             if (fd := arrival.take_descriptor()) is not None:
-                self.doors.pass_on(replica, fd, arrival.since, bytes(arrival.data))
+                self.peers.pass_on(number, fd, arrival.since, bytes(arrival.data))
         elif is_session and self._begins_session(head) and self.server.permits(arrival.data):
             if 0 < self._counters[Field.DRAINING] < arrival.since:
                 arrival.refuse(try_another(_DRAINING))
@@ -374,24 +343,6 @@ class ServingProcess:
         if self._refuses_unknown_ids or not (head.is_upgrade and head.session_id):
             return head.wants_session
         return head.session_id not in self.table
-
-    def _other_owner(self, session_id: str) -> int:
-        """Return the index, from 1, of the other process that has this session; 0 if none has."""
-        owner = owner_of(session_id)
-        if owner is None or owner.replica != self._replica:
-            return 0
-        if owner.index == self._own.index or owner.index >= len(self._scoreboard):
-            return 0
-        counters = self._scoreboard[owner.index]
-        is_there = counters.is_serving and counters[Field.GENERATION] % 2**16 == owner.generation
-        return owner.index + 1 if is_there else 0
-
-    def _other_replica(self, session_id: str) -> int | None:
-        """Return the number of the other replica that may have this session."""
-        owner = owner_of(session_id)
-        if owner is None or owner.replica == self._replica or not self.doors.has(owner.replica):
-            return None
-        return owner.replica
 
     def _serve(self, arrival: Arrival) -> None:
         make, accepted = self.server.make_protocol, arrival.accepted
@@ -419,22 +370,3 @@ def _pass_on(number: signal.Signals) -> None:
             handler(number, None)
         except BaseException as exc:
             log.info("the environment's handler of %s raised %r", number.name, exc)
-
-
-def memory_note(killed: int, held_bytes: int, limit_bytes: int) -> str:
-    """Return sentences for the client of a call that has timed out; empty: memory was not short.
-
-    `killed` programs of the environment were killed for memory during the call. All processes of
-    the replica, or of the isolated session, hold `held_bytes`; they may `limit_bytes` (0: any).
-    """
-    text = ""
-    if killed:
-        what = "A program" if killed == 1 else f"{killed} programs"
-        verb = "was" if killed == 1 else "were"
-        text = f" {what} that the environment had started {verb} killed for memory meanwhile."
-    if limit_bytes and held_bytes >= SHORT_SHARE * limit_bytes:
-        text += (
-            f" Memory was short: {held_bytes / MB:.0f} MB were held together with other processes "
-            f"of the replica, of {limit_bytes / MB:.0f} MB."
-        )
-    return text

@@ -39,8 +39,8 @@ from ...system.net.access import split_target
 from ...system.net.connection_limit import closing_answer
 from ...system.net.http_limits import MAX_HEAD_BYTES
 from ...system.process.descriptors import MAX_FDS, Message
-from ..ipc.fd_messages import MAX_CARRIED_BYTES, MessageChannel, duplicate
-from ..ipc.scoreboard import MICROSECONDS, Counters, Field, now_microseconds
+from ..ipc.fd_messages import MAX_CARRIED_BYTES, MessageChannel, PeerReplicas, duplicate
+from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
 from ..sessions.session import Attached, Session
 
 MCP_PATH = b"/mcp"
@@ -281,6 +281,35 @@ def owner_of(session_id: str) -> Owner | None:
     except ValueError:
         return None
     return Owner(int(digits[24:28], 16), int(digits[28:], 16), int(digits[20:24], 16))
+
+
+class SessionOwners:
+    """Finds the sessions that this process does not have."""
+
+    def __init__(
+        self, scoreboard: Scoreboard, own: Owner, peers: PeerReplicas, *, is_alone: bool
+    ) -> None:
+        """`is_alone`: this process never hands a connection to another of its replica."""
+        self._scoreboard = scoreboard
+        self._own = own
+        self._peers = peers
+        self._is_alone = is_alone
+
+    def process(self, session_id: str) -> int | None:
+        """Return the index of the other process of this replica that has the session."""
+        owner = owner_of(session_id)
+        if owner is None or owner.replica != self._own.replica or self._is_alone:
+            return None
+        if owner.index == self._own.index or owner.index >= len(self._scoreboard):
+            return None
+        counters = self._scoreboard[owner.index]
+        is_there = counters.is_serving and counters[Field.GENERATION] % 2**16 == owner.generation
+        return owner.index if is_there else None
+
+    def replica(self, session_id: str) -> int | None:
+        """Return the number of the other replica that may have the session."""
+        owner = owner_of(session_id)
+        return owner.replica if owner is not None and self._peers.has(owner.replica) else None
 
 
 def _session_id(query: bytes) -> str | None:

@@ -116,11 +116,11 @@ class Shard(ServingProcess):
         )
 
     def _give_to_owner(self, session_id: str) -> Give | None:
-        if index := self._other_owner(session_id):
-            return self._giver(index - 1)
-        if (replica := self._other_replica(session_id)) is None:
+        if (index := self.owners.process(session_id)) is not None:
+            return self._giver(index)
+        if (replica := self.owners.replica(session_id)) is None:
             return None
-        return lambda fd: self.doors.pass_on(replica, fd, now_microseconds())
+        return lambda fd: self.peers.pass_on(replica, fd, now_microseconds())
 
     def _take_home(self, fd: int, data: bytes) -> None:
         if self._own.is_home:
@@ -219,6 +219,3 @@ class IsolatedSession(ServingProcess):
             return
         accepted = accepted_as_bytes(message.head.get("accepted"))
         self._take_connection(message.fds[0], message.head["since"], message.body, accepted)
-
-    def _other_owner(self, session_id: str) -> int:
-        return 0

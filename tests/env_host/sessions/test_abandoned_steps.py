@@ -11,7 +11,7 @@ import pytest
 
 from openenvd.env_host.ipc.reports import abandoned_steps
 from openenvd.env_host.ipc.scoreboard import Counters, Field, now_microseconds
-from openenvd.env_host.shard.base import memory_note
+from openenvd.env_host.shard.process_report import memory_sentences
 from openenvd.env_host.supervisor.shard_policies import (
     PATIENCE_SECONDS,
     STARVED,
@@ -142,7 +142,7 @@ SHORT = (
 def test_a_client_whose_step_timed_out_is_told_what_memory_had_to_do_with_it(
     killed: int, held: int, told: str
 ) -> None:
-    assert memory_note(killed, held << 20, 300 << 20) == told
+    assert memory_sentences(killed, held << 20, 300 << 20) == told
 
 
 def row(**values: int) -> Counters:
