@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Names = list[tuple[str, str]]  # each with what a shell shows beside it
 
 REQUESTS = 50
-ANSWER_SECONDS = 1.0  # somebody waits at a prompt
+ANSWER_SECONDS = 1.0  # a user waits at a prompt
 SHELLS = ("bash", "zsh", "fish")
 
 
@@ -89,7 +89,7 @@ def _names_of(*questions: Callable[[DaemonClient], Names]) -> Completing:
 def _items(begun: str, found: Names) -> list[CompletionItem]:
     from click.shell_completion import CompletionItem
 
-    return [CompletionItem(text, help=told) for text, told in found if text.startswith(begun)]
+    return [CompletionItem(text, help=about) for text, about in found if text.startswith(begun)]
 
 
 def _ask(questions: tuple[Callable[[DaemonClient], Names], ...]) -> Names:

@@ -104,11 +104,11 @@ def follow(
     output: Output,
     conclude: Conclusion,
     *,
-    is_told_later: Callable[[str], bool] = lambda _: False,
+    is_shown_later: Callable[[str], bool] = lambda _: False,
 ) -> int:
     """Show the request's log until it is final, then its result; returns the exit code."""
     try:
-        final = follow_request(client, request, output, is_told_later=is_told_later)
+        final = follow_request(client, request, output, is_shown_later=is_shown_later)
     except Detached:
         output.json({"request_id": request["id"]})
         return exit_codes.INTERRUPTED
@@ -131,7 +131,7 @@ class _Screen:
 
     output: Output
     status: Status | None  # None: no terminal, and the log names the phases, too
-    is_told_later: Callable[[str], bool]
+    is_shown_later: Callable[[str], bool]
     seen: deque[str] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_LINES))
     rest: str = ""  # of the log, behind its last complete line
 
@@ -141,7 +141,7 @@ class _Screen:
         if is_end and self.rest:
             lines.append(self.rest)
         for line in (each.rstrip("\r") for each in lines):
-            if self.is_told_later(line):
+            if self.is_shown_later(line):
                 continue
             self.seen.append(line)
             if self.status is None:
@@ -160,7 +160,7 @@ def follow_request(
     request: dict[str, Any],
     output: Output,
     *,
-    is_told_later: Callable[[str], bool] = lambda _: False,
+    is_shown_later: Callable[[str], bool] = lambda _: False,
     detaches: bool = True,
 ) -> dict[str, Any]:
     """Show the request's log until it is final; its failure too, when it fails.
@@ -173,7 +173,7 @@ def follow_request(
     """
     try:
         final = request
-        with _screen(output, plain(request["label"]), is_told_later) as screen:
+        with _screen(output, plain(request["label"]), is_shown_later) as screen:
             for event in following.follow(client, request["id"], reconnect=reconnect):
                 match event.name:
                     case "log":
@@ -206,8 +206,8 @@ def run(client: DaemonClient, operation: str, payload: dict[str, Any]) -> dict[s
 
 def phase_line(request: dict[str, Any], progress: dict[str, Any]) -> str:
     """Return what a request does now, and how long it takes yet."""
-    told = progress.get("message") or request.get("pending_reason") or request["state"].lower()
-    return plain(f"{request['label']}: {told}{_estimate(progress)}")
+    phase = progress.get("message") or request.get("pending_reason") or request["state"].lower()
+    return plain(f"{request['label']}: {phase}{_estimate(progress)}")
 
 
 def drawn_phase(request: Json, progress: Json) -> RenderableType:
@@ -235,13 +235,13 @@ def _estimate(progress: Json) -> str:
 
 
 @contextmanager
-def _screen(output: Output, label: str, is_told_later: Callable[[str], bool]) -> Iterator[_Screen]:
+def _screen(output: Output, label: str, is_shown_later: Callable[[str], bool]) -> Iterator[_Screen]:
     if not sys.stderr.isatty():
-        yield _Screen(output, None, is_told_later)
+        yield _Screen(output, None, is_shown_later)
         return
     style = "cyan" if is_coloured(sys.stderr) else ""
     with new_console(sys.stderr).status(label, spinner_style=style) as status:
-        yield _Screen(output, status, is_told_later)
+        yield _Screen(output, status, is_shown_later)
 
 
 def _detach(client: DaemonClient, request: dict[str, Any], output: Output) -> None:

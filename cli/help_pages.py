@@ -50,8 +50,8 @@ class GroupedCommand(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write as many examples as the screen has lines for, and one at least."""
         room = SCREEN_LINES - formatter.getvalue().count("\n")
-        for line, told in EXAMPLES[ctx.command_path][: max(1, room)]:
-            formatter.write(f"Example: {line}  # {told}\n")
+        for line, purpose in EXAMPLES[ctx.command_path][: max(1, room)]:
+            formatter.write(f"Example: {line}  # {purpose}\n")
 
 
 def grouped(groups: Groups) -> type[GroupedCommand]:
@@ -89,7 +89,7 @@ class SetOption(click.Option):
         """Add what was given to the parameters of the command, by the names of fields."""
         if "help" in texts:
             formatter = ctx.make_formatter()
-            formatter.write_dl([(f"{name}={kind}", told) for name, kind, told in self.rows()])
+            formatter.write_dl([(f"{name}={kind}", about) for name, kind, about in self.rows()])
             output: Output = ctx.params["output"]
             output.result(formatter.getvalue().rstrip())
             output.json(
@@ -120,8 +120,8 @@ class SetOption(click.Option):
         try:
             return kind.convert(value, self, ctx)
         except click.BadParameter as exc:
-            told = f"{word_of(item)}={_value_of(item)}: {exc.message}"
-            raise click.BadParameter(told, ctx, self) from None
+            message = f"{word_of(item)}={_value_of(item)}: {exc.message}"
+            raise click.BadParameter(message, ctx, self) from None
 
     def instead_of(self, flag: str) -> str | None:
         """Return how an option is given that is no flag; None: there is none of this name."""
@@ -139,8 +139,8 @@ class SetOption(click.Option):
 
         rows = self.rows()
         return [
-            CompletionItem(f"{name}=", help=told)
-            for name, _, told in rows
+            CompletionItem(f"{name}=", help=about)
+            for name, _, about in rows
             if name.startswith(begun)
         ]
 
@@ -284,7 +284,7 @@ def shown(path: str) -> str:
     r"""Return the examples of a command as a section of its help page; `\b`: not to be wrapped."""
     examples = EXAMPLES.get(path, ())
     width = max((len(line) for line, _ in examples), default=0)
-    lines = [f"  {line:{width}}  # {told}" for line, told in examples]
-    if width + max((len(told) for _, told in examples), default=0) > 84:
-        lines = [text for line, told in examples for text in (f"  # {told}", f"  {line}")]
+    lines = [f"  {line:{width}}  # {purpose}" for line, purpose in examples]
+    if width + max((len(purpose) for _, purpose in examples), default=0) > 84:
+        lines = [text for line, purpose in examples for text in (f"  # {purpose}", f"  {line}")]
     return "\n".join(["\b", "Examples:", *lines])

@@ -158,8 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a `✓` gets a `?`
             stream.reconfigure(errors="replace")
     try:
-        if (told := passthrough.gone(sys.argv[0])) is not None:
-            sys.stderr.write(told)
+        if (message := passthrough.gone(sys.argv[0])) is not None:
+            sys.stderr.write(message)
         code = run(given)
         sys.stdout.flush()
     except BrokenPipeError:

@@ -150,8 +150,11 @@ class DaemonClient:
         environment = self.environment(name)
         error = environment.get("error") or {}
         why = f"{environment['state']}: {error['message']}" if error else environment["state"]
-        told = {"message": f"{name} has no address, it is {why}", "hint": f"openenv status {name}"}
-        return ApiRefused(404, {"kind": "not_found", **told})
+        problem = {
+            "message": f"{name} has no address, it is {why}",
+            "hint": f"openenv status {name}",
+        }
+        return ApiRefused(404, {"kind": "not_found", **problem})
 
     def environment_log(
         self,

@@ -205,7 +205,7 @@ class AsyncEnvironment:
     async def scale(
         self, replicas: int, **options: Unpack[DrainOptions]
     ) -> AsyncRequest[AsyncEnvironment]:
-        """Give it so many replicas, at the same address, without ending a session."""
+        """Set the number of its replicas, at the same address, without ending a session."""
         request = await asyncio.to_thread(self._environment.scale, replicas, **options)
         return AsyncRequest(request, AsyncEnvironment)
 
@@ -273,7 +273,7 @@ async def stream(client: Client, opening: Opening[Item]) -> AsyncIterator[Item]:
 
 
 class _Stopped(Exception):
-    """Nobody iterates the stream any more: its connection is not taken up again."""
+    """End the iteration: the connection is not opened again."""
 
 
 class _OneThread(ThreadPoolExecutor):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follows one request from its present state to its end.
 
-A stream may break while its request goes on: the daemon was restarted, or dropped a client that
+A stream may break while its request continues: the daemon was restarted, or dropped a client that
 read too slowly. It is taken up again after the last known event, so that no log line is lost or
 printed twice. After `COME_BACK_SECONDS` without a daemon, following ends and none is started:
 it may have been stopped on purpose.

@@ -42,7 +42,7 @@ class Progress:
 
 
 class Request(Generic[Result]):
-    """A queued operation, which goes on whether or not anybody waits for it.
+    """A queued operation, which continues whether or not a caller waits for it.
 
     Iterating it yields its progress until it has ended, and raises when it failed.
     """
@@ -90,12 +90,12 @@ class Request(Generic[Result]):
         """Wait until it has ended, and return its result.
 
         Args:
-            timeout: Seconds to wait; the request goes on after that. None: as long as it takes.
+            timeout: Seconds to wait; the request continues after that. None: as long as it takes.
 
         Raises:
             RequestFailed: It failed or was cancelled; the error says why, and what to do.
             TimeoutError: It has not ended in time.
-            DaemonUnreachable: The daemon is gone; the request goes on with the next one.
+            DaemonUnreachable: The daemon is gone; the request continues with the next one.
         """
         if timeout is None:
             reconnect = self.client.find_daemon
@@ -214,7 +214,7 @@ class Environment:
         return Session(self.base_url(), answer_timeout=timeout, lost_hint=self.lost_hint)
 
     def scale(self, replicas: int, **options: Unpack[DrainOptions]) -> Request[Environment]:
-        """Give it so many replicas, at the same address, without ending a session."""
+        """Set the number of its replicas, at the same address, without ending a session."""
         return self._change("scale", {"replicas": replicas}, options)
 
     def restart(

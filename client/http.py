@@ -55,7 +55,7 @@ class UnixConnection(HTTPConnection):
             raise
 
     def shut_down(self) -> None:
-        """Wake whoever waits for bytes of it, from another thread."""
+        """Wake the thread that waits for bytes of it, from another thread."""
         with suppress(AttributeError, OSError):  # not connected yet, or not any more
             self.sock.shutdown(socket.SHUT_RDWR)
 
@@ -161,7 +161,8 @@ class HttpClient:
             yield response
         except (OSError, HTTPException) as exc:
             raise ConnectionLost(
-                f"the daemon did not answer: {_told(exc)}", "see the end of daemon.log in its home"
+                f"the daemon did not answer: {_cause(exc)}",
+                "see the end of daemon.log in its home",
             ) from exc
         finally:
             self._open.discard(connection)
@@ -203,5 +204,5 @@ def _error_of(response: HTTPResponse) -> Json:
     return error if isinstance(error, dict) else {"kind": "http", "message": str(error)}
 
 
-def _told(exc: Exception) -> str:
+def _cause(exc: Exception) -> str:
     return str(exc) or type(exc).__name__

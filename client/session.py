@@ -129,17 +129,17 @@ class AsyncSession:
     def _of_failure(self, exc: SessionFailed) -> SessionError:
         if exc.reason is SessionEnd.CONNECTION_LOST:
             said = "the connection was lost" if exc.close_code is None else "closed by the server"
-            told = f"the session has ended: {exc.close_reason or said}"
-            return SessionError(told, hint=self._lost_hint)
+            message = f"the session has ended: {exc.close_reason or said}"
+            return SessionError(message, hint=self._lost_hint)
         return SessionError(str(exc))
 
     def _of_error(self, data: Json) -> SessionError:
-        told, code = error_text(data.get("message"), data.get("errors")), data.get("code")
+        message, code = error_text(data.get("message"), data.get("errors")), data.get("code")
         if code not in _ENDS:
-            return SessionError(told, code)
+            return SessionError(message, code)
         # The close frame that follows has at most the beginning of these words.
         hint = self._lost_hint if code == WSErrorCode.SESSION_ERROR else None
-        self._end = SessionError(told, code, hint)
+        self._end = SessionError(message, code, hint)
         return _again(self._end)
 
 
@@ -188,8 +188,8 @@ class Session:
         """Return the session's thread, or any where there is no session: the call says so."""
         thread = self._thread or loop_thread()
         if thread.pid != os.getpid():
-            told = f"the session was opened by process {thread.pid}; open one in this process"
-            raise SessionError(told)
+            message = f"the session was opened by process {thread.pid}; open one in this process"
+            raise SessionError(message)
         return thread
 
 

@@ -2,7 +2,7 @@
 """What the source of a launch means, and the environment's name by default.
 
 The daemon does not share our working directory: a folder is sent as an absolute path,
-`module:Class` with the folder it is to be found from. Whether a source can be served at all is
+`module:Class` with the folder to find it from. Whether a source can be served at all is
 decided where it is prepared. This module distinguishes the kinds of sources, and refuses a source
 that names nothing before a daemon is started for it.
 
@@ -61,7 +61,7 @@ def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) ->
     if text in {".", ".."} or text.startswith("~") or "/" in text:
         try:
             folder = (here / Path(text).expanduser()).resolve()
-        except RuntimeError:  # `~` of nobody
+        except RuntimeError:  # `~` of an unknown user
             return Source(text, suggest_name(text))
         return Source(str(folder), folder_name(folder))
     if ":" in text:
@@ -129,7 +129,7 @@ def folder_name(folder: Path) -> str:
 
 def _lines(path: Path) -> list[str]:
     try:
-        if path.is_file():  # a pipe could be read for ever
+        if path.is_file():  # a pipe might never end
             with path.open(errors="replace") as file:
                 return file.read(_GLANCE_CHARACTERS).splitlines()
     except OSError:

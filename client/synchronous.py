@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`Client`: launches, rollouts, and what there is. Each call finds the daemon anew, or starts it.
+"""`Client`: launches, rollouts, and what there is. Each call finds the daemon, or starts it.
 
 So a client outlives daemons: `openenv stop` and a new version in between cost it nothing.
 """

@@ -195,7 +195,7 @@ class OpenEnvdProvider:
         return self.base_url
 
     def _forget_failed(self) -> None:
-        """A failed launch has stopped what it started; a name that nobody knows goes, too."""
+        """A failed launch has stopped what it started; an unknown name is removed, too."""
         if self._name is None:
             with suppress(ClientError):  # the launch's own error is the one to raise
                 self.stop()

@@ -7,7 +7,7 @@ HostError
 │   ├── LoadError           the environment does not import
 │   ├── NotConcurrent       several sessions in a process asked of a class that allows one
 │   └── ShardFailed         a process that was to serve could not start
-├── NotReset                a step before the session's first reset: an error frame, and it goes on
+├── NotReset                a step before the session's first reset: an error frame; it continues
 └── SessionError            one session: an error frame with `code`, then the close
     ├── CapacityReached     no room for another session
     ├── FactoryFailed       the environment's constructor raised

@@ -110,7 +110,7 @@ def read_inputs() -> Inputs:
         raise ConfigError(f"{HOST_CONFIG_VARIABLE} is not a configuration: {exc}") from exc
     if not config.app_candidates and not config.env_class:
         raise ConfigError(f"{HOST_CONFIG_VARIABLE} names neither an app nor a class")
-    # What the environment starts must not be told the token.
+    # What the environment starts must not get the token.
     del os.environ[HOST_CONFIG_VARIABLE]
     os.environ.pop(HOST_OPTIONS_VARIABLE, None)
     child = os.environ.pop(CHILD_CONFIG_VARIABLE, None)

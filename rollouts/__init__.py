@@ -3,7 +3,7 @@
 
     collector ──put_step, finish──▶ stages ──▶ writer's threads ──▶ files ──▶ readers
 
-Memory stays flat however slow the disk is: whoever puts a step waits until it is written. A
+Memory stays flat however slow the disk is: the writer of a step waits until it is on disk. A
 finished episode exists exactly once; an unfinished one is never visible.
 
     run.py                 `openenv rollout`: a rollout into a folder, or the rest of one

@@ -87,8 +87,8 @@ def answer_of(text: Message) -> Answer:
             return _taken_apart(orjson.dumps(frame), reward)
         except _NOT_READABLE:
             start = text[:200].decode("utf-8", "replace")
-            told = f"the answer is not OpenEnv's ({exc}): {start}"
-            raise EpisodeFailed(FailureReason.PROTOCOL_ERROR, told) from exc
+            message = f"the answer is not OpenEnv's ({exc}): {start}"
+            raise EpisodeFailed(FailureReason.PROTOCOL_ERROR, message) from exc
 
 
 def _taken_apart(text: Message, reward: Any = None) -> Answer:
@@ -114,8 +114,8 @@ def _number(reward: Any) -> tuple[float | None, str | None]:
     with suppress(OverflowError):
         if isinstance(reward, float | int) and math.isfinite(reward):
             return float(reward), None
-    told = json.dumps(reward)
-    return None, told if len(told) <= MAX_ODD_CHARACTERS else f"{told[:MAX_ODD_CHARACTERS]}…"
+    text = json.dumps(reward)
+    return None, text if len(text) <= MAX_ODD_CHARACTERS else f"{text[:MAX_ODD_CHARACTERS]}…"
 
 
 def _failure(code: Any, message: Any, errors: Any) -> EpisodeFailed:

@@ -9,7 +9,7 @@ waiting for more, which might be held by others that wait in the same way.
 
 Where steps go to disk as they are taken, that is the observation that is being decided on, and the
 one that is coming. Where whole episodes are kept, it is the largest there was; until one has ended
-nobody knows how many steps they have, and they are taken to have `GUESSED_STEPS`.
+their number of steps is not known, and they are taken to have `GUESSED_STEPS`.
 """
 
 from __future__ import annotations

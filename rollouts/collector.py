@@ -4,7 +4,7 @@
     numbers ─▶ slot 1 … slot N ─▶ ConcurrencyLimit ─▶ Attempt, again after a failure ─▶ sink
 
 A slot plays one episode after the other. Episodes are numbered, and everything about one follows
-from its number: id, seed, environment. So a rollout that was interrupted goes on with the numbers
+from its number: id, seed, environment. So a rollout that was interrupted continues with the numbers
 that are missing. Only whole episodes are tried again, never a step: it may have had effects.
 
     collector = RolloutCollector("http://127.0.0.1:8000", policy, concurrency=64)
@@ -177,7 +177,7 @@ class RolloutCollector:
     ) -> AsyncGenerator[list[Episode], None]:
         """Batches of `size` episodes in the order in which they end; the last may be smaller.
 
-        It goes on until `episodes` were played, or for ever. Leaving the loop ends the collecting;
+        It continues until `episodes` were played, or without end. Leaving the loop ends it;
         `aclose()` of the iterator does so at once.
 
         Raises:

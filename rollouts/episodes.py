@@ -37,7 +37,7 @@ def parse(text: BytesLike | str) -> Any:
     """The value of a JSON text, which may be large: an observation, or a row that holds one.
 
     Where msgspec takes 0.6 ms for a megabyte, orjson takes up to 6, with the interpreter lock held:
-    it maps twelve times the text's length anew each time. What msgspec refuses (half a surrogate
+    it maps twelve times the text's length each time. What msgspec refuses (half a surrogate
     pair, `NaN`) the standard library reads, as the environment's own server did.
 
     Raises:
@@ -133,7 +133,7 @@ class EpisodeStatus(StrEnum):
 class FailureReason(StrEnum):
     """Why an episode failed. `is_worth_retrying` says whether another attempt may help."""
 
-    NOT_CONNECTED = "not_connected"  # nobody answers at the address
+    NOT_CONNECTED = "not_connected"  # nothing answers at the address
     NO_CAPACITY = "no_capacity"  # the server has no room for another session
     CONNECTION_LOST = "connection_lost"  # in the middle of the episode
     STEP_TIMED_OUT = "step_timed_out"  # a reset or a step took too long

@@ -7,7 +7,7 @@
     flat      the same without nesting, where a field `<name>_shape` beside it has the shape: Atari
     array     a `uint8` array beside the step, of such a shape
 
-Files are told by their first bytes alone, never by what is said of them, and numbers become a PNG.
+The first bytes of a file alone decide what it is, not what is said of it; numbers become a PNG.
 So nothing but these four formats is ever called an image: no SVG, which is a document.
 """
 
@@ -102,30 +102,30 @@ def _image_of_text(text: str) -> Image | None:
 def image_of_file(data: bytes) -> Image | None:
     """The image in a file's content, when it is a PNG, JPEG, GIF or WebP of a sensible size."""
     try:
-        told = _told(data)
+        header = _parse_header(data)
     except (struct.error, IndexError):  # it ends before it says how large it is
         return None
-    if told is None:
+    if header is None:
         return None
-    media_type, width, height = told
+    media_type, width, height = header
     fits = width > 0 and height > 0 and width * height <= MAX_PIXELS
     return Image(media_type, data, width, height) if fits else None
 
 
-def _told(data: bytes) -> tuple[str, int, int] | None:
+def _parse_header(data: bytes) -> tuple[str, int, int] | None:
     """What a file's first bytes say: its type, width and height."""
     if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR":
         return "image/png", *struct.unpack_from(">II", data, 16)
     if data.startswith((b"GIF87a", b"GIF89a")):
         return "image/gif", *struct.unpack_from("<HH", data, 6)
     if data.startswith(b"\xff\xd8\xff"):
-        return _told_by_jpeg(data)
+        return _parse_jpeg(data)
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        return _told_by_webp(data)
+        return _parse_webp(data)
     return None
 
 
-def _told_by_jpeg(data: bytes) -> tuple[str, int, int] | None:
+def _parse_jpeg(data: bytes) -> tuple[str, int, int] | None:
     at = 2
     while data[at] == 0xFF:
         kind = data[at + 1]
@@ -136,7 +136,7 @@ def _told_by_jpeg(data: bytes) -> tuple[str, int, int] | None:
     return None
 
 
-def _told_by_webp(data: bytes) -> tuple[str, int, int] | None:
+def _parse_webp(data: bytes) -> tuple[str, int, int] | None:
     kind = data[12:16]
     if kind == b"VP8 ":
         width, height = struct.unpack_from("<HH", data, 26)

@@ -47,7 +47,7 @@ SPANS = 60  # of the rewards over time
 MAX_EPISODES = 200  # in one answer
 MAX_STEPS = 50
 MAX_BYTES = 4 * MB  # of steps in one answer; the first one may have more
-MAX_IMAGE_BYTES = 16 * MB  # of a step; those beyond are told without their data
+MAX_IMAGE_BYTES = 16 * MB  # of a step; those beyond are listed without their data
 MAX_TEXT_BYTES = 64 << 10  # of an observation, an action or info
 SHOWN = (
     *("episode_id", "environment", "seed", "status", "total_reward", "advantage", "filtered"),
@@ -174,8 +174,8 @@ def steps(episode: EpisodeRow, first: int) -> Json:
 def _frames(episode: EpisodeRow, first: int) -> Iterator[Json]:
     yield from map(_step, islice(episode.steps(), first, None))
     rest, images = take_images(episode.final_observation)
-    told = {"observation": _text(rest), "images": _images(images)}
-    yield {"number": episode.row["steps"], "is_end": True, **told}
+    last = {"observation": _text(rest), "images": _images(images)}
+    yield {"number": episode.row["steps"], "is_end": True, **last}
 
 
 def _step(row: StepRow) -> Json:
@@ -201,7 +201,7 @@ def _step(row: StepRow) -> Json:
 
 
 def _images(found: list[tuple[Place, Image]]) -> list[Json]:
-    told: list[Json] = []
+    listed: list[Json] = []
     room_bytes = MAX_IMAGE_BYTES
     for place, image in found:
         fits = len(image.data) <= room_bytes
@@ -209,8 +209,8 @@ def _images(found: list[tuple[Place, Image]]) -> list[Json]:
         named = {"place": ".".join(map(str, place)), "type": image.media_type}
         sides = {"width": image.width, "height": image.height, "bytes": len(image.data)}
         data = base64.b64encode(image.data).decode() if fits else None
-        told.append({**named, **sides, "data": data})
-    return told
+        listed.append({**named, **sides, "data": data})
+    return listed
 
 
 def _image_of_array(array: Array) -> Image | None:

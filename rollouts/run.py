@@ -136,7 +136,7 @@ async def roll_out(
     """Runs a rollout into a folder, or the rest of one.
 
     Args:
-        config: What is to be run.
+        config: What to run.
         on_report: Called with each report, on a thread; may block.
         say: Called with lines for the log.
         report_seconds: Time between two reports.

@@ -8,9 +8,9 @@ A full server is no failure while our own sessions fill it: the next one that is
 an episode that waits. Nor is a server that has answered before and does not now: a replica that
 exited is replaced within seconds, in which an episode would use up all of its attempts.
 
-Whoever answers at an address then must be the same environment, of the same launch: another that
-was given the port is taken for nobody. An environment of the daemon is followed (`Followed`): it is
-waited for as long as it is to come back, and no longer.
+The server that answers at an address then must be of the same environment and launch: another
+that was given the port counts as no answer. An environment of the daemon is followed
+(`Followed`): it is waited for while it may come back.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Followed(Protocol):
         """Whether it does not answer now, and is to come back; blocks.
 
         Raises:
-            Exception: It was taken down, or given up: nobody need wait for it.
+            Exception: It was taken down, or given up: waiting is useless.
         """
 
 
@@ -226,9 +226,9 @@ class SessionPool:
         expected = self._servers.setdefault(address, session.server)
         if session.server != expected:
             session.abort()
-            told = f"{_named(session.server)} answers, not {_named(expected)}"
+            mismatch = f"{_named(session.server)} answers, not {_named(expected)}"
             raise EpisodeFailed(
-                FailureReason.NOT_CONNECTED, f"{without_token(address)[0]} is another's: {told}"
+                FailureReason.NOT_CONNECTED, f"{without_token(address)[0]} is another's: {mismatch}"
             )
 
     def _make_room(self) -> None:

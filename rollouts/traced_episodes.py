@@ -128,7 +128,7 @@ class _TracedAttempt(Attempt):
 
     @contextmanager
     def _within(self, span: Span) -> Iterator[Span]:
-        """The span is the current one, and ends with the block; a failure is told by `_fail`."""
+        """Make the span the current one until the block ends; `_fail` records a failure."""
         with use_span(
             span, end_on_exit=True, record_exception=False, set_status_on_exception=False
         ):
@@ -143,6 +143,6 @@ class _TracedAttempt(Attempt):
 
     def _fail(self, span: Span, kind: str, message: str) -> None:
         """Say why, in a line that has no secrets: traces are sent to others."""
-        told = hide_secrets(message.partition("\n")[0][:_READ_CHARACTERS], self.secrets)
+        text = hide_secrets(message.partition("\n")[0][:_READ_CHARACTERS], self.secrets)
         span.set_attribute("error.type", kind)
-        span.set_status(Status(StatusCode.ERROR, told[:_MESSAGE_CHARACTERS]))
+        span.set_status(Status(StatusCode.ERROR, text[:_MESSAGE_CHARACTERS]))

@@ -12,7 +12,7 @@
     ├── NotReady                 it did not get ready in time: how long, and its last lines
     └── OperationFailed          what may work another time
         ├── PreparationFailed    the project's dependencies cannot be installed: uv's last lines
-        ├── EngineFailed         an engine is missing, does not answer, or refuses: how to mend it
+        ├── EngineFailed         an engine is missing, does not answer, or refuses: how to fix it
         ├── NoProcesses          the system allows too few: where that was found, what is left
         ├── PortInUse            by which pid, where that can be known
         ├── GatewayFailed        Envoy is not installed, or cannot be started as it is set up

@@ -22,8 +22,7 @@ The shim sets environment variables, and reads the *notify pipe*, one JSON objec
     {"failed": "ImportError: …", "log_tail": [...]}               once, before it exits on its own
     {"draining": true}                                           once, when it begins no session any
                                                                  more, as it was asked
-    {"sleeps": true}                                             once, before it exits since nobody
-                                                                 uses it
+    {"sleeps": true}                                             once, before it exits unused
 
 `oom_kills` are counted in the server's cgroup, before the exit and after; `machine_oom_kills`
 instead on the whole machine, where there is no such group. `number` counts the reports.
@@ -58,7 +57,7 @@ CONTAINER_PORT = 8000  # upstream's images listen there, too
 
 # Headers of every answer, handshakes included: whose it is. A client that connects again asks
 # whether it is still the same environment, and the same launch of it. Headers of every request that
-# a gateway sends, too: whose it is to be (`serving/access.py`).
+# a gateway sends, too: who may have it (`serving/access.py`).
 ENVIRONMENT_HEADER = "OpenEnvd-Environment"
 GENERATION_HEADER = "OpenEnvd-Generation"  # the launch's request
 REPLICA_HEADER = "OpenEnvd-Replica"

@@ -93,7 +93,7 @@ class Capacity(TypedDict, total=False):
     lag_p99_seconds: float
     lag_max_seconds: float
     shards: dict[str, int]  # how many are in which state
-    abandoned: list[Json]  # steps that go on although nobody waits for them
+    abandoned: list[Json]  # steps that run although their sessions have ended
     left: list[Json]  # programs that sessions have left behind
     held_since: float  # from when the loop of a shard has been blocked
     isolated_session_bytes: int
@@ -126,7 +126,7 @@ class StatusLine(TypedDict, total=False):
     host: str | None
     port: int | None
     cgroup: Json | None
-    held: bool  # its server gets ready, and accepts no connection before it is told to
+    held: bool  # its server gets ready, and accepts no connection before it is released
     ready_at: float | None
     info: ServerInfo | None
     sessions: int
@@ -144,14 +144,14 @@ class StatusLine(TypedDict, total=False):
     is_draining: bool  # since it was asked to, also when it has ended
     shim: Process
     # Of a replica on an engine.
-    agent: Process  # instead of `shim`: nobody ends the agent for one replica's sake
+    agent: Process  # instead of `shim`: the agent is not ended for one replica
     instance: str | None  # what the engine calls it
     problem: str | None  # why the engine cannot be asked at the moment
     waiting: str | None  # why it is not ready yet
     ends_at: float | None
     replace_at: float | None
     deadline: float | None  # when draining, or the grace of stopping, is over
-    # Of a replica whose run file cannot be used; nobody but the daemon says so.
+    # Of a replica whose run file cannot be used; the daemon alone says so.
     unwatched: bool
 
 

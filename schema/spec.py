@@ -42,7 +42,7 @@ class LaunchOptions(ServeOptions):
     )
     min_replicas: int | None = option(
         None,
-        "Fewest replicas when it scales itself [1]. 0: it sleeps when nobody uses it.",
+        "Fewest replicas when it scales itself [1]. 0: it sleeps when it is not used.",
         least=0,
         most=MAX_REPLICAS,
         flag="--min",
@@ -112,7 +112,7 @@ class LaunchOptions(ServeOptions):
 
     @property
     def sleep_seconds(self) -> float | None:
-        """For how long nobody must have used it before its server ends; None: that never does."""
+        """For how long it must be unused before its server ends; None: it never does."""
         return sleep_seconds_of(asdict(self))
 
     def _check_sleep(self) -> None:
@@ -177,7 +177,7 @@ class LaunchOptions(ServeOptions):
 
 
 def sleep_seconds_of(spec: Mapping[str, Any]) -> float | None:
-    """For how long nobody must have used an environment before its last server ends."""
+    """For how long an environment must be unused before its last server ends."""
     seconds: float | None = spec.get("idle_timeout_seconds")
     if seconds is None and spec.get("min_replicas") == 0:
         seconds = spec.get("scale_down_seconds")

@@ -76,7 +76,7 @@ class EnvironmentState(StrEnum):
     STARTING = "STARTING"  # its launch request runs: prepared, started, not yet ready
     READY = "READY"  # every wanted replica answers
     DEGRADED = "DEGRADED"  # some replica is down and will be restarted
-    ASLEEP = "ASLEEP"  # nobody uses it, so no server runs; who connects wakes it
+    ASLEEP = "ASLEEP"  # it is not used, so no server runs; a client that connects wakes it
     FAILED = "FAILED"  # the launch failed, or the restart budget is spent; `error` says why
     STOPPING = "STOPPING"  # a `down` is under way
     STOPPED = "STOPPED"  # taken down; kept so that its logs can still be found by name
@@ -102,7 +102,7 @@ class ReplicaState(StrEnum):
 
     STARTING = "STARTING"
     READY = "READY"
-    ASLEEP = "ASLEEP"  # its server has ended since nobody used it; one is started for who connects
+    ASLEEP = "ASLEEP"  # its server ended unused; one starts for a client that connects
     DRAINING = "DRAINING"  # its sessions go on and none begins; it is stopped when they have ended
     BACKING_OFF = "BACKING_OFF"  # it died and will be started again after a pause
     FAILED = "FAILED"  # it died and its restart budget is spent

@@ -83,7 +83,7 @@ DAEMON_NICE = -10
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse, let go of the starter, and run the daemon."""
+    """Parse, detach from the starter, and run the daemon."""
     getproctitle()  # finds where titles are written; later the environment may have moved
     options = _parser().parse_args(arguments)
     os.umask(0o077)

@@ -10,7 +10,7 @@ read loses its place (`lagged`), must reconnect, and resumes from the database w
 `publish_from_thread`.
 
 Workers and replicas write their logs by file descriptor, so the daemon does not see the writes: it
-looks at the size of a log that somebody follows ten times a second, and at no other.
+looks at the size of a log that is followed ten times a second, and at no other.
 
 A log that shrinks (a shim cut it to its bound) is read on from its new end of line.
 """

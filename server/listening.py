@@ -57,7 +57,7 @@ class HomeLock:
             return True
 
     def is_anothers(self) -> bool:
-        """Whether the home was made anew, and the lock in it is the next daemon's."""
+        """Whether the home was replaced, and the lock in it is the next daemon's."""
         return self._path.exists() and not self.is_ours()
 
 

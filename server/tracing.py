@@ -51,7 +51,7 @@ def start() -> tuple[TracerProvider | None, str | None]:
 
     Returns:
         What makes spans, or None; and for people where they are sent, or why they are not: None
-        where nobody asked.
+        where it was not asked for.
     """
     exporter = _variable("OTEL_TRACES_EXPORTER")
     endpoint = _variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")

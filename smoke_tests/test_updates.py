@@ -163,7 +163,7 @@ def test_an_update_that_does_not_get_ready_or_fails_its_sessions_changes_nothing
         wait = ["-e", f"WAIT={tmp_path / 'wait'}", "--replicas", "2"]
         failed = machine.run(*versioned(version, *wait, *more))
         assert failed.code == 1, failed.text
-        assert "trial goes on with generation 1" in failed.err
+        assert "trial continues with generation 1" in failed.err
         eventually(lambda: generations(machine) == {2: "FAILED", 1: "SERVING"})
         assert step(socket) == "1"
         eventually(lambda: version_at(address) == "1")

@@ -54,7 +54,7 @@ OPTIONS = ("memory_mb", "gpus", "engine_options")
 def check(source: str | None, provider: str | None, output: Output, **options: Any) -> int:
     """Check this machine: what keeps it from its best, and which providers and gateway work.
 
-    Each problem has the command that mends it.
+    Each problem has the command that fixes it.
 
     With --provider that one is tried: a replica of `echo`, or of SOURCE, has one session and is
     taken down again. Says at which step that stopped, and why. Where nodes pull images, as those
@@ -63,7 +63,7 @@ def check(source: str | None, provider: str | None, output: Output, **options: A
     given = given_options(LaunchOptions, options)
     if provider is None:
         if source is not None or given:
-            raise click.UsageError("name the --provider that is to be tried")
+            raise click.UsageError("name the --provider to try")
         return _look(output)
     here = working_folder()
     payload = {
@@ -86,7 +86,7 @@ def _look(output: Output) -> int:
 
 
 def _lines(result: Json) -> list[str]:
-    """What was found, for people; each problem with what mends it."""
+    """Return what was found, for people; each problem with its remedy."""
     parts = {
         "providers": result.pop("providers", {}),
         "gateway": {"envoy": gateway} if (gateway := result.pop("gateway", None)) else {},
@@ -100,12 +100,12 @@ def _lines(result: Json) -> list[str]:
 
 
 def _checked(title: str, found: dict[str, Json]) -> list[str]:
-    """One line for each: whether it works, or what is missing, and the command that mends it."""
+    """Return a line for each: that it works, or what is missing, and the command that fixes it."""
     width = max(map(len, found), default=0)
     lines = [f"{title}:"] if found else []
     for name, one in found.items():
-        told = [_works(one)] if one["problem"] is None else [one["problem"], one["remedy"]]
-        lines.append(_line(f"{name:{width}}", [*told, *one["notes"]], one["problem"] is None))
+        details = [_works(one)] if one["problem"] is None else [one["problem"], one["remedy"]]
+        lines.append(_line(f"{name:{width}}", [*details, *one["notes"]], one["problem"] is None))
     return lines
 
 
@@ -113,9 +113,9 @@ def _works(one: Json) -> str:
     return f"works, version {one['version']}" if one["version"] else "works"
 
 
-def _line(name: str, told: list[str | None], is_good: bool) -> str:
+def _line(name: str, details: list[str | None], is_good: bool) -> str:
     mark = good("✓") if is_good else bad("✗")
-    return f"  {mark} {name}  {' · '.join(plain(part) for part in told if part)}"
+    return f"  {mark} {name}  {' · '.join(plain(part) for part in details if part)}"
 
 
 class _Missing(ClientError):
@@ -133,16 +133,16 @@ class _Trial:
 
     def run(self) -> int:
         client = connect(self.output)
-        told = {"provider": self.payload["provider"], "steps": self.steps}
+        report = {"provider": self.payload["provider"], "steps": self.steps}
         try:
             if self._step("engine", lambda: self._engine(client)):
                 self._try(client)
         except ClientError as exc:  # the daemon has gone meanwhile
-            told |= exc.to_json()
+            report |= exc.to_json()
             self.output.note(*error_lines(exc))
             return exit_codes.of_error(exc)
         finally:
-            self.output.json(told)
+            self.output.json(report)
         is_good = all(step["problem"] is None for step in self.steps)
         return exit_codes.OK if is_good else exit_codes.FAILED
 
@@ -159,12 +159,12 @@ class _Trial:
         problem = remedy = None
         log: list[str] = []  # its last lines
         try:
-            told: list[str | None] = [*take()]
+            details: list[str | None] = [*take()]
         except (RequestFailed, ApiRefused, _Missing) as exc:
             problem, *log = exc.message.splitlines()
             remedy = self._remedy(exc)
-            told = [problem, remedy]
-        self.output.result(_line(f"{step:7}", told, problem is None))
+            details = [problem, remedy]
+        self.output.result(_line(f"{step:7}", details, problem is None))
         self.output.result(*(faint(f"    │ {plain(line)}") for line in log))
         seconds = round(time.monotonic() - started, 3)
         self.steps.append({"step": step, "seconds": seconds, "problem": problem, "remedy": remedy})
@@ -188,15 +188,15 @@ class _Trial:
 
     def _launch(self, client: DaemonClient) -> list[str]:
         request = submit(client, "launch", {**self.payload, "name": self.name}, {})
-        told = ""
+        shown = ""
         while request["state"] in ("PENDING", "RUNNING"):
             time.sleep(POLL_INTERVAL_SECONDS)
             request = client.request(request["id"])
             replicas = client.environment(self.name)["replicas"]
-            reason = next((each["message"] for each in replicas if each.get("message")), told)
-            if reason != told:  # why its replica is not ready yet, in the provider's words
-                told = reason
-                self.output.note(faint(f"    {plain(told)}"))
+            reason = next((each["message"] for each in replicas if each.get("message")), shown)
+            if reason != shown:  # why its replica is not ready yet, in the provider's words
+                shown = reason
+                self.output.note(faint(f"    {plain(shown)}"))
         if request["state"] != "SUCCEEDED":
             raise RequestFailed(request)
         return [f"ready at {request['result']['environment']['address']}"]

@@ -81,11 +81,11 @@ def follow_launch(client: DaemonClient, request: dict[str, Any], output: Output)
 
     def conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         if serving is not None and final["state"] != RequestState.SUCCEEDED:
-            output.note(f"{final['environment']} goes on with generation {serving}")
+            output.note(f"{final['environment']} continues with generation {serving}")
         return _conclude(final, client, output)
 
     return follow(
-        client, request, output, conclude, is_told_later=lambda line: line.startswith(ready)
+        client, request, output, conclude, is_shown_later=lambda line: line.startswith(ready)
     )
 
 
@@ -154,7 +154,7 @@ def _conclude(
         environment["base_url"] = client.base_url(environment["name"])["base_url"]
     if launched.get("is_exposed"):
         output.note(
-            f"warning: {environment['name']} can be reached from other machines, by whoever has "
+            f"warning: {environment['name']} can be reached from other machines, by anyone with "
             "its token"
         )
     base_url = environment.get("base_url") or environment["address"]

@@ -142,7 +142,7 @@ def test(source: str, actions: tuple[str, ...], keep: bool, output: Output, **op
     Plays as a client what a training run would: OpenEnv's protocol; memory that a session holds;
     steps that block the event loop; the same episode under the same seed; what stays of 1,000
     sessions (memory, descriptors, threads, tasks, processes). Each finding says what it means and
-    what mends it. The exit code is 1 if a check fails.
+    how to fix it. The exit code is 1 if a check fails.
     """
     chosen = [action for text in actions if (action := read_action(text)) is not None]
     here = working_folder()
@@ -186,7 +186,7 @@ def _run(client: DaemonClient, operation: str, payload: Json, output: Output) ->
     request = submit(client, operation, payload, {})
     try:
         return follow_request(
-            client, request, output, is_told_later=lambda _: operation == "test", detaches=False
+            client, request, output, is_shown_later=lambda _: operation == "test", detaches=False
         )
     except KeyboardInterrupt:
         client.cancel(request["id"])
@@ -206,7 +206,7 @@ def _lines(report: Json) -> list[str]:
             lines += [
                 f"    {plain(finding['found'])}",
                 faint(f"    means: {plain(finding['means'])}"),
-                faint(f"    mend:  {plain(finding['remedy'])}"),
+                faint(f"    fix:   {plain(finding['remedy'])}"),
             ]
     failed = sum(each["outcome"] == "failed" for each in report["checks"])
     if failed:

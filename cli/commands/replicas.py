@@ -78,7 +78,7 @@ def _restarted(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
 @click.command()
 @click.argument("names", nargs=-1, metavar="NAME…", shell_complete=completion.environments)
 @click.option("--all", "everything", is_flag=True, help="Take down all environments.")
-@click.option("--strays", is_flag=True, help="Stop what runs and nobody has written down.")
+@click.option("--strays", is_flag=True, help="Stop what runs without a record.")
 @click.option("--async", "is_async", is_flag=True, help="Print the requests' ids, and return.")
 @json_option
 def down(
@@ -170,14 +170,14 @@ def _submit(
 
 def _follow(client: DaemonClient, request: dict[str, Any], output: Output) -> dict[str, Any]:
     """Show how far it is, without its log, and why it failed; returns the request, final."""
-    final = follow_request(client, request, output, is_told_later=lambda _: True, detaches=False)
+    final = follow_request(client, request, output, is_shown_later=lambda _: True, detaches=False)
     if final["state"] == RequestState.SUCCEEDED:
         output.result(f"{good('✓')} {final['environment']} is down{_what_it_was(client, final)}")
     return final
 
 
 def _what_it_was(client: DaemonClient, down: dict[str, Any]) -> str:
-    """Words about a launch that was called off, or about there having been nothing to stop."""
+    """Return a sentence about a cancelled launch, or that there was nothing to stop."""
     # The newest, or the one before: the name may have been taken again meanwhile.
     launches = client.requests(operation="launch", environment=down["environment"], limit=2)
     for launch in launches:

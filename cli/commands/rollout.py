@@ -81,7 +81,7 @@ def rollout(
 def follow_rollout(client: DaemonClient, request: dict[str, Any], output: Output) -> int:
     """Follow a rollout that was submitted, and print what is in its folder."""
     kept = f" in {request['payload'].get('out')}; "  # what we begin our summary with
-    return follow(client, request, output, _conclude, is_told_later=lambda line: kept in line)
+    return follow(client, request, output, _conclude, is_shown_later=lambda line: kept in line)
 
 
 def _launch_to_wait_for(
@@ -148,7 +148,7 @@ def _source_of(text: str) -> str | None:
     """Return what would launch it: a bundled environment, or a folder with a manifest."""
     try:
         is_project = (working_folder() / Path(text).expanduser() / MANIFEST).is_file()
-    except (OSError, RuntimeError):  # too long, unreadable, or `~` of nobody
+    except (OSError, RuntimeError):  # too long, unreadable, or `~` of an unknown user
         is_project = False
     return text if is_project or text in bundled_names() else None
 
@@ -204,9 +204,9 @@ def _rewards(result: dict[str, Any]) -> list[str]:
         lines.append(f"  mean reward {result['mean_reward']:.4g}")
     if count := result["truncated"]:
         mean = result["truncated_mean_reward"]
-        told = "" if mean is None else f"; their mean reward {mean:.4g}"
+        reward_note = "" if mean is None else f"; their mean reward {mean:.4g}"
         steps = "1 step" if result["max_steps"] == 1 else f"{result['max_steps']} steps"
-        lines.append(f"  {count} truncated at {steps}{told}")
+        lines.append(f"  {count} truncated at {steps}{reward_note}")
     if odd := result["odd_rewards"]:
         number = result["episodes_with_odd_rewards"]
         have = "1 episode has" if number == 1 else f"{number} episodes have"

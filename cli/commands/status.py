@@ -101,8 +101,8 @@ def picture(found: dict[str, Any], now: float) -> list[Drawn]:
     if strays := found.get("strays"):
         parts += ["", *_strays(strays)]
     if requests:
-        told_below = said | {request["id"] for request in failed[:FAILURES_SHOWN]}
-        parts += ["", requests_table(requests, now, told=told_below)]
+        explained_below = said | {request["id"] for request in failed[:FAILURES_SHOWN]}
+        parts += ["", requests_table(requests, now, explained=explained_below)]
     if left_out := found.get("failed_launches_left_out"):
         earlier = phrases.plural(left_out, "earlier launch request")
         parts += [faint(f"  and {earlier} that failed: openenv status --all")]
@@ -144,8 +144,8 @@ def _remarks(environment: dict[str, Any], now: float) -> Iterator[str]:
 
 
 def _strays(strays: list[dict[str, Any]]) -> list[str]:
-    """What runs and nobody has written down."""
-    head = f"{phrases.plural(len(strays), 'stray')} that nobody has written down"
+    """Return the replicas that run without a record."""
+    head = f"{phrases.plural(len(strays), 'stray')} without a record"
     lines = [
         f"  {stray['replica']} ({stray['provider']})"
         + (f": {stray['problem']}" if stray.get("problem") else "")
@@ -180,7 +180,7 @@ def _failures(
 
 
 def _failed(requests: list[dict[str, Any]], said: set[str]) -> list[dict[str, Any]]:
-    """Return what failed; of launches, those that nobody else tells of.
+    """Return what failed; of launches, those that no environment shows.
 
     Left out are launches whose environment says why, and those of environments that were launched
     since. The newest requests come first.

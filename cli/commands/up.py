@@ -30,7 +30,7 @@ from ..output import phrases
 from ..output.output import Output, Table, good
 
 DEFAULT = "default"
-ANSWER_SECONDS = 2.0  # of a daemon that is to be stopped
+ANSWER_SECONDS = 2.0  # of a daemon that stops
 
 
 def setting_options(command: Command) -> Command:
@@ -152,8 +152,8 @@ def config(output: Output) -> int:
         table.add_row(name, _shown(one["value"]), str(one["from"]))
     output.draw(f"{plain(file)}; {whose}", "", table)
     if waiting:
-        told = f"not in force before the daemon is started again: {', '.join(waiting)}"
-        output.note(told, "  openenv stop, then up")
+        note = f"not in force before the daemon is started again: {', '.join(waiting)}"
+        output.note(note, "  openenv stop, then up")
     return exit_codes.OK
 
 
@@ -194,12 +194,12 @@ def _limits(limits: dict[str, Any]) -> str:
         "pids": lambda count: f"{count} processes",
     }
     sources = limits.get("sources") or {}
-    told = [
+    found = [
         f"{show(limits[name])} ({sources[name]})" if name in sources else show(limits[name])
         for name, show in shown.items()
         if limits.get(name)
     ]
-    return ", ".join(told) or "none found"
+    return ", ".join(found) or "none found"
 
 
 def _plan(plan: dict[str, Any]) -> str:
@@ -227,8 +227,8 @@ def _not_in_force(asked: dict[str, Any], info: dict[str, Any]) -> list[str]:
     ]
     if not differing:
         return []
-    told = f"the daemon was already running, without {', '.join(differing)}"
-    return [told, "  openenv stop, then up again"]
+    message = f"the daemon was already running, without {', '.join(differing)}"
+    return [message, "  openenv stop, then up again"]
 
 
 def _workers(workers: list[dict[str, Any]]) -> list[str]:

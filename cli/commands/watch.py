@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`openenv status --watch`: draw again whenever the daemon reports a change.
 
-    thread  changes ──▶ /v1/events ──▶ `happened` is set ──▶ whoever draws reads, and clears it
+    thread  changes ──▶ /v1/events ──▶ `happened` is set ──▶ the drawing thread reads, and clears it
 
 On a terminal it fills the screen, and waits for a daemon that is lost; elsewhere it prints one
 picture, or one line of JSON, after the other, and ends with the daemon. Between changes only the
@@ -31,7 +31,7 @@ RECONNECT_SECONDS = 0.5  # between two attempts to reach a daemon that is lost
 MIN_REQUESTS = 3  # that are shown, however low the terminal is
 
 
-Read = Callable[[DaemonClient], Json]  # what is to be shown
+Read = Callable[[DaemonClient], Json]  # what is shown
 
 
 def watch(client: DaemonClient, read: Read, output: Output) -> None:
@@ -79,9 +79,9 @@ def _fill_screen(changes: Changes, found: Json, read: Read) -> None:
 
 def _screen(console: Console, found: Json, problem: ClientError | None) -> Group:
     """Return what fits the terminal: the oldest requests are left out first."""
-    told = [] if problem is None else [bad(f"{problem.message}; waiting for it to come back"), ""]
+    notice = [] if problem is None else [bad(f"{problem.message}; waiting for it to come back"), ""]
     while True:
-        group = Group(*map(for_rich, [*told, *picture(found, time.time())]))
+        group = Group(*map(for_rich, [*notice, *picture(found, time.time())]))
         excess = len(console.render_lines(group, pad=False)) - console.height
         requests = found["requests"]
         if excess <= 0 or len(requests) <= MIN_REQUESTS:

@@ -134,14 +134,14 @@ def _sentence(text: str, subject: str) -> str:
 def _evidence(error: dict[str, Any], message: str) -> list[str]:
     """Evidence that the message lacks: the killed process, and how the kill was detected."""
     exit_reason = error.get("evidence") or {}
-    told = []
+    lines = []
     if (name := exit_reason.get("victim_name")) and str(name) not in message:
-        told.append(
+        lines.append(
             f"The killed process was {plain(str(name))} (pid {exit_reason.get('victim_pid')})."
         )
     if (sign := exit_reason.get("evidence")) and str(sign) not in message:
-        told.append(f"Evidence: {plain(str(sign))}.")
+        lines.append(f"Evidence: {plain(str(sign))}.")
     seconds = exit_reason.get("seconds")
     if seconds is not None and "It was running" not in message:
-        told.append(f"It had run for {phrases.duration(seconds)}.")
-    return told
+        lines.append(f"It had run for {phrases.duration(seconds)}.")
+    return lines

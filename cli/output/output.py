@@ -224,9 +224,9 @@ def generations_table(generations: Sequence[dict[str, Any]], now: float) -> Tabl
 
 
 def requests_table(
-    requests: Sequence[dict[str, Any]], now: float, *, told: Container[str] = ()
+    requests: Sequence[dict[str, Any]], now: float, *, explained: Container[str] = ()
 ) -> Table:
-    """One line for each request, with a remark unless its id is in `told`."""
+    """One line for each request, with a remark unless its id is in `explained`."""
     table = Table("REQUEST", "ID", "STATE", "WHEN", "")
     for request in requests:
         table.add_row(
@@ -234,7 +234,7 @@ def requests_table(
             phrases.short_id(request["id"]),
             state_cell(request["state"]),
             phrases.timing(request, now),
-            "" if request["id"] in told else remark(request),
+            "" if request["id"] in explained else remark(request),
         )
     return table
 
@@ -273,7 +273,7 @@ def remark(request: dict[str, Any]) -> str:
     return ""
 
 
-_CONTROL = re.compile("[\x7f-\x9f]")  # that JSON leaves as they are, and some terminals obey
+_CONTROL = re.compile("[\x7f-\x9f]")  # that JSON leaves as they are, and some terminals act on
 
 
 class Output:

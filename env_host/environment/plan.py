@@ -111,7 +111,7 @@ def plan_of(
 
 
 def note_on_hooks(plan: ServingPlan) -> str:
-    """Say what becomes of a project's start-up hooks."""
+    """Log which start-up hooks of a project run, and where."""
     if plan.shards == 1 and not plan.isolates:
         return (
             "this project has start-up or shutdown hooks: one process serves all its sessions; "
@@ -124,7 +124,7 @@ def note_on_hooks(plan: ServingPlan) -> str:
 
 
 def _shards_for(sessions: int, machine: Machine) -> int:
-    """Return how many processes have descriptors for so many sessions."""
+    """Return how many processes have descriptors for these sessions."""
     if machine.fds == resource.RLIM_INFINITY:
         return 1
     return min(MAX_SHARDS, -(-sessions // sessions_of_process(machine.fds)))
@@ -159,7 +159,7 @@ def supports_concurrency(
 ) -> tuple[bool, str]:
     """Tell whether sessions may run side by side, and the name of the class that says so.
 
-    A factory that is not a class is tried once, for at most so many seconds. When it fails,
+    A factory that is not a class is tried once, for a limited time. When it fails,
     `sessions_fail` is called with the cause; when it was not ready in time, its code may name the
     class. A class says so itself: it `tries_class` for the sake of `sessions_fail` alone.
     """

@@ -22,7 +22,7 @@ accepted by a replica that does not have it. A session's id names its replica
 is found by the replica's number:
 
     shard of replica a ──descriptor, and the bytes read──▶ control socket of b ──▶ backlog of b
-    whoever scales ──how many sessions are its share──▶ door of b
+    scale ──how many sessions its quota is──▶ door of b
 
     b has exited or is starting    nothing listens at its door: its sessions are unknown
     b exits before it has looked   the connection is reset

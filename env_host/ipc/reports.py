@@ -11,8 +11,8 @@ Any shard answers for all of them. A shard's `state` tells apart
     absent         no process; it is about to be started
     parked         no process: the others are enough for the sessions there are
 
-`GET /metrics` has the same as Prometheus metrics, read at scrape time. Counters begin anew with a
-shard's process.
+`GET /metrics` has the same as Prometheus metrics, read at scrape time. A new process of a
+shard starts its counters from zero.
 
 `exits` are the last exits of processes below the supervisor, as the notify pipe has them
 (`shard_exit` in `protocol.py`), with the counters by which they are explained elsewhere. `left` are

@@ -319,7 +319,7 @@ class ClientLeft(Exception):
 
 
 async def _read_body(receive: Receive) -> bytes:
-    """Read the whole body of a request; raises `ClientLeft` when there is nobody to answer."""
+    """Read the whole body of a request; raises `ClientLeft` when there is no client to answer."""
     parts = []
     while True:
         message = await receive()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """uvicorn's server without its ticks: an idle one is not woken.
 
-uvicorn looks ten times a second whether it should exit, and makes the `date` header anew each
+uvicorn looks ten times a second whether it should exit, and renews the `date` header each
 second. Here an event ends the main loop, and the header is made for the responses that need it.
 
 Its connections are limited: `system/net/http_limits.py`, `system/net/connection_limit.py`.

@@ -9,7 +9,7 @@ be given back. Sessions, our routes and upstream's stateless ones are answered b
     inbox ─▶ shard a reads the head ─┬─ a session, or a shared path ─▶ answered by a
                                      └─ an own path ─descriptor, bytes read─▶ inbox of home
     a kept connection ─▶ `KeptConnection` looks at the next request ─ the same; in the home shard,
-                         too, a handshake that the project's middleware sees begins anew
+                         too, a handshake that the project's middleware sees starts again
 
 What is not known to be shared (`environment/upstream_project.py`) is the home's. A connection that
 went there stays there: it can answer everything.

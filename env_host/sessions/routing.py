@@ -17,7 +17,7 @@ travels, as HTTP: to `b` it is a connection like any other. A session's id names
     b exits meanwhile     its end of the pair closes: the client gets a JSON-RPC error that says so
     b had exited before   its replacement is another generation: `Unknown session_id`
     b is busy             the client waits as it would have waited there
-    the client leaves     the request goes on: it may have had effects already
+    the client leaves     the request continues: it may have had effects already
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 A connection whose head does not arrive within `HEAD_SECONDS` is answered 408, one whose head is too
 long 431. When the process has no room for another connection, those that have been silent for
-longest are closed, so that clients that only connect keep nobody out.
+longest are closed, so that clients that only connect keep no other out.
 
 A connection is routed by its first bytes, and by session ids that name their process. Only as much
 of HTTP is parsed as decides that; the server that answers the connection parses the
@@ -49,7 +49,7 @@ END_OF_HEAD = b"\r\n\r\n"
 
 _GENERATIONS = 1 << 16
 
-UNREAD_SECONDS = 1.0  # that a connection may seem silent since nobody has looked yet
+UNREAD_SECONDS = 1.0  # that a connection may seem silent because it was not checked yet
 HEAD_SECONDS = 30.0  # to send a request's head
 
 TOO_SLOW = closing_answer(HTTPStatus.REQUEST_TIMEOUT)
@@ -182,7 +182,7 @@ class Arrivals:
         return task
 
     def make_room(self, count: int) -> None:
-        """Close so many of the connections that have been silent for longest."""
+        """Close the `count` connections that have been silent for longest."""
         latest = self._loop.time() - UNREAD_SECONDS
         for arrival, since in list(itertools.islice(self._silent.items(), max(0, count))):
             if since <= latest:

@@ -126,7 +126,7 @@ class StateProcess:
         if self.restarts.take_due(time.monotonic()):
             try:
                 self.start(wait=False)
-            except OSError as exc:  # no room for a process: the supervisor goes on
+            except OSError as exc:  # no room for a process: the supervisor continues
                 self.restarts.could_not_start(0, time.monotonic())
                 log.warning("the shared state has no process yet: %s", exc)
 

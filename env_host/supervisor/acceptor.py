@@ -64,7 +64,7 @@ class Backlog:
     """The connections that were accepted and passed to no shard. On the supervisor's thread.
 
     Attributes:
-        is_crowd_arriving: So many came in the last `accept` that there is no time for forks.
+        is_crowd_arriving: A crowd came in the last `accept`: there is no time for forks.
     """
 
     def __init__(self, listeners: Sequence[socket.socket], *, max_fds: int) -> None:
@@ -91,7 +91,7 @@ class Backlog:
         return time.monotonic() >= self._closed_until
 
     def accept(self, limit: int | None = None) -> None:
-        """Accept the connections in the kernel's queues: all, or at most so many."""
+        """Accept the connections in the kernel's queues: all, or at most `limit`."""
         since = now_microseconds()
         of_each = self._at_once // len(self.listeners)
         accepted = 0

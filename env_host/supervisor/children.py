@@ -36,7 +36,7 @@ class Child:
     kills: KillCount | None = None  # in its group, if it has one
     holds_slot: bool = True
     is_ready: bool = False
-    retire_at: float | None = None  # when it is to be stopped: it is not needed any more
+    retire_at: float | None = None  # when it is stopped, because it is not needed any more
     is_retired: bool = False  # asked to exit: it is not needed any more
     is_replaced: bool = False  # to be stopped, and another started: a step in it never returns
     replaced_for: str | None = None  # why it was killed with its sessions, to be replaced
@@ -103,7 +103,7 @@ class Children:
         return all(each.is_ready for each in self if not each.is_isolated)
 
     def next_retirement(self) -> float | None:
-        """Return when the next shard is to be stopped, on the monotonic clock."""
+        """Return when to stop the next shard, on the monotonic clock."""
         return min((e.retire_at for e in self if e.retire_at is not None), default=None)
 
     @property

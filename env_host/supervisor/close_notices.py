@@ -44,7 +44,7 @@ class SocketCopies:
         self._count = 0
 
     def reserve(self, count: int) -> None:
-        """Leave so many of the descriptors to others: close the oldest copies if need be."""
+        """Leave `count` descriptors to others: close the oldest copies if need be."""
         self._reserved = count
         surplus = self._count + count - self._most
         for child in self._children if surplus > 0 else ():
@@ -105,7 +105,7 @@ def refuse(fd: int, text: str) -> None:
 
 
 def send_refusal(fd: int, text: str) -> None:
-    """Answer 503 to a client that nobody has read from, and end our side of the connection."""
+    """Answer 503 to a client whose request was not read, and end our side of the connection."""
     _write(fd, try_another(text))
 
 

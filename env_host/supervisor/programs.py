@@ -2,7 +2,7 @@
 """Programs that the environment has started: those killed for memory, and those left running.
 
 A kill is counted by the cgroup that a program is in: the replica's, or an isolated session's. One
-that no exit of a child explains was of another program; its session goes on.
+that no exit of a child explains was of another program; its session continues.
 
 A session of a shard may start programs, and need not end them. While there are sessions, nothing
 says whose a program is. When there are none, a program was left by one of them if it is in the

@@ -4,7 +4,7 @@
 One shard comes with the replica. Each further session or connection that waits wants one more, up
 to what was planned, at once: a fork takes milliseconds. They are given back when for
 `LINGER_SECONDS` fewer were wanted, so that sessions that come and go fork nothing. The last one
-is given back only of a replica that nobody has connected to yet, whose shard has nothing in memory
+is given back only while no client has connected to the replica: then the shard has no memory
 that a client might want to find again.
 
 A step is abandoned when it runs although its session has ended:
@@ -16,7 +16,7 @@ A step is abandoned when it runs although its session has ended:
 
 The process of an isolated session that is over is ended after the same while.
 
-A replica sleeps when nobody has used it for so long. Any connection is use, whatever is asked
+A replica sleeps when it was not used for its time. Any connection is use, whatever is asked
 through it. A shard with a connection is not idle, and writes when it last had something to do; a
 connection that no shard has taken is in the backlog.
 """

@@ -2,7 +2,7 @@
 """As many shards as there is demand for; each is passed the connections that it is to serve.
 
 Shards without sessions are stopped after a while. A shard that has exited is restarted, later each
-time when it exits early again and again. One with a step that goes on although its session has
+time when it exits early again and again. One with a step that runs although its session has
 ended is replaced.
 """
 
@@ -26,7 +26,7 @@ from .session_memory import MemoryWatchdog
 from .shard_policies import ShardDemand
 
 RETRY_SECONDS = 0.05  # until a report that the front could not read is sent again
-PARK_SECONDS = 0.2  # for connections that are on their way to a shard that is to be stopped
+PARK_SECONDS = 0.2  # for connections that are on their way to a shard that will be stopped
 
 log = logging.getLogger("openenvd.env_host")
 

@@ -10,7 +10,7 @@ It has one thread, one `select`, and no event loop. It accepts every connection 
 reads none: whatever it has imported its children share, and nothing that an environment does can
 hurt it. The first shard comes with the replica; others are forked when there are sessions for them
 and are stopped when there have been none for a while (`shard_policies.py`): the last one only of a
-replica that nobody has connected to yet.
+replica that no client has connected to yet.
 
 What happens when
 
@@ -27,13 +27,13 @@ What happens when
                           the first shard, and no session begins after it; it says so, and when
                           the last has ended, as SIGTERM. Other replicas listen
                           at the same address: the listening sockets are closed here. An address
-                          of its own goes on accepting, for HTTP sessions, and answers 503 to
+                          of its own continues to accept, for HTTP sessions, and answers 503 to
                           clients that want a new one
     SIGUSR2               the same, and the address is others' from now on: an update has replaced
                           this replica
-    nobody connects       it says so and exits, if it is to (`sleep_after_seconds`) and no other
+    no client connects    it says so and exits, if it may (`sleep_after_seconds`) and no other
                           replica has its address. What connects then is left in the kernel's queue,
-                          which is the shim's to watch. With a connection it goes on
+                          which is the shim's to watch. With a connection it continues
     threads after import  a fork would copy locks that stay held: children are started as programs
                           that import for themselves; also when the import started processes.
                           They take seconds to start: all shards come with the replica then
@@ -225,7 +225,7 @@ class Supervisor:
         return self._context.is_placing and self._acceptor.has_begun and not self._is_draining
 
     def _sleep_if_unused(self) -> None:
-        """End when nobody has used the replica for so long, if it is alone at its address."""
+        """End when the replica was unused for its time, if it is alone at its address."""
         now, due = time.monotonic(), self._idleness.due()
         if due is None or now < due or not self._may_sleep:
             return

@@ -13,8 +13,8 @@ Bounds what one process keeps of messages that have not arrived whole, of all cl
 One message may be long, and a client may take its time. Without this bound a few hundred clients
 that each send most of a message, and then wait, take all memory.
 
-    more than `most_bytes` are kept         whose message goes on is not read for a while (held), so
-                                            that one other's, which goes on too, becomes whole
+    more than `most_bytes` are kept         a connection with part of a message is not read for a
+                                            while (held), so that another's becomes whole
     no message becomes whole for a while    one more is read, then two more, then four, ..., as far
                                             as one and a half times as much; after `STALL_SECONDS`
                                             there, the one of which most is kept is closed, 1013
@@ -323,7 +323,7 @@ class PartialMessages:
                 )
 
     def _read_next(self) -> None:
-        """Read from one more, if there is room, or if no other goes on."""
+        """Read from one more, if there is room, or if no other message is incomplete."""
         if self._total <= self._most_bytes or not self._going_on:
             self._read_again(next(iter(self._held)))
 

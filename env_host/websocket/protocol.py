@@ -185,7 +185,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._leave()
 
     def break_off(self, exc: BaseException) -> None:
-        """Close at once: what happened was not foreseen, and the peer must not wait for ever."""
+        """Close at once: the error was not foreseen, and the peer must not wait without end."""
         log.error("a connection is closed after an unexpected error", exc_info=exc)
         try:
             self.fail(INTERNAL_ERROR_CLOSE, "internal error")

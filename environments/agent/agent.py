@@ -67,7 +67,7 @@ log = logging.getLogger(__name__)
 class UnusableEngine:
     """Stands for an engine whose library cannot be imported, and says what is missing.
 
-    Each replica that is to be started is refused at once. What runs on the engine already goes on,
+    Each replica to be started is refused at once. What runs on the engine already continues,
     out of reach.
     """
 
@@ -196,7 +196,7 @@ class Agent:
             replica.note_problem(problem)
 
     def _is_stray(self, instance: Instance) -> bool:
-        """Whether it is this home's, and nobody has written it down."""
+        """Whether it is this home's, and has no record."""
         is_ours = instance.labels.home == self._layout.home_label
         return is_ours and run_files.read(self._layout.run_dir(instance.labels.replica)) is None
 
@@ -259,7 +259,7 @@ class Agent:
                 raise EngineRefused(f"{instance_id} is no stray of this home")
             grace = GRACE_SECONDS if grace_seconds is None else float(grace_seconds)
             await self._watch.call_long(engine.stop, instance, grace)
-            if not self._is_stray(instance):  # somebody has written it down meanwhile
+            if not self._is_stray(instance):  # it was recorded meanwhile
                 raise EngineRefused(f"{instance_id} is no stray any more")
             await self._watch.call(engine.remove, instance)
         self._watch.look_soon()
@@ -276,7 +276,7 @@ class Agent:
         return not self._replicas and time.monotonic() - self._busy_at >= self._idle_seconds
 
     def _end_idle(self) -> bool:
-        """Give the socket up, unless somebody has just connected, or is starting an agent."""
+        """Give the socket up, unless a client has just connected, or an agent is being started."""
         try:
             with start_lock(self._folder).acquire(blocking=False):
                 if select.select([self._control], [], [], 0)[0]:
@@ -327,7 +327,7 @@ def main(home: Path, at: EngineAddress) -> None:
         asyncio.run(_run(layout, at, control))
     finally:
         leave_shims_group(entered)
-    # Threads may wait for the engine for ever; what they would do is done by the next agent.
+    # Threads may wait for the engine without end; what they would do is done by the next agent.
     sys.stdout.flush()
     os._exit(0)
 

@@ -18,10 +18,10 @@ It has exited when its instance has, is gone, or was refused; or when nothing is
 its server does not answer, however often it is asked.
 
 What is about to be done is in the status file before it is done. An agent that is killed at any
-line leaves a state from which the next one goes on:
+line leaves a state from which the next one continues:
 
     starting, no instance     `start` is called (again); one that was created is found by its name
-    ready, no instance        somebody has removed it: exited, as lost
+    ready, no instance        it was removed from outside: exited, as lost
     draining                  its sessions have the time that is left, and the signal is sent again
     stopping, an instance     it has the grace that is left
     stopping, no instance     it was removed, and only not reported: stopped
@@ -355,7 +355,7 @@ def plan_of(run_file: RunFile) -> ReplicaPlan:
 
 
 def blocking_reason(instance: Instance | None) -> str | None:
-    """Return what keeps an instance from running, which clients who wait for it are told."""
+    """Return what keeps an instance from running, which clients that wait for it see."""
     return None if instance is None or instance.is_on_its_way else instance.waiting
 
 

@@ -24,9 +24,9 @@ class EngineReplicaStatus(ReplicaStatus):
 
     Attributes:
         is_asked: Whether the engine may have been asked to start it: if not, it has nothing of it.
-        runs: How many times the engine itself has begun this instance anew.
+        runs: How many times the engine itself has restarted this instance.
         ends_at: When the engine ends the instance, as `boot_seconds` counts.
-        replace_at: When another is to be asked for, so that its sessions can end before that.
+        replace_at: When to ask for another, so that its sessions can end before that.
         reported: The number of the last exit that the server has reported of a process below it.
     """
 
@@ -77,7 +77,7 @@ class EngineReplicaStatus(ReplicaStatus):
         self.pid = self.ends_at = self.replace_at = None
 
     def note_renewal(self, reason: Json, runs: int, at: float) -> None:
-        """Note how the server of an instance exited that its engine has begun anew."""
+        """Note how the server of an instance exited that its engine has restarted."""
         self.exits.add_server(reason, at)
         self.last_exit, self.runs = reason, runs
 

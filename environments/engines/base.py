@@ -3,7 +3,7 @@
 
 An engine (which the `EngineEntry` of an entry point leads to, see `registry.py`) runs *instances*:
 containers, services, jobs, pods. One instance serves one replica. The agent (`../agent/`) decides
-what is to be done and when; an engine only does it, and tells what there is:
+what to do and when; an engine only does it, and reports what there is:
 
     start(plan) ──▶ Instance ──▶ is RUNNING ──▶ logs, signal ──▶ stop ──▶ is EXITED ──▶ remove
                                      └─ changes(): look at it again (a hint, never the truth)
@@ -23,7 +23,7 @@ Failure cases, and who handles them
     the agent is killed in `start`     the name is taken: `start` returns the instance that has it
     an instance is removed by hand     `find` returns None; the agent reports it as lost
     the engine is restarted            `changes` and `logs` raise `EngineGone`; the agent asks again
-    events are missed                  the agent looks at every instance when `changes` begins anew
+    events are missed                  the agent looks at every instance when `changes` starts again
     the image is missing               `start` raises `EngineRefused`, with the command that gets it
 """
 
@@ -246,7 +246,7 @@ class Instance:
     """One thing that the engine has and that carries our labels.
 
     Attributes:
-        id: What the engine calls it, for ever: no later instance has the same. It is made of
+        id: What the engine calls it, permanently: no later instance has the same. It is made of
             letters, digits, and `_.:-/`.
         labels: Whose it is.
         state: How far it is.
@@ -260,9 +260,9 @@ class Instance:
         drains: Whether its server ends its sessions at SIGUSR1, which ends others at once.
         ends_at: When the engine ends it, whatever it does, as `boot_seconds` counts here; None:
             never, as far as is known.
-        replace_at: When another one is to be asked for, so that its sessions can end before that.
-        runs: How many times the engine itself has begun it anew.
-        why_anew: In a sentence, what the engine did to begin it anew the last time.
+        replace_at: When to ask for another one, so that its sessions can end before that.
+        runs: How many times the engine itself has restarted it.
+        why_anew: In a sentence, why the engine restarted it the last time.
         is_silent: Whether nothing has been heard of it for longer than it may say nothing. It has
             ended, as far as anybody here can tell, when its server does not answer either.
         exit: How it ended, once it is EXITED.
@@ -304,7 +304,7 @@ class Check:
     Attributes:
         version: The engine's; None when it does not answer.
         problem: What is missing, in a sentence; None: it works.
-        remedy: The command that mends it.
+        remedy: The command that fixes it.
         notes: What works less well than it could, a sentence each.
     """
 
@@ -386,5 +386,5 @@ class Engine(Protocol):
     def remove(self, instance: Instance) -> None:
         """Remove an instance and all that was made for it, killing what is left of it.
 
-        What has its id and carries other labels is somebody else's: `EngineRefused`.
+        What has its id and carries other labels belongs to another: `EngineRefused`.
         """

@@ -34,7 +34,7 @@ OUT_OF_ORDER = timedelta(seconds=1)  # by more, no piece stands before one of an
 
 
 def since_of(cursor: str | None) -> datetime | None:
-    """Return from when, to the second, output is to be asked for again; None: all of it."""
+    """Return from when, to the second, to ask for output again; None: all of it."""
     written = (cursor or "").partition("#")[0]
     return (_time_of(written) - OUT_OF_ORDER).replace(microsecond=0) if written else None
 

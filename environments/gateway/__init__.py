@@ -6,7 +6,7 @@
                                        reads again   │
     daemon (server/reconcile/gateway.py) ──rename──▶ config/*.json
 
-    configuration.py    what Envoy is told: pure functions
+    configuration.py    Envoy's configuration: pure functions
     lua.py              what Envoy does with each request and answer beside that
     envoy.py            the files that it reads, replaced by rename; asks it how its clusters are
     process.py          its process: started once a home, below a shim; stopped
@@ -24,7 +24,7 @@ Failure cases:
 * The shim exits: the kernel ends Envoy; the daemon starts a new shim.
 * No replica takes sessions: requests are held by the daemon until one does
   (`server/reconcile/held_requests.py`); without a daemon, they are answered 503.
-* Its run file is damaged, or another version's: it goes on unwatched, and the environments behind
+* Its run file is damaged, or another version's: it continues unwatched, and the environments behind
   it are DEGRADED and say why. No launch gets behind it; it is stopped when nothing wants it.
 * A replica exits: its sessions end, and Envoy tells their clients; handshakes are tried on another
   replica, until the daemon's next endpoints leave it out.

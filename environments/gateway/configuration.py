@@ -65,7 +65,7 @@ Resource = Any  # plain JSON, or a fragment of it that is text already
 
 PREFIX = "/envs/"
 MAX_ASKED = 32  # replicas, by one handshake
-# Of a request that nobody has begun. A replica that is full ends them (`may_ask_another`), so what
+# Of a request that no replica has begun. A full replica ends them (`may_ask_another`), so what
 # remains are replicas that are gone: a second or two, until the daemon has written that.
 RETRIES = 32
 MAX_CHOICES = 1024  # to find a replica that a request has not been sent to

@@ -92,7 +92,7 @@ class Connections:
         return (
             f"the gateway is full: {self.open} of {self.max} connections are open, and further "
             f"ones are closed, {self.refused} so far{users}. A higher `ulimit -Hn` of the shell "
-            "that starts the daemon makes room for more, once the gateway is started anew"
+            "that starts the daemon makes room for more, once the gateway is restarted"
         )
 
     def to_json(self) -> Json:
@@ -204,7 +204,7 @@ def write_start_files(folder: Path, options: GatewayOptions, admin_socket: Path)
 class BackendFiles:
     """Envoy's clusters, routes and endpoints, as they were last written. Used by one thread a time.
 
-    Files that others have replaced or removed since, as a gateway that is started anew does, are
+    Files that others have replaced or removed since, as a restarted gateway does, are
     all looked at again.
     """
 

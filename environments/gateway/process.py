@@ -2,10 +2,10 @@
 """The gateway's process: at most one a home, below a shim, found again by its run file.
 
 The run file lies with those of replicas, in `run/gateway`, but is of a version of its own, so that
-nobody takes it for a replica's. Envoy opens its own listening sockets, one a thread
+it is not taken for a replica's. Envoy opens its own listening sockets, one a thread
 (`SO_REUSEPORT`). The shim holds another that never listens: bound first and exclusively, it fails
 when anybody has the port, and from then on keeps it from everybody else, whether Envoy runs or not.
-So does one of the daemon's (`hold_port`), so that a shim that is killed leaves the port to nobody;
+So does one of the daemon's (`hold_port`), so that the port is kept when the shim is killed;
 while there is neither, the reservation of `engines/local/ports.py` keeps other homes away from it.
 
 All functions block.
@@ -259,12 +259,12 @@ def _version_of(envoy: Path) -> str:
             [str(envoy), "--version"], capture_output=True, timeout=_VERSION_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError) as exc:
-        told = getattr(exc, "stderr", None) or b""
-        why = told.decode(errors="replace").strip().rpartition("\n")[2] or str(exc)
+        output = getattr(exc, "stderr", None) or b""
+        why = output.decode(errors="replace").strip().rpartition("\n")[2] or str(exc)
         raise GatewayFailed(f"{envoy} does not run on this machine: {why}", _NO_ENVOY) from exc
     # "PATH  version: COMMIT/1.40.0/Clean/RELEASE/BoringSSL"
-    _, _, told = done.stdout.decode(errors="replace").partition("version:")
-    return told.split("/")[1] if "/" in told else "unknown"
+    _, _, rest = done.stdout.decode(errors="replace").partition("version:")
+    return rest.split("/")[1] if "/" in rest else "unknown"
 
 
 def locked(layout: Layout) -> FileLock:
@@ -316,7 +316,7 @@ def wait_until_serving(
 
 
 def check_options(options: GatewayOptions) -> None:
-    """Check what a gateway is to be started with.
+    """Check what a gateway will be started with.
 
     Raises:
         GatewayFailed: Naming what cannot be used, and why.
@@ -437,7 +437,7 @@ def _is_settled(status: StatusLine, generation: int) -> bool:
 
 
 def _answers(gateway: Gateway) -> bool:
-    """Whether its shim runs, and was not told to stop."""
+    """Whether its shim runs, and is not stopping."""
     try:
         with ShimClient.connect(gateway.run_file.socket_path) as link:
             return link.status["state"] in ("starting", "ready", "exited")

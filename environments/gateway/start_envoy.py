@@ -29,7 +29,7 @@ LISTENER = b"gateway::"
 def main(envoy: str, bootstrap: str, admin_socket: str, threads: str) -> None:
     """Replace this process by Envoy."""
     notify_fd = int(os.environ.pop("OPENENVD_NOTIFY_FD"))
-    # Those sockets only reserve the port: whoever listens is Envoy itself.
+    # Those sockets only reserve the port: Envoy itself listens.
     for fd in (os.environ.pop("OPENENVD_LISTEN_FD", "")).split(","):
         if fd:
             os.close(int(fd))

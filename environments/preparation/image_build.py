@@ -75,9 +75,9 @@ def ensure_image(
 
     Args:
         spec: Its base, and the packages to install beside what the source needs.
-        source: What is to be served.
+        source: What the image serves.
         say: Gets lines about what happens.
-        tag: What else it is to be called; it is returned then.
+        tag: A further name for it, which is returned then.
 
     Raises:
         EngineFailed: Docker cannot be used.
@@ -215,9 +215,9 @@ class DockerCli:
             stdin=stdin,
         )
         if code != 0:
-            told = [text for line in lines if (text := plain(line).rstrip())][-LAST_LINES:]
+            end = [text for line in lines if (text := plain(line).rstrip())][-LAST_LINES:]
             text = f"docker {what} exited with code {code}; its last lines:"
-            raise PreparationFailed(with_last_lines(text, told), hint_on("\n".join(told)))
+            raise PreparationFailed(with_last_lines(text, end), hint_on("\n".join(end)))
 
     def _relay(self, line: str) -> None:
         text = plain(line).rstrip()

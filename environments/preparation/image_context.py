@@ -98,7 +98,7 @@ def context_of(
     """Collect what the image of a source is built from.
 
     Args:
-        source: What is to be served.
+        source: What the image serves.
         program: How it would be served on this machine.
         base: The image that it is based on.
         more: Packages to install beside what it needs.

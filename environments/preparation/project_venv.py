@@ -55,7 +55,7 @@ from .uv import Say, Uv, UvFailed
 
 COMPLETE = "complete"
 USED = "used"  # at which second of which boot; its own time is for people
-KEY_VERSION = 3  # a higher one makes every environment anew
+KEY_VERSION = 3  # a higher one makes every environment again
 
 # What the env host itself needs; a project on upstream's package has all of it already.
 HOST_REQUIREMENTS = ("uvicorn>=0.35", "websockets>=13", "pydantic>=2")

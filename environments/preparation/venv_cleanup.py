@@ -7,14 +7,14 @@
     used by a launch     says so when it asks for the Python (`note_use`): it stays for a while
     being made           its lock is held: it stays
     half made            by a launch that was killed: it goes
-    anything else        goes at once when somebody prunes; by itself once it was unused for long
+    anything else        goes at once with `prune`; by itself once it was unused for long
 
 A wall clock may step, so none is asked. A launch writes `used`, the second of this boot. How long
-one has been unused is told by how long daemons have run: the first cleanup that finds a `used` for
-the first time writes `unused`, which says so and when that was.
+one has been unused follows from how long daemons have run: the cleanup that finds a `used` for the
+first time writes `unused`, which says so and when that was.
 
 A launch may look for one while it is being removed. So `complete` is renamed first, which a
-launch then does not find (it waits for the lock, and makes the environment anew), and it is looked
+launch then does not find (it waits for the lock, and makes the environment again), and it is looked
 at again under its new name, in case a launch had found it just before.
 """
 
@@ -56,8 +56,8 @@ class Venv(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON."""
-        told = self._asdict() | {"path": str(self.path)}
-        return {name: value for name, value in told.items() if name != "used"}
+        fields = self._asdict() | {"path": str(self.path)}
+        return {name: value for name, value in fields.items() if name != "used"}
 
 
 def prune(layout: Layout) -> list[Venv]:
@@ -91,7 +91,7 @@ def is_launching(used: str, now: float) -> bool:
     """Whether it was used so lately that the run file of that launch may still be to come."""
     try:
         return abs(now - float(used)) <= LAUNCH_SECONDS
-    except ValueError:  # by nobody yet; or it is being written, which `_take_away` sees
+    except ValueError:  # not written yet; or it is being written, which `_take_away` sees
         return False
 
 

@@ -178,8 +178,8 @@ def _number(value: Any) -> float:
         raise ValueError(f"must be a number, not {value!r}")
     if not 0 <= value <= MOST:  # nor is nan
         is_short = isinstance(value, float) or value.bit_length() < 64
-        told = repr(value) if is_short else "a larger one"
-        raise ValueError(f"must be a number from 0 to {MOST:,}, not {told}")
+        shown = repr(value) if is_short else "a larger one"
+        raise ValueError(f"must be a number from 0 to {MOST:,}, not {shown}")
     return float(value)
 
 
@@ -233,7 +233,7 @@ def _count(node: yaml.Node, counted: dict[int, float]) -> float:
     A few lines can spell a terabyte, and an alias within its own anchor has no end.
     """
     if id(node) not in counted:
-        counted[id(node)] = math.inf  # while it is counted: whoever meets it is within it
+        counted[id(node)] = math.inf  # while it is counted: what meets it is within it
         parts = node.value if isinstance(node.value, list) else ()
         pairs = (part if isinstance(part, tuple) else (part,) for part in parts)
         counted[id(node)] = 1 + sum(_count(child, counted) for pair in pairs for child in pair)

@@ -71,7 +71,7 @@ def digest_in_repository(image: str, digests: Iterable[str]) -> str | None:
     """Return the digest that an image has in the repository that its name is of; None: none.
 
     Args:
-        image: As somebody calls it.
+        image: As the user calls it.
         digests: What all repositories call it that it was pulled from or pushed to: `NAME@sha256:…`
     """
     if "@" in image:
@@ -196,7 +196,7 @@ def resolve(source: str, cwd: Path) -> ResolvedSource:
         if is_reference(source):
             return ClassSource(source, cwd)
         raise _unknown(source, folder)
-    except (OSError, RuntimeError) as exc:  # too long, unreadable, or `~` of nobody
+    except (OSError, RuntimeError) as exc:  # too long, unreadable, or `~` of an unknown user
         why = getattr(exc, "strerror", None) or exc
         message = f"{source!r} cannot be looked for: {why}"
         raise UnknownSource(message, f"launch {_what_can_be_launched()}") from exc

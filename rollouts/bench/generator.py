@@ -10,7 +10,7 @@ all processes of a machine share: every generator starts at the same moment and 
 
     without a window   at `go` all sockets, made beforehand, are connected in one loop, and only
                        then is anything read or written
-    with a window      at most so many handshakes are under way; waiting for it is connecting too
+    with a window      at most `window` handshakes are under way; waiting for it is connecting too
 
 Without a window, the burst fills the server's queue of connections; the kernel drops what does not
 fit, and tries again after one second. Training code that opens its sessions in one `gather` sees

@@ -19,7 +19,7 @@ The flow, and who writes what:
                             └─ small files ───▶ concatenate, rename           (packs.py)
     a later writer, a reader ◀──────────────── names of files, indexes        (readers.py)
 
-The event loop never waits for a disk. Whoever puts a step waits while its episode is written, or
+The event loop never waits for a disk. The writer of a step waits while its episode is written, or
 while too much is held in memory. The lines are in `rows.py`, durable operations in `disk.py`.
 
 Exactly once: an episode exists from the moment that its file is renamed, its pack, or the folder of

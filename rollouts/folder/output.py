@@ -28,7 +28,7 @@ class Output:
     """A folder that is open for writing."""
 
     def __init__(self, folder: Path, disk: Disk, group: int = 1) -> None:
-        """Locks the folder, mends what an earlier writer left, and sets aside what is damaged.
+        """Locks the folder, repairs what an earlier writer left, and sets aside what is damaged.
 
         Raises:
             OutputBusy: Another rollout writes there.

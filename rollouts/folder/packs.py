@@ -82,7 +82,7 @@ def small_files(folder: Path) -> list[Path]:
 def _is_small(path: Path) -> bool:
     try:
         return path.stat().st_size < SMALL_BYTES
-    except FileNotFoundError:  # its episode is to be lost on purpose
+    except FileNotFoundError:  # its episode is lost on purpose
         return False
 
 
@@ -143,7 +143,7 @@ def _add_file(made: Pack, path: Path) -> bool:
     """Adds a file's episodes. A damaged one stays as it is, for `verify` to find."""
     try:
         content = path.read_bytes()
-    except FileNotFoundError:  # its episode is to be lost on purpose
+    except FileNotFoundError:  # its episode is lost on purpose
         return False
     line = content[content.rfind(b"\n", 0, -1) + 1 :]
     try:

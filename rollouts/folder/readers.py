@@ -209,12 +209,12 @@ class EpisodeRow:
         self._place = place
         self._keep_cached = keep_cached
         begin, line = last_line(Path(place.path), place.end)
-        told = parsed_end(line, place.path)
+        totals = parsed_end(line, place.path)
         self._lines_bytes = begin - place.offset  # before the last line, which a pack changes
-        self._last_bytes = told.pop("last_bytes")
-        self._sha256 = told.pop("sha256")
-        told.pop("index", None)
-        self.row: Mapping[str, Any] = told
+        self._last_bytes = totals.pop("last_bytes")
+        self._sha256 = totals.pop("sha256")
+        totals.pop("index", None)
+        self.row: Mapping[str, Any] = totals
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process, which gets no other episode's place."""
@@ -273,8 +273,8 @@ class EpisodeRow:
             digest.update(before_checksum(file.readline()))
         if digest.hexdigest() != self._sha256:
             path = self._place.path
-            told = f"{path} has changed since it was written: {self.id} has another checksum"
-            raise OutputDamaged(told)
+            message = f"{path} has changed since it was written: {self.id} has another checksum"
+            raise OutputDamaged(message)
 
     @contextmanager
     def _opened(self) -> Iterator[BinaryIO]:

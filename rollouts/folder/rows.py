@@ -136,8 +136,8 @@ def step_row(episode_id: str, number: int, step: Step) -> Row:
     row += [b',"action":', one_line(step.action_json), b',"info":', one_line(step.info_json)]
     row.append(b"," + tail[1:-1] + b',"arrays":[')
     for at, (name, array) in enumerate(step.arrays.items()):
-        told = orjson.dumps({"name": name, "dtype": array.dtype, "shape": array.shape})
-        row += [b"," if at else b"", told[:-1] + b',"data":"', *_base64(array.data), b'"}']
+        entry = orjson.dumps({"name": name, "dtype": array.dtype, "shape": array.shape})
+        row += [b"," if at else b"", entry[:-1] + b',"data":"', *_base64(array.data), b'"}']
     row.append(b"]}\n")
     return row
 
@@ -264,11 +264,11 @@ class StepRow:
     @property
     def arrays(self) -> dict[str, Array]:
         """The arrays of the step; decoded each time."""
-        return {told["name"]: _array(told) for told in self["arrays"]}
+        return {item["name"]: _array(item) for item in self["arrays"]}
 
 
-def _array(told: Mapping[str, Any]) -> Array:
-    return Array(binascii.a2b_base64(told["data"]), told["dtype"], tuple(told["shape"]))
+def _array(item: Mapping[str, Any]) -> Array:
+    return Array(binascii.a2b_base64(item["data"]), item["dtype"], tuple(item["shape"]))
 
 
 def _skimmed(line: bytes) -> dict[str, Any]:

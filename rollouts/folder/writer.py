@@ -4,7 +4,7 @@
     put_step ─▶ EpisodeFile ─ CHUNK_BYTES, or too much held ─▶ thread: append
     finish ───▶ ended ─ each COMMIT_SECONDS, all at once ────▶ thread: Output.commit
 
-Nothing is queued: whoever puts a step waits until the episode's lines are written, where they are
+Nothing is queued: the writer of a step waits until the episode's lines are written, where they are
 too large to be kept. So memory holds a chunk of each running episode and what has ended lately, all
 of it bounded, and a slow disk slows the episodes down.
 
@@ -69,7 +69,7 @@ class RolloutWriter:
         group: int = 1,
         disk: Disk | None = None,
     ) -> Self:
-        """Opens a folder for writing, and mends what an earlier writer left.
+        """Opens a folder for writing, and repairs what an earlier writer left.
 
         Args:
             folder: Created where it is missing.
@@ -219,7 +219,7 @@ class RolloutWriter:
         self._closed = True
         await self._commit_all()
         has_ended = has_ended and self._failure is None
-        with contextlib.suppress(RolloutError):  # it is told by who asks
+        with contextlib.suppress(RolloutError):  # the caller of the next method gets it
             await self._run(lambda: self._output.close(has_ended=has_ended))
         await asyncio.to_thread(self._threads.shutdown)
 

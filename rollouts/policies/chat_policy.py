@@ -3,7 +3,7 @@
 
     observation ─▶ user message ─▶ POST …/chat/completions ─▶ the model's text ─▶ action
 
-Each episode is one conversation, so the model sees what it did before. It is told the schema of the
+Each episode is one conversation, so the model sees what it did before. It gets the schema of the
 actions, and answers with one as JSON; where an action is a single text, any answer is one. Asking
 again after a busy server (429, 5xx) is harmless: nothing was played. `httpx` comes with the extra
 `openai`; the key is in `OPENAI_API_KEY`, the model in `OPENAI_MODEL` or `?model=` of the URL.
@@ -64,9 +64,9 @@ class ChatPolicy:
         try:
             return await self._ask({"model": self._model, "messages": messages})
         except (_httpx().HTTPError, ValueError) as exc:
-            raise EpisodeFailed(FailureReason.POLICY_ERROR, self._told(exc)) from exc
+            raise EpisodeFailed(FailureReason.POLICY_ERROR, self._error_text(exc)) from exc
 
-    def _told(self, exc: Exception) -> str:
+    def _error_text(self, exc: Exception) -> str:
         """What went wrong with the endpoint, which is named without its password."""
         httpx, parts = _httpx(), urlsplit(self._url)
         where = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
@@ -144,8 +144,8 @@ def action_of(text: str, schema: Json) -> Any:
             return found
     field = only_text_field(schema)
     if field is None:
-        told = f"the model's answer is not an action: {text[:200]}"
-        raise EpisodeFailed(FailureReason.POLICY_ERROR, told)
+        message = f"the model's answer is not an action: {text[:200]}"
+        raise EpisodeFailed(FailureReason.POLICY_ERROR, message)
     return {field: text}
 
 
@@ -163,8 +163,8 @@ def _said(completion: Json) -> tuple[str, Json]:
         choice = completion["choices"][0]
         text = choice["message"]["content"] or ""
     except (KeyError, IndexError, TypeError) as exc:
-        told = "the endpoint's answer is not a chat completion"
-        raise EpisodeFailed(FailureReason.POLICY_ERROR, told) from exc
+        message = "the endpoint's answer is not a chat completion"
+        raise EpisodeFailed(FailureReason.POLICY_ERROR, message) from exc
     kept = {"text": text, "finish_reason": choice.get("finish_reason")}
     more = {"usage": completion.get("usage"), "logprobs": choice.get("logprobs")}
     return text, kept | {key: value for key, value in more.items() if value is not None}

@@ -181,8 +181,8 @@ async def at_most(seconds: float) -> AsyncIterator[None]:
     except TimeoutError as exc:
         if not timeout.expired():
             raise
-        told = f"the policy took more than {seconds:g} s"
-        raise EpisodeFailed(FailureReason.POLICY_TIMED_OUT, told) from exc
+        message = f"the policy took more than {seconds:g} s"
+        raise EpisodeFailed(FailureReason.POLICY_TIMED_OUT, message) from exc
     finally:
         _clock.reset(token)
 
@@ -290,8 +290,8 @@ class _CallablePlayer:
 
     async def _act_on_loop(self, answer: Answer, turn: Turn) -> Encoded:
         is_large = len(answer.observation_json) > PARSED_APART_BYTES
-        told = lambda: answer.observation  # noqa: E731  # parsed where it is called
-        observation = await self._threads.run(told) if is_large else answer.observation
+        read = lambda: answer.observation  # noqa: E731  # parsed where it is called
+        observation = await self._threads.run(read) if is_large else answer.observation
         return encoded(await self._call(observation, turn))
 
     def _call(self, observation: Any, turn: Turn) -> Any:

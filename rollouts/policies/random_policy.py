@@ -29,7 +29,7 @@ MAX_ITEMS = 4
 MAX_TEXT = 12
 NUMBERS = (-100, 100)  # where the schema sets no bounds
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_LEFT_TO_THE_SERVER = frozenset({"metadata"})  # every action of OpenEnv's has it; nobody reads it
+_LEFT_TO_THE_SERVER = frozenset({"metadata"})  # every action of OpenEnv's has it; it is not read
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@
     ask ─▶ turn ─▶ send ─▶ receive ─▶ the answer's text, not parsed
                      └─ cancelled, out of time, lost ─▶ the session has ended: `SessionFailed`
 
-An answer names no question. After a call that nobody waits for any more, its late answer would be
+An answer names no question. After a call that was given up, its late answer would be
 taken for the next call's: so the session ends with it, and each later call says why. Calls at once
 wait for their turn. A process that was forked has the socket as well, and is refused; so is another
 event loop, which the socket does not wake. A session without a reference is closed.
@@ -49,7 +49,7 @@ _OUR_COMPLAINTS = (CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.M
 class SessionEnd(StrEnum):
     """Why a session cannot be used."""
 
-    NOT_CONNECTED = "not_connected"  # nobody answers at the address, or refuses
+    NOT_CONNECTED = "not_connected"  # nothing answers at the address, or it refuses
     NO_CAPACITY = "no_capacity"  # the server has no room for another session
     CONNECTION_LOST = "connection_lost"  # closed by the server, or by the network
     STEP_TIMED_OUT = "step_timed_out"  # a call was not answered in time
@@ -107,8 +107,8 @@ def session_url(address: str) -> str:
 
 def error_text(message: Any, errors: Any) -> str:
     """What an error message says: its text, and the fields that are wrong."""
-    told = str(message or "the server gave no reason")
-    return f"{told}: {json.dumps(errors, separators=(',', ':'))}" if errors else told
+    text = str(message or "the server gave no reason")
+    return f"{text}: {json.dumps(errors, separators=(',', ':'))}" if errors else text
 
 
 class Session:
@@ -139,10 +139,10 @@ class Session:
             connect_seconds: Until it must be open, also in the queue of a server that is full.
             close_seconds: Until the server must have answered a close.
             ping_seconds: How often the connection is tested while it is open; None: never.
-            tls: For a secure address; None: Python's default, read anew.
+            tls: For a secure address; None: Python's default, read each time.
 
         Raises:
-            SessionFailed: Nobody answers, or the server refuses.
+            SessionFailed: Nothing answers, or the server refuses.
             ValueError: It is not the address of an environment.
         """
         shown, token = without_token(address)
@@ -161,8 +161,8 @@ class Session:
                 **more,
             )
         except TimeoutError as exc:
-            told = f"{shown} does not answer: no answer within {connect_seconds:g} s"
-            raise SessionFailed(SessionEnd.NOT_CONNECTED, told) from exc
+            message = f"{shown} does not answer: no answer within {connect_seconds:g} s"
+            raise SessionFailed(SessionEnd.NOT_CONNECTED, message) from exc
         except InvalidStatus as exc:
             status, body = exc.response.status_code, exc.response.body or b""
             reason = SessionEnd.NO_CAPACITY if status in _FULL else SessionEnd.NOT_CONNECTED
@@ -173,8 +173,8 @@ class Session:
             raise SessionFailed(reason, f"{shown} refuses: {exc}{said}") from exc
         # The last: `websockets` asserts that a server does not leave before the handshake is sent.
         except (OSError, WebSocketException, AssertionError) as exc:
-            told = f"{shown} does not answer: {_said(exc)}"
-            raise SessionFailed(SessionEnd.NOT_CONNECTED, told) from exc
+            message = f"{shown} does not answer: {_said(exc)}"
+            raise SessionFailed(SessionEnd.NOT_CONNECTED, message) from exc
         assert isinstance(socket, Connection)
         return cls(socket)
 
@@ -189,7 +189,7 @@ class Session:
 
         Args:
             message: JSON.
-            seconds: Until the answer must be there; None: for ever.
+            seconds: Until the answer must be there; None: no limit.
             what: What is asked, for errors: `step`.
 
         Raises:
@@ -210,15 +210,15 @@ class Session:
                 self.abort(exc)
                 raise
             except BaseException:
-                told = f"a {what} was abandoned before its answer came; open another session"
-                self.abort(SessionFailed(SessionEnd.ABANDONED, told))
+                message = f"a {what} was abandoned before its answer came; open another session"
+                self.abort(SessionFailed(SessionEnd.ABANDONED, message))
                 raise
             finally:
                 if limit is not None:
                     limit.cancel()
 
     async def close(self) -> None:
-        """End the session, and say so to the server; wait for its answer, but not for ever."""
+        """End the session, and say so to the server; wait a limited time for its answer."""
         if self._pid != os.getpid():
             return  # it is the other process's to close
         if asyncio.get_running_loop() is not self._socket.loop:
@@ -267,18 +267,18 @@ class Session:
             # would be taken for the answer to this call.
             if _is_error(early):
                 return early
-            told = "the server sent a message that answers no call"
-            raise SessionFailed(SessionEnd.PROTOCOL_ERROR, told)
+            message = "the server sent a message that answers no call"
+            raise SessionFailed(SessionEnd.PROTOCOL_ERROR, message)
         return await self._socket.exchange(message)
 
     def _expire(self, seconds: float, what: str) -> None:
-        told = f"the {what} was not answered within {seconds:g} s; the session was closed"
-        self.abort(SessionFailed(SessionEnd.STEP_TIMED_OUT, told))
+        message = f"the {what} was not answered within {seconds:g} s; the session was closed"
+        self.abort(SessionFailed(SessionEnd.STEP_TIMED_OUT, message))
 
     def _check(self) -> None:
         if self._pid != os.getpid():
-            told = f"the session was opened by process {self._pid}; open one in this process"
-            raise SessionFailed(SessionEnd.OTHER_PROCESS, told)
+            message = f"the session was opened by process {self._pid}; open one in this process"
+            raise SessionFailed(SessionEnd.OTHER_PROCESS, message)
         if self._end is not None:
             raise self._end.again()
         if asyncio.get_running_loop() is not self._socket.loop:
@@ -307,10 +307,10 @@ def _closed() -> SessionFailed:
 def _lost(exc: ConnectionClosed) -> SessionFailed:
     sent, received = exc.sent, exc.rcvd
     if sent is not None and sent.code in _OUR_COMPLAINTS and not exc.rcvd_then_sent:
-        told = f"the connection was closed after a protocol error: {sent.reason or sent}"
-        return SessionFailed(SessionEnd.PROTOCOL_ERROR, told)
+        message = f"the connection was closed after a protocol error: {sent.reason or sent}"
+        return SessionFailed(SessionEnd.PROTOCOL_ERROR, message)
     if received is None:
-        told = f"the connection was lost: {exc.__cause__ or exc}"
-        return SessionFailed(SessionEnd.CONNECTION_LOST, told)
-    told = f"the connection was lost: {received}"
-    return SessionFailed(SessionEnd.CONNECTION_LOST, told, received.code, received.reason)
+        message = f"the connection was lost: {exc.__cause__ or exc}"
+        return SessionFailed(SessionEnd.CONNECTION_LOST, message)
+    message = f"the connection was lost: {received}"
+    return SessionFailed(SessionEnd.CONNECTION_LOST, message, received.code, received.reason)

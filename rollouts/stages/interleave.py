@@ -2,8 +2,8 @@
 """Makes training samples of an episode's steps: the model's prompts and completions.
 
 Each step has the whole prompt, and the completion. Where a prompt begins with everything that came
-before it, the step goes on with the same sample: what is new of the prompt is context (mask 0), the
-completion is trained on (mask 1). Where it does not (the history was cut, or written anew), another
+before it, the step continues the same sample: what is new of the prompt is context (mask 0), the
+completion is trained on (mask 1). Where it does not (the history was cut or rewritten), another
 sample begins.
 
     step 0   [prompt 0][completion 0]
@@ -64,15 +64,15 @@ def tokens_of(step: Step | StepRow) -> TokenStep:
         StageError: The step has no ids.
     """
     arrays = dict(step.arrays)
-    told = {name: arrays.pop(name, None) for name in ("prompt_ids", "completion_ids", "logprobs")}
-    if told["prompt_ids"] is None or told["completion_ids"] is None:
+    given = {name: arrays.pop(name, None) for name in ("prompt_ids", "completion_ids", "logprobs")}
+    if given["prompt_ids"] is None or given["completion_ids"] is None:
         info = step.info
-        for name in told:
-            told[name] = told[name] if told[name] is not None else info.get(name)
-    if told["prompt_ids"] is None or told["completion_ids"] is None:
+        for name in given:
+            given[name] = given[name] if given[name] is not None else info.get(name)
+    if given["prompt_ids"] is None or given["completion_ids"] is None:
         raise StageError("a step has no prompt_ids and completion_ids, in its arrays or its info")
-    prompt, completion = _integers(told["prompt_ids"]), _integers(told["completion_ids"])
-    return TokenStep(prompt, completion, _reals(told["logprobs"]), arrays)
+    prompt, completion = _integers(given["prompt_ids"]), _integers(given["completion_ids"])
+    return TokenStep(prompt, completion, _reals(given["logprobs"]), arrays)
 
 
 def interleave(

@@ -71,8 +71,8 @@ def function_named(
     except (ImportError, AttributeError) as exc:
         raise not_found(f"the {what} {name!r} cannot be imported: {exc}") from exc
     except Exception as exc:
-        told = f"importing the {what} {name!r} raised {type(exc).__name__}: {exc}"
-        raise not_found(told, "run it by itself to see where") from exc
+        message = f"importing the {what} {name!r} raised {type(exc).__name__}: {exc}"
+        raise not_found(message, "run it by itself to see where") from exc
     if not callable(found):
         raise not_found(f"the {what} {name!r} cannot be called")
     return found
@@ -143,11 +143,11 @@ class Stages:
 
     def record(self) -> dict[str, Any]:
         """What must be the same for a rollout to be continued."""
-        told = None if self.group is None else self.advantages
-        return {"group": self.group, "advantages": told, "filters": list(self.filters)}
+        advantages = None if self.group is None else self.advantages
+        return {"group": self.group, "advantages": advantages, "filters": list(self.filters)}
 
     def sink(self) -> Callable[[RolloutWriter, EpisodeCounts], GroupSink] | None:
-        """What makes the sink that applies them. None: nothing is to be done."""
+        """What makes the sink that applies them. None: there is nothing to do."""
         from .sinks import GroupSink  # not in the daemon, which checks names alone
 
         if self.group is None and not self.filters:

@@ -10,7 +10,7 @@ In a `GroupSink` episodes wait for their group:
 Only the summaries of episodes wait here, a few hundred bytes each: what an episode saw last is
 written behind its steps while it waits, when it is large, and read again for the stages. These run
 in one thread of their own, one group at a time: they may take as long as they like, and the loop
-goes on.
+continues.
 
 A group is written whole or not at all, whatever crashes. What waits for its group when a rollout is
 interrupted is collected again, and so is a group of which an episode failed.
@@ -27,7 +27,7 @@ the earlier ones kept.
 `FailedEpisodeSink` says which episodes are written: failed ones only where asked for.
 
 collector ─ finish ─▶ well ─────────────────────────▶ stages, if any ─▶ writer
-                      failed ─▶ told ─▶ kept? ──────▶
+                      failed ─▶ logged ─▶ kept? ──────▶
                                         left out, so that the next rollout plays it again
 """
 

@@ -28,7 +28,7 @@ from .routes_requests import invalid_of
 
 
 def create_app(deps: Dependencies) -> FastAPI:
-    """The application, which is to be behind the guard (`security.py`)."""
+    """Make the application, which belongs behind the guard (`security.py`)."""
     app = FastAPI(
         title="openenvd",
         version=deps.identity["version"],

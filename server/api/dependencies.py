@@ -62,7 +62,7 @@ class ReplayReader:
         )
         try:
             async with asyncio.timeout(MAX_SECONDS):
-                told, problem = await process.communicate()
+                output, problem = await process.communicate()
         except TimeoutError:
             raise Unreadable(f"reading the rollout took longer than {MAX_SECONDS:.0f} s") from None
         finally:
@@ -72,7 +72,7 @@ class ReplayReader:
         if process.returncode:
             last = problem.decode(errors="replace").strip().rpartition("\n")[2]
             raise Unreadable(f"reading the rollout failed: {last or process.returncode}")
-        return told
+        return output
 
 
 @dataclass(frozen=True)

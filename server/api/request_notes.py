@@ -7,7 +7,7 @@ there is room for it and all before it    about to start
 others are before it                      queued behind 70 LONG requests
 no other is before it                     waiting for a LONG worker
 
-A request that was killed for memory and queued again (`--retry-oom`) goes on, and has no error;
+A request that was killed for memory and queued again (`--retry-oom`) continues, and has no error;
 what its attempt died of is in the event log.
 """
 

@@ -27,7 +27,7 @@ from .streams import text_stream
 from .views import environment_view, generation_view
 
 LOG_HEADER = "OpenEnvd-Log"  # of an answer: the id of the replica whose log it is
-POLL_INTERVAL_SECONDS = 1.0  # between two looks at which replica's log is to be shown
+POLL_INTERVAL_SECONDS = 1.0  # between two checks which replica's log to show
 _SERVING = (ReplicaState.READY, ReplicaState.ASLEEP)  # a client that connects gets a session
 
 router = APIRouter()
@@ -181,7 +181,7 @@ def log_to_show(logs: Sequence[Path], serving: Collection[str], shown: str) -> P
 
 
 async def _log_ends(deps: Dependencies, name: str, path: Path, *, is_named: bool) -> None:
-    """Return when a log is to be followed no more, or the daemon ends."""
+    """Return when the log is not followed any more, or the daemon ends."""
     while not deps.stopping.is_set():
         try:
             environment = await deps.submitter.environment(name)

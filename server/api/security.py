@@ -10,14 +10,14 @@ The dashboard has no token: it has a session (`BrowserSessions`), and `Origin` m
 daemon's own, port and all. Its files, which anybody has who has the wheel, are given to all pages
 of this machine that may ask at all.
 
-How a browser signs in to the daemon, and how its calls are told from those of other pages.
+How a browser signs in to the daemon, and how its calls differ from those of other pages.
 
     openenv dashboard ──token──▶ POST /v1/dashboard/link ──▶ http://127.0.0.1:8585/#<code>
     the page ──code, once──▶ POST /dashboard/session ──▶ cookie, and the session's key
     every call of the page: cookie, `X-Openenvd-Key: <key>`, and, when it changes something,
     an `Origin` that is the daemon's own
 
-The code is in the fragment, which browsers send to nobody; the page removes it from the address
+The code is in the fragment, which browsers never send; the page removes it from the address
 before anything else. It is good once, and for a few minutes.
 
 The cookie alone is good for nothing. Cookies know no ports: a browser sends that of 127.0.0.1 to
@@ -47,7 +47,7 @@ from ...system.net.access import bearer, is_allowed_host, is_allowed_origin, is_
 from ...system.text.units import MB
 from ..errors import ApiError, Forbidden, TooLarge, Unauthorized
 
-LINK_SECONDS = 300.0  # a link that nobody has used until then is good for nothing
+LINK_SECONDS = 300.0  # after which an unused link is invalid
 SESSION_SECONDS = 7 * 24 * 3600
 MAX_LINKS = 32  # that wait to be used; more than a person asks for
 KEY_HEADER = b"x-openenvd-key"

@@ -4,7 +4,7 @@
     routes.py               the page, signing in, the stream
     followed_log.py         the log that a page shows, on its stream
     live_state.py           `LiveState`: entities as JSON, what changed of them, and for whom;
-                            `Feed`: while somebody looks, has the sources look, sends what changed
+                            `Feed`: while a page is open, has the sources look, sends what changed
     memory.py               `MemoryHistory`: memory by what holds it, over the last hour
     environments.py, requests.py   sources, as `memory.py` has one: read the daemon, put entities
     static/                 the page: HTML, CSS, JavaScript modules; nothing is built
@@ -22,7 +22,7 @@ The stream, `GET /v1/dashboard/stream` (server-sent events):
     event: change       data: {"at": …, "put": {kind: {id: entity, …}}, "drop": {kind: [id, …]}}
     event: log          data: {"text": "…", "is_first": false, "place": "FILE:OFFSET"}     with
                         `?log=requests/ID`, or `?log=environments/NAME`; the text begins with the
-                        one that is first; with `&place=…` of the last one, it goes on after that
+                        one that is first; with `&place=…` of the last one, it continues after that
     : ping              a comment, each 15 seconds without a change
 
 A snapshot replaces everything that the page knows. A change has whole entities: put replaces the
@@ -62,7 +62,7 @@ Kinds, and the fields of their entities (times are seconds since the epoch, size
 
 How a source registers itself: a class with `async def refresh(self, state, turn)`
 (`Source` in `live_state.py`) and a line in `routes.py`. It is called in turns: after
-events, at most four times a second, and once a second (`turn.is_tick`); never while nobody looks.
+events, at most four times a second, and once a second (`turn.is_tick`); not while no page is open.
 `turn.is_first` asks for everything.
 A source does not block the loop: what reads files goes through `asyncio.to_thread`.
 

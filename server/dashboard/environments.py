@@ -38,7 +38,7 @@ from .memory import MemoryHistory
 REPORT_SECONDS = 5.0  # between two reports of a replica with something to do (`env_host`)
 RATE_REPORTS = 4  # over which steps a second are counted
 SILENT_SECONDS = 12.0  # without a report: it has nothing to do
-READ_TICKS = 10  # between two readings of the rows, when no event has told of a change
+READ_TICKS = 10  # between two readings of the rows, when no event has announced a change
 _ROUNDING_BYTES = 100_000
 _OF_ROWS = (ENVIRONMENT_STATE, GENERATION_STATE, REPLICA_STATE)
 

@@ -5,7 +5,7 @@
     open_log(deps, "environments/NAME")  what the youngest replica prints, and when that serves no
                                          more, what the youngest prints then
 
-It begins with the last lines, and goes on as they are written (`events.py`). A page that
+It begins with the last lines, and continues as they are written (`events.py`). A page that
 comes back says up to where it has it, and is sent what is new.
 """
 

@@ -3,7 +3,7 @@
 
 `Source` is what the feed asks of what reads a part of the daemon.
 
-`Feed`: keeps `LiveState` up to date while somebody looks.
+`Feed`: keeps `LiveState` up to date while a page is open.
 
     first viewer ──▶ run(): a first turn, then one after events and one each tick
     last viewer leaves ──▶ run() ends, and what it knew is forgotten: an idle daemon does nothing
@@ -78,12 +78,12 @@ class LiveState:
 
     @property
     def has_viewers(self) -> bool:
-        """Whether somebody looks."""
+        """Whether a page is open."""
         return bool(self._viewers)
 
     @contextmanager
     def viewer(self) -> Iterator[Viewer]:
-        """Somebody who looks, within the block."""
+        """Count a page as open within the block."""
         viewer = Viewer()
         self._viewers.add(viewer)
         try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`MemoryHistory`: memory by what holds it, now and over the last hour; and what shows the machine.
 
-Measured each 30 seconds, and each few while somebody looks; in a thread, and more seldom where it
-takes long, as many replicas do: it takes half a percent of a core at most, and while somebody
+Measured each 30 seconds, and each few while a page is open; in a thread, and more seldom where it
+takes long, as many replicas do: it takes half a percent of a core at most, and while a page
 looks a twentieth.
 Sizes are bytes.
 
@@ -28,9 +28,9 @@ from .live_state import LiveState, Turn
 
 SAMPLE_SECONDS = 30.0
 MAX_SAMPLES = 120  # an hour of them
-POLL_INTERVAL_SECONDS = 2.0  # while somebody looks
+POLL_INTERVAL_SECONDS = 2.0  # while a page is open
 MAX_SHARE = 0.05  # of a core
-IDLE_SHARE = 0.005  # the same, while nobody looks
+IDLE_SHARE = 0.005  # the same, while no page is open
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class MemoryUse:
     free: int  # for workers and replicas yet to come
 
     def to_json(self) -> dict[str, int]:
-        """As the page is sent it: in steps of a megabyte, which nobody sees change."""
+        """As the page is sent it: in steps of a megabyte: smaller ones are not visible."""
         return {name: round(size, -6) for name, size in asdict(self).items()}
 
 
@@ -77,12 +77,12 @@ class MemoryHistory:
             await asyncio.sleep(max(SAMPLE_SECONDS, self._took_seconds / IDLE_SHARE))
 
     def look_soon(self) -> None:
-        """Measure anew, and do not wait for it."""
+        """Begin to measure again, without waiting."""
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self.look(), name="memory")
 
     async def look(self) -> None:
-        """Measure anew, unless that was done a moment ago."""
+        """Measure again, unless that was done a moment ago."""
         async with self._looking:
             began = time.monotonic()
             if began < self._next_look:

@@ -46,7 +46,7 @@ class RequestSource:
     def __init__(self, deps: Dependencies) -> None:
         self._deps = deps
         self._views: dict[str, tuple[Request, Json]] = {}  # as they were rendered last
-        self._progress: dict[str, Json] = {}  # of LONG requests that run, what they told last
+        self._progress: dict[str, Json] = {}  # of LONG requests that run, what they reported last
         self._ticks = 0
 
     async def refresh(self, state: LiveState, turn: Turn) -> None:
@@ -94,7 +94,7 @@ class RequestSource:
                     state.put("requests", event.request_id, known[1] | {"progress": progress})
 
     async def _read_progress(self, running: Iterable[Request]) -> None:
-        """Find what was told before somebody looked; forget that of requests that have ended."""
+        """Find what was reported before a page was open; drop that of requests that have ended."""
         known, self._progress = self._progress, {}
         for request in running:
             if request.id in known:

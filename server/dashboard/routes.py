@@ -49,7 +49,7 @@ from .requests import RequestSource, RolloutSource
 
 
 def make_sources(deps: Dependencies, memory: MemoryHistory, page: str) -> Sequence[Source]:
-    """All of them, for the time in which somebody looks.
+    """All of them, for the time in which a page is open.
 
     Args:
         deps: The daemon's parts.

@@ -4,8 +4,8 @@
     run folders without a run file   the removal was cut short, or the file was lost
     cgroups of replicas              below `openenvd/replicas-<home>`, without a run folder
     processes of replicas            whose variables name a run folder of this home that is gone
-    sockets of replicas and doors    at which nobody listens, without a run folder: of a launch that
-                                     was killed before it wrote one
+    sockets of replicas              without a process and a run folder: of a launch that was killed
+                                     before it wrote one
     cgroups of workers               below `openenvd/executor-<pid>`, whose daemon has ended
     cgroups of other homes           `openenvd/replicas-<home>` without a process: that home was
                                      removed, or makes its group again

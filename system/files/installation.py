@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The installation that this process runs from, and whether one is still as it was.
 
-A process goes on when its files are removed or replaced (`uv cache clean`, `pip install -U`, a
+A process continues when its files are removed or replaced (`uv cache clean`, `pip install -U`, a
 deleted virtual environment), but cannot import or start anything more from them.
 
 How a missing extra of this package is installed: from where the package itself came.
@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 _PACKAGE = Path(__file__).parents[2]
-_FILE = "__init__.py"  # written anew by every installation
+_FILE = "__init__.py"  # written again by every installation
 
 
 def mark() -> dict[str, str | list[int]]:

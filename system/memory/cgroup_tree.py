@@ -115,7 +115,7 @@ def join(directory: str, path: str) -> str:
 
 
 def free_memory_bytes(root: str = "") -> int | None:
-    """Return what this process's own groups and the machine leave to it; None: nobody says."""
+    """Return what this process's own groups and the machine leave to it; None: not known."""
     own = locate("memory", root)
     left = left_in_groups(own.levels()) if own is not None else []
     found = [machine_memory_bytes("MemAvailable", root), *left]

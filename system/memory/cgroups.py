@@ -97,7 +97,7 @@ class Cgroup:
         return self._number("memory.max_usage_in_bytes" if self.version == V1 else "memory.peak")
 
     def reset_peak(self) -> bool:
-        """Let the peak start anew (v1; on v2 it is each reader's own since Linux 6.12: False)."""
+        """Reset the peak (v1; on v2 it is each reader's own since Linux 6.12: False)."""
         if self.version != V1:
             return False
         with contextlib.suppress(OSError):

@@ -3,7 +3,7 @@
 
 The kernel counts threads as processes, in every control group with a `pids.max` and, for anybody
 but root, per user (`RLIMIT_NPROC`). A fork beyond that is refused with EAGAIN, which Python shows
-as `BlockingIOError: Resource temporarily unavailable`, which helps nobody. The limits
+as `BlockingIOError: Resource temporarily unavailable`, which does not help. The limits
 are listed in `limits.py`.
 """
 
@@ -68,7 +68,7 @@ def why_not_started(exc: OSError) -> str:
 def tells_no_room(text: str) -> bool:
     """Whether the end of a program's log says that it was refused a process or a thread."""
     refused = os.strerror(errno.EAGAIN)
-    return any(told in text for told in (NO_ROOM, refused, _NO_THREAD))
+    return any(sign in text for sign in (NO_ROOM, refused, _NO_THREAD))
 
 
 def is_no_room(exc: BaseException) -> bool:

@@ -22,7 +22,7 @@ class RestartSchedule:
         self._early_exits: Counter[int] = Counter()  # in a row
 
     def exited(self, index: int, *, seconds: float, now: float) -> None:
-        """Schedule the restart of a process that has exited after so many seconds."""
+        """Schedule the restart of a process that exited `seconds` after its start."""
         is_early = seconds < EARLY_SECONDS
         count = self._early_exits[index] = self._early_exits[index] + 1 if is_early else 0
         self._due[index] = now + restart_delay_seconds(count)
@@ -40,7 +40,7 @@ class RestartSchedule:
         return frozenset(self._due)
 
     def next_due(self) -> float | None:
-        """Return when the next process is to be started; None when none is."""
+        """Return when to start the next process; None when none is."""
         return min(self._due.values(), default=None)
 
     def take_due(self, now: float) -> list[int]:
@@ -56,7 +56,7 @@ class RestartSchedule:
 
 
 def restart_delay_seconds(early_exits: int) -> float:
-    """Return how long to wait after so many early exits in a row; the first costs nothing."""
+    """Return how long to wait after `count` early exits in a row; the first costs nothing."""
     return backoff_seconds(
         early_exits - 1, first=FIRST_BACKOFF_SECONDS, longest=MAX_BACKOFF_SECONDS
     )
@@ -66,7 +66,7 @@ _MAX_DOUBLINGS = 30  # any bound is reached before; keeps the power a small numb
 
 
 def backoff_seconds(failures: int, *, first: float, longest: float) -> float:
-    """Return the seconds to wait after so many failures in a row: `first`, doubled by each more."""
+    """Return the seconds to wait after `failures` in a row: `first`, doubled by each more."""
     if failures <= 0:
         return 0.0
     return float(min(first * 2.0 ** min(failures - 1, _MAX_DOUBLINGS), longest))

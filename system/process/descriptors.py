@@ -102,7 +102,7 @@ def rights(fds: Iterable[int]) -> list[tuple[int, int, array.array[int]]]:
 
 
 def space_for(most_fds: int) -> int:
-    """Return the room for so many descriptors that `recvmsg` is to be given, in bytes."""
+    """Return the bytes that `recvmsg` needs for `most_fds` descriptors."""
     return socket.CMSG_SPACE(most_fds * _INT_BYTES)
 
 

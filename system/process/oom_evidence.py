@@ -78,7 +78,7 @@ def _read_kernel_log(since_monotonic: float) -> list[str]:
             except BlockingIOError:
                 return lines
             except BrokenPipeError:
-                continue  # overwritten while we read; the next read goes on behind it
+                continue  # overwritten while we read; the next read continues behind it
             head, _, text = record.partition(";")
             fields = head.split(",")
             if len(fields) < 3 or int(fields[2]) / 1e6 < since_monotonic - _CLOCKS_APART_SECONDS:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes foreign text safe to show: without control sequences, and without secrets.
 
-A terminal obeys escape sequences in whatever it is shown: they move the cursor, rewrite what stands
+A terminal executes escape sequences in what it shows: they move the cursor, rewrite what stands
 above, set the title, or put text into the clipboard. `plain` removes all of them; `coloured` leaves
 those of colours and styles (SGR). Tabs and the ends of lines stay.
 
@@ -139,7 +139,7 @@ def _names_secret(name: str) -> bool:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return whether a variable's value is to be hidden: for its name, or for its own form."""
+    """Return whether to hide a variable's value: for its name, or for its own form."""
     if _names_secret(name) or hide_credentials(value) != value:
         return True
     if _KNOWN_TOKEN.search(value) or _BEARER.search(value):

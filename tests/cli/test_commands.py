@@ -365,7 +365,7 @@ def test_help_as_a_word_shows_the_help(cli: Cli, words: tuple[str, ...]) -> None
     ("final", "code", "told"),
     [
         (READY, 0, "trial runs: updating it to generation 2\n"),
-        (FAILED, 1, "trial goes on with generation 1"),
+        (FAILED, 1, "trial continues with generation 1"),
     ],
     ids=["succeeds", "fails"],
 )
@@ -688,7 +688,7 @@ STRAY = {"provider": "docker", "id": "3f2a", "environment": "gone", "replica": "
 
 def test_down_strays_names_what_status_shows(cli: Cli) -> None:
     out = cli.shows(strays=[STRAY])
-    assert "1 stray that nobody has written down; openenv down --strays stops them:" in out
+    assert "1 stray without a record; openenv down --strays stops them:" in out
     assert "  gone-0-1 (docker)" in out
     cli.accepts(new_request("9", operation="down_strays", result={"stopped": ["3f2a"]}))
     assert "stopped 1 stray" in cli("down", "--strays").out

@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_461,
-    "code lines": 48_196,
-    "modules": 415,
+    "shipped lines": 75_544,
+    "code lines": 48_242,
+    "modules": 416,
     "test lines": 73_988,
-    "words of pages": 27_191,
-    "words of decisions": 7_097,
+    "words of pages": 27_190,
+    "words of decisions": 7097,
     "folders at the root": 15,
-    "large classes": 5,
+    "large classes": 3,
     "crowded folders": 2,
-    "dialect words": 615,
+    "dialect words": 164,
     "private names": 39,
 }
 

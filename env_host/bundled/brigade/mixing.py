@@ -3,8 +3,8 @@
 
 Time is counted in samples of the brigade's own clock, which begins with the state. Singer A plays
 what is in the buffer at a position, sings along, and sends what was sung *for that position*; it is
-added there, and whoever reads the position later hears A. So everybody hears those ahead of them,
-and nobody waits for the network of another.
+added there, and who reads the position later hears A. So everybody hears those ahead of them,
+and no singer waits for the network of another.
 
        position  ──────────────────────────────────────────────────────▶ time
        written by   … 3rd singers      2nd singers      the leader │ now

@@ -316,7 +316,7 @@ def gone_is_fine() -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained() -> Iterator[None]:
-    """Raise what the library raises as what it means, with the command that mends it.
+    """Raise what the library raises as what it means, with the command that fixes it.
 
     Raises:
         EngineGone: There is no answer.

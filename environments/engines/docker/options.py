@@ -4,7 +4,7 @@
 Those that openenvd decides itself (ports, labels, restarts, memory, CPUs, GPUs, variables) are not
 among them. Pure functions.
 
-Where Docker is, as the `docker` command finds it, and what mends its complaints.
+Where Docker is, as the `docker` command finds it, and the remedies for its errors.
 
 Without Docker's library.
 
@@ -108,7 +108,7 @@ def size(text: str) -> int:
 def published_network(text: str) -> str:
     """Return a network's name; raises `ValueError` for one on which no port is published."""
     if text.partition(":")[0] in _NO_PORTS:
-        raise ValueError("on this network no port is published, so nobody could connect")
+        raise ValueError("on this network no port is published, so no client could connect")
     return text
 
 
@@ -180,7 +180,7 @@ INSTALL = "install Docker: apt install docker.io, or https://docs.docker.com/eng
 _NEEDS_BUILDKIT = "requires BuildKit"
 _NO_ANSWER = ("cannot connect", "error during connect")
 _VARIABLES = ("DOCKER_HOST", "DOCKER_CONTEXT")  # which say where it is
-# What it says, in lower case, and the command that mends it.
+# What it says, in lower case, and the command that fixes it.
 _MENDED_BY = {
     "permission denied": "let this user use it: sudo usermod -aG docker $USER, and log in again",
     "no such host": "its registry is not reachable; an image from elsewhere: docker load -i FILE",
@@ -240,7 +240,7 @@ def _of_context(folder: Path, name: str) -> dict[str, str]:
 
 
 def hint_on(text: str) -> str | None:
-    """Return the command that mends what Docker complains about; None when that is not known."""
+    """Return the command that fixes what Docker complains about; None when none is known."""
     lowered = text.lower()
     if any(words in lowered for words in _NO_ANSWER):
         return f"start it: sudo systemctl start docker, or open Docker Desktop. {_variables()}"

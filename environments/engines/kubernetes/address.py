@@ -3,7 +3,7 @@
 
     KUBECONFIG ▶ ~/.kube/config, where there is one ▶ the cluster that this process runs in
 
-The context that is current at a launch, and its namespace, are those of its replicas for ever:
+The context that is current at a launch, and its namespace, stay those of its replicas:
 `kubectl config use-context` and `set-context` change nothing about them.
 """
 

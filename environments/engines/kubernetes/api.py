@@ -138,7 +138,7 @@ class Cluster:
             try:
                 running.run_forever(timeout=COMMAND_SECONDS)
                 is_over = not running.is_open()
-                told = running.read_channel(_ERROR_CHANNEL)
+                status_text = running.read_channel(_ERROR_CHANNEL)
             finally:
                 running.sock.shutdown()  # `close` leaves a socket open that the server ended
         except client.ApiException as exc:
@@ -147,7 +147,7 @@ class Cluster:
             raise EngineGone(f"no command can be run in pod {pod}: {_short(str(exc))}") from exc
         if not is_over:
             raise EngineRefused(f"a command in pod {pod} did not end in {COMMAND_SECONDS:g} s")
-        return _exit_code(pod, told)
+        return _exit_code(pod, status_text)
 
     # Inside
 
@@ -201,8 +201,8 @@ class Cluster:
                 raise _gone(str(exc.reason)) from exc
             raise self._refusal(exc.status, exc.body or "") from exc
         with contextlib.suppress(TypeError, ValueError):  # it has no time, or one that is none
-            told = parsedate_to_datetime(response.headers.get("Date", ""))
-            self._ahead = told.astimezone(UTC) - datetime.now(UTC)
+            server_time = parsedate_to_datetime(response.headers.get("Date", ""))
+            self._ahead = server_time.astimezone(UTC) - datetime.now(UTC)
         return response
 
     def _refusal(self, status: int, body: str | bytes) -> EngineGone | EngineRefused:
@@ -237,26 +237,26 @@ def _short(text: str) -> str:
     return line if len(line) <= MAX_MESSAGE_CHARS else f"{line[:MAX_MESSAGE_CHARS]}…"
 
 
-def _exit_code(pod: str, told: str) -> int:
+def _exit_code(pod: str, status_text: str) -> int:
     """Return a command's exit code from what its error channel has, which is a `Status`.
 
     Raises:
         EngineGone: It has nothing: the connection was lost.
         EngineRefused: The command was not run: there is no such program in the image, say.
     """
-    if not told:
+    if not status_text:
         raise EngineGone(f"the connection to a command in pod {pod} was lost")
     try:
-        status = json.loads(told)
+        status = json.loads(status_text)
         if status["status"] == "Success":
             return 0
         causes = (status.get("details") or {}).get("causes") or ()
         codes = [each["message"] for each in causes if each.get("reason") == "ExitCode"]
         if codes:
             return int(codes[0])
-        why = str(status.get("message") or status.get("reason") or told)
+        why = str(status.get("message") or status.get("reason") or status_text)
     except (ValueError, LookupError, TypeError, AttributeError):
-        why = told
+        why = status_text
     raise EngineRefused(f"no command can be run in pod {pod}: {_short(why)}")
 
 

@@ -6,7 +6,7 @@
                                    Secret openenvd-<replica>-…  owned by its pod
                                    service openenvd-<environment>-<home>   owned by its pods
 
-Neither a Deployment nor a StatefulSet: what these do (to start a pod anew, elsewhere if need be, to
+Neither a Deployment nor a StatefulSet: what these do (to replace a pod, elsewhere if need be, to
 replace them one by one, to scale) the daemon does, for replicas that have an identity, a log and
 their turn to be drained; two that do it would work against each other. A pod that ends stays, with
 its exit and its log, until the daemon has looked at it and starts the next.
@@ -78,7 +78,7 @@ POLL_SECONDS = 0.2  # between two looks at one pod; grows with the waiting
 MAX_POLL_SECONDS = 2.0
 OWNING_ATTEMPTS = 3  # to create or change what is removed meanwhile, with its last pod
 KILLED_SECONDS = 10.0  # for its node to tell that a server was killed
-KILL_SECONDS = 30.0  # for Kubernetes to end what it was told to kill
+KILL_SECONDS = 30.0  # for Kubernetes to end what it kills
 _ENDS_OTHERS = (signals.SIGUSR1, signals.SIGUSR2)  # a server that does not know them
 _NEEDED = (  # in the namespace of its replicas: the role in docs/openenvd-rbac.yaml
     *((verb, "pods") for verb in ("get", "list", "watch", "create", "delete")),
@@ -196,7 +196,7 @@ class KubernetesEngine:
         if pod is None:
             return
         if labels_of(pod) != instance.labels:
-            raise EngineRefused(f"the pod {instance.id} is somebody else's")
+            raise EngineRefused(f"the pod {instance.id} belongs to another")
         if self._runs(instance):
             self._delete(instance, 1)
             self._await_end(instance, KILL_SECONDS)
@@ -308,8 +308,8 @@ class KubernetesEngine:
             found = self._cluster.get(path, fieldSelector=selector)["items"]
         except ApiRefused:
             return None
-        told = [each for each in found if each.get("reason") not in ("Failed", "BackOff")]
-        newest = max(told, key=lambda each: str(each.get("lastTimestamp") or ""), default=None)
+        events = [each for each in found if each.get("reason") not in ("Failed", "BackOff")]
+        newest = max(events, key=lambda each: str(each.get("lastTimestamp") or ""), default=None)
         return None if newest is None else f"{newest['reason']}: {newest['message']}"
 
     def _find_pod(self, plan: ReplicaPlan) -> Json | None:

@@ -2,7 +2,7 @@
 """A replica's pod and Secret, and its environment's service, as Kubernetes is given them.
 
 Pure functions, but for the name of a Secret. What is secret of a replica's variables (the token,
-and values that `system/text/safe_text.py` hides) is in the Secret, which whoever may see pods
+and values that `system/text/safe_text.py` hides) is in the Secret, which users who may see pods
 need not see. Each pod has one of its own, whose name no other has had: its annotations have it.
 
 `--engine-option namespace=rl` and its like are read here; what has no option of its own is set by

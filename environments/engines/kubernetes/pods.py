@@ -46,16 +46,16 @@ def instance_of(pod: Json, now: datetime, warning: str | None = None) -> Instanc
     labels = labels_of(pod)
     assert labels is not None
     state = state_of(pod, now)
-    waiting, hindrance = None, _hindrance(pod)
+    waiting, blocked_by = None, _blocking_reason(pod)
     if state is InstanceState.STARTING:
-        waiting = "; ".join(filter(None, (hindrance or _progress(pod), warning)))
+        waiting = "; ".join(filter(None, (blocked_by or _progress(pod), warning)))
     return Instance(
         id=id_of(pod),
         labels=labels,
         state=state,
         address=address_of(pod) if state is InstanceState.RUNNING else None,
         waiting=waiting,
-        is_on_its_way=waiting is not None and hindrance is None and not warning,
+        is_on_its_way=waiting is not None and blocked_by is None and not warning,
         exit=exit_of(pod) if state is InstanceState.EXITED else None,
     )
 
@@ -80,7 +80,7 @@ def address_of(pod: Json) -> str | None:
     return f"http://{ip}:{port}" if "." in ip else f"http://[{ip}]:{port}"
 
 
-def _hindrance(pod: Json) -> str | None:
+def _blocking_reason(pod: Json) -> str | None:
     """Return what keeps a pod from running, in Kubernetes' own words."""
     for each in pod["status"].get("conditions") or ():
         if each["type"] == "PodScheduled" and each["status"] == "False":

@@ -42,10 +42,10 @@ def import_here(module: str, folder: str | None) -> types.ModuleType:
 class ReplicaActor:
     """One replica, as the agent talks to it."""
 
-    def __init__(self, told: dict[str, Any]) -> None:
-        folder = None if told["runtime_env"] else told["package"]
+    def __init__(self, settings: dict[str, Any]) -> None:
+        folder = None if settings["runtime_env"] else settings["package"]
         module = import_here("environments.engines.ray.replica", folder)
-        self._replica = module.RayReplica(told)
+        self._replica = module.RayReplica(settings)
 
     def read_log(self, offset: int) -> tuple[bytes, int, bool]:
         """Return what was printed after an offset, the offset after it, whether that is all."""

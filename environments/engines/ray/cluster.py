@@ -6,10 +6,10 @@
     NAME-1f2e3d4c    the actor: detached, in our namespace
     NAME-1f2e3d4c    its placement group: one bundle, which is the replica's place
 
-The record is written before actor and group are made, and again when the actor is known: an agent
-that goes on from there makes what is missing. Each instance of a replica has names of its own, as a
-name is free only some time after its actor was killed. Ray never restarts an actor of ours, and
-cannot be made to forget one: what has no record any more is gone, as far as we are concerned.
+The record is written before actor and group are made, and again when the actor is known: the next
+agent makes what is missing. Each instance of a replica has names of its own, as a name is free only
+some time after its actor was killed. Ray never restarts an actor of ours, and cannot be made to
+forget one: an actor without a record counts as gone.
 """
 
 from __future__ import annotations
@@ -94,10 +94,12 @@ def find(name: str) -> Json:
     return {"record": record, "report": report, "actor": actor, "group": group}
 
 
-def create(name: str, labels: dict[str, str], resources: Json, selector: Json, told: Json) -> None:
+def create(
+    name: str, labels: dict[str, str], resources: Json, selector: Json, settings: Json
+) -> None:
     """Make what an instance consists of, or what of it is not there yet.
 
-    The actor is `told` its plan. It has these `resources`, on a node whose labels are the
+    The actor gets its plan in `settings`. It has these `resources`, on a node whose labels are the
     `selector`'s.
     """
     record = ray_kv.read(RECORD.format(name))
@@ -131,9 +133,9 @@ def create(name: str, labels: dict[str, str], resources: Json, selector: Json, t
             num_gpus=custom.pop("GPU", 0),
             memory=custom.pop("memory", None),
             resources=custom or None,
-            runtime_env=told["runtime_env"] or None,
+            runtime_env=settings["runtime_env"] or None,
         )
-        .remote(told)
+        .remote(settings)
     )
     ray_kv.write(RECORD.format(name), record | {"actor": actor._actor_id.hex()})
 
@@ -161,7 +163,7 @@ def destroy(name: str, labels: dict[str, str]) -> None:
     if record is None:
         return
     if record["labels"] != labels:
-        raise EngineRefused(f"{name} carries other labels: it is somebody else's")
+        raise EngineRefused(f"{name} carries other labels: it belongs to another")
     actor_name, identity = record.get("actor_name", name), record.get("actor")
     actor = _handle(actor_name)
     if actor is not None:

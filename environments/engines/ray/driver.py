@@ -12,10 +12,10 @@ matters is in the cluster.
 Failure cases
 
     the cluster is gone       the driver ends itself, or is killed when it does not answer in time:
-                              `EngineGone`; whoever waits is told at once, and the next question,
+                              `EngineGone`; calls that wait get it at once, and the next question,
                               a little later, starts another one, if anything listens there
     the agent is killed       its end of the socket closes, and the driver ends
-    a call raises by surprise the driver goes on; the agent is told `EngineGone`, and tries again
+    a call raises by surprise the driver continues; the agent gets `EngineGone`, and tries again
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CALL_SECONDS = 15.0
 CONNECT_SECONDS = 60.0  # Ray's library takes seconds to import on a busy machine
 QUESTIONS = 128  # at a time
 FUNCTIONS = f"{__package__}.cluster"
-PAUSE_SECONDS = 1.0  # after a failure, for which all are told the same
+PAUSE_SECONDS = 1.0  # after a failure, for which all get the same error
 # How long Ray's library waits for a cluster that is gone before it ends the process.
 _RAY_SETTINGS = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
@@ -85,7 +85,7 @@ class RayDriver:
             raise
 
     def close(self) -> None:
-        """End the process, one that is connecting, too; whoever waits is told."""
+        """End the process, also one that is connecting; calls that wait get an error."""
         self._is_closed = True
         if (process := self._process) is not None:  # not under the lock, which a connect holds
             process.end()
@@ -157,7 +157,7 @@ class _Process:
         """Return the answer to one question.
 
         Raises:
-            DriverEnded: There is none within so many seconds.
+            DriverEnded: There is none within `seconds`.
             EngineGone, EngineRefused: The driver's own.
         """
         answer: Future[Any] = Future()
@@ -174,7 +174,7 @@ class _Process:
             raise DriverEnded(f"Ray has not answered within {seconds:g} s", _STATUS_HINT) from exc
 
     def end(self) -> None:
-        """Kill it; whoever waits is told."""
+        """Kill it; calls that wait get an error."""
         self._process.kill()
         self._process.wait()
 

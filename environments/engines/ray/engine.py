@@ -18,13 +18,13 @@ Failure cases
 
     the agent is killed in `start`    the next one finds record, group and actor by their name, and
                                       makes what is missing
-    its shim is lost alone            told as such; so it may be, when its node is, for a moment
+    its shim is lost alone            reported as such; so it may be, when its node is, for a moment
     the agent or its driver ends      actors are detached: nothing ends with their creator
     a node is lost                    its actors are DEAD, for Ray: the daemon starts others, and a
                                       node that comes back has its raylet, and with it its actors
                                       and their servers, end
     the head is lost                  without Redis behind it, all actors end with it
-    Ray's memory monitor kills        the actor ends, its server with it: told as such
+    Ray's memory monitor kills        the actor ends, its server with it: reported as such
     the cluster has no room           the group is PENDING, and `status` says for what
 """
 
@@ -129,14 +129,14 @@ class RayEngine:
         agent_address = self._driver.call("agent_address")
         _check_nodes(plan, self._driver.call("nodes"), agent_address)
         options = options_of(plan.options)
-        told = {
+        settings = {
             "plan": plan.to_json(),
             "package": str(PACKAGE),
             "runtime_env": options.get("runtime-env", {}),
             "agent_address": agent_address,
         }
         selector = options.get("label-selector", {})
-        arguments = (plan.labels.to_labels(), bundle(plan), selector, told)
+        arguments = (plan.labels.to_labels(), bundle(plan), selector, settings)
         self._driver.call("create", plan.name, *arguments)
         started = self.find(plan)
         if started is None:
@@ -265,7 +265,7 @@ def _by_ray(actor: Json) -> ExitFacts:
         case "NODE_DIED":
             text = f"its node has failed ({where})"
         case "RAY_KILL":
-            text = "somebody has killed its actor (ray.kill)"
+            text = "its actor was killed (ray.kill)"
         case reason:
             text = f"its actor has died on {where} ({reason or 'unknown'}): {said}"
     return ExitFacts(ended_by=text, seconds=actor.get("seconds"))

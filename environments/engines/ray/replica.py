@@ -68,10 +68,10 @@ _GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_D
 class RayReplica:
     """The shim of one replica, as its actor sees it."""
 
-    def __init__(self, told: Json) -> None:
+    def __init__(self, settings: Json) -> None:
         """Start it; raises what keeps it from being started, by which the actor ends."""
-        self._told = told
-        self._plan: Json = told["plan"]
+        self._settings = settings
+        self._plan: Json = settings["plan"]
         context = ray.get_runtime_context()
         self._actor_id = str(context.get_actor_id())
         self._report: Json = {"node": context.get_node_id()}
@@ -129,7 +129,7 @@ class RayReplica:
     def _listen(self) -> list[socket.socket]:
         """Open the sockets: at the plan's address on the agent's node, else at the node's own."""
         node_address = ray.util.get_node_ip_address()
-        is_here = node_address == self._told["agent_address"]
+        is_here = node_address == self._settings["agent_address"]
         host = self._plan["host"] if is_here else node_address
         listeners = listen(host, int(self._plan["port"]))
         port = int(listeners[0].getsockname()[1])
@@ -139,7 +139,7 @@ class RayReplica:
         return listeners
 
     def _run(self) -> None:
-        """Be the thread that has started the shim, and reports what becomes of it."""
+        """Be the thread that has started the shim, and reports how it ends."""
         try:
             shim = self._start()
         except BaseException as exc:
@@ -178,7 +178,7 @@ class RayReplica:
 
     def _run_file(self) -> Json:
         plan, folder, argv = self._plan, Path(self._plan["folder"]), self._plan["command"]
-        if self._told["runtime_env"]:  # by that one's Python
+        if self._settings["runtime_env"]:  # by that one's Python
             program = Path(_shim_file).parents[2] / "env_host" / "__main__.py"
             argv = [sys.executable, "-P", str(program)]
         gpus = {name: os.environ[name] for name in _GPU_VARIABLES if name in os.environ}
@@ -201,8 +201,11 @@ class RayReplica:
 
     def _is_news(self, status: StatusLine) -> bool:
         """Whether the report says something else; its first one has the server's pid."""
-        told = _of(status)
-        return bool(told["pid"] or told["exit"]) and not told.items() <= self._report.items()
+        observed = _of(status)
+        return (
+            bool(observed["pid"] or observed["exit"])
+            and not observed.items() <= self._report.items()
+        )
 
     def _note(self, status: StatusLine, *, is_gone: bool = False) -> None:
         """Write the report; again until the cluster has it."""

@@ -12,7 +12,7 @@ SIGUSR1 to drain. It ends as its server has ended, so that Slurm knows, too.
 
 Failure cases
 
-    the folder cannot be written     the job goes on, unheard; the next heartbeat is written again
+    the folder cannot be written     the job continues, unheard; the next heartbeat is written again
     the replica has another job      its node was cut off, say, and is back: this one ends
     this process is killed           Slurm ends what is left of the job
     the server is killed             its signal stands in the report, and is the job's own end; by
@@ -112,7 +112,7 @@ def read_report(run_dir: Path, job: str) -> JobReport | None:
 
 
 def read_job(run_dir: Path) -> str | None:
-    """Return the job that a replica has; None when it has none, or nobody may look."""
+    """Return the job that a replica has; None when it has none, or the file may not be read."""
     return _read(run_dir)[0]
 
 

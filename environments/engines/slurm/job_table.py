@@ -56,7 +56,7 @@ class JobTable:
         return bool(self._lost)
 
     def rows(self, seconds: float) -> dict[str, Row]:
-        """Return all jobs, by their ids, as they were at most so many seconds ago.
+        """Return all jobs, by their ids, as they were at most `seconds` ago.
 
         Raises:
             EngineGone
@@ -126,7 +126,7 @@ class JobTable:
         return job in self._left
 
     def is_of_replica(self, row: Row) -> bool:
-        """Whether a job is still its replica's: it goes on, or its folder says so."""
+        """Whether a job is still its replica's: it has not ended, or its folder says so."""
         if row.id in self._left:
             return False
         return row.state not in ENDED or read_job(row.run_dir) == row.id
@@ -142,14 +142,14 @@ class JobTable:
         return self._silent_seconds(report) >= SILENT_SECONDS
 
     def has_ended(self, job: str, seconds: float) -> bool:
-        """Whether a job has ended, by an answer of at most so many seconds ago."""
+        """Whether a job has ended, by an answer that is at most `seconds` old."""
         if job in self._left:
             return True
         row = self.rows(seconds).get(job)
         return job not in self._lost if row is None else row.state in ENDED
 
     def wait_for_end(self, job: str, seconds: float) -> bool:
-        """Wait at most so long until a job has ended; return whether it has."""
+        """Wait at most `seconds` until a job has ended; return whether it has."""
         deadline = time.monotonic() + seconds
         while not self.has_ended(job, END_SECONDS):
             if time.monotonic() >= deadline:

@@ -62,7 +62,7 @@ def sbatch_arguments(
 
     Args:
         plan: The replica.
-        earlier: How many jobs of it may still run where nobody can see to it: this one, which has
+        earlier: How many jobs of it may still run on nodes that do not answer: this one, which has
             another name, waits for none of them.
         avoided: The nodes of these.
 
@@ -93,7 +93,7 @@ def sbatch_arguments(
 
 
 def warned_seconds(options: Mapping[str, str]) -> float:
-    """Return how long before its time limit a job is told to drain."""
+    """Return how long before its time limit a job begins to drain."""
     _, _, seconds = options.get("signal", "").partition("@")
     return float(seconds) if seconds.isdecimal() else WARNED_SECONDS
 

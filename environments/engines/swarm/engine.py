@@ -292,7 +292,7 @@ def _env_host_label(image: Json) -> dict[str, str]:
 
 
 def _check_token(plan: ReplicaPlan, *, has_env_host: bool) -> None:
-    """Refuse to publish a server on all addresses that asks nobody for a token."""
+    """Refuse to publish a server on all addresses that asks for no token."""
     if has_env_host and host_options(plan.env).get("token") is not None:
         return
     text = "Swarm publishes its port on all addresses of the node, and it would ask for no token"

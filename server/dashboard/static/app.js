@@ -2,7 +2,7 @@
 // The page: signs in, follows the stream, and shows the overview or one page.
 //
 // `app`, which every panel and page is given:
-//   store                    what the stream has told (store.js)
+//   store                    what the stream has sent (store.js)
 //   api(method, path, body)  JSON in, JSON out; raises with `.message` and `.hint`
 //   fetch(path, options)     the same for anything that is no JSON
 //   followLog(name, onText)  the text of `requests/ID` or `environments/NAME`, on the tab's stream;

@@ -79,7 +79,7 @@ function keyOf(names) {
 
 /**
  * Lines over time; with `names`, a key of them. `draw([{name, points: [[at, value], …], band: [[at, least, most], …]}])`: the
- * first line is the one that is told of in words; a band is drawn behind its line.
+ * first line is the one that is described in words; a band is drawn behind its line.
  */
 export function lineChart(title, { unit = "", fromZero = false, names = [] } = {}) {
   const { figure, caption, drawing, label } = frame(title, unit);
@@ -113,8 +113,8 @@ export function lineChart(title, { unit = "", fromZero = false, names = [] } = {
     const name = shown.length > 1 ? `${shown[0].name} ` : "";
     const own = shown[0].points.map(([, value]) => value);
     const range = own.length ? `${short(Math.min(...own))} to ${short(Math.max(...own))}` : "";
-    const told = `${title}: ${name}${short(last)} at last, ${range} ${unit}`;
-    drawing.setAttribute("aria-label", told.trim());
+    const summary = `${title}: ${name}${short(last)} at last, ${range} ${unit}`;
+    drawing.setAttribute("aria-label", summary.trim());
   }
 
   function drawLine(line, number, x, y) {
@@ -176,8 +176,8 @@ export function histogramChart(title) {
       label(EDGE.left, HEIGHT - 6, short(least), "start"),
       label(WIDTH - EDGE.right, HEIGHT - 6, short(most), "end"),
     );
-    const told = `${title}: ${short(least)} to ${short(most)}, mean ${short(mean)}`;
-    drawing.setAttribute("aria-label", told);
+    const summary = `${title}: ${short(least)} to ${short(most)}, mean ${short(mean)}`;
+    drawing.setAttribute("aria-label", summary);
   }
 
   return { element: figure, draw };

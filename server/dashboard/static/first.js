@@ -10,7 +10,7 @@
     const stopping = new AbortController();
     const headers = { "X-Openenvd-Key": key };
     const answer = fetch("/v1/dashboard/stream", { headers, signal: stopping.signal, cache: "no-store" });
-    answer.catch(() => {}); // told where it is awaited
+    answer.catch(() => {}); // reported where it is awaited
     window.firstStream = { answer, stopping };
   }
 }

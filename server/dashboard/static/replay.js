@@ -13,7 +13,7 @@ const IMAGE_TYPES = new Set(["image/png", "image/jpeg", "image/gif", "image/webp
 export function replay(stage, app, rolloutId, episodeId) {
   const steps = new Map();
   const title = h("h3", { tabindex: "-1" }, `Episode ${episodeId}`);
-  const told = h("p", { class: "quiet" });
+  const facts = h("p", { class: "quiet" });
   const slider = h("input", { type: "range", min: "0", max: "0", value: "0", "aria-label": "Step" });
   const place = h("output", {});
   const speed = h("select", { "aria-label": "Steps a second" });
@@ -37,7 +37,7 @@ export function replay(stage, app, rolloutId, episodeId) {
     speed,
   );
   const texts = h("div", { class: "replay-texts" }, seen.element, done.element, info.element);
-  stage.replaceChildren(title, told, controls, figures, images, texts);
+  stage.replaceChildren(title, facts, controls, figures, images, texts);
 
   let at = 0;
   let last = null; // the number of the step behind the last action, once it is known
@@ -69,7 +69,7 @@ export function replay(stage, app, rolloutId, episodeId) {
         last = answer.episode.steps;
         slider.max = String(last);
         const { status, total_reward: reward, seed, failure_message: failure } = answer.episode;
-        told.textContent = [
+        facts.textContent = [
           `${status}, reward ${short(reward)}`,
           seed === null ? null : `seed ${seed}`,
           failure,
@@ -90,7 +90,7 @@ export function replay(stage, app, rolloutId, episodeId) {
       while (!steps.has(wanted) && !isClosed && at === wanted) await load(wanted);
     } catch (error) {
       pause();
-      told.textContent = [error.message, error.hint].filter(Boolean).join("; ");
+      facts.textContent = [error.message, error.hint].filter(Boolean).join("; ");
       return;
     }
     if (isClosed || at !== wanted) return; // another one was asked for meanwhile

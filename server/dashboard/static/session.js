@@ -6,7 +6,7 @@
 
 const KEY = "openenvd-key";
 const RETRY_MILLISECONDS = 1000;
-const HIDDEN_MILLISECONDS = 30000; // between two looks of a window that nobody sees
+const HIDDEN_MILLISECONDS = 30000; // between two looks of a hidden window
 const STREAMS = 3; // at once, of all windows: a browser has six connections to one server
 const AWAY_MILLISECONDS = 2000; // between two looks of a window without a stream of its own
 const SILENCE_MILLISECONDS = 40000; // the daemon sends a comment each 15 seconds
@@ -131,14 +131,14 @@ export class Stream {
     this.#renew();
   }
 
-  /** Connect anew, at once. */
+  /** Connect again, at once. */
   #renew() {
     this.#stopping.abort();
     this.#wake();
   }
 
   /**
-   * Follow it, for ever: `onEvent(name, data)`, and `onState` with how it stands.
+   * Follow it until the page closes: `onEvent(name, data)`, and `onState` with how it stands.
    * A window that is hidden, or for which no stream is left, takes a snapshot and what is new of the
    * log each HIDDEN_MILLISECONDS or AWAY_MILLISECONDS; a hidden one, so that its title tells of a death.
    */

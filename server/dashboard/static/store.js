@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the stream has told, by kind and id; and who is to hear which kinds have changed.
+// What the stream has sent, by kind and id; and who listens to which kinds.
 
 const EMPTY = new Map();
 const UPDATES_MEASURED = 1000; // how long each took: performance.getEntriesByName("openenvd-update")

@@ -63,7 +63,7 @@ def test_a_sandbox_is_read_only_and_has_no_capabilities() -> None:
         ({"shmsize": "1g"}, False, "docker has no option 'shmsize'"),
         ({"shm-size": "much"}, False, "write a size"),
         ({"privileged": "perhaps"}, False, "write true or false"),
-        ({"network": "host"}, False, "nobody could connect"),
+        ({"network": "host"}, False, "no client could connect"),
         ({"pids-limit": "x"}, False, "--engine-option pids-limit=x"),
     ],
 )

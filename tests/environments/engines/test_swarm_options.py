@@ -55,7 +55,7 @@ def test_a_tmpfs_keeps_its_size_and_its_mode() -> None:
         ("volume", "/a:/b:z", "write SOURCE:/path"),
         ("tmpfs", "/run:exec", "not exec"),
         ("security-opt", "seccomp=unconfined", "no-new-privileges alone"),
-        ("network", "host", "nobody could connect"),
+        ("network", "host", "no client could connect"),
         ("privileged", "true", "cannot have Docker's Privileged"),
     ],
 )

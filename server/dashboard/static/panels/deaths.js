@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deaths for memory: at the top, until somebody says that he has seen them.
+// Deaths for memory: at the top, until a user marks them as seen.
 
 import { moreButton } from "../actions.js";
 import { age, copyButton, duration, h, keyed, size, text } from "../dom.js";

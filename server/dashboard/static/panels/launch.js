@@ -41,8 +41,8 @@ function showForm(body, app, problem, schemas) {
       app.say(`${made.label} is queued`);
       app.go(`#/request/${made.id}`);
     } catch (error) {
-      const told = { ...error, message: error.message, field: error.field };
-      if (!launch.fail(told) && !queued.fail(told)) text(problem, [error.message, error.hint].filter(Boolean).join("; "));
+      const failure = { ...error, message: error.message, field: error.field };
+      if (!launch.fail(failure) && !queued.fail(failure)) text(problem, [error.message, error.hint].filter(Boolean).join("; "));
     } finally {
       button.disabled = false;
     }

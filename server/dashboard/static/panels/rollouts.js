@@ -14,7 +14,7 @@ const MAX_MARKS = 600; // of the charts
 const EPISODES_A_PAGE = 25;
 const MIN_SECONDS = 2; // between two looks into the folder
 const KEPT = "finished episodes are kept; the same command plays the missing ones";
-const COST_SHARE = 10; // and at least so many times what the last look took
+const COST_SHARE = 10; // and at least this many times what the last one took
 
 export default {
   mount(body, app, argument) {
