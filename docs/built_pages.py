@@ -48,7 +48,10 @@ def http_routes() -> str:
         for path, methods in app.openapi()["paths"].items()
         for method, call in methods.items()
     ]
-    operations = [(f"`{op.name}`", f"`{op.schedule}`", op.summary) for op in OPERATIONS]
+    operations = [
+        (f"`{op.name}`", f"`{op.schedule}`", _after_a_lost_daemon(op.idempotent), op.summary)
+        for op in OPERATIONS
+    ]
     kinds = sorted(
         (str(kind.status), f"`{kind.kind}`", _one_line(kind.__doc__ or ""))
         for kind in ApiError.__subclasses__()
@@ -60,11 +63,15 @@ def http_routes() -> str:
             _table(("call", "query", "answer"), calls),
             "## Operations\n",
             "Of `POST /v1/requests`; `LONG` and `SHORT` say which workers may run it.\n",
-            _table(("operation", "schedule", "what it does"), operations),
+            _table(("operation", "schedule", "after a lost daemon", "what it does"), operations),
             "## Error kinds\n",
             _table(("status", "kind", "meaning"), kinds),
         ]
     )
+
+
+def _after_a_lost_daemon(is_idempotent: bool) -> str:
+    return "queued again" if is_idempotent else "failed"
 
 
 def _parameters(call: dict[str, Any]) -> str:

@@ -7,7 +7,6 @@ here.
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 import sys
@@ -86,16 +85,10 @@ def test_every_state_and_kind_is_documented(states: type[RequestState]) -> None:
 
 
 def test_every_dependency_has_a_reason() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = {re.split(r"[\[<>=!;\s]", item)[0] for item in project["dependencies"]}
-    table = CONTRIBUTING.partition("## Dependencies")[2].partition("\n## ")[0]
-    given = {
-        name.strip()
-        for cell in re.findall(r"^\| (.*?) \|", table, re.MULTILINE)
-        for name in cell.split(",")
-    }
-    assert names <= given
-    assert given - names <= {"package", "---"}
+    lines = (
+        (ROOT / "pyproject.toml").read_text().partition("\ndependencies = [\n")[2].split("\n]")[0]
+    )
+    assert [line for line in lines.split("\n") if " # " not in line] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -196,13 +189,6 @@ def test_every_command_of_a_hint_is_one(line: str) -> None:
     options = {option for each in command.params for option in each.opts} if command else set()
     options.add("--help")
     assert {word for word in words if word.startswith("-")} <= options
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_python_that_is_shown_compiles(page: Path) -> None:
-    for block in blocks(page.read_text(), "python"):
-        # As in a notebook, where examples of an asynchronous client are tried.
-        compile(block, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 def test_every_path_of_one_request_exists() -> None:
