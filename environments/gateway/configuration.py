@@ -67,9 +67,9 @@ PREFIX = "/envs/"
 MAX_ASKED = 32  # replicas, by one handshake
 # Of a request that no replica has begun. A full replica ends them (`may_ask_another`), so what
 # remains are replicas that are gone: a second or two, until the daemon has written that.
-RETRIES = 32
+RETRIES = 48
 MAX_CHOICES = 1024  # to find a replica that a request has not been sent to
-RETRY_SECONDS, MAX_RETRY_SECONDS = 0.005, 0.1  # between two attempts; it doubles, and is random
+RETRY_SECONDS, MAX_RETRY_SECONDS = 0.002, 0.05  # between two attempts; it doubles, and is random
 CONNECT_SECONDS = 5.0
 HEAD_SECONDS = 5.0  # for a client to send the head of a request, from its first byte
 MAX_HEAD_KB = 32  # as of all our servers (`system/net/http_limits.py`, which workers do not import)

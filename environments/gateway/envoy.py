@@ -60,7 +60,7 @@ def endpoint_statuses(admin_socket: Path) -> list[EndpointStatus]:
         OSError: Envoy does not answer, or not with JSON.
     """
     try:
-        answer = json.loads(_get(admin_socket, "/clusters?format=json"))
+        answer = json.loads(get_admin(admin_socket, "/clusters?format=json"))
     except (ValueError, http.client.HTTPException) as exc:
         raise OSError(f"the gateway's admin interface gave no answer: {exc}") from exc
     return [
@@ -109,7 +109,8 @@ def read_connections(folder: Path, admin_socket: Path, port: int) -> Connections
     path = "/stats?format=json&filter=gateway.downstream_cx_active|downstream_global_cx_overflow"
     try:
         stats = {
-            each["name"]: each["value"] for each in json.loads(_get(admin_socket, path))["stats"]
+            each["name"]: each["value"]
+            for each in json.loads(get_admin(admin_socket, path))["stats"]
         }
         started = json.loads((folder / "bootstrap.json").read_bytes())
     except (ValueError, KeyError, http.client.HTTPException) as exc:
@@ -154,7 +155,8 @@ def _user_name(uid: int) -> str:
         return str(uid)
 
 
-def _get(admin_socket: Path, path: str) -> bytes:
+def get_admin(admin_socket: Path, path: str) -> bytes:
+    """Return the body of the answer of Envoy's admin interface; raises `OSError`."""
     connection = http.client.HTTPConnection("localhost", timeout=ANSWER_SECONDS)
     connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

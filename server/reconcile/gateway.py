@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from ...environments.gateway import envoy, process
-from ...environments.gateway.configuration import Backend, Endpoint
+from ...environments.gateway.configuration import MAX_ASKED, Backend, Endpoint
 from ...environments.gateway.envoy import BackendFiles, EndpointStatus
 from ...environments.gateway.process import Gateway
 from ...environments.replica_policy import MAX_PAUSE_SECONDS, Load, is_calm, weights
@@ -431,6 +431,13 @@ def loads_of(watches: Iterable[ReplicaWatch]) -> dict[int, Load]:
 
 
 def _full(loads: Mapping[int, Load]) -> set[int]:
+    """Return the replicas that Envoy is to know as full; none where a handshake can ask them all.
+
+    Half a second late, one of them may have room again, and Envoy does not ask it while another is
+    healthy.
+    """
+    if len(loads) <= MAX_ASKED:
+        return set()
     return {number for number, load in loads.items() if not load.room}
 
 

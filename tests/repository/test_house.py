@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_544,
-    "code lines": 48_242,
+    "shipped lines": 75_553,
+    "code lines": 48_245,
     "modules": 416,
-    "test lines": 73_986,
+    "test lines": 74_184,
     "words of pages": 24_899,
     "words of decisions": 7_093,
     "folders at the root": 15,

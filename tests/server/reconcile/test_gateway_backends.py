@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.environments.gateway.configuration import Backend, Endpoint, endpoints
+from openenvd.environments.gateway.configuration import MAX_ASKED, Backend, Endpoint, endpoints
 from openenvd.environments.replica_policy import Load
 from openenvd.requests_db.records import Environment
 from openenvd.schema.states import EnvironmentState, ReplicaState
@@ -53,14 +53,19 @@ def test_weights_are_those_of_replicas_by_number_and_one_that_comes_has_the_most
     assert [each.weight for each in backend_of(environment(), watches).endpoints] == [1, 1, 1]
 
 
-def test_a_replica_whose_sessions_are_all_taken_is_full() -> None:
-    watches = [watch(ordinal, ReplicaState.READY) for ordinal in range(3)]
-    for each, sessions in zip(watches[:2], (7, 8), strict=True):  # the third has not said yet
-        each.status = {"sessions": sessions, "capacity": {"max_sessions": 8}}
+@pytest.mark.parametrize(("replicas", "marked"), [(MAX_ASKED, set()), (MAX_ASKED + 1, {1})])
+def test_full_replicas_are_marked_where_a_handshake_cannot_ask_all(
+    replicas: int, marked: set[int]
+) -> None:
+    watches = [watch(ordinal, ReplicaState.READY) for ordinal in range(replicas)]
+    for each in watches:
+        each.status = {"sessions": 7 + (each is watches[1]), "capacity": {"max_sessions": 8}}
     found = backend_of(environment(), watches)
-    assert found.full == {1}
+    assert found.full == marked
     statuses = [each["health_status"] for each in lb_endpoints(found)]
-    assert statuses == ["HEALTHY", "DEGRADED", "HEALTHY"]
+    assert statuses == ["HEALTHY", "DEGRADED" if marked else "HEALTHY"] + ["HEALTHY"] * (
+        replicas - 2
+    )
 
 
 def lb_endpoints(backend: Backend) -> list[dict[str, Any]]:
