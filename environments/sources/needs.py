@@ -238,7 +238,8 @@ def metadata_of(folder: Path) -> dict[str, str]:
     for build in _BUILDS:
         text = re.sub(r"([(,])", r"\1\n", read_text(folder / build))
         project = project or dict(_NAMED.findall(text))
-    name, version = str(project.get("name", "")), str(project.get("version", "0"))
+    name = str(project.get("name", ""))
+    version = str(project.get("version") or _version_in_a_file(packaging, folder))
     if not (re.fullmatch(r"[\w.-]+", name) and re.fullmatch(r"[\w.+!-]+", version)):
         return {}
     info = f"{normalized(name).replace('-', '_')}-{version}.dist-info"
@@ -254,6 +255,22 @@ def metadata_of(folder: Path) -> dict[str, str]:
         f"{info}/RECORD": "",
         f"{info}/entry_points.txt": "\n".join([*points, ""]),
     }
+
+
+def _version_in_a_file(packaging: dict[str, Any], folder: Path) -> str:
+    """Return the version that setuptools or hatch reads from a file of the project; else 0."""
+    dynamic = table_in(packaging, "tool", "setuptools", "dynamic", "version")
+    module, _, name = str(dynamic.get("attr", "")).rpartition(".")
+    path = dynamic.get("file") or table_in(packaging, "tool", "hatch", "version").get("path")
+    if module:
+        place = module.replace(".", "/")
+        path = [f"{top}{place}{end}" for top in ("", "src/") for end in (".py", "/__init__.py")]
+    for each in [path] if isinstance(path, str) else path or ():
+        text = read_text(folder / each)
+        found = re.search(rf"(?m)^{name or '__version__'}\s*(?::.*)?=\s*[\"']([^\"']+)", text)
+        if found or (text and "file" in dynamic):
+            return found[1] if found else text.strip()
+    return "0"
 
 
 def parse_toml(text: str) -> dict[str, Any]:

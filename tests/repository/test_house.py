@@ -14,11 +14,11 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_553,
-    "code lines": 48_245,
+    "shipped lines": 75_570,
+    "code lines": 48_259,
     "modules": 416,
-    "test lines": 74_184,
-    "words of pages": 24_899,
+    "test lines": 74_112,
+    "words of pages": 24_790,
     "words of decisions": 7_093,
     "folders at the root": 15,
     "large classes": 3,

@@ -114,6 +114,28 @@ def test_a_project_s_own_version_is_known_from_where_it_stands(
     assert "Name: my-env\nVersion: 1.2\n" in metadata
 
 
+@pytest.mark.parametrize(
+    ("tool", "path", "text"),
+    [
+        (
+            "setuptools.dynamic]\nversion = {attr = 'my_env.VERSION'}",
+            "src/my_env/__init__.py",
+            "VERSION = '1.2'",
+        ),
+        ("setuptools.dynamic]\nversion = {file = ['VERSION']}", "VERSION", "1.2\n"),
+        ("hatch.version]\npath = 'my_env.py'", "my_env.py", "import os\n__version__: str = '1.2'"),
+    ],
+)
+def test_a_project_s_version_is_found_in_the_file_that_its_build_reads(
+    tmp_path: Path, tool: str, path: str, text: str
+) -> None:
+    project = "[project]\nname = 'my-env'\ndynamic = ['version']\n"
+    (tmp_path / "pyproject.toml").write_text(f"{project}[tool.{tool}\n")
+    (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / path).write_text(text)
+    assert "my_env-1.2.dist-info/METADATA" in metadata_of(tmp_path)
+
+
 def test_files_that_requirements_name_have_paths_that_an_image_may_have(tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / "requirements.txt").write_text("-r more/base.txt\n")
