@@ -6,8 +6,8 @@
 
 Hints that come during a look make one more look, and there is one a second after the last hint:
 Docker lists a container as running for a moment after it has said that it died.
-Everything that blocks runs in threads: the engine's methods (`call`), stops, which take as long as
-their grace (`call_long`), and questions to servers (`ask`). None waits for one of the others.
+Everything that blocks runs in threads: the engine's methods (`call`), and stops, which take as long
+as their grace (`call_long`).
 
 Of what an engine knows of an exit, an `ExitReason` is made: the same value as a local replica's.
 """
@@ -135,7 +135,6 @@ class EngineWatch:
         self._on_look = on_look
         self._on_problem = on_problem
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="engine")
-        self._asking = ThreadPoolExecutor(THREADS, thread_name_prefix="servers")
         self._loop = asyncio.get_running_loop()
         self._look_is_due = asyncio.Event()
         self._has_changed = False  # since the last look
@@ -157,10 +156,6 @@ class EngineWatch:
             return await self._call(thread, function, *args)
         finally:
             thread.shutdown(wait=False)
-
-    async def ask(self, function: Callable[..., T], *args: object) -> T:
-        """Call what asks a replica's server."""
-        return await self._loop.run_in_executor(self._asking, function, *args)
 
     async def _call(
         self, threads: ThreadPoolExecutor, function: Callable[..., T], *args: object
@@ -222,7 +217,6 @@ class EngineWatch:
         """End what follows the engine, with its next answer."""
         self._is_closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._asking.shutdown(wait=False, cancel_futures=True)
 
     def _note_failure(self, exc: Exception) -> None:
         """Note why a look has failed: no answer, or a defect, which the log has once."""

@@ -155,11 +155,10 @@ class ReplicaServer:
         has_capacity: Whether it can say how full it is, as far as is known.
     """
 
-    def __init__(self, run_file: RunFile, watch: EngineWatch, status: EngineReplicaStatus) -> None:
+    def __init__(self, run_file: RunFile, status: EngineReplicaStatus) -> None:
         """Nothing was asked yet."""
         self.has_capacity = True
         self._run_file = run_file
-        self._watch = watch
         self._status = status
         self._unanswered: list[float] = []  # when a silent instance's server did not answer
 
@@ -188,7 +187,7 @@ class ReplicaServer:
 
         async def why_not(address: str) -> str | None:
             url = with_token(address, self._run_file.token)
-            return await self._watch.ask(server_answers.why_not_healthy, url, seconds)
+            return await server_answers.why_not_healthy(url, seconds)
 
         own = instance.address or usual
         address, why = await server_answers.where_it_answers(own, usual, why_not)
@@ -215,7 +214,7 @@ class ReplicaServer:
             return None
         try:
             url = with_token(self.address, self._run_file.token)
-            found = await self._watch.ask(server_answers.read_capacity, url)
+            found = await server_answers.read_capacity(url)
         except NotAnswering:
             return None
         self.has_capacity = found is not None and "serving" not in found

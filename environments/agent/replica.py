@@ -95,7 +95,7 @@ class EngineReplica:
         self._watch = watch
         self._engine = watch.engine
         self._instance = ReplicaInstance(run_file, watch)
-        self._server = ReplicaServer(run_file, watch, self.status)
+        self._server = ReplicaServer(run_file, self.status)
         self._clients = StatusServer(run_file, self.status, agent, self._handle_command)
         self._due = asyncio.Event()  # something may have changed: go through the loop again
         self._start_is_requested = False

@@ -11,27 +11,33 @@ Whatever its address is, it is called by a name that every server may be called 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import re
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 from ...env_host.ipc.reports import abandoned_steps
 from ...schema.errors import NotAnswering
 from ...schema.protocol import DRAIN_HEADER, DRAIN_ROUTE, LOOPBACK, Serving
 from ...schema.replica import Capacity, ServerInfo
+from ...system.net.access import bearer_header, without_token
 from ...system.text.json_lines import Json
-from ..access import ask
+from ..access import MAX_ANSWER_BYTES, ask
 from .base import EngineRefused
 
 TIMEOUT_SECONDS = 2.0
 DRAIN_SECONDS = 5.0
 
 
-def why_not_healthy(base_url: str, seconds: float = TIMEOUT_SECONDS) -> str | None:
-    """Return why a server is not ready, by its `/health`; None when it is. Blocks."""
+async def why_not_healthy(base_url: str, seconds: float = TIMEOUT_SECONDS) -> str | None:
+    """Return why a server is not ready, by its `/health`; None when it is."""
     try:
-        ask(base_url, "/health", seconds, host=LOOPBACK)
+        await _get(base_url, "/health", seconds)
     except NotAnswering as exc:
         return exc.message
     return None
@@ -54,19 +60,53 @@ async def where_it_answers(
     return usual, why
 
 
-def read_capacity(base_url: str) -> Json | None:
-    """Return the answer of `/capacity`; None for a server that has none. Blocks.
+async def read_capacity(base_url: str) -> Json | None:
+    """Return the answer of `/capacity`; None for a server that has none.
 
     Raises:
         NotAnswering: The server does not answer at the moment.
     """
     try:
-        found = ask(base_url, "/capacity", TIMEOUT_SECONDS, host=LOOPBACK)
+        found = await _get(base_url, "/capacity", TIMEOUT_SECONDS)
     except NotAnswering as exc:
         if exc.may_pass:
             raise
         return None
     return found if isinstance(found, dict) and "sessions" in found else None
+
+
+async def _get(base_url: str, path: str, seconds: float) -> Any:
+    """Return the JSON that a server answers, as `ask` does, without a thread for each question.
+
+    A server that cannot be reached takes the whole time limit. By HTTP/1.0 an answer ends with its
+    connection, and has no chunks.
+    """
+    address, token = without_token(base_url)
+    parts = urlsplit(address)
+    headers = {"Host": LOOPBACK, **bearer_header(token)}
+    lines = [f"GET {parts.path.rstrip('/')}{path} HTTP/1.0", *map(": ".join, headers.items())]
+    answer = b""
+    try:
+        async with asyncio.timeout(seconds):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            with contextlib.closing(writer):
+                writer.write("\r\n".join([*lines, "", ""]).encode())
+                while (part := await reader.read(2**16)) and len(answer) < MAX_ANSWER_BYTES:
+                    answer += part
+    except (OSError, TimeoutError) as exc:
+        why = str(exc) or "timed out"
+        raise NotAnswering(f"nothing answers at {address}{path}: {why}") from exc
+    head, _, body = answer.partition(b"\r\n\r\n")
+    found = re.match(rb"HTTP/1\.\d (\d{3}) ?([^\r\n]*)", head)
+    if found is None:
+        raise NotAnswering(f"nothing answers at {address}{path}: it is no HTTP server")
+    if found[1] != b"200":
+        status = f"{found[1].decode()} {found[2].decode('latin-1')}"
+        raise NotAnswering(f"{address}{path} answers {status}", status=int(found[1]))
+    try:
+        return json.loads(body)
+    except ValueError as exc:
+        raise NotAnswering(f"{address}{path} does not answer with JSON") from exc
 
 
 def ask_to_drain(base_url: str, secret: str) -> None:

@@ -14,8 +14,8 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_570,
-    "code lines": 48_259,
+    "shipped lines": 75_603,
+    "code lines": 48_287,
     "modules": 416,
     "test lines": 74_112,
     "words of pages": 24_790,
