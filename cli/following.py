@@ -227,7 +227,7 @@ def drawn_phase(request: Json, progress: Json) -> RenderableType:
 
 
 def _estimate(progress: Json) -> str:
-    """How long it takes yet, or usually takes, where that is known."""
+    """Return how long it takes yet, or usually takes, where that is known."""
     for key, words in _ESTIMATES.items():
         if (seconds := progress.get(key)) is not None:
             return f", {words.format(phrases.duration(seconds))}"

@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _discard(stream: TextIO) -> None:
-    """Let what is left in a stream's buffer be written nowhere, so that exiting is no error."""
+    """Discard what is left in a stream's buffer, so that exiting is no error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

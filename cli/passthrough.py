@@ -34,14 +34,14 @@ _MODULE = "openenv.cli.__main__"
 
 
 def is_installed() -> bool:
-    """Whether upstream's command line can be imported; nothing of it is."""
+    """Return whether upstream's command line can be imported; nothing of it is."""
     spec = find_spec("openenv")  # a top-level name: found without being imported
     folders = (spec.submodule_search_locations or []) if spec else []
     return any((Path(folder) / "cli" / "__main__.py").is_file() for folder in folders)
 
 
 def gone(program: str) -> str | None:
-    """Say that the shared command is gone, when `openenvd` is called without it beside it."""
+    """Return that the shared command is gone, when `openenvd` is called without it beside it."""
     script = Path(program)
     if script.name != "openenvd" or script.with_name("openenv").exists():
         return None

@@ -193,7 +193,7 @@ class DaemonClient:
                     yield piece
 
     def _is_down(self, name: str) -> bool | None:
-        """Whether an environment is down; None: the daemon does not answer any more."""
+        """Return whether an environment is down; None: the daemon does not answer any more."""
         try:
             return bool(self.environment(name)["state"] == _DOWN)
         except ConnectionLost:

@@ -178,7 +178,7 @@ class AsyncEnvironment:
 
     @property
     def address(self) -> str | None:
-        """What it answers at, without its token."""
+        """Return what it answers at, without its token."""
         return self._environment.address
 
     @property

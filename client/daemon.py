@@ -157,7 +157,7 @@ def read_identity(paths: Paths) -> Json | None:
 
 
 def is_running(paths: Paths) -> bool:
-    """Whether a daemon holds its lock. Call it under `start.lock`, or when a daemon is known."""
+    """Return whether a daemon holds its lock; for callers with `start.lock` or a known daemon."""
     try:
         return is_locked(paths.daemon_lock)
     except OSError as exc:
@@ -181,7 +181,7 @@ def stop(paths: Paths) -> Json | None:
         if not is_running(paths):
             return None
         identity = read_identity(paths) or {}
-        _tell_to_stop(paths, identity)
+        _ask_to_stop(paths, identity)
         deadline = time.monotonic() + STOP_SECONDS
         # The end of a process that is not our child can only be looked for, everywhere alike.
         while is_running(paths):
@@ -198,7 +198,7 @@ def server_command(settings: Mapping[str, Any], *more: str) -> list[str]:
     return [sys.executable, "-P", "-m", "openenvd.server", *more, *given]
 
 
-def _tell_to_stop(paths: Paths, identity: Json) -> None:
+def _ask_to_stop(paths: Paths, identity: Json) -> None:
     try:
         client = find(paths, any_version=True)
         if client is not None:

@@ -74,7 +74,7 @@ class Request(Generic[Result]):
 
     @property
     def is_final(self) -> bool:
-        """Whether it has ended, in whatever way."""
+        """Return whether it has ended, in whatever way."""
         return self.state in following.FINAL_STATES
 
     def refresh(self) -> Self:
@@ -173,7 +173,7 @@ class Environment:
 
     @property
     def address(self) -> str | None:
-        """What it answers at, without its token; None until it has been served."""
+        """Return what it answers at, without its token; None until it has been served."""
         address: str | None = self.data["address"]
         return address
 
@@ -185,7 +185,7 @@ class Environment:
 
     @property
     def lost_hint(self) -> str:
-        """What to do when a session of it is lost."""
+        """Return what to do when a session of it is lost."""
         return f"openenv status {self.name} tells what happened"
 
     def base_url(self) -> str:

@@ -38,7 +38,7 @@ class Source:
 
 
 def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) -> Source:
-    """Tell apart what `text` means, seen from the folder `here`.
+    """Find out what `text` means, seen from the folder `here`.
 
     A path (`./x`, anything with `/`) is a folder. A bare name is the bundled environment of that
     name, or else the folder of that name.
@@ -98,7 +98,7 @@ def working_folder() -> Path:
 
 
 def folder_note() -> str | None:
-    """Say why `/` is taken for the working folder, if it is."""
+    """Return why `/` is taken for the working folder, if it is."""
     try:
         str(Path.cwd()).encode()
     except OSError:
@@ -109,7 +109,7 @@ def folder_note() -> str | None:
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether a folder is there; False of a path that is too long, or unreadable."""
+    """Return whether a folder is there; False of a path that is too long, or unreadable."""
     try:
         return path.is_dir()
     except OSError:

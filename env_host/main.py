@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
     from .environment.definition import Definition
     from .ipc.scoreboard import Scoreboard
-    from .sessions.routing import Siblings
+    from .sessions.routing import Peers
     from .sessions.table import SessionTable
     from .startup import ChildConfig
 
@@ -75,7 +75,7 @@ class Inputs:
 
     config: HostConfig
     listeners: list[socket.socket]
-    gate_fd: int | None = None
+    barrier_fd: int | None = None
     child: dict[str, Any] | None = None  # from the supervisor, when this is one of its children
 
 
@@ -116,11 +116,12 @@ def read_inputs() -> Inputs:
     child = os.environ.pop(CHILD_CONFIG_VARIABLE, None)
     if child is not None:
         return Inputs(config, [], child=json.loads(child))
-    notify_fd, gate_fd, listeners = _fd(NOTIFY_FD_VARIABLE), _fd(GATE_FD_VARIABLE), _listeners()
-    for fd in (notify_fd, gate_fd, *(one.fileno() for one in listeners)):
+    notify_fd, barrier_fd = _fd(NOTIFY_FD_VARIABLE), _fd(GATE_FD_VARIABLE)
+    listeners = _listeners()
+    for fd in (notify_fd, barrier_fd, *(one.fileno() for one in listeners)):
         if fd is not None:  # what the environment starts must not keep our sockets open
             os.set_inheritable(fd, False)
-    return Inputs(config, listeners, gate_fd)
+    return Inputs(config, listeners, barrier_fd)
 
 
 def _run(inputs: Inputs, notifier: Notifier) -> None:
@@ -233,7 +234,7 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
 
     serve = functools.partial(_serve_as_child, config, definition)
     Supervisor(
-        config, plan, inputs.listeners, notifier, serve, max_fds, shared_class, inputs.gate_fd
+        config, plan, inputs.listeners, notifier, serve, max_fds, shared_class, inputs.barrier_fd
     ).run()
 
 
@@ -299,16 +300,16 @@ async def _run_child(
     from .shard.shard import IsolatedSession, Shard
     from .websocket.frames import PartialMessages
 
-    def make_server(served: Definition, table: SessionTable, siblings: Siblings | None) -> Server:
-        if siblings is not None and config.token is not None:
-            siblings = replace(siblings, token=config.token.encode())
+    def make_server(served: Definition, table: SessionTable, others: Peers | None) -> Server:
+        if others is not None and config.token is not None:
+            others = replace(others, token=config.token.encode())
         app = HostApp(
             served,
             table,
             manifest=config.manifest,
             partial=PartialMessages(config.max_message_bytes, own.partial_messages_bytes),
             scoreboard=scoreboard,
-            siblings=siblings,
+            others=others,
             drain_secret=config.drain_secret,
         )
         return Server(

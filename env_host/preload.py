@@ -82,7 +82,7 @@ def take_own_view() -> None:
 
 
 def yield_names(folders: Iterable[str]) -> None:
-    """Let the project's files that are called as one of our modules be imported by their names."""
+    """Yield the names of our modules to the project's files that are called the same."""
     for folder in folders:
         for name in OURS_ALONE:
             if Path(folder, f"{name}.py").exists() or Path(folder, name).is_dir():

@@ -49,7 +49,7 @@ class ChildConfig:
 
     @property
     def is_home(self) -> bool:
-        """Whether it answers the project's own routes, and runs the project's hooks."""
+        """Return whether it answers the project's own routes, and runs the project's hooks."""
         return self.index == HOME
 
     @property
@@ -92,7 +92,7 @@ def fitting_sessions(asked: int, limit: int, shards: int) -> int:
 
 
 def note_on_few_fds(wanted: int, fitting: int, limit: int, shards: int) -> str | None:
-    """Say that there will be fewer sessions than are wanted, if that is so."""
+    """Log that there will be fewer sessions than are wanted, if that is so."""
     if fitting >= wanted:
         return None
     return (
@@ -110,7 +110,7 @@ def device_of(index: int, gpus: int, visible: str | None) -> str:
 
 
 def pin_gpu(index: int, gpus: int) -> None:
-    """Let this process, and what it starts, see its own device alone; without GPUs, do nothing.
+    """Show this process, and what it starts, its own device alone; without GPUs, do nothing.
 
     The caller of the env host makes sure that the devices exist, and may name those of this replica
     in the same variable; without it, they are counted from 0.

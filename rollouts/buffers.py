@@ -63,7 +63,7 @@ class ByteBudget:
         self._admit()
 
     def _admit(self) -> None:
-        """Let in whom there is room for, in order."""
+        """Admit those for whom there is room, in order."""
         while self._waiting:
             size_bytes, admitted = self._waiting[0]
             if not admitted.cancelled():

@@ -71,7 +71,7 @@ class BatchSink:
         self._finished.put_nowait((whole, hold))
 
     async def discard(self, episode_id: str) -> None:
-        """Forget the attempt."""
+        """Drop the attempt."""
         self._running.pop(episode_id, None)
 
     async def close(self) -> None:
@@ -303,7 +303,7 @@ async def _take(sink: BatchSink, size: int) -> list[Episode]:
 
 
 def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What went wrong first; the sink's own words before anything that followed from them."""
+    """Return the first error; the sink's own comes before those that followed from it."""
     found: BaseException = group.subgroup(RolloutError) or group
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]

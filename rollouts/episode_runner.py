@@ -138,7 +138,7 @@ class Attempt:
         self._answer = Answer(b"null", None, done=False)
 
     async def run(self) -> Episode:
-        """How it went; its steps are in the sink, whose errors are raised."""
+        """Return how it went; its steps are in the sink, whose errors are raised."""
         try:
             async with self._deadline:
                 await self._play()

@@ -111,7 +111,7 @@ class Step:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the policy noted and the environment's metadata; parsed each time."""
+        """Return what the policy noted and the environment's metadata; parsed each time."""
         found: dict[str, Any] = parse(self.info_json)
         return found
 
@@ -146,7 +146,7 @@ class FailureReason(StrEnum):
 
     @property
     def is_worth_retrying(self) -> bool:
-        """Whether the whole episode may go better the next time."""
+        """Return whether the whole episode may go better the next time."""
         return self not in (FailureReason.INVALID_ACTION, FailureReason.PROTOCOL_ERROR)
 
 
@@ -261,7 +261,7 @@ class ProgressStats:
 
     @property
     def episodes(self) -> int:
-        """How many have ended, well or not."""
+        """Return how many have ended, well or not."""
         return self.finished.total()
 
     def mean_reward(self, status: EpisodeStatus) -> float | None:

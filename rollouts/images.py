@@ -113,7 +113,7 @@ def image_of_file(data: bytes) -> Image | None:
 
 
 def _parse_header(data: bytes) -> tuple[str, int, int] | None:
-    """What a file's first bytes say: its type, width and height."""
+    """Return what a file's first bytes say: its type, width and height."""
     if data.startswith(b"\x89PNG\r\n\x1a\n") and data[12:16] == b"IHDR":
         return "image/png", *struct.unpack_from(">II", data, 16)
     if data.startswith((b"GIF87a", b"GIF89a")):

@@ -66,7 +66,7 @@ class RunConfig:
         check_group(self.stages.size, self.episodes)
 
     def record(self) -> dict[str, Any]:
-        """What must be the same for a rollout to be continued."""
+        """Return what must be the same for a rollout to be continued."""
         return {
             "environments": list(self.environments),
             "policy": hide_credentials(self.policy),
@@ -202,7 +202,7 @@ async def roll_out(
 
 
 def _lost_hint(names: Sequence[str], *, keeps_failed: bool) -> str | None:
-    """What to look at when an environment does not answer; None: the daemon knows none of them."""
+    """Return what to look at when an environment does not answer; None: the daemon has none."""
     if not (known := [name for name in names if "://" not in name]):
         return None
     command = f"openenv status {known[0]}" if len(names) == 1 else "openenv status"

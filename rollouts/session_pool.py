@@ -60,7 +60,7 @@ class Followed(Protocol):
     server: Server
 
     def is_starting(self) -> bool:
-        """Whether it does not answer now, and is to come back; blocks.
+        """Return whether it does not answer now, and is to come back; blocks.
 
         Raises:
             Exception: It was taken down, or given up: waiting is useless.
@@ -290,7 +290,7 @@ def environment_url(address: str) -> str:
 
 
 def is_no_capacity(exc: EpisodeFailed) -> bool:
-    """Whether the server refused because it is full."""
+    """Return whether the server refused because it is full."""
     return exc.reason is FailureReason.NO_CAPACITY
 
 

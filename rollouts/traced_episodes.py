@@ -142,7 +142,7 @@ class _TracedAttempt(Attempt):
                 raise
 
     def _fail(self, span: Span, kind: str, message: str) -> None:
-        """Say why, in a line that has no secrets: traces are sent to others."""
+        """Record why, in a line that has no secrets: traces are sent to others."""
         text = hide_secrets(message.partition("\n")[0][:_READ_CHARACTERS], self.secrets)
         span.set_attribute("error.type", kind)
         span.set_status(Status(StatusCode.ERROR, text[:_MESSAGE_CHARACTERS]))

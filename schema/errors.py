@@ -153,7 +153,7 @@ class NotAnswering(OperationFailed):
 
     @property
     def may_pass(self) -> bool:
-        """Whether it may answer in a moment: it has not refused what was asked."""
+        """Return whether it may answer in a moment: it has not refused what was asked."""
         return self.status is None or self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 

@@ -101,7 +101,7 @@ class Layout:
         return hashlib.sha256(os.fsencode(self.home)).hexdigest()[:_DIGEST_LENGTH]
 
     def fork_server(self, preload: Sequence[str]) -> dict[str, Any]:
-        """Where the fork server is found or started: what its shims' run files say of it."""
+        """Return where the fork server is found or started: what its shims' run files say of it."""
         return {
             "folder": str(self.sockets),
             "log_path": str(self.home / "logs" / "fork-server.log"),
@@ -121,7 +121,7 @@ class Layout:
         return self.sockets / f"{_digest(replica_id)}.sock"
 
     def doors(self, environment: str) -> str:
-        """How the paths of an environment's doors begin; a replica's number and `.door` follow."""
+        """Return how paths of control sockets begin; a replica's number and `.door` follow."""
         return f"{self.sockets}/{_digest(environment)}-"
 
 

@@ -43,7 +43,7 @@ from ..system.text.units import MB
 
 NOTIFY_FD_VARIABLE = "OPENENVD_NOTIFY_FD"  # the writing end of the notify pipe
 LISTEN_FD_VARIABLE = "OPENENVD_LISTEN_FD"  # the listening sockets, separated by commas
-# The reading end of the gate, if there is one: connections are accepted when it has been closed.
+# The reading end of the start barrier, if any: connections are accepted when its other end closes.
 GATE_FD_VARIABLE = "OPENENVD_GATE_FD"
 # Set when a launch starts a server: whether an environment can be created is tried before ready.
 TRIAL_VARIABLE = "OPENENVD_TRIAL"
@@ -88,7 +88,7 @@ FAILURE_LOG_LINES = 20  # most lines of a traceback in a `failed` line
 
 
 def door_path(prefix: str, replica: int) -> str:
-    """Return the path of a replica's door (`ipc/replica_doors.py`)."""
+    """Return the path of a replica's control socket (`ipc/fd_messages.py`)."""
     return f"{prefix}{replica}.door"
 
 
@@ -164,7 +164,7 @@ class ServeOptions:
 
     @property
     def wants_isolation(self) -> bool | None:
-        """Whether each session is to have a process; None: as the class needs it."""
+        """Return whether each session is to have a process; None: as the class needs it."""
         # A limit is of a process: without one for each session it would limit nothing.
         return True if self.session_memory_mb is not None else self.isolate
 
@@ -210,7 +210,7 @@ class HostConfig(ServeOptions):
 
     @property
     def refuses_unreset(self) -> bool | None:
-        """Whether steps before a session's first reset are refused; None: as its class says."""
+        """Return whether steps before a first reset are refused; None: as the class says."""
         return self.manifest.get("reset_first") if self.reset_first is None else self.reset_first
 
     def to_json(self) -> dict[str, Any]:

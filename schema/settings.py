@@ -100,7 +100,7 @@ class Settings:
 
     @property
     def syncs(self) -> bool:
-        """Whether what is acknowledged is on the disk."""
+        """Return whether what is acknowledged is on the disk."""
         return self.durability == "power"
 
 
@@ -170,7 +170,7 @@ class Setting:
 
     @property
     def range(self) -> str:
-        """What it may be, as a phrase."""
+        """Return what it may be, as a phrase."""
         if self.among is not None:
             return f"one of {', '.join(self.among)}"
         if self.type is str:
@@ -293,7 +293,7 @@ class Paths(Layout):
 
     @property
     def daemon_file(self) -> Path:
-        """Who the daemon is: pid, start time, version, address, socket."""
+        """Return who the daemon is: pid, start time, version, address, socket."""
         return self.home / "daemon.json"
 
     @property

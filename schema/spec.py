@@ -250,7 +250,7 @@ def validate_name(name: str) -> str:
 
 
 def why_not(name: str) -> str | None:
-    """Say what keeps the text from being a name, by its character; None when it is one."""
+    """Return what keeps the text from being a name, by its character; None when it is one."""
     if not name:
         return "an environment's name is empty"
     if len(name) > MAX_NAME_LENGTH:

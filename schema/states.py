@@ -41,7 +41,7 @@ class RequestState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the state never changes again."""
+        """Return whether the state never changes again."""
         return self in FINAL_STATES
 
 
@@ -83,7 +83,7 @@ class EnvironmentState(StrEnum):
 
     @property
     def is_live(self) -> bool:
-        """Whether the environment's name is taken."""
+        """Return whether the environment's name is taken."""
         return self not in {EnvironmentState.FAILED, EnvironmentState.STOPPED}
 
 

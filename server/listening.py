@@ -48,7 +48,7 @@ class HomeLock:
         self._descriptor = descriptor
 
     def is_ours(self) -> bool:
-        """Whether the locked file is still in its home, which was neither removed nor moved."""
+        """Return whether the locked file is still in its home, which was not removed or moved."""
         try:
             return os.path.samestat(os.fstat(self._descriptor), self._path.stat())
         except (FileNotFoundError, NotADirectoryError):
@@ -57,7 +57,7 @@ class HomeLock:
             return True
 
     def is_anothers(self) -> bool:
-        """Whether the home was replaced, and the lock in it is the next daemon's."""
+        """Return whether the home was replaced, and the lock in it is the next daemon's."""
         return self._path.exists() and not self.is_ours()
 
 
@@ -89,7 +89,7 @@ def hold_lock(paths: Paths) -> Iterator[HomeLock]:
 
 
 def state_unwritable(paths: Paths, exc: OSError) -> DaemonError:
-    """Say that the state folder cannot be written, and what to do."""
+    """Return that the state folder cannot be written, and what to do."""
     return DaemonError("state_unwritable", *disk_space.why_unwritable(paths.home, exc))
 
 

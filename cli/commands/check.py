@@ -222,7 +222,7 @@ def take_down(client: DaemonClient, name: str) -> None:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let what ends a command be an exception: what was begun is taken down.
+    """Turn signals that end a command into exceptions: what was begun is taken down.
 
     What is ignored stays so: `nohup` has this command survive a logout.
     """

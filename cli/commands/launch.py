@@ -76,7 +76,7 @@ def launch_by_default(
 
 def follow_launch(client: DaemonClient, request: dict[str, Any], output: Output) -> int:
     """Follow a launch that was submitted, and print how to use what it launched."""
-    serving = _tell_of_update(client, request, output)
+    serving = _report_update(client, request, output)
     ready = f"{request['environment']} is ready at "  # what we end with ourselves
 
     def conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -89,8 +89,8 @@ def follow_launch(client: DaemonClient, request: dict[str, Any], output: Output)
     )
 
 
-def _tell_of_update(client: DaemonClient, request: dict[str, Any], output: Output) -> int | None:
-    """Say that a launch updates what runs; the number of the generation that serves till then."""
+def _report_update(client: DaemonClient, request: dict[str, Any], output: Output) -> int | None:
+    """Print that a launch updates what runs; return the generation that serves till then."""
     if not (request.get("payload") or {}).get("replaces"):
         return None
     environment = client.environment(request["environment"])
@@ -101,7 +101,7 @@ def _tell_of_update(client: DaemonClient, request: dict[str, Any], output: Outpu
 
 
 def _payload(text: str, options: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """What the operation is given, and a note for the user. Only what was said is sent."""
+    """Return what the operation is given, and a note for the user. Only what was said is sent."""
     here = working_folder()
     source = read_source(text, here)
     name = source.name if options["name"] is None else check_name(options["name"])

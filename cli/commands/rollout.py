@@ -215,7 +215,7 @@ def _rewards(result: dict[str, Any]) -> list[str]:
 
 
 def _failures(result: dict[str, Any]) -> list[str]:
-    """How many failed, and of what most often; what became of them."""
+    """Return how many failed, and of what most often; what became of them."""
     counts = result["failures"]
     if not counts:
         return []

@@ -82,7 +82,7 @@ def _about(found: dict[str, Any], environments: list[Any], requests: list[Any]) 
 
 
 def picture(found: dict[str, Any], now: float) -> list[Drawn]:
-    """What is drawn: a headline, the two tables, and the failures."""
+    """Return what is drawn: a headline, the two tables, and the failures."""
     environments, requests = found["environments"], found["requests"]
     said = {  # launches whose environment says why they failed
         each.get("request_id", "")

@@ -87,7 +87,7 @@ def stop(output: Output) -> int:
 
 
 def _has_environments(paths: Paths) -> bool:
-    """Whether some run, or may: a daemon that does not answer does not say."""
+    """Return whether some run, or may: a daemon that does not answer does not say."""
     try:
         client = daemon.find(paths, any_version=True, answer_seconds=ANSWER_SECONDS)
         ended = (EnvironmentState.STOPPED, EnvironmentState.FAILED)
@@ -214,7 +214,7 @@ def _plan(plan: dict[str, Any]) -> str:
 
 
 def _not_in_force(asked: dict[str, Any], info: dict[str, Any]) -> list[str]:
-    """What was asked for, and a daemon that ran already does otherwise."""
+    """Return what was asked for, and a daemon that ran already does otherwise."""
     in_force = info.get("settings") or {}
     flags = {item.name: item.flag for item in SETTINGS}
     differing = [

@@ -128,7 +128,7 @@ def _aligned(row: tuple[Cell, ...], widths: list[int]) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether each character takes one column."""
+    """Return whether each character takes one column."""
     return text.isascii() and (text.isprintable() or not text)
 
 
@@ -174,7 +174,7 @@ def for_rich(part: Drawn) -> RenderableType:
 
 
 def is_coloured(stream: TextIO) -> bool:
-    """Whether colour is wanted there (https://no-color.org: set and not empty means no)."""
+    """Return whether colour is wanted there (https://no-color.org: set and not empty means no)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

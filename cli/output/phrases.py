@@ -41,7 +41,7 @@ def short_id(request_id: str) -> str:
 
 
 def timing(request: dict[str, Any], now: float) -> str:
-    """How long a request has waited, runs, or ran."""
+    """Return how long a request has waited, runs, or ran."""
     if request["finished_at"] is not None:
         began = request["started_at"] or request["created_at"]
         ran = duration(request["finished_at"] - began)
@@ -52,7 +52,7 @@ def timing(request: dict[str, Any], now: float) -> str:
 
 
 def generation_timing(generation: dict[str, Any], now: float) -> str:
-    """How long a generation of an environment has served, and when it ended."""
+    """Return how long a generation of an environment has served, and when it ended."""
     served_at, ended_at = generation["served_at"], generation["ended_at"]
     if ended_at is None:
         return f"for {duration(now - (served_at or generation['created_at']))}"
@@ -109,7 +109,7 @@ def _flat(value: Any) -> str:
 
 
 def cancellation(answer: dict[str, Any]) -> str:
-    """What a `cancel` has done: `launch trial is being cancelled`."""
+    """Return what a `cancel` has done: `launch trial is being cancelled`."""
     request = answer["request"]
     if answer["cancelled"]:
         return f"{request['label']} is cancelled"

@@ -44,7 +44,7 @@ class _WithoutGradio:
 
 
 def _imports_upstream(frame: FrameType | None) -> bool:
-    """Tell whether a frame is below the one that executes upstream's package."""
+    """Return whether a frame is below the one that executes upstream's package."""
     while frame is not None:
         is_module = frame.f_code.co_name == "<module>"
         if is_module and frame.f_globals.get("__name__") == UPSTREAM_PACKAGE:
@@ -54,7 +54,7 @@ def _imports_upstream(frame: FrameType | None) -> bool:
 
 
 def is_gradio_wanted(environ: Mapping[str, str] | None = None) -> bool:
-    """Tell whether the web interface, which is made of gradio, is on."""
+    """Return whether the web interface, which is made of gradio, is on."""
     environ = os.environ if environ is None else environ
     return environ.get(WEB_INTERFACE_VARIABLE, "").lower() in _ON
 

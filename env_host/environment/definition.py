@@ -90,12 +90,12 @@ class Definition:
 
     @property
     def shares_one_thread(self) -> bool:
-        """Whether all sessions must run on the same thread."""
+        """Return whether all sessions must run on the same thread."""
         return bool(getattr(self.made_class, "REQUIRES_SINGLE_THREAD_EXECUTOR", False))
 
     @property
     def may_change_threads(self) -> bool:
-        """Whether each call of an environment may run on another thread, for all we know."""
+        """Return whether each call of an environment may run on another thread, for all we know."""
         if self.shares_one_thread:
             return False
         if getattr(self.made_class, "THREAD_SAFE", False):
@@ -105,7 +105,7 @@ class Definition:
 
     @property
     def runs_on_loop(self) -> bool:
-        """Whether code of the project runs on the event loop, for all we know."""
+        """Return whether code of the project runs on the event loop, for all we know."""
         if self.has_own_hooks or self.middleware is not None or self.has_own_routes:
             return True
         env_class = self.made_class
@@ -114,12 +114,12 @@ class Definition:
         return False
 
     def is_own(self, path: str) -> bool:
-        """Tell whether requests for a path must be answered by the home shard."""
+        """Return whether requests for a path must be answered by the home shard."""
         return self.app is not None and path not in self.shared_paths
 
     @property
     def checks_handshakes(self) -> bool:
-        """Whether the project's middleware is asked before a session begins."""
+        """Return whether the project's middleware is asked before a session begins."""
         return self.middleware is not None and self.middleware.sees_handshakes
 
     def parse_action(self, data: dict[str, Any]) -> Any:
@@ -143,7 +143,7 @@ class Definition:
 
 
 def is_bundled(env_class: type) -> bool:
-    """Tell whether an environment is one of ours."""
+    """Return whether an environment is one of ours."""
     return env_class.__module__.startswith(_BUNDLED)
 
 
@@ -241,7 +241,7 @@ def _import_class(reference: str, folders: Sequence[str]) -> type:
 
 
 def _is_absent(module_name: str, exc: Exception) -> bool:
-    """Tell whether this module is missing, and not one that it imports."""
+    """Return whether this module is missing, and not one that it imports."""
     missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
     return missing is not None and f"{module_name}.".startswith(f"{missing}.")
 

@@ -60,7 +60,7 @@ class CallSignature:
 
     @property
     def is_async(self) -> bool:
-        """Whether the environment needs no thread."""
+        """Return whether the environment needs no thread."""
         return self.reset_is_async and self.step_is_async
 
 
@@ -105,7 +105,7 @@ def call_signature_of(env: Any) -> CallSignature:
 
 
 def may_use_loop(env_class: type) -> bool:
-    """Tell whether calls of a class's environments may run on the event loop, tools included."""
+    """Return whether calls of a class's environments may run on the event loop, tools included."""
     signature = _find_signature(env_class)
     functions = (each for owner in env_class.__mro__ for each in vars(owner).values())
     codes = (each.__code__ for each in functions if inspect.isfunction(each))
@@ -224,7 +224,7 @@ def _find_signature(env: Any) -> CallSignature:
 
 
 def _holds_mcp(env: Any, inherited: frozenset[Any]) -> bool:
-    """Tell whether the environment's MCP connection can be held on the session's loop.
+    """Return whether the environment's MCP connection can be held on the session's loop.
 
     `MCPEnvironment` before 0.2.3 has no `step_async`: its `step` waits for its tools on a loop in
     another thread. A connection that is held here never answers there, and where a subclass's

@@ -101,7 +101,7 @@ class Environment(ABC, Generic[ActionT, ObservationT, StateT]):
     @property
     @abstractmethod
     def state(self) -> StateT:
-        """Where the episode stands."""
+        """Return where the episode stands."""
 
     def get_metadata(self) -> EnvironmentMetadata:
         """The metadata of this environment."""

@@ -32,7 +32,7 @@ class SessionRoute:
         self._upstreams = upstreams
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let what the scope names answer; otherwise upstream."""
+        """Pass a call on to what the scope names; otherwise to upstream."""
         answer: Answer = scope.get("extensions", {}).get(ANSWER, self._upstreams)
         await answer(scope, receive, send)
 
@@ -52,7 +52,7 @@ class OwnMiddleware:
 
     @property
     def sentence(self) -> str:
-        """What a user should know of it; empty: nothing."""
+        """Return what a user should know of it; empty: nothing."""
         names = ", ".join(self.names)
         if not self.is_reachable:
             return (
@@ -94,6 +94,6 @@ def _is_of_sessions(route: Any) -> bool:
 
 
 def is_http_only(middleware: Any) -> bool:
-    """Tell whether a middleware's class lets handshakes pass unread."""
+    """Return whether a middleware's class lets handshakes pass unread."""
     call = middleware.__call__ if isinstance(middleware, type) else middleware
     return getattr(call, "__module__", None) in _HTTP_ONLY

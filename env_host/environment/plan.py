@@ -95,7 +95,7 @@ def plan_of(
     isolates = not is_concurrent and asked != 1 and not (has_own_hooks and asked is None)
     if isolates if config.wants_isolation is None else config.wants_isolation:
         most = asked or _isolated_sessions(config, machine)
-        # One front is enough: it only reads heads, and answers HTTP.
+        # One front-end shard is enough: it only reads heads, and answers HTTP.
         return ServingPlan(1, most, isolates=True, exclusive=not is_concurrent, keeps_one=True)
     if not is_concurrent:
         if asked is not None and asked > 1:
@@ -157,7 +157,7 @@ def supports_concurrency(
     *,
     tries_class: bool = False,
 ) -> tuple[bool, str]:
-    """Tell whether sessions may run side by side, and the name of the class that says so.
+    """Return whether sessions may run side by side, and the name of the class that says so.
 
     A factory that is not a class is tried once, for a limited time. When it fails,
     `sessions_fail` is called with the cause; when it was not ready in time, its code may name the

@@ -53,7 +53,7 @@ _CODE_AT_RUN_TIME = frozenset({"__import__", "compile", "eval", "exec"})
 
 
 def is_bound_to_thread(env_class: type) -> bool:
-    """Tell whether the calls of a class's environments have to stay on one thread each.
+    """Return whether the calls of a class's environments have to stay on one thread each.
 
     A class that says `THREAD_SAFE = False` itself is bound, whatever it imports. The answer is
     kept, also for processes that are forked later.
@@ -89,7 +89,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _may_bind(name: str) -> bool:
-    """Tell of a module that it need not be read: of the standard library, and not plain."""
+    """Return whether a module is the standard library's and not plain: it need not be read."""
     return not _is_plain(name) and name.partition(".")[0] in sys.stdlib_module_names
 
 
@@ -156,7 +156,7 @@ _SEEDS = ("random.seed", "torch.manual_seed")
 
 
 def differences_in(folders: Sequence[str]) -> list[str]:
-    """Say what was found in the loaded modules below these folders, a sentence for each name."""
+    """Return what was found in the loaded modules below these folders, a sentence for each name."""
     found: list[str] = []
     left = MAX_SOURCE_BYTES  # of all
     for path in _files_below(folders):
@@ -180,7 +180,7 @@ def _files_below(folders: Sequence[str]) -> list[Path]:
 
 
 def differences_of(module: ast.Module, file: str) -> Iterator[str]:
-    """Say what was found in one module."""
+    """Return a sentence about what was found in one module."""
     shared = {*_bound(module)} - _local_names(module)
     # Assigned in any class of the module: an attribute can have the name of another class's field.
     own = {node.attr for node, _ in nodes_of(module) if _is_set_on_self(node)}

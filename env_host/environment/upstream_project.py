@@ -65,7 +65,7 @@ def import_app(config: HostConfig, note: Callable[[str], None]) -> Any:
 
 
 def _is_asgi(app: Any) -> bool:
-    """Tell whether an app can be called as ASGI's are: `await app(scope, receive, send)`."""
+    """Return whether an app can be called as ASGI's are: `await app(scope, receive, send)`."""
     call = app if inspect.isroutine(app) else getattr(app, "__call__", None)  # noqa: B004
     if inspect.isclass(app) or inspect.iscoroutinefunction(call):
         return not inspect.isclass(app)
@@ -87,7 +87,7 @@ def _no_asgi(candidate: str, app: Any) -> str:
 
 
 def has_session_route(app: Any) -> bool:
-    """Tell whether an app that is not upstream's shows a route of sessions; it may hide one."""
+    """Return whether an app that is not upstream's shows a route of sessions; it may hide one."""
     for route in _routes(app):
         path = getattr(route, "path", None)
         if path == "/ws" or (path == "" and has_session_route(getattr(route, "app", None))):
@@ -177,14 +177,14 @@ def _definition(server: Any, registered: Any, app: Any, name: str) -> Definition
 
 
 def _has_own_routes(app: Any) -> bool:
-    """Tell whether a route is answered by what is no library's; a mounted app answers its own."""
+    """Return whether a route is answered by what is no library's; a mounted app answers its own."""
     routes = getattr(app, "routes", ())
     found = (getattr(each, "endpoint", None) or getattr(each, "app", None) for each in routes)
     return any(endpoint and not _is_librarys(endpoint) for endpoint in found)
 
 
 def _serves_itself(app: Any, path: str) -> bool:
-    """Tell whether the project put a route of its own before upstream's."""
+    """Return whether the project put a route of its own before upstream's."""
     for route in getattr(app, "routes", ()):
         if getattr(route, "path", None) == path:
             endpoint = getattr(route, "endpoint", None)
@@ -201,7 +201,7 @@ def _shared_paths(app: Any) -> frozenset[str]:
 
 
 def _has_own_hooks(app: Any) -> bool:
-    """Tell whether start-up or shutdown calls anything that is not a library's own."""
+    """Return whether start-up or shutdown calls anything that is not a library's own."""
     router = getattr(app, "router", None)
     hooks = [*getattr(router, "on_startup", ()), *getattr(router, "on_shutdown", ())]
     lifespan = getattr(router, "lifespan_context", None)
@@ -212,7 +212,7 @@ def _has_own_hooks(app: Any) -> bool:
 
 
 def _is_the_projects(hook: Any) -> bool:
-    """Tell whether a hook, or one that it wraps (as gradio's does), is not a library's."""
+    """Return whether a hook, or one that it wraps (as gradio's does), is not a library's."""
     if not _is_librarys(hook):
         return True
     wrapped = inspect.getclosurevars(hook).nonlocals if inspect.isfunction(hook) else {}
@@ -229,7 +229,7 @@ def _is_stateless(route: Any) -> bool:
 
 @contextmanager
 def _noted_servers() -> Iterator[list[tuple[Any, Any]]]:
-    """Note every `HTTPEnvServer` with the app it registers its routes on."""
+    """Record every `HTTPEnvServer` with the app it registers its routes on."""
     noted: list[tuple[Any, Any]] = []
     deferred_imports.defer_mcp()
     try:
@@ -280,14 +280,14 @@ def _import_attribute(candidate: str) -> Any:
 
 
 def _forget_since(before: set[str], package: str) -> None:
-    """Let the next candidate import the project's modules afresh."""
+    """Drop the project's modules, so that the next candidate imports them afresh."""
     for name in set(sys.modules) - before:
         if name.partition(".")[0] == package:
             del sys.modules[name]
 
 
 def _is_absence(exc: Exception, candidates: Iterable[str]) -> bool:
-    """Tell whether a candidate is missing, and not a module that it imports."""
+    """Return whether a candidate is missing, and not a module that it imports."""
     if not isinstance(exc, ModuleNotFoundError) or exc.name is None:
         return False
     modules = [candidate.partition(":")[0] for candidate in candidates]
@@ -295,6 +295,6 @@ def _is_absence(exc: Exception, candidates: Iterable[str]) -> bool:
 
 
 def _lacks_attribute(exc: Exception, candidates: Iterable[str]) -> bool:
-    """Tell whether a candidate's module is there, but not what is named in it."""
+    """Return whether a candidate's module is there, but not what is named in it."""
     name = getattr(getattr(exc, "obj", None), "__name__", "")
     return isinstance(exc, AttributeError) and f"{name}:{exc.name}" in candidates

@@ -69,7 +69,7 @@ class McpTypes:
         self.call_observation = module.CallToolObservation
 
     def is_mcp_style(self, action_cls: Any) -> bool:
-        """Whether the environment takes tools as its actions."""
+        """Return whether the environment takes tools as its actions."""
         return action_cls in (self.list_action, self.call_action)
 
     def action_type(self, data: dict[str, Any], action_cls: Any) -> Any:

@@ -18,16 +18,16 @@ too many for a packet (the beginning of a large body) are in a file, the message
 
 All replicas of an environment accept from the same sockets, so a connection for a session may be
 accepted by a replica that does not have it. A session's id names its replica
-(`shard/connections.py`), and each replica has a *door*, a Unix socket in a private folder, which
+(`shard/connections.py`), and each replica has a *control socket* in a private folder, which
 is found by the replica's number:
 
     shard of replica a ──descriptor, and the bytes read──▶ control socket of b ──▶ backlog of b
-    scale ──how many sessions its quota is──▶ door of b
+    scale ──how many sessions its quota is──▶ control socket of b
 
-    b has exited or is starting    nothing listens at its door: its sessions are unknown
+    b has exited or is starting    nothing listens there: its sessions are unknown
     b exits before it has looked   the connection is reset
-    b is slow                      few messages fit into a door (`net.unix.max_dgram_qlen`): a tries
-                                   again until they do
+    b is slow                      a socket holds few messages (`net.unix.max_dgram_qlen`): a tries
+                                   again until there is room
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class MessageChannel:
 
     @property
     def is_full(self) -> bool:
-        """Whether the receiver has no room: what is sent waits here."""
+        """Return whether the receiver has no room: what is sent waits here."""
         return bool(self._unsent)
 
     def close(self) -> None:
@@ -170,11 +170,11 @@ class PeerReplicas:
             return None
         path = Path(door_path(self._prefix, self._own))
         path.unlink(missing_ok=True)  # of a server that was killed
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        door.bind(os.fspath(path))
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        control.bind(os.fspath(path))
         path.chmod(0o600)
-        door.setblocking(False)
-        return door
+        control.setblocking(False)
+        return control
 
     def has(self, replica: int) -> bool:
         """Return whether another replica accepts connections that are passed to it."""

@@ -9,14 +9,14 @@ Any shard answers for all of them. A shard's `state` tells apart
     wedged         its loop has been blocked for a second or more, or its process is stopped
     stopping       it ends its sessions
     absent         no process; it is about to be started
-    parked         no process: the others are enough for the sessions there are
+    cordoned       no process: the others are enough for the sessions there are
 
 `GET /metrics` has the same as Prometheus metrics, read at scrape time. A new process of a
 shard starts its counters from zero.
 
 `exits` are the last exits of processes below the supervisor, as the notify pipe has them
 (`shard_exit` in `protocol.py`), with the counters by which they are explained elsewhere. `left` are
-programs that sessions have left behind (`supervisor/session_memory.py`). `sessions_fail` is why the
+programs that sessions have left behind (`supervisor/memory.py`). `sessions_fail` is why the
 last environment could not be created.
 
 `Notifier` writes the supervisor's reports into the notify pipe (see `schema/protocol.py`).
@@ -134,7 +134,7 @@ def shard_of(counters: Counters, now: int) -> Json:
 def state_of(counters: Counters, now: int) -> str:
     """Return one of the states above."""
     if counters[Field.PID] <= 0:
-        return "parked" if counters[Field.PARKED] else "absent"
+        return "cordoned" if counters[Field.CORDONED] else "absent"
     if counters[Field.STOPPING]:
         return "stopping"
     if not counters[Field.READY]:
@@ -201,7 +201,7 @@ def render_metrics(name: str, capacity: Json) -> str:
         values = [(labels, s["totals"][key]) for labels, s in shards]
         pages.append(metric_family(f"openenvd_shard_{key}_total", text, values, "counter"))
     states = [(labels | {"state": s["state"]}, 1) for labels, s in shards]
-    text = "What a shard does: alive, busy, wedged, starting, stopping, absent, parked."
+    text = "What a shard does: alive, busy, wedged, starting, stopping, absent, cordoned."
     pages.append(metric_family("openenvd_shard_state", text, states))
     lags = [
         (labels | {"quantile": quantile}, s["lag"][key])
@@ -230,7 +230,7 @@ class Notifier:
         self.failure: str | None = None  # to create an environment, as reported last
 
     def note(self, text: str) -> None:
-        """Have the launch say what a user should know of this environment, and log it."""
+        """Report what a user should know of this environment to the launch, and log it."""
         log.warning("%s", text)
         self._notes.append(text)
 

@@ -58,7 +58,7 @@ class Field(IntEnum):
     OPEN = 21  # connections that it has
     ARRIVING = 22  # connections taken whose first request is not known yet
     IDLE = 23  # 1: nothing to do, so no heartbeat
-    PARKED = 24  # 1: it is not wanted now; its process, if any, is about to be stopped
+    CORDONED = 24  # 1: it is not wanted now; its process, if any, is about to be stopped
     DRAINING = 25  # since when no new session is answered; 0: they are
     ABANDONED = 26  # calls that go on although their sessions have ended
     ABANDONED_SINCE = 27  # since when the oldest of them does
@@ -101,7 +101,7 @@ class Counters:
 
     @property
     def room(self) -> int:
-        """How many more sessions the shard can take; never negative."""
+        """Return how many more sessions the shard can take; never negative."""
         values = self._values
         taken = values[Field.SESSIONS] + values[Field.PROMISED]
         return max(0, values[Field.MAX_SESSIONS] - taken) if self.is_serving else 0
@@ -119,13 +119,13 @@ class Counters:
 
     @property
     def is_serving(self) -> bool:
-        """Whether the shard accepts sessions when it has room."""
+        """Return whether the shard accepts sessions when it has room."""
         values = self._values
         is_up = values[Field.PID] and values[Field.READY]
-        return bool(is_up and not (values[Field.STOPPING] or values[Field.PARKED]))
+        return bool(is_up and not (values[Field.STOPPING] or values[Field.CORDONED]))
 
     def is_responsive(self, now: int) -> bool:
-        """Tell whether the shard's loop ran in the last `ALIVE_SECONDS`, or has nothing to do."""
+        """Return whether the shard's loop ran in the last `ALIVE_SECONDS`, or has nothing to do."""
         values = self._values
         is_late = now - values[Field.HEARTBEAT] >= ALIVE_SECONDS * MICROSECONDS
         return self.is_serving and bool(values[Field.IDLE] or not is_late)

@@ -90,7 +90,7 @@ class Access:
         return cls(config.host, config.allow_origin, config.token, config.headers)
 
     def permits(self, upgrade: Upgrade) -> bool:
-        """Tell whether a handshake may begin a session."""
+        """Return whether a handshake may begin a session."""
         return self.refusal(upgrade.headers, upgrade.query.encode("latin-1")) is None
 
     def refusal(self, headers: Mapping[bytes, bytes], query: bytes) -> Refusal | None:
@@ -241,7 +241,7 @@ def _body_refusal(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | Non
 
 
 def _readable_by(origin: bytes, send: Send) -> Send:
-    """Let a page read the answers, unless the application says itself who may."""
+    """Allow a page to read the answers, unless the application itself decides that."""
 
     async def send_readable(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":

@@ -39,7 +39,7 @@ from ..environment.own_middleware import SESSION_PATHS, Receive, Send, answered_
 from ..errors import CallTimedOut
 from ..ipc.reports import capacity_of, render_metrics
 from ..ipc.scoreboard import Scoreboard, now_microseconds
-from ..sessions.routing import Siblings
+from ..sessions.routing import Peers
 from ..sessions.session import Session
 from ..sessions.table import SessionTable
 from ..websocket.frames import PartialMessages
@@ -221,20 +221,20 @@ class HostApp:
         manifest: dict[str, Any],
         partial: PartialMessages,
         scoreboard: Scoreboard | None = None,
-        siblings: Siblings | None = None,
+        others: Peers | None = None,
         drain_secret: str | None = None,
     ) -> None:
         self.home: Home | None = None
-        if siblings is not None and siblings.to_home is not None:
+        if others is not None and others.to_home is not None:
             checked = SESSION_PATHS if definition.checks_handshakes else frozenset()
-            is_own = (lambda _: False) if siblings.is_home else definition.is_own
-            self.home = Home(is_own, checked - definition.own_paths, siblings.to_home)
-        self._is_asked = siblings is not None  # not the process of one session, whose shard was
+            is_own = (lambda _: False) if others.is_home else definition.is_own
+            self.home = Home(is_own, checked - definition.own_paths, others.to_home)
+        self._is_asked = others is not None  # not the process of one session, whose shard was
         self._definition = definition
         self._table = table
         self._scoreboard = scoreboard
         self._drain_secret = drain_secret
-        self._mcp = Mcp(table, siblings)
+        self._mcp = Mcp(table, others)
         self.session_service = SessionService(
             SESSION_PATHS - definition.own_paths,
             table,
@@ -299,7 +299,7 @@ class HostApp:
 
 
 def _drain(secret: str, scope: dict[str, Any]) -> Reply:
-    """Have the supervisor, this process's parent, drain the replica."""
+    """Make the supervisor, this process's parent, drain the replica."""
     sent = dict(scope["headers"]).get(DRAIN_HEADER.lower().encode())
     if scope["method"] != "POST" or not is_token(sent, secret):
         return Reply({"detail": f"this takes POST with the secret in {DRAIN_HEADER}"}, 403)

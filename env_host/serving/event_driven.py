@@ -56,7 +56,7 @@ class DatedState(ServerState):
         """Ignore uvicorn's own: it sets none without its ticks but the empty list at first."""
 
     def close_after_answers(self) -> None:
-        """Tell the client of each answer that its connection ends with it."""
+        """Announce in each answer that the connection ends with it."""
         self._closes_after_answers = True
         self._second = 0
 
@@ -146,6 +146,6 @@ class EventDrivenServer(Server):
             self.request_exit()
 
     def request_exit(self) -> None:
-        """Let `serve` shut down and return."""
+        """Make `serve` shut down and return."""
         self.should_exit = True
         self._exit.set()

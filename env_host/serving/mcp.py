@@ -23,7 +23,7 @@ from . import messages
 from .ws_session import SessionSocket
 
 if TYPE_CHECKING:
-    from ..sessions.routing import Give, Siblings
+    from ..sessions.routing import Give, Peers
     from ..sessions.session import Session
     from ..sessions.table import SessionTable
 
@@ -47,9 +47,9 @@ class RpcFailed(Exception):
 class Mcp:
     """Answers JSON-RPC requests for one environment."""
 
-    def __init__(self, table: SessionTable, siblings: Siblings | None = None) -> None:
+    def __init__(self, table: SessionTable, others: Peers | None = None) -> None:
         self._table = table
-        self._siblings = siblings
+        self._others = others
 
     async def answer_text(self, body: bytes) -> bytes:
         """Answer the body of a POST."""
@@ -68,11 +68,11 @@ class Mcp:
         except (ValidationError, TypeError) as exc:
             return rpc_error(RpcCode.INVALID_REQUEST, f"Invalid request: {exc}")
         try:
-            if session is None and self._siblings is not None:
-                if request.method == CREATE and self._siblings.isolates:
-                    return await self._siblings.ask_new(data)
-                if (give := await self._sibling_for(request, self._siblings)) is not None:
-                    return await self._siblings.ask(give, data)
+            if session is None and self._others is not None:
+                if request.method == CREATE and self._others.isolates:
+                    return await self._others.ask_new(data)
+                if (give := await self._other_for(request, self._others)) is not None:
+                    return await self._others.ask(give, data)
             return rpc_result(await self._result(request, session), request.id)
         except RpcFailed as exc:
             return rpc_error(exc.code, str(exc), request.id, exc.data)
@@ -96,12 +96,12 @@ class Mcp:
             return await self._table.within_limit(session, request.method, asking)
         return await self._table.one_shot(request.method, lambda own: self._ask(own, request))
 
-    async def _sibling_for(self, request: JsonRpcRequest, siblings: Siblings) -> Give | None:
+    async def _other_for(self, request: JsonRpcRequest, others: Peers) -> Give | None:
         """Find the other process that should answer; None: this one."""
         if request.method == CREATE:
-            return await siblings.roomier()
+            return await others.roomier()
         session_id = request.params.get("session_id")
-        return siblings.owner_of(session_id) if isinstance(session_id, str) else None
+        return others.owner_of(session_id) if isinstance(session_id, str) else None
 
     async def _close_session(self, target_id: Any, session: Session | None) -> dict[str, Any]:
         if not target_id:

@@ -224,7 +224,7 @@ def _find_writer(model: Any) -> Writer | None:
 
 
 def _is_plain(schema: Any) -> bool:
-    """Tell whether everything in a core schema serializes to JSON as to Python."""
+    """Return whether everything in a core schema serializes to JSON as to Python."""
     if isinstance(schema, (list, tuple)):
         return all(map(_is_plain, schema))
     if not isinstance(schema, dict):

@@ -22,7 +22,7 @@ went there stays there: it can answer everything.
     pipelined requests        one for an own path, sent to shard a before a's last answer was read,
                               is answered 421 and the connection closed: the client may ask again
 
-Where each session has a process of its own, the front is the home shard.
+Where each session has a process of its own, the front-end shard is the home shard.
 
 Its middleware runs around what is ours: the handshakes of sessions, and POST to `/mcp`.
 
@@ -88,7 +88,7 @@ class AppAsItIs:
 
     @property
     def how(self) -> Message:
-        """How it is served, for the shim and an engine's agent."""
+        """Return how it is served, for the shim and an engine's agent."""
         if self._has_sessions is not False:
             return {"serving": Serving.AS_IS}
         notes = [f"{NO_SESSIONS}; it is served as it is"]

@@ -105,7 +105,7 @@ class Server(EventDrivenServer):
         self._watch = asyncio.create_task(watch.run(), name="session-watch")
 
     def permits(self, head: bytes) -> bool:
-        """Tell whether a handshake may begin a session; if not, the connection is refused here."""
+        """Return whether a handshake may begin a session; if not, refuse the connection."""
         upgrade = parse_upgrade(head)
         return upgrade is not None and self._access.permits(upgrade)
 
@@ -128,11 +128,11 @@ class Server(EventDrivenServer):
 
     @property
     def open_connections(self) -> int:
-        """How many connections it answers."""
+        """Return how many connections it answers."""
         return len(self.server_state.connections)
 
     async def stop(self) -> None:
-        """Let the current requests finish, close every connection, stop the application."""
+        """Finish the current requests, close every connection, stop the application."""
         if self._watch is not None:
             self._watch.cancel()
         await self.shutdown(sockets=[])
@@ -191,7 +191,7 @@ class ProtocolSwitch(asyncio.Protocol):
         self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection, which has not sent a whole head."""
+        """Drop the connection, which has not sent a whole head."""
         self._connections.discard(self)
 
     def data_received(self, data: bytes) -> None:

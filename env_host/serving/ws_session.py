@@ -294,7 +294,7 @@ class SessionSocket(WebSocketProtocol):
     # Calling
 
     def is_waiting_for(self, call: Call) -> bool:
-        """Tell whether the outcome of `call` is still wanted."""
+        """Return whether the outcome of `call` is still wanted."""
         return self._call is call
 
     def _start(
@@ -364,12 +364,12 @@ class SessionSocket(WebSocketProtocol):
     # Ending
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Drop the connection."""
         self._connections.discard(self)
         super().connection_lost(exc)
 
     def end(self, reason: SessionEnded) -> None:
-        """Tell the client, and close."""
+        """Send the client the reason, and close."""
         self.guarded(self._fail, reason)
 
     def client_left(self) -> None:

@@ -5,10 +5,10 @@
                                         ▲  └──the same POST, on the other end──▶ b serves it
                                         └──────────── b's answer ◀─────────────┘
 
-With `--isolate`, `a` is the front shard and `b` the process of a session: the pair's end goes
+With `--isolate`, `a` is the front-end shard and `b` the process of a session: the pair's end goes
 through the supervisor, which forks a process for a new session and passes it there.
 
-A session may be another replica's: then the pair's end goes to its door (`ipc/replica_doors.py`).
+The pair's end for a session of another replica goes to its control socket (`ipc/fd_messages.py`).
 
 An HTTP connection is kept alive, and its next request may be for any session. So the request alone
 travels, as HTTP: to `b` it is a connection like any other. A session's id names its owner
@@ -42,7 +42,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Siblings:
+class Peers:
     """The other shards and replicas, for requests. Within a running loop."""
 
     owner_of: Callable[[str], Give | None]  # to the other process that has a session
@@ -55,7 +55,7 @@ class Siblings:
 
     @property
     def isolates(self) -> bool:
-        """Whether each session has a process of its own, so that none begins here."""
+        """Return whether each session has a process of its own, so that none begins here."""
         return self.isolate is not None
 
     async def ask_new(self, request: Json) -> Json:

@@ -89,7 +89,7 @@ class Session:
 
     @property
     def ready_calls(self) -> Calls:
-        """How to call the environment; raises `UnknownSession` while it is being created."""
+        """Return how to call the environment; raises `UnknownSession` while it is being created."""
         if self.calls is None:
             raise UnknownSession(f"Session {self.id} is still initializing; retry shortly")
         return self.calls
@@ -103,14 +103,14 @@ class Session:
 
     @property
     def thread(self) -> SessionThread:
-        """Where the session's synchronous calls run."""
+        """Return where the session's synchronous calls run."""
         if self._thread is None:
             self._thread = self._threads.for_session()
         return self._thread
 
     @property
     def needs_closing(self) -> bool:
-        """Whether there is anything to do at the session's end."""
+        """Return whether there is anything to do at the session's end."""
         calls = self.calls
         return calls is None or self._holding is not None or calls.signature.closes
 
@@ -142,7 +142,7 @@ class Session:
         self._set_ready(calls)
 
     def touch(self) -> None:
-        """Note that the session was used just now."""
+        """Record that the session was used just now."""
         self.last_used = asyncio.get_running_loop().time()
 
     async def leave(self) -> asyncio.Future[None]:
@@ -173,7 +173,7 @@ class Session:
         return await future
 
     def call_ended(self) -> None:
-        """Note that a thread has returned from a call."""
+        """Record that a thread has returned from a call."""
         self.running -= 1
         if not self.running and self.on_ended is not None:
             self.on_ended(self)

@@ -41,7 +41,7 @@ class Admission(Protocol):
     """Who gets the next slot, and how long clients wait for one (`shard/admission.py`)."""
 
     def take_promise(self) -> bool:
-        """Tell whether the next session was promised a slot; it is taken at once then."""
+        """Return whether the next session was promised a slot; it is taken at once then."""
 
     async def wait_for_room(self, has_room: Callable[[], bool]) -> bool:
         """Wait for a slot; returns False when the wait has timed out."""
@@ -144,7 +144,7 @@ class SessionTable:
 
     @property
     def failure(self) -> str | None:
-        """Why the last environment could not be created; empty when it could, None: none was."""
+        """Return why the last environment was not created; empty: it was, None: there was none."""
         return self._factory.failure
 
     def __len__(self) -> int:

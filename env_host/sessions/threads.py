@@ -71,7 +71,7 @@ class SessionThread:
         self._jobs: SimpleQueue[_Call | None] | None = None  # None: the thread has not started
 
     def submit(self, settle: Settle, call: Callable[..., Any], *args: Any) -> None:
-        """Have `settle(result, error)` called on the loop when `call(*args)` is done."""
+        """Make `settle(result, error)` called on the loop when `call(*args)` is done."""
         if self._jobs is None:
             jobs: SimpleQueue[_Call | None] = SimpleQueue()
             start_thread(functools.partial(self._work, jobs))
@@ -120,7 +120,7 @@ class SharedThread:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it has done all that it was given."""
+        """Return whether it has done all that it was given."""
         return self.finished == self._added
 
     def add(self, job: Job) -> None:
@@ -172,12 +172,12 @@ class SharedThread:
             seconds = time.perf_counter() - began
             if seconds >= FLUSH_SECONDS:
                 cpu_seconds = time.process_time() - cpu_began
-                self._tell_loop(waited_seconds(seconds, cpu_seconds))
+                self._report_wait(waited_seconds(seconds, cpu_seconds))
                 began, cpu_began = time.perf_counter(), time.process_time()
         if self._outcomes:
-            self._tell_loop(0.0)
+            self._report_wait(0.0)
 
-    def _tell_loop(self, waited: float) -> None:
+    def _report_wait(self, waited: float) -> None:
         tell_loop(self._loop, self._tell, self, waited)
 
 
@@ -268,7 +268,7 @@ class SharingRunner(SessionThread):
         self._held: deque[Job] | None = None  # calls that came while another was not over
 
     def submit(self, settle: Settle, call: Callable[..., Any], *args: Any) -> None:
-        """Have `settle(result, error)` called on the loop when `call(*args)` is done."""
+        """Make `settle(result, error)` called on the loop when `call(*args)` is done."""
         job = (self, settle, call, args)
         if self._is_busy:
             self._held = self._held or deque()

@@ -132,7 +132,7 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """Whether no shard has room, not even one that is yet to be started."""
+        """Return whether no shard has room, not even one that is yet to be started."""
         return all(
             counters[Field.SESSIONS] + counters[Field.PROMISED] >= counters[Field.MAX_SESSIONS]
             for counters in self._scoreboard.shard_counters()

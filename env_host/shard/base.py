@@ -35,7 +35,7 @@ from ..errors import SessionEnded
 from ..ipc.fd_messages import MessageChannel, PeerReplicas
 from ..ipc.reports import note_awake
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
-from ..sessions.routing import Siblings
+from ..sessions.routing import Peers
 from ..sessions.table import SessionTable
 from ..startup import HOME, ChildConfig, sessions_of_process
 from ..websocket.handshake import may_ask_another, try_another
@@ -78,7 +78,7 @@ class ConnectionServer(Protocol):
         """Return what answers one connection."""
 
     def permits(self, head: bytes) -> bool:
-        """Tell whether a handshake may begin a session."""
+        """Return whether a handshake may begin a session."""
 
     async def check(self, head: bytes, transport: asyncio.Transport) -> Headers | bytes:
         """Return further headers of the answer to a handshake, or the answer that refuses it."""
@@ -88,7 +88,7 @@ class ConnectionServer(Protocol):
 
     @property
     def open_connections(self) -> int:
-        """How many connections it answers."""
+        """Return how many connections it answers."""
 
     def close_after_answers(self) -> None:
         """Close each HTTP connection with its next answer."""
@@ -97,7 +97,7 @@ class ConnectionServer(Protocol):
         """Finish the requests under way, and stop the application."""
 
 
-MakeServer = Callable[["Definition", SessionTable, Siblings | None], ConnectionServer]
+MakeServer = Callable[["Definition", SessionTable, Peers | None], ConnectionServer]
 
 
 class ServingProcess:
@@ -152,7 +152,7 @@ class ServingProcess:
         )
         self.table.abandoned.on_change = self._report.write_abandoned
         self.table.memory_note = self._report.memory_note
-        self.server = make_server(definition, self.table, self._siblings())
+        self.server = make_server(definition, self.table, self._others())
         # Of an isolated session it is never started; otherwise it is paused while all is idle.
         self._lag = EventLoopLagMonitor(f"shard {own.index}", on_report=self._report.write_lag)
         self._stopping = asyncio.Event()
@@ -180,7 +180,7 @@ class ServingProcess:
         counters[Field.READY] = 1
 
     async def stop(self) -> None:
-        """Tell the sessions why, end them, finish the HTTP requests under way."""
+        """End the sessions with the reason, and finish the HTTP requests under way."""
         foreign = self._foreign_signal()
         self._counters[Field.STOPPING] = 1
         self._counters[Field.ENDED] = self._counters[Field.SESSIONS]
@@ -209,7 +209,7 @@ class ServingProcess:
 
     def _foreign_signal(self) -> signal.Signals | None:
         """Return the signal that stops this process, unless the supervisor sent it."""
-        was_asked = self._counters[Field.STOPPING] or self._counters[Field.PARKED]
+        was_asked = self._counters[Field.STOPPING] or self._counters[Field.CORDONED]
         return None if was_asked else self._stopped_by
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -339,7 +339,7 @@ class ServingProcess:
             self._serve(arrival)
 
     def _begins_session(self, head: Head) -> bool:
-        """Tell whether a connection needs a slot; so does one for a session that is not known."""
+        """Return whether a connection needs a slot; so does one for a session that is not known."""
         if self._refuses_unknown_ids or not (head.is_upgrade and head.session_id):
             return head.wants_session
         return head.session_id not in self.table
@@ -354,7 +354,7 @@ class ServingProcess:
     def _hand_over(self, arrival: Arrival, index: int) -> None:
         raise NotImplementedError
 
-    def _siblings(self) -> Siblings | None:
+    def _others(self) -> Peers | None:
         """Return the other processes that serve the environment, if sessions can be there."""
         return None
 

@@ -77,7 +77,7 @@ class Arrival(asyncio.Protocol):
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where it stands among those of this process that wait, the oldest first."""
+        """Return where it stands among those of this process that wait, the oldest first."""
         return self.since, self._number
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -117,7 +117,7 @@ class Arrival(asyncio.Protocol):
 
     @property
     def is_internal(self) -> bool:
-        """Whether it is one end of a pair of sockets, from another shard."""
+        """Return whether it is one end of a pair of sockets, from another shard."""
         return not isinstance(self.transport.get_extra_info("sockname"), tuple)
 
     def serve_by(self, protocol: asyncio.Protocol) -> None:

@@ -31,7 +31,7 @@ from ...system.process.proc import kill_descendants
 from ..errors import CapacityReached
 from ..ipc.fd_messages import MAX_CARRIED_BYTES, MessageChannel, carried_bytes, connection_message
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
-from ..sessions.routing import Give, Siblings
+from ..sessions.routing import Give, Peers
 from ..startup import HOME, ChildConfig
 from .base import MakeServer, ServingProcess
 from .connections import Arrival, Headers, accepted_as_bytes, accepted_as_text
@@ -106,8 +106,8 @@ class Shard(ServingProcess):
         else:
             self._inboxes[index].send(message)
 
-    def _siblings(self) -> Siblings | None:
-        return Siblings(
+    def _others(self) -> Peers | None:
+        return Peers(
             owner_of=self._give_to_owner,
             roomier=self._roomier,
             to_home=self._take_home,
@@ -214,7 +214,7 @@ class IsolatedSession(ServingProcess):
                 await asyncio.sleep(LEAVING_POLL_INTERVAL_SECONDS)
 
     def _on_link(self, message: Message) -> None:
-        """Take over a connection for the session that the front has accepted."""
+        """Take over a connection for the session that the front-end shard has accepted."""
         if not message.fds:
             return
         accepted = accepted_as_bytes(message.head.get("accepted"))

@@ -112,7 +112,7 @@ class Connection(WireProtocol):
             raise WorldBusy(f"world.{method} {text}") from None
 
     def leave(self, session: int) -> None:
-        """Tell the state process that a session is over."""
+        """Report to the state process that a session is over."""
         self.send(encode(Kind.LEAVE, self.epoch, session))
 
     def pause_writing(self) -> None:

@@ -187,7 +187,7 @@ class StateConnection(WireProtocol):
 
 
 def _is_ours(connection: socket.socket) -> bool:
-    """Tell whether the peer is of this user; on macOS the socket's folder keeps others out."""
+    """Return whether the peer is of this user; on macOS the socket's folder keeps others out."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)

@@ -10,12 +10,11 @@ context.py          what these four have in common
 spawn.py            makes children, by a fork or as new programs
 children.py         the children that run
 exits.py            how a child exited, in words and as facts for shim and agent
-server_memory.py    which kills for memory were of which process
+memory.py           which kills for memory were of which process; what isolated sessions hold
 shard_policies.py   when shards are started, given back and replaced, and a replica sleeps
 close_notices.py    copies of the children's sockets, and what is written to them at an exit
 isolated_sessions.py
                     sessions that have processes of their own
-session_memory.py   what isolated sessions hold
 programs.py         programs of the environment that were killed for memory, or left running
 status_reporter.py  session counts and load, for the shim
 """

@@ -87,7 +87,7 @@ class Backlog:
 
     @property
     def is_open(self) -> bool:
-        """Whether connections can be accepted now."""
+        """Return whether connections can be accepted now."""
         return time.monotonic() >= self._closed_until
 
     def accept(self, limit: int | None = None) -> None:
@@ -201,7 +201,7 @@ class Acceptor:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the start barrier is open."""
+        """Return whether the start barrier is open."""
         return self._barrier_fd is None
 
     def due(self, now: float) -> float | None:
@@ -233,7 +233,7 @@ class Acceptor:
             self._yield_to_peers(now)
 
     def has_peers(self, now: float) -> bool:
-        """Whether other replicas accept from the same sockets, or did a moment ago."""
+        """Return whether other replicas accept from the same sockets, or did a moment ago."""
         if self._peers is not None and now >= self._peers_known_until:
             self._peers_known_until = now + PEERS_POLL_INTERVAL_SECONDS
             self._has_peers = self._peers.are_several()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ...system.memory.cgroups import Cgroup
 from ...system.process.descriptors import Message
 from ...system.process.proc import reap
-from .server_memory import KillCount
+from .memory import KillCount
 
 if TYPE_CHECKING:
     from ..startup import ChildConfig
@@ -51,7 +51,7 @@ class Child:
 
     @property
     def is_isolated(self) -> bool:
-        """Whether the child serves a single session."""
+        """Return whether the child serves a single session."""
         return self.config.connection_fd is not None
 
     @property
@@ -99,7 +99,7 @@ class Children:
 
     @property
     def are_ready(self) -> bool:
-        """Whether all shards are ready."""
+        """Return whether all shards are ready."""
         return all(each.is_ready for each in self if not each.is_isolated)
 
     def next_retirement(self) -> float | None:

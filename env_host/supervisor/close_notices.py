@@ -64,7 +64,7 @@ class SocketCopies:
                 os.close(fd)
 
     def notify_clients(self, child: Child, text: str, accept: Callable[[], None]) -> None:
-        """Tell all clients of a child why their sessions have ended, and close the copies.
+        """Send all clients of a child why their sessions have ended, and close the copies.
 
         They connect again at once: `accept` is called between, before the kernel's queue is full.
         """

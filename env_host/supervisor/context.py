@@ -72,12 +72,12 @@ class SupervisorContext:
 
     @property
     def plan(self) -> ServingPlan:
-        """How many shards and sessions there are now."""
+        """Return how many shards and sessions there are now."""
         return self.spawner.plan
 
     @property
     def is_placing(self) -> bool:
-        """Whether connections are passed on to shards."""
+        """Return whether connections are passed on to shards."""
         return self.is_ready and not self.is_stopping
 
     @property

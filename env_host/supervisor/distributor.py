@@ -62,7 +62,7 @@ class Inbox:
 
     @property
     def outstanding(self) -> int:
-        """How many connections the shard had not taken when last looked."""
+        """Return how many connections the shard had not taken when last looked."""
         return self.sent - self.taken
 
 
@@ -88,7 +88,7 @@ class Distributor:
         return len(self._backlog.waiting) + sum(inbox.outstanding for inbox in self._inboxes)
 
     def has_passed_on(self, row: Counters) -> bool:
-        """Whether a shard has, or will have, connections."""
+        """Return whether a shard has, or will have, connections."""
         return bool(row.load or row[Field.OPEN] or self._inboxes[row.index].outstanding)
 
     def due(self) -> float | None:

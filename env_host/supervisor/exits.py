@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ...system.process.proc import exit_sentence
 from ..errors import ShardFailed
 from .children import Child
-from .server_memory import KillCount, memory_clause, was_for_memory
-from .session_memory import cap_sentence
+from .memory import KillCount, cap_sentence, memory_clause, was_for_memory
 
 if TYPE_CHECKING:
     from ..ipc.reports import Notifier
@@ -40,12 +39,12 @@ class ChildExit:
 
     @property
     def is_expected(self) -> bool:
-        """Whether it exited since its session is over, or since it was asked to."""
+        """Return whether it exited since its session is over, or since it was asked to."""
         return self.child.is_retired or (self.child.is_isolated and self.wait_status == 0)
 
     @property
     def failure(self) -> ShardFailed:
-        """Why the supervisor fails to start, when a child exited before any had served."""
+        """Return why the supervisor fails to start, when a child exited before any had served."""
         if (message := self.child.failure) is not None:
             return ShardFailed(message.head["failed"], message.head["log_tail"])
         return ShardFailed(f"{self.child} {self.how} before it could serve", [])

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`IsolatedSessions`: sessions that have processes of their own, as the supervisor sees them.
 
-    front ──connection to isolate──▶ `begin` ──free row──▶ process (`spawn.py`)
+    front-end shard ──connection to isolate──▶ `begin` ──free row──▶ process (`spawn.py`)
       ▲                                │ none: a session is over whose process is still exiting
       │                                └──▶ waits ──a process exits──▶ `begin_next`
       ├──connection for a session──────▶ `forward` ──▶ its process
-      └──how many are over───────────── `notify_front`
+      └──how many are over───────────── `notify_front_end`
 
-The front (shard 0) counts them: it has admitted a connection before it sends it here. The session's
-slot is free when the session is over (`free_slot`), before its process has exited: the client may
+The front-end shard, number 0, counts them: it admits a connection before it sends it here. The slot
+is free when the session is over (`free_slot`), before its process has exited: the client may
 be back by then.
 
 A session's process adopts the orphans among its descendants and ends them with the session. When
@@ -42,19 +42,19 @@ def rows_for(sessions: int) -> int:
 
 
 def sessions_in(rows: int) -> int:
-    """Return how many sessions there are rows for: the inverse of `rows_for`, and of the front."""
+    """Return how many sessions these rows hold, the front-end shard's left out."""
     return (rows - 1 - LINGERING) // 2
 
 
 class IsolatedSessions:
-    """Starts the processes of isolated sessions, and tells the front how many sessions are over."""
+    """Starts the processes of isolated sessions; reports their ends to the front-end shard."""
 
     def __init__(self, scoreboard: Scoreboard, children: Children, spawner: Spawner) -> None:
         self._scoreboard = scoreboard
         self._children = children
         self._spawner = spawner
         self._waiting: deque[Message] = deque()  # connections to isolate that have no row yet
-        self.over = 0  # ended sessions not yet reported to the front
+        self.over = 0  # ended sessions not yet reported to the front-end shard
 
     def __len__(self) -> int:
         held = sum(each.is_isolated and each.holds_slot for each in self._children)
@@ -82,7 +82,7 @@ class IsolatedSessions:
             refuse(message.fds[0], text)
             self.over += 1
             return None
-        if message.head.get("http"):  # the front's question, not the session's connection
+        if message.head.get("http"):  # the front-end shard's question, not the session's connection
             os.close(message.fds[0])
             new.connection_fd = None
         return new
@@ -105,13 +105,13 @@ class IsolatedSessions:
             child.holds_slot = False
             self.over += 1
 
-    def notify_front(self) -> None:
-        """Tell the front how many slots are free again; tried again later if it cannot read now."""
-        front = self._children.at(0) if self.over else None
-        if front is None:
-            return  # the next front gets the number of sessions when it starts
+    def notify_front_end(self) -> None:
+        """Report the free slots to the front-end shard; again later if it cannot read now."""
+        front_end = self._children.at(0) if self.over else None
+        if front_end is None:
+            return  # the next front-end shard gets the number of sessions when it starts
         with contextlib.suppress(OSError):
-            if not send_message(front.link, Message({"isolated_ended": self.over})):
+            if not send_message(front_end.link, Message({"isolated_ended": self.over})):
                 return
         self.over = 0
 
@@ -130,7 +130,7 @@ class Orphans:
 
     It looks when a child has exited: the programs of a session become orphans when its process
     exits. An orphan that appears then is the session's, unless it was started before the session,
-    or is in the supervisor's own process group. Others were started by a shard, and continue.
+    or is in the supervisor's own process group. Peers were started by a shard, and continue.
     """
 
     def __init__(self, children: Children) -> None:
@@ -167,7 +167,7 @@ class Orphans:
 
 
 def _is_of_session(pid: int, since: float) -> bool:
-    """Whether an orphan may be of a session that began then: it has a process group of its own."""
+    """Return whether an orphan may be of a session that began then, by its process group."""
     stat = read_stat(pid)
     if stat is None or stat.group == os.getpgrp():
         return False

@@ -23,8 +23,7 @@ from ...system.process.proc import descendants_of, read_stat
 from ...system.text.units import MB
 from .children import Child, Children
 from .exits import ExitReports
-from .server_memory import KillCount
-from .session_memory import private_bytes
+from .memory import KillCount, private_bytes
 
 if TYPE_CHECKING:
     from ...schema.protocol import HostConfig

@@ -103,15 +103,15 @@ class Idleness:
         return None if self._seconds is None else self._used_at + self._seconds
 
     def has_settled(self, now: float) -> bool:
-        """Tell whether it has not been used just now."""
+        """Return whether it has not been used just now."""
         return now >= self._used_at + SETTLE_SECONDS
 
     def note_use(self, now: float) -> None:
-        """Note that it is used, or has just begun to serve."""
+        """Record that it is used, or has just begun to serve."""
         self._used_at = max(self._used_at, now)
 
     def note_shards(self, rows: Iterable[Counters], now: float) -> None:
-        """Note what the shards have written: whether they are idle, and since when."""
+        """Record what the shards have written: whether they are idle, and since when."""
         for row in rows:
             is_idle = row[Field.IDLE] or not row[Field.PID]
             self.note_use(row[Field.HEARTBEAT] / MICROSECONDS if is_idle else now)

@@ -22,11 +22,11 @@ from . import shard_policies
 from .child_links import ChildLinks
 from .context import SupervisorContext
 from .isolated_sessions import Orphans, sessions_in
-from .session_memory import MemoryWatchdog
+from .memory import MemoryWatchdog
 from .shard_policies import ShardDemand
 
-RETRY_SECONDS = 0.05  # until a report that the front could not read is sent again
-PARK_SECONDS = 0.2  # for connections that are on their way to a shard that will be stopped
+RETRY_SECONDS = 0.05  # until a report that the front-end shard could not read is sent again
+CORDON_SECONDS = 0.2  # for connections that are on their way to a shard that will be stopped
 
 log = logging.getLogger("openenvd.env_host")
 
@@ -105,7 +105,7 @@ class ShardPool:
         context = self._context
         self._start_due()
         self._place()
-        context.isolated.notify_front()
+        context.isolated.notify_front_end()
         if context.is_ready:
             context.reporter.report()
         self._memory.check(context.children)
@@ -154,7 +154,7 @@ class ShardPool:
         load = self._context.distributor.load + sum(row.load + row[Field.WAITING] for row in rows)
         if (hung := self._context.distributor.count_hung(now)) > 0:
             load = max(load, 1 + hung)
-        serving = [row for row in rows if row.is_serving and not row[Field.PARKED]]
+        serving = [row for row in rows if row.is_serving and not row[Field.CORDONED]]
         is_full = bool(serving) and not any(row.room for row in serving)
         return max(load, len(serving) + 1) if is_full else load
 
@@ -167,16 +167,16 @@ class ShardPool:
             child = self._context.children.at(row.index)
             is_surplus = row.index >= wanted
             if child is None:
-                row[Field.PARKED] = int(is_surplus)
+                row[Field.CORDONED] = int(is_surplus)
                 is_scheduled = row.index in self._context.restarts.scheduled
                 if not (is_surplus or is_scheduled or is_crowd_arriving):
                     self._start_shard(row.index)
             elif child.is_retired or (child.is_replaced and not has_passed_on(row)):
                 child.retire_if_due(now)
             elif not is_surplus or not child.is_ready or has_passed_on(row):
-                row[Field.PARKED], child.retire_at, child.is_replaced = 0, None, False
+                row[Field.CORDONED], child.retire_at, child.is_replaced = 0, None, False
             elif child.retire_at is None:  # from now on no connection comes here
-                row[Field.PARKED], child.retire_at = 1, now + PARK_SECONDS
+                row[Field.CORDONED], child.retire_at = 1, now + CORDON_SECONDS
             else:
                 child.retire_if_due(now)
 
@@ -186,7 +186,7 @@ class ShardPool:
         except OSError as exc:
             self._retry_later(index, exc)
             return
-        if index == 0:  # the front, which was given the number of sessions
+        if index == 0:  # the front-end shard, which was given the number of sessions
             self._context.isolated.over = 0
         self._links.add(new)
 
@@ -232,7 +232,7 @@ class ShardPool:
             elif child.is_isolated:
                 child.is_retired = True
             else:
-                row[Field.PARKED], child.retire_at = 1, now + PARK_SECONDS
+                row[Field.CORDONED], child.retire_at = 1, now + CORDON_SECONDS
                 child.is_replaced = True
                 continue
             os.kill(child.pid, signal.SIGKILL)

@@ -32,8 +32,7 @@ from ...system.process.proc import children_of, oom_score_adj, set_oom_score_adj
 from ..ipc.scoreboard import Counters, Field, Scoreboard
 from ..startup import ChildConfig
 from .children import Child
-from .server_memory import KillCount
-from .session_memory import CHECK_SECONDS, SessionGroups
+from .memory import CHECK_SECONDS, KillCount, SessionGroups
 
 if TYPE_CHECKING:
     from ..environment.plan import ServingPlan

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...system.text.units import MB
 from ..ipc.reports import abandoned_steps, blocked_seconds, shard_of, summary_of
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
-from .session_memory import private_bytes
+from .memory import private_bytes
 
 if TYPE_CHECKING:
     from ...schema.replica import Capacity

@@ -168,12 +168,12 @@ class FrameParser:
 
     @property
     def is_between_messages(self) -> bool:
-        """Whether nothing is kept of what has arrived."""
+        """Return whether nothing is kept of what has arrived."""
         return self._chunks is None and self._fragments is None
 
     @property
     def kept_bytes(self) -> int:
-        """How much memory is taken by what has not arrived whole."""
+        """Return how much memory is taken by what has not arrived whole."""
         size = 0 if self._fragments is None else len(self._fragments.data)
         if self._chunks is not None:
             size += self._held + _CHUNK_BYTES * len(self._chunks)
@@ -309,7 +309,7 @@ class PartialMessages:
             self._read_next()
 
     def is_held(self, connection: WebSocketProtocol) -> bool:
-        """Whether the connection is not read for a while, to the others' benefit."""
+        """Return whether the connection is not read for a while, to the others' benefit."""
         return connection in self._held
 
     def _hold(self, connection: WebSocketProtocol) -> None:

@@ -108,7 +108,7 @@ def _is_key(key: bytes) -> bool:
 
 
 def may_ask_another(head: bytes) -> bool:
-    """Whether the gateway that sent a handshake may ask another replica."""
+    """Return whether the gateway that sent a handshake may ask another replica."""
     upgrade = parse_upgrade(head)
     if upgrade is None:
         return False

@@ -165,11 +165,11 @@ class WebSocketProtocol(asyncio.Protocol):
         self._leave()
 
     def pause_writing(self) -> None:
-        """Note that the peer does not keep up."""
+        """Record that the peer does not keep up."""
         self.is_paused = True
 
     def resume_writing(self) -> None:
-        """Note that the peer reads again, and answer its last ping."""
+        """Record that the peer reads again, and answer its last ping."""
         self.is_paused = False
         self._is_heard = True
         pong, self._pong = self._pong, None

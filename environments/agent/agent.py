@@ -140,7 +140,7 @@ class Agent:
     # Replicas.
 
     def _has(self, run_file: RunFile) -> bool:
-        """Whether a replica runs on this very engine."""
+        """Return whether a replica runs on this very engine."""
         return run_file.provider == self._at.engine and run_file.engine == self._at
 
     async def _adopt_found(self, run_file: RunFile) -> None:
@@ -196,7 +196,7 @@ class Agent:
             replica.note_problem(problem)
 
     def _is_stray(self, instance: Instance) -> bool:
-        """Whether it is this home's, and has no record."""
+        """Return whether it is this home's, and has no record."""
         is_ours = instance.labels.home == self._layout.home_label
         return is_ours and run_files.read(self._layout.run_dir(instance.labels.replica)) is None
 
@@ -219,14 +219,14 @@ class Agent:
 
     async def _answer(self, line: bytes) -> Json:
         try:
-            return {"ok": True, **await self._obey(decode_line(line))}
+            return {"ok": True, **await self._handle_command(decode_line(line))}
         except EngineError as exc:
             return {"error": {"message": exc.message, "hint": exc.hint}}
         except Exception as exc:  # of an engine's library, too
             log.exception("cannot answer %s", line.decode(errors="replace").strip())
             return {"error": {"message": f"{type(exc).__name__}: {exc}", "hint": None}}
 
-    async def _obey(self, message: Json) -> Json:
+    async def _handle_command(self, message: Json) -> Json:
         engine = self._watch.engine
         match message.get("op"):
             case "adopt":

@@ -87,7 +87,7 @@ def exit_reason(
 
 
 def _is_its_own(oom_at: float | None, reported_at: float | None) -> bool:
-    """Whether the kill that an engine tells of is another than those that the server reported."""
+    """Return whether the kill that an engine reports is none of those that the server reported."""
     return reported_at is None or (oom_at is not None and oom_at > reported_at + SAME_SECONDS)
 
 
@@ -219,7 +219,7 @@ class EngineWatch:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _note_failure(self, exc: Exception) -> None:
-        """Note why a look has failed: no answer, or a defect, which the log has once."""
+        """Record why a look has failed: no answer, or a defect, which the log has once."""
         if isinstance(exc, EngineError):
             self._note(exc.message)
             return

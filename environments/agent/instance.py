@@ -86,11 +86,11 @@ class ReplicaInstance:
         return self._take(instance)
 
     async def start(self, plan: ReplicaPlan) -> Instance:
-        """Have the engine start it, and return it; one that has its name already is taken."""
+        """Make the engine start it, and return it; one that has its name already is taken."""
         return self._take(await self._watch.call(self._engine.start, plan))
 
     def _take(self, instance: Instance) -> Instance:
-        """Note which instance it is, and follow its log."""
+        """Attach to an instance, and follow its log."""
         before, self.known = self.known, instance
         if before is None or before.id != instance.id:
             self._pump = None
@@ -163,18 +163,18 @@ class ReplicaServer:
         self._unanswered: list[float] = []  # when a silent instance's server did not answer
 
     def begin_again(self) -> None:
-        """Forget what the server of an earlier generation has answered."""
+        """Drop what the server of an earlier generation has answered."""
         self.has_capacity = True
         self._unanswered.clear()
 
     @property
     def is_answering(self) -> bool:
-        """Whether it has answered when it was asked last, as far as is known."""
+        """Return whether it has answered when it was asked last, as far as is known."""
         return not self._unanswered
 
     @property
     def address(self) -> str:
-        """Where it has answered last, which is not the gateway's address."""
+        """Return where it has answered last, which is not the gateway's address."""
         return address_of(self._status.host or "", self._status.port or 0)
 
     async def why_not_ready(
@@ -197,7 +197,7 @@ class ReplicaServer:
         return why
 
     async def is_lost(self, plan: ReplicaPlan, instance: Instance) -> bool:
-        """Whether nothing is heard of its instance for long, nor does it answer itself."""
+        """Return whether nothing is heard of its instance for long, nor does it answer itself."""
         why = None
         if instance.is_silent:
             why = await self.why_not_ready(plan, instance, SILENT_TIMEOUT_SECONDS)

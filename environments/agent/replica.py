@@ -104,7 +104,7 @@ class EngineReplica:
             self.status.host, self.status.port = self.plan.host, self.plan.port
 
     async def open(self) -> None:
-        """Let clients connect, with the status as it is; raises `OSError` when that fails."""
+        """Open the socket for clients, with the status as it is; raises `OSError` if it cannot."""
         self._clients.publish()
         await self._clients.open()
 
@@ -114,12 +114,12 @@ class EngineReplica:
         await self._clients.close()
 
     def observe(self, instance: Instance | None) -> None:
-        """Note what a look has found: it is due when that is something else."""
+        """Record what a look has found: it is due when that is something else."""
         if self._instance.observe(instance):
             self._due.set()
 
     def note_problem(self, problem: str | None) -> None:
-        """Say why the engine cannot be asked; None: it can."""
+        """Record why the engine cannot be asked; None: it can."""
         self._clients.report_problem(problem)
         self._instance.doubt()
         self._due.set()
@@ -136,7 +136,7 @@ class EngineReplica:
         self._due.set()
 
     def _handle(self, event: Event, seconds: float = 0.0) -> None:
-        """Note an event, and write down what follows from it; `run` does that."""
+        """Record an event, and write down what follows from it; `run` does that."""
         before = self.status.life
         action = self.status.advance(event, boot_seconds(), seconds)
         if action is Action.DRAIN:  # an instance does not report that it drains
@@ -173,9 +173,9 @@ class EngineReplica:
         """Do it; return in how many seconds to look again, None: after an event."""
         match self.status.life.state:
             case State.STARTING:
-                return await self._bring_up()
+                return await self._reconcile_starting()
             case State.READY:
-                return await self._look_after()
+                return await self._reconcile_ready()
             case State.DRAINING:
                 return await self._drain()
             case State.STOPPING:
@@ -183,7 +183,7 @@ class EngineReplica:
             case _:
                 return await self._await_start()
 
-    async def _bring_up(self) -> float | None:
+    async def _reconcile_starting(self) -> float | None:
         try:
             if self._instance.known is None:
                 await self._reach()
@@ -224,7 +224,7 @@ class EngineReplica:
             self.status.is_asked = True
             self._clients.publish()
 
-    async def _look_after(self) -> float | None:
+    async def _reconcile_ready(self) -> float | None:
         instance = await self._find()
         if instance is None or await self._has_ended(instance):
             return await self._report_exit(instance)

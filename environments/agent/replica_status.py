@@ -49,7 +49,7 @@ class EngineReplicaStatus(ReplicaStatus):
         self.problem = self.ends_at = self.replace_at = None
 
     def advance(self, event: Event, now: float, seconds: float = 0.0) -> Action | None:
-        """Note an event; of a new generation nothing is known but its address."""
+        """Record an event; of a new generation nothing is known but its address."""
         before = self.life.generation
         action = super().advance(event, now, seconds)
         if self.life.generation != before:
@@ -60,24 +60,24 @@ class EngineReplicaStatus(ReplicaStatus):
         return action
 
     def note_instance(self, instance: Instance) -> bool:
-        """Note which instance it is; whether anything of that is new."""
+        """Record which instance it is; return whether anything of that is new."""
         before = (self.instance, self.pid, self.ends_at, self.replace_at)
         self.instance, self.pid = instance.id, instance.pid or self.pid
         self.ends_at, self.replace_at = instance.ends_at, instance.replace_at
         return before != (self.instance, self.pid, self.ends_at, self.replace_at)
 
     def note_ready(self, info: ServerInfo, at: float) -> None:
-        """Note what the server says of itself when it is ready; it waits for nothing."""
+        """Record what the server says of itself when it is ready; it waits for nothing."""
         super().note_ready(info, at)
         self.waiting = None
 
     def note_exit(self, reason: Json, log_tail: list[str], at: float) -> None:
-        """Note that the instance of this generation has ended, and its sessions with it."""
+        """Record that the instance of this generation has ended, and its sessions with it."""
         super().note_exit(reason, log_tail, at)
         self.pid = self.ends_at = self.replace_at = None
 
     def note_renewal(self, reason: Json, runs: int, at: float) -> None:
-        """Note how the server of an instance exited that its engine has restarted."""
+        """Record how the server of an instance exited that its engine has restarted."""
         self.exits.add_server(reason, at)
         self.last_exit, self.runs = reason, runs
 
@@ -92,7 +92,7 @@ class EngineReplicaStatus(ReplicaStatus):
 
     @property
     def oom_reported_at(self) -> float | None:
-        """When the server of this generation has last reported a kill for memory below it."""
+        """Return when the server of this generation last reported a kill for memory below it."""
         own = (each for each in self.exits.last if each.get("life") == self.life.generation)
         kills = [each["at"] for each in own if each["reason"]["kind"] == ExitKind.OOM_KILLED]
         return max(kills, default=None)

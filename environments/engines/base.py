@@ -183,7 +183,7 @@ class ReplicaPlan:
 
     @property
     def name(self) -> str:
-        """What the instance is called on the engine, where names are unique."""
+        """Return what the instance is called on the engine, where names are unique."""
         return f"openenvd-{self.labels.replica}"
 
     def to_json(self) -> dict[str, Any]:
@@ -315,7 +315,7 @@ class Check:
 
     @property
     def works(self) -> bool:
-        """Whether replicas can be started."""
+        """Return whether replicas can be started."""
         return self.problem is None
 
 
@@ -327,10 +327,10 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in `--provider`: the name of its entry point."""
+        """Return what it is called in `--provider`: the name of its entry point."""
 
     def check(self) -> Check:
-        """Tell whether the engine works, by raising why it does not."""
+        """Return what is known of an engine that works; raise why it does not."""
 
     def list(self) -> Iterable[Instance]:
         """Return everything that carries our labels, of all homes, what has exited included.

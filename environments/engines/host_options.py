@@ -45,7 +45,7 @@ def with_host_options(env: Mapping[str, str], **changed: Any) -> dict[str, str]:
 
 
 def served_anywhere(env: Mapping[str, str]) -> dict[str, str]:
-    """Let the server be called by the addresses of its node or pod, too."""
+    """Allow calls by the addresses of the server's node or pod, too."""
     return with_host_options(env, host="0.0.0.0")  # noqa: S104
 
 

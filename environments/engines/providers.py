@@ -44,7 +44,7 @@ def check_options(spec: EnvironmentSpec) -> None:
 
 
 def needs_gateway(spec: EnvironmentSpec) -> bool:
-    """Whether its clients can only be given the gateway's address.
+    """Return whether its clients can only be given the gateway's address.
 
     Replicas of this machine share a listening socket; those of an engine have nothing in common.
     """

@@ -110,7 +110,7 @@ async def _get(base_url: str, path: str, seconds: float) -> Any:
 
 
 def ask_to_drain(base_url: str, secret: str) -> None:
-    """Have a server end with its last session, as `signal` would. Blocks.
+    """Make a server end with its last session, as `signal` would. Blocks.
 
     Raises:
         NotAnswering: The server does not answer at the moment.

@@ -131,7 +131,7 @@ class Backend:
 
     @property
     def takes_sessions(self) -> bool:
-        """Whether a replica may get new sessions."""
+        """Return whether a replica may get new sessions."""
         return self.most_asked > 0
 
     @property
@@ -141,7 +141,7 @@ class Backend:
 
     @property
     def most_asked(self) -> int:
-        """How many replicas one handshake may be sent to: those that may get new sessions."""
+        """Return how many replicas may be tried by one handshake: those that take new sessions."""
         return min(sum(not each.is_draining for each in self.endpoints), MAX_ASKED)
 
 
@@ -163,13 +163,13 @@ class GatewayOptions:
 
     @property
     def address(self) -> str:
-        """What the addresses of environments begin with."""
+        """Return what the addresses of environments begin with."""
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104
         scheme = "https" if self.certificate else "http"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     def address_of(self, name: str) -> str:
-        """What goes into upstream's `base_url` for an environment."""
+        """Return what goes into upstream's `base_url` for an environment."""
         return f"{self.address}{PREFIX}{name}"
 
 
@@ -177,7 +177,7 @@ class GatewayOptions:
 
 
 def bootstrap(folder: str, admin_socket: str, most_connections: int) -> Json:
-    """What Envoy is started with: the files of `folder`, and its admin interface.
+    """Return what Envoy is started with: the files of `folder`, and its admin interface.
 
     Args:
         folder: Where the other files are.
@@ -326,7 +326,7 @@ def _http(folder: str) -> Json:
 
 
 def _local_replies() -> Json:
-    """What Envoy answers itself, as our servers would: JSON with the reason.
+    """Return what Envoy answers itself, as our servers would: JSON with the reason.
 
     https://www.envoyproxy.io/docs/envoy/latest/configuration/http/http_conn_man/local_reply
     """

@@ -144,7 +144,7 @@ def _users_connected_to(port: int) -> dict[str, int]:
 
 
 def _is_loopback(address: str) -> bool:
-    """Whether an address in the kernel's hexadecimal words is this machine's own."""
+    """Return whether an address in the kernel's hexadecimal words is this machine's own."""
     return address.endswith("7F") or address == f"{1 << 24:032X}"
 
 

@@ -102,7 +102,7 @@ class Gateway:
 
 
 def options_of_settings(environ: Mapping[str, str]) -> GatewayOptions:
-    """Where a gateway is to listen, as the daemon's settings say; port 0: any that is free."""
+    """Return where a gateway listens, as the daemon's settings say; port 0: any that is free."""
     return GatewayOptions(
         environ.get(HOST_VARIABLE) or "127.0.0.1",
         int(environ.get(PORT_VARIABLE) or 0),
@@ -437,7 +437,7 @@ def _is_settled(status: StatusLine, generation: int) -> bool:
 
 
 def _answers(gateway: Gateway) -> bool:
-    """Whether its shim runs, and is not stopping."""
+    """Return whether its shim runs, and is not stopping."""
     try:
         with ShimClient.connect(gateway.run_file.socket_path) as link:
             return link.status["state"] in ("starting", "ready", "exited")

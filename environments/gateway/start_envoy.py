@@ -50,7 +50,7 @@ def main(envoy: str, bootstrap: str, admin_socket: str, threads: str) -> None:
 
 
 def _announce(pid: int, notify_fd: int, admin_socket: str) -> None:
-    """Tell the shim when Envoy listens; end it when it does not in time."""
+    """Report to the shim when Envoy listens; end Envoy when it does not in time."""
     deadline = time.monotonic() + READY_SECONDS
     with contextlib.suppress(ProcessLookupError):
         while time.monotonic() < deadline:

@@ -60,7 +60,7 @@ class Context:
 
     @property
     def digest(self) -> str:
-        """Tell apart images of other files, base or needs; wherever their packages come from."""
+        """Return a digest of files, base and needs, wherever the packages come from."""
         plain = replace(self.recipe, index={}, has_certificates=False)
         digest = hashlib.sha256(recipes.dockerfile(plain).encode())
         for name, path in sorted(self.files.items()):

@@ -128,7 +128,7 @@ def note_use(venv: Path) -> bool:
 
 
 def is_noexec(folder: Path) -> bool:
-    """Whether nothing on its file system can be run or loaded, as far as the system says."""
+    """Return whether nothing on its file system can be run or loaded, as far as the system says."""
     return bool(os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0))
 
 
@@ -152,7 +152,7 @@ def venv_key(project: Project) -> str:
 
 
 def is_complete(venv: Path) -> bool:
-    """Whether it was made to the end, and its Python has not been removed since."""
+    """Return whether it was made to the end, and its Python has not been removed since."""
     return (venv / COMPLETE).exists() and (venv / "bin" / "python").exists()
 
 

@@ -106,13 +106,13 @@ class UvFailed(Exception):
 
     @property
     def cause(self) -> str:
-        """What uv gives as the innermost cause; else that it failed."""
+        """Return what uv gives as the innermost cause; else that it failed."""
         causes = [found[1] for line in self.lines if (found := _CAUSE.match(line))]
         return causes[-1] if causes else str(self)
 
     @property
     def is_of_the_way(self) -> bool:
-        """Whether what was asked for cannot be installed, whatever network and disk do."""
+        """Return whether what was asked for cannot be installed, whatever network and disk do."""
         return any(sign in line for line in self.lines for sign in _OF_THE_WAY)
 
     def explained(self, message: str, hint: str) -> PreparationFailed:
@@ -206,7 +206,7 @@ def uv_environment() -> dict[str, str]:
 
 
 def package_source() -> str:
-    """Where uv gets packages from, for people."""
+    """Return where uv gets packages from, for people."""
     environ = uv_environment()
     index = environ.get("UV_DEFAULT_INDEX") or environ.get("UV_INDEX_URL") or "uv's own index"
     if environ.get("UV_NO_INDEX"):
@@ -240,7 +240,7 @@ _MIN_TIMEOUT_SECONDS = 30  # uv's own default; a shorter one of pip's is meant f
 
 
 def uv_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What to add to the environment of uv so that it finds packages as pip does."""
+    """Return what to add to the environment of uv so that it finds packages as pip does."""
     environ = os.environ if environ is None else environ
     has_own = bool(_UV_INDEX_VARIABLES & set(environ)) or _uv_files_name_an_index(environ)
     found = {}

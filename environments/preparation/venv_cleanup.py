@@ -88,7 +88,7 @@ def _idle(layout: Layout) -> list[Venv]:
 
 
 def is_launching(used: str, now: float) -> bool:
-    """Whether it was used so lately that the run file of that launch may still be to come."""
+    """Return whether it was used so lately that the run file of that launch may still come."""
     try:
         return abs(now - float(used)) <= LAUNCH_SECONDS
     except ValueError:  # not written yet; or it is being written, which `_take_away` sees
@@ -120,7 +120,7 @@ def venvs_of(layout: Layout) -> Iterator[Venv]:
 
 
 def _use_of(path: Path) -> str:
-    """What the last use has written; nothing when there was none."""
+    """Return what the last use has written; nothing when there was none."""
     with contextlib.suppress(OSError):
         return (path / USED).read_text()
     return ""
@@ -163,7 +163,7 @@ def _take_away(venv: Venv) -> bool:
 
 
 def _freed_bytes(folder: Path) -> int:
-    """What its removal gives back: not what uv's cache holds as well, by links."""
+    """Return what its removal gives back: not what uv's cache holds as well, by links."""
     freed = 0
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -184,7 +184,7 @@ def _number(value: Any) -> float:
 
 
 def is_reference(text: str) -> bool:
-    """Whether it is written `package.module:attribute`."""
+    """Return whether it is written `package.module:attribute`."""
     module, colon, attribute = text.partition(":")
     parts = [*module.split("."), *attribute.split(".")]
     return bool(colon) and all(part.isidentifier() for part in parts)

@@ -65,7 +65,7 @@ class Way:
 
     @property
     def has_more(self) -> bool:
-        """Whether more is installed than the project itself says."""
+        """Return whether more is installed than the project itself says."""
         return bool(self.packaging and (self.packages or self.beside))
 
     @property
@@ -76,14 +76,14 @@ class Way:
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether what it needs stands in no file: its build system must be asked."""
+        """Return whether what it needs stands in no file: its build system must be asked."""
         project = table_in(self.packaging, "project")
         is_static = bool(project) and "dependencies" not in project.get("dynamic", ())
         names_folder = (_FOLDER.search(read_text(each)) for each in self.files if _is_list(each))
         return (bool(self.packaging) and not is_static) or any(names_folder)
 
     def fault(self, python: Sequence[int] | None) -> str | None:
-        """Say why its lock file cannot be used on this version of Python; None: it can."""
+        """Return why its lock file cannot be used on this version of Python; None: it can."""
         if self.lock is None:
             return None
         return lock_fault(read_text(self.lock), self.packaging, python, self.lock.parent)
@@ -171,7 +171,7 @@ def _names_needs(packaging: Mapping[str, Any], folder: Path) -> bool:
 def lock_fault(
     text: str, packaging: Mapping[str, Any], python: Sequence[int] | None, folder: Path
 ) -> str | None:
-    """Say why the versions of a lock file cannot be installed for a project; None: they can.
+    """Return why the versions of a lock file cannot be installed for a project; None: they can.
 
     Args:
         text: The lock file.
@@ -212,7 +212,7 @@ def _absence(packages: Sequence[Mapping[str, Any]], folder: Path) -> str | None:
 
 
 def allows_python(wanted: str, python: Sequence[int]) -> bool:
-    """Tell whether a `requires-python` allows a version; what is not understood allows it."""
+    """Return whether a `requires-python` allows a version; what is not understood allows it."""
     from packaging.specifiers import InvalidSpecifier, SpecifierSet  # 2 MB, for lock files alone
 
     try:

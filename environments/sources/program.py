@@ -46,7 +46,7 @@ class Program:
 
     @property
     def entry(self) -> str | None:
-        """What to call in a process that was forked; None when another Python must run."""
+        """Return what to call in a process that was forked; None when another Python must run."""
         return HOST_ENTRY if str(self.python) == sys.executable else None
 
 
@@ -62,7 +62,7 @@ Prepared = Program | ContainerImage
 
 
 def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | None) -> Program:
-    """What to run; `python` is the project's own, None for ours.
+    """Return what to run; `python` is the project's own, None for ours.
 
     Raises:
         InvalidSpec: `serve_as_is` for something that has no app.

@@ -127,7 +127,7 @@ class Project:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of how it was read."""
+        """Return what a user should know of how it was read."""
         chosen = () if self.app.note is None else (f"note: {self.app.note}",)
         return (*(f"warning: {each}" for each in self.manifest.warnings), *chosen)
 
@@ -176,7 +176,7 @@ def bundled() -> dict[str, Path]:
 
 
 def resolve(source: str, cwd: Path) -> ResolvedSource:
-    """What `source` names, for a user who is in the folder `cwd`.
+    """Return what `source` names, for a user who is in the folder `cwd`.
 
     Raises:
         UnknownSource: nothing does; says what is near, and what can be launched.
@@ -222,7 +222,7 @@ def check_source(payload: Mapping[str, Any]) -> None:
 
 
 def _is_importable(source: ClassSource) -> bool:
-    """Tell whether the module of a class can be found. The module is not imported."""
+    """Return whether the module of a class can be found. The module is not imported."""
     importlib.invalidate_caches()  # of folders that have changed since
     name = source.module
     is_beside = PathFinder.find_spec(name, [str(source.folder)]) is not None

@@ -128,7 +128,7 @@ def _percent(share: float) -> str:
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is there; it is not imported."""
+    """Return whether matplotlib is there; it is not imported."""
     return find_spec("matplotlib") is not None
 
 

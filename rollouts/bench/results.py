@@ -60,7 +60,7 @@ class Target:
 
     @property
     def path(self) -> str:
-        """What comes in front of `/ws`."""
+        """Return what comes in front of `/ws`."""
         return urlsplit(self.url).path.rstrip("/")
 
 
@@ -75,7 +75,7 @@ def processes_of(target: Target) -> list[psutil.Process]:
 
 
 def cpu_seconds(target: Target) -> float:
-    """What its processes have used so far; children that have ended count with their parent."""
+    """Return the CPU time of its processes so far; ended children count with their parent."""
     total = 0.0
     for process in processes_of(target):
         with contextlib.suppress(psutil.Error, OSError):
@@ -158,12 +158,12 @@ class Report:
 
 
 def usable_cores() -> int:
-    """How many cores this process may run on."""
+    """Return how many cores this process may run on."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def machine() -> Json:
-    """What this runs on."""
+    """Return what this runs on."""
     return {
         "cores": usable_cores(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),

@@ -86,7 +86,7 @@ class Plan:
 
     @property
     def crew_size(self) -> int:
-        """How many generators."""
+        """Return how many generators."""
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # once the limit is raised
         files = 2**20 if files == resource.RLIM_INFINITY else files
         return self.generators or crew_size(self.largest, usable_cores(), files)

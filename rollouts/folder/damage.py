@@ -144,7 +144,7 @@ def whole_episodes(path: Path) -> dict[str, Place]:
 
 
 def _is_whole(path: Path, whole: dict[str, Place]) -> bool:
-    """Whether a file has these episodes by its index, or its name, and nothing else."""
+    """Return whether a file has these episodes by its index, or its name, and nothing else."""
     try:
         places = places_in(path)
     except (OutputDamaged, OSError, ValueError, TypeError):  # an index of another form, too

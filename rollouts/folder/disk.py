@@ -82,7 +82,7 @@ class Disk:
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """What changes with a file; None where there is none."""
+    """Return what changes with a file; None where there is none."""
     try:
         found = path.stat()
     except FileNotFoundError:

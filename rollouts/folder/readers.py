@@ -54,7 +54,7 @@ def sort_key(episode_id: str) -> tuple[int, str]:
 
 
 def exists(folder: Path) -> bool:
-    """Whether a rollout was written there."""
+    """Return whether a rollout was written there."""
     return (folder / EPISODES).is_dir()
 
 
@@ -91,7 +91,7 @@ def loose_files(folder: Path) -> Iterator[Path]:
 
 
 def is_group(name: str) -> bool:
-    """Whether something among the episodes is the folder of a group."""
+    """Return whether something among the episodes is the folder of a group."""
     return name.startswith(GROUP) and not name.endswith(FILE)
 
 
@@ -112,7 +112,7 @@ def places_in(path: Path) -> dict[str, Place]:
 
 
 def last_line(path: Path, end: int | None = None) -> tuple[int, bytes]:
-    """Where the last line of a file begins, or of the part of it before `end`; and the line."""
+    """Return the last line of a file, or of its part before `end`, and where the line begins."""
     with path.open("rb", buffering=0) as file:
         end = os.fstat(file.fileno()).st_size if end is None else end
         size_bytes = _TAIL_BYTES
@@ -148,7 +148,7 @@ class _Places:
         self.found = found
 
     def after(self, gone: Place, episode_id: str) -> Place:
-        """Where an episode lies whose file has gone into a pack, as many others have."""
+        """Return where an episode lies whose file has gone into a pack, as many others have."""
         if self.found[episode_id].path == gone.path:  # no other row has listed the folder since
             listed = episodes_in(self.folder)
             self.found |= {name: listed[name] for name in self.found if name in listed}
@@ -228,7 +228,7 @@ class EpisodeRow:
 
     @property
     def final_observation(self) -> Any:
-        """What was observed after the last step; None where no steps are kept."""
+        """Return what was observed after the last step; None where no steps are kept."""
         if not self._last_bytes:
             return None
         with self._opened() as file:

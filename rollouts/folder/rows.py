@@ -251,13 +251,13 @@ class StepRow:
 
     @property
     def done(self) -> bool:
-        """Whether the environment ended the episode with this step."""
+        """Return whether the environment ended the episode with this step."""
         found: bool = self["done"]
         return found
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What the policy noted, and the environment's `metadata`."""
+        """Return what the policy noted, and the environment's `metadata`."""
         found: Mapping[str, Any] = self["info"]
         return found
 

@@ -67,7 +67,7 @@ class ChatPolicy:
             raise EpisodeFailed(FailureReason.POLICY_ERROR, self._error_text(exc)) from exc
 
     def _error_text(self, exc: Exception) -> str:
-        """What went wrong with the endpoint, which is named without its password."""
+        """Return what went wrong with the endpoint, which is named without its password."""
         httpx, parts = _httpx(), urlsplit(self._url)
         where = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
         if isinstance(exc, httpx.HTTPStatusError):

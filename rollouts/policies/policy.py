@@ -188,7 +188,7 @@ async def at_most(seconds: float) -> AsyncIterator[None]:
 
 
 def pause(timeout: asyncio.Timeout) -> Callable[[], None] | None:
-    """Let a time-out stand still until what is returned is called. None: it has no limit."""
+    """Suspend a time-out until what is returned is called. None: it has no limit."""
     when = timeout.when()
     if when is None:
         return None
@@ -333,13 +333,13 @@ def _checked(name: str, array: Any) -> Array:
 
 
 def is_async(function: Any) -> bool:
-    """Whether calling it gives an awaitable."""
+    """Return whether calling it gives an awaitable."""
     call = getattr(function, "__call__", None)  # noqa: B004  # an instance with an async __call__
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 def takes_turn(function: Any) -> bool:
-    """Whether it takes a second argument by position."""
+    """Return whether it takes a second argument by position."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # written in C

@@ -106,7 +106,7 @@ def session_url(address: str) -> str:
 
 
 def error_text(message: Any, errors: Any) -> str:
-    """What an error message says: its text, and the fields that are wrong."""
+    """Return what an error message says: its text, and the fields that are wrong."""
     text = str(message or "the server gave no reason")
     return f"{text}: {json.dumps(errors, separators=(',', ':'))}" if errors else text
 
@@ -180,7 +180,7 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Whether a call may be made, and its answer would be its own."""
+        """Return whether a call may be made, and its answer would be its own."""
         socket = self._socket
         return self._end is None and socket.state is State.OPEN and socket.unasked is None
 
@@ -295,7 +295,7 @@ def _is_error(message: Message) -> bool:
 
 
 def _said(exc: Exception) -> str:
-    """What an error says; one of the system's that the event loop has worded says its own."""
+    """Return the text of an error; of the system's own, without the event loop's words."""
     errno = exc.errno if isinstance(exc, OSError) else None
     return os.strerror(errno) if errno and errno > 0 else str(exc) or type(exc).__name__
 

@@ -105,7 +105,7 @@ class _Growing:
         self._rows: dict[str, _Rows] = {}
 
     def goes_on_with(self, step: TokenStep) -> bool:
-        """Whether the step's prompt begins with all of this."""
+        """Return whether the step's prompt begins with all of this."""
         begins = step.prompt_ids[: len(self._ids)]  # a shorter prompt is not equal either
         return (begins if isinstance(begins, array) else array(TOKENS, begins)) == self._ids
 

@@ -52,14 +52,14 @@ async def policy_named(name: str, address: str) -> Policy:
 
 
 def hint_of(name: str) -> str | None:
-    """What to look at when a policy of this name fails; None: nothing in particular."""
+    """Return what to look at when a policy of this name fails; None: nothing in particular."""
     return CHAT_HINT if name.startswith(CHAT_PREFIX) else None
 
 
 def function_named(
     name: str, not_found: type[PolicyNotFound | StageNotFound] = PolicyNotFound
 ) -> Any:
-    """What `package.module:function` names."""
+    """Return what `package.module:function` names."""
     what = _WHAT[not_found]
     module_name, colon, path = name.partition(":")
     if not (colon and module_name and path):
@@ -101,7 +101,7 @@ def importable(folder: Path | None) -> Iterator[None]:
 
 
 def _lies_in(module: Any, folder: Path) -> bool:
-    """Whether a module, or a package without an `__init__.py`, lies in the folder."""
+    """Return whether a module, or a package without an `__init__.py`, lies in the folder."""
     path = getattr(module, "__file__", None)
     paths = getattr(module, "__path__", ()) if path is None else (path,)
     return any(Path(path).is_relative_to(folder) for path in paths)
@@ -138,16 +138,16 @@ class Stages:
 
     @property
     def takes_failed(self) -> bool:
-        """Whether an episode that failed is for a filter to drop."""
+        """Return whether an episode that failed is for a filter to drop."""
         return FAILED in self.filters
 
     def record(self) -> dict[str, Any]:
-        """What must be the same for a rollout to be continued."""
+        """Return what must be the same for a rollout to be continued."""
         advantages = None if self.group is None else self.advantages
         return {"group": self.group, "advantages": advantages, "filters": list(self.filters)}
 
     def sink(self) -> Callable[[RolloutWriter, EpisodeCounts], GroupSink] | None:
-        """What makes the sink that applies them. None: there is nothing to do."""
+        """Return what makes the sink that applies them. None: there is nothing to do."""
         from .sinks import GroupSink  # not in the daemon, which checks names alone
 
         if self.group is None and not self.filters:

@@ -119,7 +119,7 @@ def without_signal(group: Sequence[Finished]) -> list[bool]:
 def sift(
     group: Sequence[Finished], filters: Mapping[str, Filter]
 ) -> tuple[list[Finished], dict[str, str]]:
-    """What is kept; and by which filter each of the others, by its id, was dropped.
+    """Return what is kept; and by which filter each of the others, by its id, was dropped.
 
     Raises:
         ValueError: a filter did not answer for each episode.

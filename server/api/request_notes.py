@@ -26,7 +26,7 @@ MAX_COUNTED = 10_000
 
 
 async def reasons(deps: Dependencies, requests: Sequence[Request]) -> dict[str, str]:
-    """Say why each pending one among the requests waits, by its id."""
+    """Return why each pending one among the requests waits, by its id."""
     pending = [request for request in requests if request.state is RequestState.PENDING]
     schedules = {request.schedule for request in pending}
     queues = {s: await deps.store.read(queries.places(s, MAX_COUNTED)) for s in schedules}
@@ -34,7 +34,7 @@ async def reasons(deps: Dependencies, requests: Sequence[Request]) -> dict[str, 
 
 
 def reason_when_new(deps: Dependencies, request: Request) -> str | None:
-    """Say why a request that was just written waits, without asking how many are before it."""
+    """Return why a request that was just written waits, without asking how many are before it."""
     if request.state is not RequestState.PENDING:
         return None
     has_room = deps.executor.room(request.schedule) > 0
@@ -42,7 +42,7 @@ def reason_when_new(deps: Dependencies, request: Request) -> str | None:
 
 
 def reason_of(schedule: Schedule, ahead: int | None, *, room: int, is_short: bool) -> str:
-    """Say why a request waits.
+    """Return why a request waits.
 
     Args:
         schedule: the request's.
@@ -62,7 +62,7 @@ def reason_of(schedule: Schedule, ahead: int | None, *, room: int, is_short: boo
 
 
 def reason_of_shortage(sentence: str, *, is_update: bool) -> str:
-    """Say what a request that waits for memory needs it for."""
+    """Return what a request that waits for memory needs it for."""
     both = "; an update needs memory for both generations at once"
     return sentence + both if is_update else sentence
 
@@ -77,7 +77,7 @@ def _reason(
 
 
 def reason_at(deps: Dependencies, request: Request, ahead: int, room: int) -> str:
-    """Say why a request waits, by how many are before it; `room` is as of `reason_of`."""
+    """Return why a request waits, by how many are before it; `room` is as of `reason_of`."""
     claimer = deps.dispatcher.claimer
     if shortage := claimer.shortages.get(request.id):
         is_update = request.payload.get("replaces") is not None
@@ -98,7 +98,7 @@ async def retries(deps: Dependencies, requests: Sequence[Request]) -> dict[str, 
 
 
 def may_have_run_before(request: Request) -> bool:
-    """Whether it is worth asking: an attempt may have died for memory."""
+    """Return whether it is worth asking: an attempt may have died for memory."""
     attempts = request.attempts + (request.state is RequestState.PENDING)
     return request.retry_oom and attempts > 1
 

@@ -254,7 +254,7 @@ async def info(deps: Injected) -> Json:
 
 @router.get("/health")
 async def health(deps: Injected) -> Json:
-    """Whether the daemon answers."""
+    """Return whether the daemon answers."""
     return {"status": "ok", "version": deps.identity["version"]}
 
 

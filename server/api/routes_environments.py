@@ -53,7 +53,7 @@ async def get_environment(name: str, deps: Injected) -> Json:
 
 @router.get("/environments/{name}/base_url")
 async def base_url(name: str, deps: Injected) -> Json:
-    """What clients connect to: the address, with the token if the environment wants one.
+    """Return what clients connect to: the address, with the token if the environment wants one.
 
     It is the address that `GET /environments/NAME` shows. Where no replica serves, it is where the
     last one did: one on an engine may come back elsewhere.
@@ -81,7 +81,7 @@ async def environment_logs(
     replica: str | None = None,
     after: str | None = None,
 ) -> StreamingResponse:
-    """What a replica prints, as text: the named one, or the youngest.
+    """Return what a replica prints, as text: the named one, or the youngest.
 
     A log that is followed ends when the environment is down, and, unless the replica was named,
     when others serve in its place; `after` is the replica whose log was followed till then.

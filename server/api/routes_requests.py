@@ -243,7 +243,7 @@ async def request_logs(
     tail: Annotated[int | None, TAIL] = None,
     follow: bool = False,
 ) -> StreamingResponse:
-    """What the request printed, as text; with `follow`, until it is final."""
+    """Return what the request printed, as text; with `follow`, until it is final."""
     request = await deps.submitter.find(request_id)
     path = deps.paths.request_log(request.id)
     until = request_ends(deps, request) if follow else None

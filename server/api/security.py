@@ -92,7 +92,7 @@ class BrowserSessions:
         return BrowserSession(f"{self.cookie_name}={value}; {attributes}", self._key_of(text))
 
     def is_valid(self, cookie_header: bytes, key: bytes) -> bool:
-        """Whether a call carries the cookie and the key of a session that has not ended."""
+        """Return whether a call carries the cookie and the key of a session that has not ended."""
         text, _, signature = self._cookie_in(cookie_header).rpartition(".")
         ends = text.partition(".")[0]
         return (
@@ -147,13 +147,13 @@ def ensure_token(path: Path) -> str:
 
 
 def refuse(headers: Headers, token: str) -> ApiError | None:
-    """Why a call with these headers is refused; None when it may pass."""
+    """Return why a call with these headers is refused; None when it may pass."""
     sent = bearer(dict(headers).get(b"authorization", b""))
     return refuse_page(headers) or (None if is_token(sent, token) else _unauthorized())
 
 
 def refuse_page(headers: Headers) -> ApiError | None:
-    """Why a call is refused whatever it carries: by its Host, or by the page that it comes from."""
+    """Return why a call is refused whatever it carries: for its Host, or its origin."""
     found = dict(headers)
     if [name for name, _ in headers if name in _ONCE] != [name for name in found if name in _ONCE]:
         return Forbidden("Host, Origin, Authorization or Cookie was sent more than once")
@@ -167,7 +167,7 @@ def refuse_page(headers: Headers) -> ApiError | None:
 
 
 def refuse_browser(headers: Headers, sessions: BrowserSessions, method: str) -> ApiError | None:
-    """Why a call without a token is refused: it is not the signed-in dashboard's own."""
+    """Return why a call without a token is refused: it is not the signed-in dashboard's own."""
     found = dict(headers)
     key = found.get(KEY_HEADER, b"")
     if not sessions.is_valid(found.get(b"cookie", b""), key):
@@ -176,7 +176,7 @@ def refuse_browser(headers: Headers, sessions: BrowserSessions, method: str) -> 
 
 
 def refuse_other_page(found: Mapping[bytes, bytes], method: str) -> ApiError | None:
-    """Why a call is refused that the daemon's own page alone may make."""
+    """Return why a call is refused that the daemon's own page alone may make."""
     own = b"http://" + found.get(b"host", b"").lower()
     origin = found.get(b"origin", own if method in _READING else b"")
     if origin.lower() != own or found.get(b"sec-fetch-site", b"same-origin") != b"same-origin":

@@ -68,7 +68,7 @@ def short_request_view(request: Request) -> Json:
 
 
 def error_view(error: RequestError | None, payload: Json) -> Json | None:
-    """Why something failed, without the secrets that it was given; None when nothing did."""
+    """Return why something failed, without the secrets that it was given; None when nothing did."""
     if error is None:
         return None
     return {name: without_secrets(value, payload) for name, value in asdict(error).items()}
@@ -212,7 +212,7 @@ def serving_view(lives: Iterable[StatusLine | None]) -> Json | None:
 
 
 def sessions_fail(lives: Iterable[StatusLine | None]) -> str | None:
-    """Why no environment could be created when last one was to be; None: it could, or none was."""
+    """Return why the last environment was not created; None: it was, or there was none."""
     causes = (cause for live in lives if live and (cause := live.get("sessions_fail")))
     return hide_credentials(next(causes, None))  # type: ignore[no-any-return]  # a text, or None
 

@@ -141,7 +141,7 @@ class EnvironmentSource:
 
 
 def _totals(replicas: list[Json]) -> Json:
-    """What the replicas of an environment are together."""
+    """Return what the replicas of an environment are together."""
     lags = [lag for each in replicas if (lag := each["lag_p99_seconds"]) is not None]
     rates = [rate for each in replicas if (rate := each["steps_per_second"]) is not None]
     sizes = [size for each in replicas if (size := each["memory_bytes"]) is not None]
@@ -250,7 +250,7 @@ def _again(more: MoreMemory) -> Json:
 
 
 def _evidence(reason: Json | None) -> Json | None:
-    """What an `ExitReason` tells beyond its sentence."""
+    """Return what an `ExitReason` tells beyond its sentence."""
     if reason is None:
         return None
     names = ("evidence", "detector", "certainty", "limit_bytes", "peak_bytes", "seconds", "pid")

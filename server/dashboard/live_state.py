@@ -78,7 +78,7 @@ class LiveState:
 
     @property
     def has_viewers(self) -> bool:
-        """Whether a page is open."""
+        """Return whether a page is open."""
         return bool(self._viewers)
 
     @contextmanager
@@ -109,7 +109,7 @@ class LiveState:
             self.put(kind, entity_id, entity)
 
     def drop(self, kind: str, entity_id: str) -> None:
-        """Forget an entity; one that is not known is no change."""
+        """Drop an entity; one that is not known is no change."""
         if self._entities[kind].pop(entity_id, None) is not None:
             self._put[kind].pop(entity_id, None)
             self._dropped[kind].add(entity_id)
@@ -136,7 +136,7 @@ class LiveState:
             viewer.put(message)
 
     def messages_for(self, viewer: Viewer) -> list[ServerSentEvent]:
-        """What to send to a viewer now: changes, or a snapshot; nothing before the first flush."""
+        """Return what to send to a viewer: changes or a snapshot; nothing before a flush."""
         if not viewer.needs_snapshot:
             return viewer.take()
         if not self._is_filled:
@@ -147,7 +147,7 @@ class LiveState:
         return [self._snapshot]
 
     def clear(self) -> None:
-        """Forget everything; who looks gets a snapshot when there is one again."""
+        """Drop everything; who looks gets a snapshot when there is one again."""
         for viewer in self._viewers:
             viewer.needs_snapshot = True
         for each in (self._entities, self._put, self._dropped):
@@ -166,7 +166,7 @@ class Turn:
     is_first: bool = False  # look at everything: nothing is known, or events were dropped
 
     def has(self, kind: str) -> bool:
-        """Whether such an event has happened, or may have."""
+        """Return whether such an event has happened, or may have."""
         return self.is_first or any(event.kind == kind for event in self.events)
 
 

@@ -77,7 +77,7 @@ def _remove_if_abandoned(folder: Path) -> bool:
 
 
 def has_no_listener(path: Path) -> bool:
-    """Whether a path is a socket at which no process listens any more.
+    """Return whether a path is a socket at which no process listens any more.
 
     Raises:
         OSError: There is nothing at the path.

@@ -190,7 +190,7 @@ def _remove_folder(folder: Path) -> None:
 
 
 def _is_empty(group: Cgroup) -> bool:
-    """Whether no process is in a group or below it; one of another namespace is listed as 0."""
+    """Return whether a group and those below it are empty; other namespaces' pids are 0."""
     below = (Cgroup(folder, group.name, group.version) for folder, *_ in os.walk(group.directory))
     return not any(each.pids() for each in below)
 
@@ -217,7 +217,7 @@ def _replica_processes(runs: Path) -> Iterator[tuple[ProcessIdentity, str]]:
 
 
 def _is_of(group: Cgroup, runs: Path) -> bool:
-    """Whether no process in a group is of another home at the same path."""
+    """Return whether no process in a group is of another home at the same path."""
     for process in (Path(f"/proc/{pid}") for pid in group.pids()):
         try:
             sees_it = _sees(process, runs)
@@ -229,7 +229,7 @@ def _is_of(group: Cgroup, runs: Path) -> bool:
 
 
 def _sees(process: Path, folder: Path) -> bool:
-    """Whether a process finds the same folder at its path as we do: not so in a container."""
+    """Return whether a process has the same folder at its path as we do; a container has not."""
     return Path(f"{process}/root{folder}").samefile(folder)
 
 

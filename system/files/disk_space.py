@@ -12,7 +12,7 @@ _REASONS = tuple(os.strerror(number) for number in _FULL)
 
 
 def is_full(exc: BaseException) -> bool:
-    """Whether this was raised because a disk has no space left, or no file more to give."""
+    """Return whether this was raised because a disk has no space left, or no file more to give."""
     if not isinstance(exc, OSError):
         return False
     if exc.errno is None:  # `shutil.Error` has the errors of several files, as text
@@ -21,12 +21,12 @@ def is_full(exc: BaseException) -> bool:
 
 
 def tells_full(text: str) -> bool:
-    """Whether the last words of a program say that a disk is full."""
+    """Return whether the last words of a program say that a disk is full."""
     return any(reason in text for reason in _REASONS)
 
 
 def is_read_only(folder: Path) -> bool:
-    """Whether a folder lies on a file system that is mounted read-only."""
+    """Return whether a folder lies on a file system that is mounted read-only."""
     try:
         return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
     except OSError:
@@ -34,7 +34,7 @@ def is_read_only(folder: Path) -> bool:
 
 
 def why_unwritable(home: Path, exc: OSError) -> tuple[str, str]:
-    """Say why the state folder cannot be written, in one clause, and what to do."""
+    """Return why the state folder cannot be written, in one clause, and what to do."""
     if is_full(exc):
         return full_text(home), full_hint(home)
     if exc.errno == errno.EROFS:
@@ -44,7 +44,7 @@ def why_unwritable(home: Path, exc: OSError) -> tuple[str, str]:
 
 
 def read_only_hint(folder: Path) -> str:
-    """What to do where a folder's file system is mounted read-only."""
+    """Return what to do where a folder's file system is mounted read-only."""
     return (
         f"see findmnt -T {folder} and dmesg, since the kernel makes a disk with errors read-only; "
         "mount it writable, or point OPENENV_HOME at another folder"
@@ -64,7 +64,7 @@ def full_text(folder: Path) -> str:
 
 
 def full_hint(folder: Path) -> str:
-    """What to do about it.
+    """Return what to do about it.
 
     Args:
         folder: A folder on that disk, which may be one that could not be made.

@@ -42,7 +42,7 @@ class BoundedLog:
 
 
 def next_look_seconds(size_bytes: int, grown_bytes: int, limit_bytes: int) -> float:
-    """When to look again, after a log has grown by `grown_bytes` since the last look.
+    """Return when to look again, after a log has grown by `grown_bytes` since the last look.
 
     Soon, when growing as much twice more would fill what is left.
     """

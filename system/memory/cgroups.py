@@ -79,7 +79,7 @@ class Cgroup:
             _write(memory_and_swap, str(value))
 
     def oom_kills(self) -> int:
-        """How many processes of the group the kernel has killed for memory, ever."""
+        """Return how many processes of the group the kernel has killed for memory, ever."""
         return self.counted_kills() or 0
 
     def counted_kills(self) -> int | None:
@@ -110,7 +110,7 @@ class Cgroup:
         return self._number("memory.usage_in_bytes" if self.version == V1 else "memory.current")
 
     def held_bytes(self) -> int | None:
-        """What of it could not be dropped: all but the page cache."""
+        """Return what of it could not be dropped: all but the page cache."""
         current = self.current_bytes()
         name = "total_cache" if self.version == V1 else "file"
         cached = read_keyed(f"{self.directory}/memory.stat", name)
@@ -164,7 +164,7 @@ class Cgroup:
         return True
 
     def exists(self) -> bool:
-        """Whether the group has not been removed."""
+        """Return whether the group has not been removed."""
         return os.path.isdir(self.directory)  # noqa: PTH112
 
     def to_json(self) -> dict[str, Any]:
@@ -366,7 +366,7 @@ def _make_group(cgroup: Cgroup, limit_bytes: int | None, *, kill_together: bool)
 
 
 def _may_hand_down(directory: str) -> bool:
-    """Whether children of this v2 group get the memory controller, making way if need be."""
+    """Return whether children of this v2 group get the memory controller, making way if need be."""
     if not os.access(directory, os.W_OK):
         return False
     try:
@@ -402,7 +402,7 @@ def _move_into_leaf(directory: str) -> bool:
 
 
 def _is_ours(pid: int) -> bool:
-    """Whether `pid` is this process or descends from it."""
+    """Return whether `pid` is this process or descends from it."""
     while pid > 1:
         if pid == os.getpid():
             return True

@@ -77,7 +77,7 @@ def read_limits(root: Path = Path("/"), *, affinity: int | None = None) -> Limit
 
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
-    """What could be used beyond what is used now: of the machine, and of every group with a limit.
+    """Return the bytes that are still free: of the machine, and of every group with a limit.
 
     Files in the page cache count as available: the kernel gives them up before it kills.
     """
@@ -157,11 +157,11 @@ def _pids_limits(prefix: str) -> Iterator[_Found]:
 
 
 def own_process_limit() -> int | None:
-    """How many threads of this user there may be; the kernel does not hold root to it."""
+    """Return how many threads of this user there may be; the kernel does not hold root to it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     return None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
 
 
 def level_source(level: Location, name: str) -> str:
-    """Where that number was found, for people."""
+    """Return where that number was found, for people."""
     return f"cgroup v{level.version} {name} at {level.path}"

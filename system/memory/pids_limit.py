@@ -38,7 +38,7 @@ class ProcessRoom:
 
     @property
     def left(self) -> int:
-        """How many more processes and threads the limit allows."""
+        """Return how many more processes and threads the limit allows."""
         return max(0, self.limit - self.used)
 
     def sentence(self) -> str:
@@ -66,13 +66,13 @@ def why_not_started(exc: OSError) -> str:
 
 
 def tells_no_room(text: str) -> bool:
-    """Whether the end of a program's log says that it was refused a process or a thread."""
+    """Return whether the end of a program's log says that it was refused a process or a thread."""
     refused = os.strerror(errno.EAGAIN)
     return any(sign in text for sign in (NO_ROOM, refused, _NO_THREAD))
 
 
 def is_no_room(exc: BaseException) -> bool:
-    """Whether this was raised because a process or a thread was refused."""
+    """Return whether this was raised because a process or a thread was refused."""
     if isinstance(exc, RuntimeError):
         return str(exc) == _NO_THREAD
     # A socket that would block raises the same error.
@@ -80,7 +80,7 @@ def is_no_room(exc: BaseException) -> bool:
 
 
 def _makes_processes(traceback: TracebackType | None) -> bool:
-    """Whether the function that raised it is one that forks."""
+    """Return whether the function that raised it is one that forks."""
     if traceback is None:
         return False
     while traceback.tb_next is not None:
@@ -101,7 +101,7 @@ def _rooms(prefix: str) -> Iterator[ProcessRoom]:
 
 
 def _threads_of(user: int) -> int:
-    """How many threads run for a user, in all processes that can be seen."""
+    """Return how many threads run for a user, in all processes that can be seen."""
     count = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -51,7 +51,7 @@ class RestartSchedule:
         return taken
 
     def cancel(self) -> None:
-        """Forget all restarts."""
+        """Drop all restarts."""
         self._due.clear()
 
 

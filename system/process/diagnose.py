@@ -81,23 +81,23 @@ class Evidence:
 
     @property
     def knows_cgroup(self) -> bool:
-        """Whether the counters of its cgroup could be read before and after."""
+        """Return whether the counters of its cgroup could be read before and after."""
         return self.oom_kills_before is not None and self.oom_kills_after is not None
 
     @property
     def cgroup_killed(self) -> bool:
-        """Whether the kernel killed something in its cgroup for memory."""
+        """Return whether the kernel killed something in its cgroup for memory."""
         return self.knows_cgroup and self.oom_kills_before != self.oom_kills_after
 
     @property
     def machine_killed(self) -> bool:
-        """Whether the kernel killed something on the machine for memory."""
+        """Return whether the kernel killed something on the machine for memory."""
         before, after = self.machine_oom_kills_before, self.machine_oom_kills_after
         return before is not None and after is not None and before != after
 
     @property
     def cgroup_text(self) -> str:
-        """What its cgroup counted, for people."""
+        """Return what its cgroup counted, for people."""
         counted = f"{self.oom_kills_before}→{self.oom_kills_after}"
         name = self.cgroup_name or "?"  # `/` is all that is seen in a container
         cgroup = "cgroup of its container" if name == "/" else f"cgroup {name}"
@@ -171,7 +171,7 @@ def telling_line(lines: list[str], pid: int) -> str | None:
 
 
 def diagnose_exit(evidence: Evidence) -> ExitReason:
-    """Say how the process ended."""
+    """Return how the process ended."""
     if evidence.stopped_by_us or evidence.timed_out:
         verdict = _Verdict(ExitKind.TIMED_OUT if evidence.timed_out else ExitKind.STOPPED)
     else:

@@ -90,7 +90,7 @@ class ExitReason:
 
     @property
     def is_oom(self) -> bool:
-        """Whether memory ended it, certainly or probably."""
+        """Return whether memory ended it, certainly or probably."""
         return self.kind is ExitKind.OOM_KILLED
 
     @property

@@ -91,7 +91,7 @@ class LagWindow:
         return max(0.0, now - self.due)
 
     def snapshot(self, now: float) -> LagSnapshot:
-        """What is known now; a stall that still lasts counts."""
+        """Return what is known now; a stall that still lasts counts."""
         lags = self._lags.copy()
         if overdue := self.overdue_seconds(now):
             lags.extend(lags_of(now - overdue, now, self._interval, self._most))

@@ -22,7 +22,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when `parent`, which forked it, has died.
+    """Make the kernel send this process a signal when `parent`, which forked it, has died.
 
     It has, for the kernel, when the thread has ended that forked it.
     """

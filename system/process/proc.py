@@ -37,7 +37,7 @@ class ProcessStat(NamedTuple):
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process has ended; a zombie has."""
+        """Return whether the process has ended; a zombie has."""
         return self.state in "ZX"
 
 
@@ -173,7 +173,7 @@ def oom_score_adj() -> int:
 
 
 def set_oom_score_adj(pid: int, value: int) -> bool:
-    """Tell the kernel how soon to pick a process when memory runs out; False if it could not be.
+    """Set how soon the kernel picks a process when memory runs out; False if that failed.
 
     The value is from -1000, never, to 1000, first. Lowering it needs privilege.
     """
@@ -223,7 +223,7 @@ def exit_sentence(wait_status: int) -> str:
 
 
 def shared_limit_sentence(limit_bytes: int) -> str:
-    """Say that a memory limit is that of all processes of a replica, not of one alone."""
+    """Return the sentence that all processes of a replica share its memory limit."""
     return f"its replica's processes may use {limit_bytes / MB:.0f} MB together"
 
 

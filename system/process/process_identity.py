@@ -74,11 +74,11 @@ class ProcessIdentity(NamedTuple):
         return cls(stat.pid, _boot_tag() + stat.started_seconds)
 
     def exists(self) -> bool:
-        """Whether the pid is still this process's, if only as a zombie."""
+        """Return whether the pid is still this process's, if only as a zombie."""
         return _started_at(self.pid) == self.started_at
 
     def is_alive(self) -> bool:
-        """Whether it runs. A zombie does not: it waits to be reaped and holds nothing."""
+        """Return whether it runs. A zombie does not: it waits to be reaped and holds nothing."""
         if not IS_LINUX:
             return self.exists() and not _elsewhere().is_zombie(self.pid)
         stat = read_stat(self.pid)
@@ -167,7 +167,7 @@ def _elsewhere() -> ProcessTable:
 
 
 def is_locked(path: str | os.PathLike[str]) -> bool:
-    """Whether another process holds the lock of a file; not where there is no file.
+    """Return whether another process holds the lock of a file; not where there is no file.
 
     Raises:
         OSError: the file cannot be opened.

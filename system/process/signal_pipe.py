@@ -35,7 +35,7 @@ _masks: dict[int, set[int]] = {}  # of the threads that fork, by their idents
 def take_over(
     numbers: Iterable[signal.Signals], set_handler: Callable[[signal.Signals], object]
 ) -> None:
-    """Have `set_handler` set the handler of each signal, for this process and no child of it."""
+    """Make `set_handler` set the handler of each signal, for this process and no child of it."""
     for number in numbers:
         before = handler_before(number)
         set_handler(number)

@@ -149,7 +149,7 @@ def test_the_shim_is_notified_of_changes(serve: StartHost) -> None:
     host = serve(shards=2, max_sessions=6)
     while (told := (host.note() or {}).get("capacity")) is None:
         pass
-    assert (told["max_sessions"], told["shards"]) == (6, {"alive": 1, "parked": 1})
+    assert (told["max_sessions"], told["shards"]) == (6, {"alive": 1, "cordoned": 1})
     with host.open() as client:
         client.ask("step", {"what": "pid"})
         while ((host.note() or {}).get("capacity") or {}).get("steps") != 1:

@@ -26,7 +26,7 @@ MAX_ANSWER_BYTES = 64 * 2**20
 
 
 def is_synchronous() -> bool:
-    """Whether `BENCHMARK_SYNC` asks for the variant that blocks a thread."""
+    """Return whether `BENCHMARK_SYNC` asks for the variant that blocks a thread."""
     return os.environ.get(SYNC_VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
 
 

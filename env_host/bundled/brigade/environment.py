@@ -106,7 +106,7 @@ class BrigadeEnvironment(Environment[BrigadeAction, BrigadeObservation, State]):
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """Who this is."""
+        """Return who this is."""
         return EnvironmentMetadata(
             name="brigade",
             description="Lets people sing over the network, each hearing those ahead.",

@@ -70,7 +70,7 @@ class MixingBuffer:
         return mixed, most
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop everything."""
         self._sum.fill(0)
         self._singers.fill(0)
 

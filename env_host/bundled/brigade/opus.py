@@ -101,7 +101,7 @@ class Decoder:
 
 @contextmanager
 def _on_one_core() -> Iterator[None]:
-    """Let PyAV see one core while an encoder is first used.
+    """Show PyAV one core while an encoder is first used.
 
     PyAV puts a filter graph before each encoder, which starts a thread for every core that it sees:
     1,000 idle threads for 250 singers.

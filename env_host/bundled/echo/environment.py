@@ -61,7 +61,7 @@ class EchoEnvironment(Environment[EchoAction, EchoObservation, State]):
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """Who this is."""
+        """Return who this is."""
         return EnvironmentMetadata(
             name="echo", description="Sends back each message.", version="1.0.0"
         )

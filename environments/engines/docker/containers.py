@@ -34,7 +34,7 @@ _TELL = frozenset({signals.SIGUSR1, signals.SIGUSR2})  # by which we ask a serve
 
 
 def is_rootless(info: Json) -> bool:
-    """Whether an engine runs without root's rights, as it says."""
+    """Return whether an engine runs without root's rights, as it says."""
     return any("rootless" in each for each in info.get("SecurityOptions") or ())
 
 
@@ -59,7 +59,7 @@ def _runs_here(container: Json, proc: Path) -> bool:
 
 
 def _is_of_this_machine(address: str | None) -> bool:
-    """Whether an address can be bound, which takes no privilege."""
+    """Return whether an address can be bound, which takes no privilege."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
             found.bind((address or "", 0))

@@ -162,7 +162,7 @@ class DockerEngine:
 
     @functools.cached_property
     def _is_rootless(self) -> bool:
-        """Whether its bridges are out of reach."""
+        """Return whether its bridges are out of reach."""
         return is_rootless(self._api.info())
 
     def _instance(self, name: str, expected: Labels | None = None) -> Instance | None:
@@ -225,7 +225,7 @@ def _state_of(status: str) -> InstanceState:
 
 
 def has_env_host(image: Json) -> bool:
-    """Whether an image has our env host, by its configuration; a container's has it, too."""
+    """Return whether an image has our env host, by its configuration; a container's has it, too."""
     return ENV_HOST_LABEL in (image.get("Labels") or {})
 
 
@@ -306,7 +306,7 @@ def _notes(info: Json) -> Iterator[str]:
 
 @contextlib.contextmanager
 def gone_is_fine() -> Iterator[None]:
-    """Let pass that a container is not there, does not run, or is being removed."""
+    """Ignore that a container is not there, does not run, or is being removed."""
     try:
         yield
     except APIError as exc:

@@ -131,7 +131,7 @@ def _ulimits(text: str) -> list[Json]:
 
 
 def _is_of_the_host(bind: str) -> bool:
-    """Whether a volume is a folder of the engine's machine, rather than one with a name."""
+    """Return whether a volume is a folder of the engine's machine, rather than one with a name."""
     return not _VOLUME_NAME.fullmatch(bind.partition(":")[0])
 
 
@@ -248,7 +248,7 @@ def hint_on(text: str) -> str | None:
 
 
 def _variables() -> str:
-    """Say which variables the daemon has: it may lack those of the user's shell."""
+    """Return which variables the daemon has: it may lack those of the user's shell."""
     known = {name: os.environ.get(name, "") for name in _VARIABLES}
     own = [f"{name}={text}" for name, text in known.items() if text not in ("", USUAL_SOCKET)]
     has = " and ".join(own) if own else f"no {' and no '.join(_VARIABLES)}"

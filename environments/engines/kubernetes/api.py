@@ -73,7 +73,7 @@ class Cluster:
 
     @property
     def namespace(self) -> str:
-        """Where replicas are put that name no other: the context's namespace, or the pod's."""
+        """Return the namespace of replicas that name no other: the context's, or the pod's."""
         if not os.environ.get(KUBECONFIG):
             with contextlib.suppress(OSError):
                 return _ACCOUNT.read_text().strip()

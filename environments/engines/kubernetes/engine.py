@@ -109,7 +109,7 @@ class KubernetesEngine:
     # What there is
 
     def check(self) -> Check:
-        """Tell whether pods can be started."""
+        """Return whether pods can be started."""
         version = str(self._cluster.get("/version")["gitVersion"])
         namespace = self._cluster.namespace
         for verb, resource in _NEEDED:
@@ -262,7 +262,7 @@ class KubernetesEngine:
         return tuple(_path(namespace, "pods") for namespace in sorted(self._namespaces))
 
     def _may(self, verb: str, resource: str, namespace: str = "") -> bool:
-        """Whether this account may do something; in all namespaces, where none is named."""
+        """Return whether this account may do something; in all namespaces, where none is named."""
         resource, _, part = resource.partition("/")
         wanted = {"verb": verb, "resource": resource, "namespace": namespace, "subresource": part}
         group = "authorization.k8s.io/v1"
@@ -296,7 +296,7 @@ class KubernetesEngine:
         return None if pod is None else instance_of(pod, self._cluster.now())
 
     def _runs(self, instance: Instance) -> bool:
-        """Whether a pod is there, and has not ended."""
+        """Return whether a pod is there, and has not ended."""
         found = self._seen(instance)
         return found is not None and found.state is not InstanceState.EXITED
 

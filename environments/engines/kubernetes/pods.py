@@ -101,7 +101,7 @@ def _progress(pod: Json) -> str:
 
 
 def is_being_made(pod: Json) -> bool:
-    """Whether a node has it, and its container is not there: events alone say what is wrong."""
+    """Return whether a node has it without its container: events alone say what is wrong."""
     return bool(pod["spec"].get("nodeName")) and not _state(pod).keys() & {"running", "terminated"}
 
 
@@ -155,7 +155,7 @@ def _seconds_of(terminated: Json) -> float | None:
 
 
 def _is_lost(pod: Json, now: datetime) -> bool:
-    """Whether it should have ended by now, and its node has not said so.
+    """Return whether it should have ended by now, and its node has not said so.
 
     A node that is away ends nothing: then its grace, which its time of deletion includes, is not
     waited for.
@@ -170,7 +170,7 @@ def _is_lost(pod: Json, now: datetime) -> bool:
 
 
 def _node_is_away(pod: Json) -> bool:
-    """Whether Kubernetes has found its node not ready, as far as the pod shows it.
+    """Return whether Kubernetes has found its node not ready, as far as the pod shows it.
 
     Its node sets a pod's `Ready` by `ContainersReady` and the pod's own gates. Of a node that is
     away, the control plane sets `Ready` alone to false (`MarkPodsNotReady`).
@@ -192,7 +192,7 @@ def _final_problem(pod: Json) -> str | None:
 
 
 def _last_end(status: Json) -> str:
-    """Say how a container ended before it was to run again: one that others put into the pod."""
+    """Return how a container ended before it was to run again: one that others put into the pod."""
     last = (status.get("lastState") or {}).get("terminated")
     if not last:
         return ""

@@ -81,7 +81,7 @@ class RayEngine:
     # What there is
 
     def check(self) -> Check:
-        """Tell whether a cluster answers."""
+        """Return whether a cluster answers."""
         with contextlib.closing(RayDriver()) as driver:
             version = driver.call("version")
             driver.call("nodes")
@@ -122,7 +122,7 @@ class RayEngine:
     # Its life
 
     def start(self, plan: ReplicaPlan) -> Instance:
-        """Have Ray place and start the actor of a replica."""
+        """Make Ray place and start the actor of a replica."""
         if (found := self.find(plan)) is not None:
             return found
         check_options(plan.options, sandbox=plan.sandbox)
@@ -216,7 +216,7 @@ def _state(record: Json, report: Json | None, *, lives: bool) -> InstanceState:
 
 
 def _why_waiting(found: Json) -> str | None:
-    """Say for what an instance waits that has no place yet; None: its actor is being started."""
+    """Return for what an instance waits that has no place yet; None: its actor is being started."""
     group = found["group"]
     if group is None or group["state"] != "PENDING":
         return None

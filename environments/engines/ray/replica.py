@@ -108,7 +108,7 @@ class RayReplica:
                 os.kill(pid, number)
 
     def stop(self, grace_seconds: float) -> None:
-        """Have the shim stop its server; another call can only shorten the grace."""
+        """Make the shim stop its server; another call can only shorten the grace."""
         gone = contextlib.suppress(ShimGone, TimeoutError)
         with gone, ShimClient.connect(self._socket_path) as shim:
             shim.send("stop", grace_seconds=grace_seconds)
@@ -200,7 +200,7 @@ class RayReplica:
     # Reporting
 
     def _is_news(self, status: StatusLine) -> bool:
-        """Whether the report says something else; its first one has the server's pid."""
+        """Return whether the report says something else; its first one has the server's pid."""
         observed = _of(status)
         return (
             bool(observed["pid"] or observed["exit"])

@@ -247,7 +247,7 @@ def _error(command: str, text: str) -> EngineGone | EngineRefused:
 
 
 def _configuration_hint(file: str | None) -> str:
-    """What to do: the daemon has the variables of the shell that started it."""
+    """Return what to do: the daemon has the variables of the shell that started it."""
     how = f"with SLURM_CONF={file}" if file else "without SLURM_CONF"
     return (
         f"the daemon was started {how}: openenv stop, export SLURM_CONF=/path/to/slurm.conf, "

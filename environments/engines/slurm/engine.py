@@ -160,7 +160,7 @@ class SlurmEngine:
             self._jobs.leave(row)
 
     def remove(self, instance: Instance) -> None:
-        """Forget a job, which is killed if it still runs."""
+        """Drop a job, which is killed if it still runs."""
         self.stop(instance, 0.0)
         self._jobs.forget(instance.id)
 
@@ -320,7 +320,7 @@ def _why_silent(row: Row, is_silent: bool) -> str | None:
 
 
 def _is_on_its_way(row: Row) -> bool:
-    """Whether a job is being started, or Slurm has not looked yet whether it can be."""
+    """Return whether a job is being started, or Slurm has not looked yet whether it can be."""
     is_new = row.state == PENDING and row.reason in _NOT_CONSIDERED
     return is_new or row.state in (CONFIGURING, RUNNING)
 

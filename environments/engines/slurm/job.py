@@ -95,7 +95,7 @@ class JobReport:
 
     @property
     def address(self) -> str:
-        """What goes into a URL."""
+        """Return what goes into a URL."""
         return http_address(self.host, self.port)
 
     def write(self, run_dir: Path) -> None:
@@ -122,17 +122,17 @@ def left_jobs(run_dir: Path) -> list[str]:
 
 
 def is_replaced(run_dir: Path, job: str) -> bool:
-    """Whether a replica has certainly another job by now; one whose folder is gone has its own."""
+    """Return whether a replica certainly has another job; without its folder it has none."""
     return read_job(run_dir) not in (None, job)
 
 
 def write_job(run_dir: Path, job: str) -> None:
-    """Note which job a replica has; raises `OSError` when that fails."""
+    """Record which job a replica has; raises `OSError` when that fails."""
     _write(run_dir, job, left_jobs(run_dir))
 
 
 def leave_job(run_dir: Path, job: str) -> None:
-    """Note that a replica has this job no more; raises `OSError` when that fails.
+    """Record that a replica has this job no more; raises `OSError` when that fails.
 
     It ends when it sees that, wherever it is.
     """
@@ -265,7 +265,7 @@ class Job:
             self._report.write(self._run_dir)
 
     def _send_heartbeat(self, server: subprocess.Popen[bytes]) -> None:
-        """Say that this job lives; end its server when the replica has another job."""
+        """Report that this job lives; end its server when the replica has another job."""
         self._report.heartbeats += 1
         self._write_report()
         if is_replaced(self._run_dir, self._report.job):

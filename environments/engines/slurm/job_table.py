@@ -52,7 +52,7 @@ class JobTable:
 
     @property
     def has_lost(self) -> bool:
-        """Whether any job runs that Slurm does not know."""
+        """Return whether any job runs that Slurm does not know."""
         return bool(self._lost)
 
     def rows(self, seconds: float) -> dict[str, Row]:
@@ -99,7 +99,7 @@ class JobTable:
         self._left.add(row.id)
 
     def forget(self, job: str) -> None:
-        """Forget a job, also in its replica's folder."""
+        """Drop a job, also in its replica's folder."""
         if (folder := self.folder(job)) is not None:
             forget_job(folder, job)
         self._lost.discard(job)
@@ -122,27 +122,27 @@ class JobTable:
         return tuple(sorted({row.node for row in rows if row.state not in ENDED and row.node}))
 
     def was_left(self, job: str) -> bool:
-        """Whether no replica has a job any more, although it may run."""
+        """Return whether no replica has a job any more, although it may run."""
         return job in self._left
 
     def is_of_replica(self, row: Row) -> bool:
-        """Whether a job is still its replica's: it has not ended, or its folder says so."""
+        """Return whether a job is still its replica's: it has not ended, or its folder says so."""
         if row.id in self._left:
             return False
         return row.state not in ENDED or read_job(row.run_dir) == row.id
 
     def is_over(self, report: JobReport) -> bool:
-        """Whether a job that Slurm does not know has ended: it wrote its exit, or is silent."""
+        """Return whether a job that Slurm does not know has ended: it wrote so, or is silent."""
         return report.exit_code is not None or self._silent_seconds(report) >= LOST_SECONDS
 
     def is_silent(self, row: Row, report: JobReport | None) -> bool:
-        """Whether a job that should be running has sent no heartbeat for long."""
+        """Return whether a job that should be running has sent no heartbeat for long."""
         if report is None or row.state not in (RUNNING, COMPLETING):
             return False
         return self._silent_seconds(report) >= SILENT_SECONDS
 
     def has_ended(self, job: str, seconds: float) -> bool:
-        """Whether a job has ended, by an answer that is at most `seconds` old."""
+        """Return whether a job has ended, by an answer that is at most `seconds` old."""
         if job in self._left:
             return True
         row = self.rows(seconds).get(job)

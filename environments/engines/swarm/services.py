@@ -83,13 +83,13 @@ class Services:
         return tuple(container["Id"] for container in found)
 
     def runs(self, container: str) -> bool:
-        """Whether a container of this node runs."""
+        """Return whether a container of this node runs."""
         with explained(), contextlib.suppress(docker.errors.NotFound):
             return bool(self._api.inspect_container(container)["State"]["Running"])
         return False
 
     def has_ended(self, service: str) -> bool:
-        """Whether a service has ended, or was removed."""
+        """Return whether a service has ended, or was removed."""
         found = self.find(service)
         if found is None:
             return True
@@ -131,7 +131,7 @@ class Services:
         return str((found.get("Options") or {}).get(_BINDING) or "0.0.0.0")  # noqa: S104
 
     def is_exposed(self, plan: ReplicaPlan) -> bool:
-        """Whether others may reach a replica's port; where it will be, further nodes decide."""
+        """Return whether others may reach a replica's port, on whichever node it will be."""
         network = plan.options.get("network", "bridge")
         return len(self._api.nodes()) > 1 or not is_loopback(self.publishing_address(network))
 
@@ -186,7 +186,7 @@ def created_at(task: Json) -> str:
 
 
 def is_down(node: Json) -> bool:
-    """Whether Swarm has lost a node."""
+    """Return whether Swarm has lost a node."""
     return bool(node["Status"]["State"] == "down")
 
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from openenvd.env_host.errors import SessionError
-from openenvd.env_host.sessions.routing import Siblings, body_of
+from openenvd.env_host.sessions.routing import Peers, body_of
 
 from ..conftest import StartHost
 from ..hosts import WAIT_SECONDS, Host
@@ -117,9 +117,9 @@ def test_a_shard_that_exits_before_it_has_answered_is_reported() -> None:
         async def no_other() -> None:
             return None
 
-        siblings = Siblings(owner_of=lambda _: os.close, roomier=no_other)
+        others = Peers(owner_of=lambda _: os.close, roomier=no_other)
         with pytest.raises(SessionError, match=r"has this session ended before it had"):
-            await siblings.ask(os.close, {"jsonrpc": "2.0", "method": "x"})
+            await others.ask(os.close, {"jsonrpc": "2.0", "method": "x"})
 
     asyncio.run(ask())
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from openenvd.env_host.supervisor.session_memory import SessionGroups
+from openenvd.env_host.supervisor.memory import SessionGroups
 
 from ..conftest import StartHost
 from ..hosts import WAIT_SECONDS, until

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.env_host.supervisor.server_memory import (
+from openenvd.env_host.supervisor.memory import (
     DYING_SECONDS,
     POLL_INTERVAL_SECONDS,
     SETTLE_SECONDS,

@@ -1,34 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`KillCount`: the kills for memory that the kernel counts, and whose each of them was.
+"""Memory: whose the kills for memory were, and what isolated sessions may hold.
 
     counter of a cgroup ──▶ `evidence_of` an exit     the counter before and after it
                        └──▶ `take_others`             kills that no process of ours died of
 
 The kernel counts a kill, sends SIGKILL, and the victim is reaped a moment later. A count that has
 moved is left to a process of ours that is dying; when none is, the victim was a program that the
-environment had started, whose exit is not the supervisor's to see. Each kill is given away once, so
+environment had started, whose exit the supervisor does not see. Each kill explains one exit, so
 that a later `kill -9` by hand finds a counter that stands still.
 
 The group is the replica's own below a shim, and that of its container or job elsewhere. Without one
 (local replicas on machines without cgroups) the machine's counter is read, which proves nothing of
 a single process: a kill is forgotten when its victim has not been seen for a while.
+
+An isolated session is held to its cap by a cgroup below the replica's own, where there can be one;
+elsewhere by a watchdog.
+
+    /…/openenvd/replicas-51fe/my_env-0-7f3a            the replica's, made by its shim
+    /…/openenvd/replicas-51fe/my_env-0-7f3a/session-5  one session's, made here before it is forked
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import signal
 import time
 from collections.abc import Iterable
-from signal import SIGKILL
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...system.memory.cgroup_tree import read_keyed
-from ...system.memory.cgroups import Cgroup
-from ...system.process.proc import is_dying, shared_limit_sentence
+from ...system.memory.cgroups import Cgroup, GroupsBelow
+from ...system.process.proc import is_dying, rollup_bytes, shared_limit_sentence
+from ...system.text.units import MB
+
+if TYPE_CHECKING:
+    from .children import Child
 
 POLL_INTERVAL_SECONDS = 1.0  # at least, between two looks at the count
 SETTLE_SECONDS = 0.3  # from a count until the signal has certainly been sent
 DYING_SECONDS = 10.0  # from the count of a kill until its victim is reaped, as in `server_exit.py`
+CHECK_SECONDS = 0.25  # between two checks of uncapped sessions
+_SESSION = re.compile(r"session-(\d+)-\d+")
 
 
 class KillCount:
@@ -50,7 +64,7 @@ class KillCount:
 
     @property
     def limit_bytes(self) -> int | None:
-        """What they may use; None where only groups around theirs have a limit."""
+        """Return what they may use; None where only groups around theirs have a limit."""
         return None if self._limited is None else self._limited.limit_bytes()
 
     def due(self, *, is_used: bool) -> float | None:
@@ -113,10 +127,71 @@ def was_for_memory(evidence: dict[str, Any], wait_status: int) -> bool:
 
 
 def memory_clause(limit_bytes: int | None) -> str:
-    """Say of a process that it was killed for the memory of all processes of the server."""
+    """Return the words for a process that was killed for the memory of the whole server."""
     why = f": {shared_limit_sentence(limit_bytes)}" if limit_bytes else ""
     return f"probably for memory{why}"
 
 
 def _was_killed(wait_status: int) -> bool:
-    return os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == SIGKILL
+    return os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == signal.SIGKILL
+
+
+class SessionGroups(GroupsBelow):
+    """Makes the cgroups of sessions; opened in the supervisor before its first fork."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        if self.available:
+            _remove_abandoned(self.directory)
+
+    def create_for(self, number: int, limit_bytes: int) -> Cgroup:
+        """Make the cgroup of one session; raises `OSError` when it cannot be made."""
+        return self.create(f"session-{os.getpid()}-{number}", limit_bytes)
+
+
+class MemoryWatchdog:
+    """Kills isolated sessions that are over their cap and have no cgroup."""
+
+    def __init__(self, limit_bytes: int | None) -> None:
+        self._limit = limit_bytes
+        self._next_check = 0.0
+
+    def due(self, children: Iterable[Child]) -> float | None:
+        """Return when to check next, monotonic; None when there is nothing to check."""
+        is_wanted = self._limit is not None and any(_is_uncapped(each) for each in children)
+        return self._next_check if is_wanted else None
+
+    def check(self, children: Iterable[Child]) -> None:
+        """Kill the sessions that are over their cap, when a check is due."""
+        now = time.monotonic()
+        if self._limit is None or now < self._next_check:
+            return
+        self._next_check = now + CHECK_SECONDS
+        for each in children:
+            # A page that n processes share counts as 1/n.
+            if _is_uncapped(each) and (rollup_bytes(each.pid, "Pss") or 0) > self._limit:
+                each.killed_for = cap_sentence(self._limit)
+                os.kill(each.pid, signal.SIGKILL)
+
+
+def private_bytes(pid: int) -> int:
+    """Return what would be free again if the process exited: the pages it shares with no other."""
+    return rollup_bytes(pid, "Private_Clean", "Private_Dirty") or 0
+
+
+def cap_sentence(limit_bytes: int) -> str:
+    """Return how a session ended that went over its cap."""
+    return f"was killed for memory: it needed more than {limit_bytes / MB:g} MB (--session-memory)"
+
+
+def _is_uncapped(child: Child) -> bool:
+    return child.is_isolated and child.group is None
+
+
+def _remove_abandoned(directory: str) -> None:
+    """Remove the cgroups that killed supervisors have left, where no shim does."""
+    for name in os.listdir(directory):  # noqa: PTH208
+        match = _SESSION.fullmatch(name)
+        if match is not None and not os.path.exists(f"/proc/{match[1]}"):  # noqa: PTH110
+            with contextlib.suppress(OSError):
+                os.rmdir(f"{directory}/{name}")  # noqa: PTH106
