@@ -114,9 +114,9 @@ class Trial:
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize(("first", "second", "told"), PAIRS)
+@pytest.mark.parametrize(("first", "second", "expected"), PAIRS)
 def test_a_change_that_meets_another(
-    changed: Machine, tmp_path: Path, first: str, second: str, told: str
+    changed: Machine, tmp_path: Path, first: str, second: str, expected: str
 ) -> None:
     trial = Trial(changed, f"{first}-{second}", tmp_path / "wait")
     eventually(lambda: len(trial.folders()) == 1)  # of the first generation nothing is left
@@ -124,11 +124,11 @@ def test_a_change_that_meets_another(
         opened.callback(trial.release)
         request = trial.begin(first, opened)
         answer = changed.run(*trial.commands[second], "--async")
-        if told == DONE:
+        if expected == DONE:
             assert answer.code == 0, answer.text
         else:
             assert answer.code != 0
-            assert f"{trial.name} {told}" in answer.err
+            assert f"{trial.name} {expected}" in answer.err
         trial.release()
         ends = [each for each in (request, answer.out.strip()) if each]
         for each in ends:
@@ -137,7 +137,7 @@ def test_a_change_that_meets_another(
     if request:
         state = changed.request(request)["state"]
         assert state == ("CANCELLED" if is_called_off else "SUCCEEDED")
-    if told == DONE:
+    if expected == DONE:
         assert changed.request(ends[-1])["state"] == "SUCCEEDED"
     if "down" not in (first, second):
         changed.ok("down", trial.name)

@@ -47,8 +47,8 @@ def steps(machine: Machine, *words: str, cwd: Path | None = None) -> dict[str, d
 
 
 def test_a_provider_that_works_has_a_replica_a_session_and_nothing_left(machine: Machine) -> None:
-    told = machine.ok("check", "--provider", "local").out.splitlines()
-    assert [line.split()[:2] for line in told] == [
+    text = machine.ok("check", "--provider", "local").out.splitlines()
+    assert [line.split()[:2] for line in text] == [
         ["✓", "engine"],
         ["✓", "launch"],
         ["✓", "session"],

@@ -54,7 +54,7 @@ def containers(engine: DockerEngine) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (("kill", "--signal=TERM"), "SIGTERM was sent through Docker"),
         (("kill",), "docker kill"),
@@ -62,7 +62,7 @@ def containers(engine: DockerEngine) -> list[str]:
     ],
 )
 def test_what_is_done_to_a_container_through_docker_is_told(
-    docker_machine: Machine, docker_engine: DockerEngine, words: tuple[str, ...], told: str
+    docker_machine: Machine, docker_engine: DockerEngine, words: tuple[str, ...], expected: str
 ) -> None:
     machine = docker_machine
     launched(machine, "echo", "--provider", "docker")
@@ -70,7 +70,7 @@ def test_what_is_done_to_a_container_through_docker_is_told(
     docker_engine.docker(*words, container)
     eventually(lambda: machine.environment("echo")["replicas"][0]["restarts"] == 1, within=60)
     message = machine.environment("echo")["replicas"][0]["message"]
-    assert told in message
+    assert expected in message
     assert "not watched" not in message
     assert "memory" not in message
 

@@ -157,9 +157,9 @@ def test_a_process_that_exits_is_told_of_and_the_other_checks_go_on(
     found = report(
         tester, tmp_path, EXITS, "--skip", "leaks", "--skip", "memory", "--skip", "blocking"
     )
-    told = " ".join(faults(found)["protocol"])
-    assert "a step ended the session" in told
-    assert "of the server exited: it exited with code 3" in told
+    text = " ".join(faults(found)["protocol"])
+    assert "a step ended the session" in text
+    assert "of the server exited: it exited with code 3" in text
     assert "no session could be opened" not in " ".join(faults(found).get("determinism", []))
 
 

@@ -45,8 +45,10 @@ def test_ours_may_say_why_a_session_cannot_begin() -> None:
 
 
 def test_the_cause_of_a_failed_launch_is_the_line_below_its_name() -> None:
-    told = "resolved\n✗ launch carla-env  FAILED\n  No module named 'rubrics'\n  Log: openenv logs"
-    assert cause_of(told) == "No module named 'rubrics'"
+    sentence = (
+        "resolved\n✗ launch carla-env  FAILED\n  No module named 'rubrics'\n  Log: openenv logs"
+    )
+    assert cause_of(sentence) == "No module named 'rubrics'"
     assert cause_of("Resolved\nerror: no such package\nhint: none") == "no such package"
     assert cause_of("error: no solution\n cause: gone\n✗ launch p  FAILED\n  uv failed") == "gone"
     assert cause_of("") == "it does not launch"

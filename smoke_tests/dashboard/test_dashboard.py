@@ -88,7 +88,7 @@ def test_an_environment_is_launched_from_the_form_and_becomes_ready(dashboard: D
 
 
 @pytest.mark.parametrize(
-    ("label", "value", "told"),
+    ("label", "value", "expected"),
     [
         ("Provider", "nonesuch", "nonesuch"),
         ("Replicas", "5000", "less than or equal to 1000"),
@@ -98,7 +98,7 @@ def test_an_environment_is_launched_from_the_form_and_becomes_ready(dashboard: D
     ],
 )
 def test_what_the_daemon_refuses_is_told_beside_its_field(
-    dashboard: Dashboard, label: str, value: str, told: str
+    dashboard: Dashboard, label: str, value: str, expected: str
 ) -> None:
     page = dashboard.show("/launch")
     page.get_by_label("Source").fill("echo")
@@ -109,7 +109,7 @@ def test_what_the_daemon_refuses_is_told_beside_its_field(
     folded.click()
     page.get_by_role("button", name="Launch", exact=True).click()
     problem = page.locator(f"#{field.get_attribute('id')}-problem")
-    problem.filter(has_text=told).wait_for()
+    problem.filter(has_text=expected).wait_for()
     assert field.get_attribute("aria-invalid") == "true"
     assert field.evaluate("each => each === document.activeElement")
     assert page.url.endswith("#/launch")
@@ -592,8 +592,8 @@ def test_eight_tabs_are_open_at_once(dashboard_machine: Machine, tmp_path: Path)
         tabs.until(0, "document.hidden && document.title.includes(location.host)")
         quiet = tabs.value(0, "document.title")
         machine.run("launch", "hungry_env:Hungry", "--name", "hidden", "--memory", "100M", cwd=HERE)
-        told = f"document.title.includes('out of memory') && document.title !== {quiet!r}"
-        tabs.until(0, told, within=HIDDEN_SECONDS)
+        sentence = f"document.title.includes('out of memory') && document.title !== {quiet!r}"
+        tabs.until(0, sentence, within=HIDDEN_SECONDS)
         assert tabs.value(0, "document.hidden")
         machine.ok("cancel", request["id"])
         for number in range(1, TABS):

@@ -178,15 +178,15 @@ def test_two_releases_in_one_namespace_do_not_meet(
     in_cluster: Cluster, volume: Callable[[], None], harness: Harness
 ) -> None:
     def helm(*words: str) -> None:
-        told = [*in_cluster.command("helm"), *words, "--namespace", CHARTS]
-        done = subprocess.run(told, capture_output=True, text=True, check=False)
+        seen = [*in_cluster.command("helm"), *words, "--namespace", CHARTS]
+        done = subprocess.run(seen, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
 
     def install(release: str) -> None:
         settings = [f"settings.{name}={value}" for name, value in api_server(in_cluster).items()]
-        told = [word for each in settings for word in ("--set-string", each)]
+        seen = [word for each in settings for word in ("--set-string", each)]
         chart = ("install", release, str(DEPLOY / "chart"), "--create-namespace")
-        helm(*chart, *told, "--set", "storage.size=1Gi", "--wait", "--timeout=180s")
+        helm(*chart, *seen, "--set", "storage.size=1Gi", "--wait", "--timeout=180s")
 
     releases = ("one", "two")
     for release in releases:

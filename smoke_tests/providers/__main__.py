@@ -115,23 +115,23 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write the results")
     options = parser.parse_args()
     results: page.Results = {}
-    told = []
+    seen = []
     for name in options.providers or PROVIDERS:
         if name in options.without.split(","):
-            told.append(f"skipped  {name}  (left out)")
+            seen.append(f"skipped  {name}  (left out)")
             continue
         if why_not := WITH_EXAMPLE[name]().why_not():
             word = "FAILED " if name in options.must.split(",") else "skipped"
-            told.append(f"{word}  {name}  (cannot run here: {why_not})")
+            seen.append(f"{word}  {name}  (cannot run here: {why_not})")
             continue
         started = time.monotonic()
         facts = [fact.name for fact in page.facts()]
         if options.half is not None and name != "local":
             facts = random.Random(options.half).sample(facts, len(facts) // 2)
         results[name] = try_provider(name, facts)
-        told += report(name, results[name].facts, time.monotonic() - started)
-    print("\n".join(["", "providers", *told]))
-    failed = any(line.startswith("FAILED") for line in told)
+        seen += report(name, results[name].facts, time.monotonic() - started)
+    print("\n".join(["", "providers", *seen]))
+    failed = any(line.startswith("FAILED") for line in seen)
     if options.write and options.half is None and not failed:
         write(results)
     return int(failed)

@@ -505,8 +505,8 @@ class Slurm:
 
     def replicas_of(self, machine: Machine) -> list[str]:
         label = Layout(machine.home).home_label
-        told = self._cluster.run("squeue", "--noheader", "--format=%i|%k").splitlines()
-        return [line.partition("|")[0] for line in told if label in line]
+        text = self._cluster.run("squeue", "--noheader", "--format=%i|%k").splitlines()
+        return [line.partition("|")[0] for line in text if label in line]
 
     def kill(self, machine: Machine, replica: Json, number: signal.Signals) -> None:
         os.kill(replica["pid"], number)
@@ -521,8 +521,8 @@ class Slurm:
         return self._cluster.run("sbatch", "--parsable", *words, "--wrap=sleep 600")
 
     def stop_foreign(self) -> list[str]:
-        told = self._cluster.run("squeue", "--noheader", "--format=%i|%k").splitlines()
-        found = [line.partition("|")[0] for line in told if f'"{FOREIGN}"' in line]
+        text = self._cluster.run("squeue", "--noheader", "--format=%i|%k").splitlines()
+        found = [line.partition("|")[0] for line in text if f'"{FOREIGN}"' in line]
         self._cluster.run("scancel", *found)
         return sorted(found)
 

@@ -111,26 +111,26 @@ def test_an_empty_source_is_refused_before_anything_is_queued(
 
 
 def test_a_ready_launch_is_announced_once(cli: Cli) -> None:
-    told = "trial is ready at http://127.0.0.1:21000"
-    cli.accepts(READY, "replica 0 (pid 7) is ready (0.2 s)\n", f"{told} (0.3 s)\n")
+    sentence = "trial is ready at http://127.0.0.1:21000"
+    cli.accepts(READY, "replica 0 (pid 7) is ready (0.2 s)\n", f"{sentence} (0.3 s)\n")
     answer = cli("launch", "echo", "--name", "trial")
-    assert answer.out.startswith(f"✓ {told}\n")
+    assert answer.out.startswith(f"✓ {sentence}\n")
     assert answer.err == "replica 0 (pid 7) is ready (0.2 s)\n"
 
 
 @pytest.mark.parametrize(
-    ("route", "told"),
+    ("route", "expected"),
     [
         ("GET /health", "curl -X GET 'http://127.0.0.1:21000/health'"),
         (None, "call it at http://127.0.0.1:21000: the app does not show its routes"),
     ],
 )
 def test_a_launch_of_an_app_without_sessions_says_how_to_call_it(
-    cli: Cli, route: str | None, told: str
+    cli: Cli, route: str | None, expected: str
 ) -> None:
     environment = new_environment(replicas=[{"serving": "http", "route": route}])
     cli.accepts(new_request(result={"environment": environment}))
-    assert told in cli("launch", "echo", "--name", "trial").out
+    assert expected in cli("launch", "echo", "--name", "trial").out
 
 
 def test_launch_json_is_alone_on_stdout_and_async_prints_the_id_alone(cli: Cli) -> None:
@@ -362,7 +362,7 @@ def test_help_as_a_word_shows_the_help(cli: Cli, words: tuple[str, ...]) -> None
 
 
 @pytest.mark.parametrize(
-    ("final", "code", "told"),
+    ("final", "code", "expected"),
     [
         (READY, 0, "trial runs: updating it to generation 2\n"),
         (FAILED, 1, "trial continues with generation 1"),
@@ -373,7 +373,7 @@ def test_help_as_a_word_shows_the_help(cli: Cli, words: tuple[str, ...]) -> None
     ("flags", "sent"), [([], None), (["--update"], True), (["--no-update"], False)]
 )
 def test_launch_of_a_name_that_runs_says_that_it_is_updated_and_what_serves_then(
-    cli: Cli, final: dict[str, Any], code: int, told: str, flags: list[str], sent: bool | None
+    cli: Cli, final: dict[str, Any], code: int, expected: str, flags: list[str], sent: bool | None
 ) -> None:
     cli.accepts({**final, "payload": {"replaces": "a0"}})
     one = {"number": 1, "request_id": "a0", "spec": {"source": "echo"}}
@@ -381,7 +381,7 @@ def test_launch_of_a_name_that_runs_says_that_it_is_updated_and_what_serves_then
     cli.knows(new_environment(generation=1, generations=[two, one]))
     answer = cli("launch", "echo", "--name", "trial", *flags)
     assert answer.code == code
-    assert told in answer.err
+    assert expected in answer.err
     assert cli.sent()[0]["payload"].get("update") is sent
 
 
@@ -411,7 +411,7 @@ GPUS = {"each": 1.0, "resource": "nvidia.com/mig-1g.5gb"}
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "expected"),
     [
         (
             new_environment(host="0.0.0.0", is_exposed=True),
@@ -435,15 +435,17 @@ GPUS = {"each": 1.0, "resource": "nvidia.com/mig-1g.5gb"}
         ),
     ],
 )
-def test_status_says_of_an_environment(cli: Cli, environment: dict[str, Any], told: str) -> None:
-    assert told in cli.shows(environment)
-    assert told not in cli.shows(new_environment(gpus=None))
+def test_status_says_of_an_environment(
+    cli: Cli, environment: dict[str, Any], expected: str
+) -> None:
+    assert expected in cli.shows(environment)
+    assert expected not in cli.shows(new_environment(gpus=None))
 
 
 def test_status_names_steps_that_go_on(cli: Cli) -> None:
     abandoned = [{"shard": 0, "count": 1, "since": time.time() - 130.0}]
-    told = "trial replica 0: shard 0: 1 abandoned step has run for 2 min"
-    assert told in cli.shows(with_replica(abandoned=abandoned))
+    sentence = "trial replica 0: shard 0: 1 abandoned step has run for 2 min"
+    assert sentence in cli.shows(with_replica(abandoned=abandoned))
 
 
 def test_status_shows_how_the_gateway_exited_and_that_it_is_full(cli: Cli) -> None:
@@ -661,7 +663,7 @@ BEFORE: dict[str, Any] = {**CALLED_OFF, "cancel_requested_at": 900.0}  # by some
 
 
 @pytest.mark.parametrize(
-    ("down", "launch", "told"),
+    ("down", "launch", "expected"),
     [
         (ALL, LAUNCHED, ""),
         (NOTHING, LAUNCHED, " (nothing of it was running)"),
@@ -674,13 +676,13 @@ BEFORE: dict[str, Any] = {**CALLED_OFF, "cancel_requested_at": 900.0}  # by some
     ],
 )
 def test_down_says_whether_anything_was_running_and_was_called_off(
-    cli: Cli, down: dict[str, Any], launch: dict[str, Any], told: str
+    cli: Cli, down: dict[str, Any], launch: dict[str, Any], expected: str
 ) -> None:
     cli.accepts(new_request("9", operation="down", label="down trial", **down))
     cli.get("/v1/requests", {"requests": [new_request("8", **launch)]})
     answer = cli("down", "trial")
     assert answer.code == 0
-    assert f"trial is down{told}\n" in answer.out
+    assert f"trial is down{expected}\n" in answer.out
 
 
 STRAY = {"provider": "docker", "id": "3f2a", "environment": "gone", "replica": "gone-0-1"}
@@ -887,7 +889,7 @@ def test_a_narrow_terminal_folds_no_id_and_no_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "result", "sent", "told"),
+    ("words", "result", "sent", "expected"),
     [
         (
             "scale trial 2 --drain-timeout 60",
@@ -910,12 +912,12 @@ def test_a_narrow_terminal_folds_no_id_and_no_state() -> None:
     ],
 )
 def test_scale_and_restart_say_what_they_have_changed(
-    cli: Cli, words: str, result: dict[str, Any], sent: dict[str, Any], told: str
+    cli: Cli, words: str, result: dict[str, Any], sent: dict[str, Any], expected: str
 ) -> None:
     result = {"environment": {"name": "trial"}, **result}
     cli.accepts(new_request(result=result, started_at=5.0, finished_at=17.0))
     answer = cli(*words.split())
-    assert (answer.code, answer.out) == (0, f"✓ {told}\n")
+    assert (answer.code, answer.out) == (0, f"✓ {expected}\n")
     operation = words.partition(" ")[0]
     assert cli.sent() == [{"operation": operation, "payload": {"name": "trial", **sent}}]
 
@@ -926,7 +928,7 @@ FULL, READ_ONLY = f"{UNWRITTEN}: No space left on device\n", f"{UNWRITTEN}: Bad 
 
 
 @pytest.mark.parametrize(
-    ("redirection", "words", "code", "is_printed", "told"),
+    ("redirection", "words", "code", "is_printed", "expected"),
     [
         *((each, "config", 0, " >&-" not in f" {each}", None) for each in CLOSED),
         *((each, "--help", 0, " >&-" not in f" {each}", None) for each in CLOSED),
@@ -938,7 +940,7 @@ FULL, READ_ONLY = f"{UNWRITTEN}: No space left on device\n", f"{UNWRITTEN}: Bad 
     ],
 )
 def test_closed_standard_streams_change_no_exit_code_and_one_that_cannot_be_written_is_named(
-    tmp_path: Path, redirection: str, words: str, code: int, is_printed: bool, told: str | None
+    tmp_path: Path, redirection: str, words: str, code: int, is_printed: bool, expected: str | None
 ) -> None:
     program = "from openenvd.cli.entry import main; main()"
     shell = ["/bin/sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", program]
@@ -948,4 +950,4 @@ def test_closed_standard_streams_change_no_exit_code_and_one_that_cannot_be_writ
     )
     assert (done.returncode, bool(done.stdout)) == (code, is_printed), done.stderr
     assert "Traceback" not in done.stderr
-    assert told is None or done.stderr == told
+    assert expected is None or done.stderr == expected

@@ -59,8 +59,8 @@ def test_a_port_that_was_picked_is_in_force_and_what_was_removed_is_until_the_ne
     monkeypatch.setenv("OPENENV_PORT", "0")
     answer = command("config")
     assert answer.code == 0, answer.err
-    told = "not in force before the daemon is started again: max_log_mb = 64 (default)"
-    assert told in answer.err.splitlines()
+    sentence = "not in force before the daemon is started again: max_log_mb = 64 (default)"
+    assert sentence in answer.err.splitlines()
     monkeypatch.setenv("OPENENV_PORT", "9000")
     assert "again: port = 9000 (OPENENV_PORT), max_log_mb" in command("config").err
 

@@ -42,7 +42,7 @@ def test_an_out_of_memory_request_shows_evidence_hint_and_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "hint", "told"),
+    ("message", "hint", "expected"),
     [
         ("trial cannot wait", "launch another", ["  trial cannot wait", "  Launch another"]),
         ("it needs httpx", "pip install x", ["  It needs httpx", "  Try: pip install x"]),
@@ -53,11 +53,11 @@ def test_an_out_of_memory_request_shows_evidence_hint_and_log() -> None:
     ],
 )
 def test_only_a_plain_word_gets_a_capital_and_names_and_commands_are_spelled_as_they_are(
-    message: str, hint: str | None, told: list[str]
+    message: str, hint: str | None, expected: list[str]
 ) -> None:
     error = {"kind": "operation_error", "message": message, "hint": hint}
     lines = shown(failures.request_failure(new_request(state="FAILED", error=error)))
-    assert lines[1 : 1 + len(told)] == told
+    assert lines[1 : 1 + len(expected)] == expected
 
 
 def test_a_log_tail_that_was_just_seen_is_not_repeated() -> None:

@@ -83,7 +83,7 @@ def test_what_a_request_has_is_set_too(payload: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("redy-timeout=5", "did you mean ready-timeout or"),
         ("zzz=1", "--set help lists them"),
@@ -99,15 +99,15 @@ def test_what_a_request_has_is_set_too(payload: Any) -> None:
         ("priority=1.5", "priority=N: '1.5' is not a valid int"),
     ],
 )
-def test_a_wrong_one_says_what_is_right(cli: Cli, text: str, told: str) -> None:
+def test_a_wrong_one_says_what_is_right(cli: Cli, text: str, expected: str) -> None:
     answer = cli("launch", "echo", "--set", text)
     assert answer.code == exit_codes.USAGE
-    assert told in " ".join(answer.err.split())
+    assert expected in " ".join(answer.err.split())
     assert cli.fake.calls == []
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (("launch", "echo", "--reset-first"), "--set reset-first=yes|no"),
         (("launch", "echo", "--no-reset-first"), "--set reset-first=no"),
@@ -117,16 +117,16 @@ def test_a_wrong_one_says_what_is_right(cli: Cli, text: str, told: str) -> None:
     ],
 )
 def test_an_option_that_is_no_flag_says_how_it_is_set(
-    cli: Cli, words: tuple[str, ...], told: str
+    cli: Cli, words: tuple[str, ...], expected: str
 ) -> None:
     answer = cli(*words)
     assert answer.code == exit_codes.USAGE
-    assert f"Write {told}" in answer.err
+    assert f"Write {expected}" in answer.err
     assert "Did you mean" not in answer.err
 
 
 @pytest.mark.parametrize(
-    ("refused", "told"),
+    ("refused", "expected"),
     [
         ("max_message_mb: is too large", "--set max-message: is too large"),
         ("body: serve_as_is has no shards", "--set serve-as-is has no shards"),
@@ -135,9 +135,11 @@ def test_an_option_that_is_no_flag_says_how_it_is_set(
         ("body: port: is the gateway's port", "--port: is the gateway's port"),
     ],
 )
-def test_a_refusal_names_the_words_of_the_command_line(cli: Cli, refused: str, told: str) -> None:
+def test_a_refusal_names_the_words_of_the_command_line(
+    cli: Cli, refused: str, expected: str
+) -> None:
     cli.post("/v1/requests", (422, {"error": {"kind": "invalid", "message": refused}}))
-    assert cli("launch", "echo").err == f"error: {told}\n"
+    assert cli("launch", "echo").err == f"error: {expected}\n"
 
 
 def test_set_help_lists_all_of_them_and_its_json_is_alone_on_stdout(cli: Cli) -> None:

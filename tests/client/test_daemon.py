@@ -130,8 +130,10 @@ def test_a_daemon_that_cannot_be_forked_is_an_error(
     done = subprocess.run(
         [*within, sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
-    told = "no_processes True the daemon cannot be started: there is no room for another process"
-    assert done.stdout.strip() == told
+    sentence = (
+        "no_processes True the daemon cannot be started: there is no room for another process"
+    )
+    assert done.stdout.strip() == sentence
 
 
 LOOKS_AROUND = f"""
@@ -143,7 +145,7 @@ sys.exit(f'{{os.getsid(0) != {os.getsid(0)}}} {{os.readlink("/proc/self/fd/0")}}
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "expected"),
     [
         ("sys.exit('the disk is on fire')", "the disk is on fire"),
         ("sys.exit(' '.join(sys.argv[1:]))", "port=0"),
@@ -155,11 +157,11 @@ sys.exit(f'{{os.getsid(0) != {os.getsid(0)}}} {{os.readlink("/proc/self/fd/0")}}
     ids=["last lines", "settings", "a session of its own, no input, and the pipe once"],
 )
 def test_a_daemon_that_exits_is_reported_with_its_own_last_lines(
-    paths: Paths, program: Program, source: str, told: str
+    paths: Paths, program: Program, source: str, expected: str
 ) -> None:
     paths.daemon_log.write_text("words of an earlier life\n")
     program(source)
-    with pytest.raises(DaemonNotStarted, match=told) as caught:
+    with pytest.raises(DaemonNotStarted, match=expected) as caught:
         daemon.connect(paths, settings={"port": 0})
     assert "earlier life" not in caught.value.message
 

@@ -217,20 +217,20 @@ def batch_of(server: str, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "expected"),
     [
         ({"total_p99": 1.31}, "0 dropped, 1.31 times the limit"),
         ({"error_rate": 0.25}, "75 %"),
         ({"kernel_listen_drops": 3}, "3 dropped"),
     ],
 )
-def test_a_batch_that_misses_an_aim_is_told(fields: dict[str, Any], told: str) -> None:
+def test_a_batch_that_misses_an_aim_is_told(fields: dict[str, Any], expected: str) -> None:
     slow = batch_of("limit", repetition=2, total_p99=9.0)  # another repetition's does not count
     good = batch_of("openenvd-2", repetition=2, total_p99=11.0)
     [head, line] = ratios_of(batch_of("limit"), batch_of("openenvd-2", **fields), slow, good)
     assert head.endswith("met by 1 of 2 batches")
     assert line.startswith("8 x 1 s, openenvd-2 #1")
-    assert told in line
+    assert expected in line
 
 
 def test_sessions_that_are_held_step_when_they_are_told(limit: Any) -> None:

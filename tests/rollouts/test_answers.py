@@ -33,7 +33,7 @@ def test_a_reward_may_be_missing(reward: Any) -> None:
 
 @pytest.mark.parametrize("observation", ["{}", '{"a": NaN}'])
 @pytest.mark.parametrize(
-    ("reward", "told"),
+    ("reward", "expected"),
     [
         ("NaN", "NaN"),
         ("-Infinity", "-Infinity"),
@@ -44,11 +44,11 @@ def test_a_reward_may_be_missing(reward: Any) -> None:
     ],
 )
 def test_a_reward_that_is_no_number_is_kept_as_text(
-    observation: str, reward: str, told: str
+    observation: str, reward: str, expected: str
 ) -> None:
     data = f'{{"observation": {observation}, "reward": {reward}}}'
     answer = answer_of(f'{{"type": "observation", "data": {data}}}'.encode())
-    assert (answer.reward, answer.odd_reward) == (None, told)
+    assert (answer.reward, answer.odd_reward) == (None, expected)
 
 
 def test_metadata_is_kept_beside_the_policys_info() -> None:

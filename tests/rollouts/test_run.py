@@ -101,15 +101,15 @@ async def test_failed_episodes_are_reported_left_out_and_played_by_the_next_run(
     serve: Serve, tmp_path: Path
 ) -> None:
     config = order_of(address_of(serve()), tmp_path, "stumble")
-    told: list[str] = []
-    result = await run(config, tmp_path, say=told.append)
+    seen: list[str] = []
+    result = await run(config, tmp_path, say=seen.append)
     assert result["failures"] == {"environment_error": 2}
     assert "the floor is missing" in result["last_failures"]["environment_error"]
     assert (result["there"], result["kept_failed"]) == (18, False)
     assert {row["episode_id"] for row in rows(config.folder)} == {
         f"{n:06d}" for n in range(20) if n % 10 != 3
     }
-    assert [line for line in told if "failed at step 2: environment_error: " in line]
+    assert [line for line in seen if "failed at step 2: environment_error: " in line]
     assert (await run(config, tmp_path))["earlier"] == 18
 
 

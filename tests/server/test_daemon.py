@@ -56,10 +56,10 @@ def refusal_of(home: Path, *flags: str, group: Path | None = None, **variables: 
     os.close(writing)
     with open(reading) as pipe:
         [line] = pipe.read().splitlines()
-    told: Json = json.loads(line)
-    assert (done.returncode, told["ready"]) == (1, False)
+    answer: Json = json.loads(line)
+    assert (done.returncode, answer["ready"]) == (1, False)
     assert b"Traceback" not in done.stderr
-    error: Json = told["error"]
+    error: Json = answer["error"]
     return error
 
 
@@ -218,8 +218,8 @@ def test_too_few_processes_are_reported_with_the_limit(
     (pids_group / "pids.max").write_text(str(limit))
     error = refusal_of(home, group=pids_group)
     assert error["kind"] == "no_processes"
-    told = f"{limit - 1} are left: 1 of {limit} processes and threads are in use"
-    assert told in error["message"]
+    sentence = f"{limit - 1} are left: 1 of {limit} processes and threads are in use"
+    assert sentence in error["message"]
     assert f"pids.max at /{pids_group.name}" in error["message"]
     assert error["hint"]
 

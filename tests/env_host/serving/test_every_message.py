@@ -96,8 +96,8 @@ def test_half_a_pair_is_answered_over_http(host: Host) -> None:
         status, answer = host.http("POST", "/mcp", f'{{"jsonrpc":"2.0",{field}}}')
         assert (status, answer["error"]["code"]) == (200, -32601)
         assert answer["id"] in (1, "half \ud800")
-    told = host.http("POST", "/step", {"action": {"what": "raise_half_a_pair"}})
-    assert told == (500, {"detail": "RuntimeError: half \ud800"})
+    result = host.http("POST", "/step", {"action": {"what": "raise_half_a_pair"}})
+    assert result == (500, {"detail": "RuntimeError: half \ud800"})
 
 
 @pytest.mark.parametrize("text", ["7" * 5000, DEEP], ids=["huge", "deep"])

@@ -131,7 +131,7 @@ SHORT = (
 
 
 @pytest.mark.parametrize(
-    ("killed", "held", "told"),
+    ("killed", "held", "expected"),
     [
         (0, 100, ""),
         (0, 250, SHORT),
@@ -140,9 +140,9 @@ SHORT = (
     ],
 )  # fmt: skip
 def test_a_client_whose_step_timed_out_is_told_what_memory_had_to_do_with_it(
-    killed: int, held: int, told: str
+    killed: int, held: int, expected: str
 ) -> None:
-    assert memory_sentences(killed, held << 20, 300 << 20) == told
+    assert memory_sentences(killed, held << 20, 300 << 20) == expected
 
 
 def row(**values: int) -> Counters:

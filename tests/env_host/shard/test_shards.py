@@ -183,7 +183,7 @@ def test_a_shard_that_cannot_be_forked_is_retried(serve: StartHost) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "told"),
+    ("env", "expected"),
     [
         ({"NO_ROOM": "1"}, "shard 0 could not be started"),
         ({"FAIL_SHARDS": "1"}, "before it could serve"),
@@ -191,10 +191,10 @@ def test_a_shard_that_cannot_be_forked_is_retried(serve: StartHost) -> None:
     ids=["cannot be forked", "exits at once"],
 )
 def test_the_host_fails_when_no_first_shard_serves(
-    start: StartHost, env: dict[str, str], told: str
+    start: StartHost, env: dict[str, str], expected: str
 ) -> None:
     host = start(shards=2, max_sessions=2, env=env)
-    assert told in host.note_that_has("failed")
+    assert expected in host.note_that_has("failed")
     assert host.process.wait(WAIT_SECONDS) == 3
 
 

@@ -181,9 +181,9 @@ def test_an_app_that_is_named_wrongly_is_found_where_it_usually_is_and_that_is_s
 ) -> None:
     (upstream / "app.py").write_text(APP.format(name="Counter"))
     host = start(None, serve_as_is=serve_as_is, **ABSENT)
-    told = "/p/openenv.yaml, line 5: app: No module named 'envs'; serving app:app instead"
-    assert host.ready()["notes"][0] == told
-    assert told in host.log.read_text()
+    sentence = "/p/openenv.yaml, line 5: app: No module named 'envs'; serving app:app instead"
+    assert host.ready()["notes"][0] == sentence
+    assert sentence in host.log.read_text()
 
 
 MISSING = "import a_module_that_nobody_has\n"
@@ -240,14 +240,14 @@ NO_APPS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("text", "config", "told"), NO_APPS.values(), ids=NO_APPS)
+@pytest.mark.parametrize(("text", "config", "expected"), NO_APPS.values(), ids=NO_APPS)
 def test_why_there_is_no_app_is_told(
-    start: StartHost, upstream: Path, text: str, config: dict[str, Any], told: str
+    start: StartHost, upstream: Path, text: str, config: dict[str, Any], expected: str
 ) -> None:
     if text:
         (upstream / "app.py").write_text(text)
     message, lines = failure(start(None, **{"app_candidates": ("app:app",), **config}))
-    assert told in message
+    assert expected in message
     assert ("WSGI" in message) is ("Flask" in text)
     assert lines == [] or text == MISSING
 

@@ -366,7 +366,7 @@ async def test_a_pod_that_does_not_run_yet_is_not_waited_for_when_it_is_stopped(
 
 
 @pytest.mark.parametrize(
-    ("ends", "error", "told"),
+    ("ends", "error", "expected"),
     [
         (None, EngineGone, "was lost"),
         (ENDED_WITH_3, EngineRefused, "ended with code 3"),
@@ -375,17 +375,21 @@ async def test_a_pod_that_does_not_run_yet_is_not_waited_for_when_it_is_stopped(
     ids=["lost", "code 3", "no shell"],
 )
 async def test_a_signal_that_is_not_sent_is_told_with_how_its_command_ended(
-    engine: KubernetesEngine, kmock: ApiServer, ends: str | None, error: type[Exception], told: str
+    engine: KubernetesEngine,
+    kmock: ApiServer,
+    ends: str | None,
+    error: type[Exception],
+    expected: str,
 ) -> None:
     instance = await running(engine, kmock)
     await to_thread(engine.signal, instance, 15)
     kmock.command_ends = ends
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=expected):
         await to_thread(engine.signal, instance, 15)
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "told"),
+    ("status", "error", "expected"),
     [
         (403, EngineRefused, r"^Kubernetes [^{]*: not this one$"),
         (500, EngineGone, r"^Kubernetes [^{]*: not this one$"),
@@ -394,7 +398,7 @@ async def test_a_signal_that_is_not_sent_is_told_with_how_its_command_ended(
     ],
 )
 async def test_a_command_that_cannot_be_begun_says_why_in_kubernetes_words_alone(
-    engine: KubernetesEngine, status: int, error: type[Exception], told: str,
+    engine: KubernetesEngine, status: int, error: type[Exception], expected: str,
     kmock: ApiServer, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     instance = await running(engine, kmock)
@@ -405,7 +409,7 @@ async def test_a_command_that_cannot_be_begun_says_why_in_kubernetes_words_alone
         return aiohttp.web.json_response({"message": "not this one"}, status=status or 200)
 
     monkeypatch.setattr(ApiServer, "_run_command", refuse)
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=expected):
         await to_thread(engine.signal, instance, 10)
 
 
@@ -465,7 +469,7 @@ async def test_a_kubeconfig_that_is_none_is_named(
 
 
 @pytest.mark.parametrize(
-    ("question", "answer", "error", "told"),
+    ("question", "answer", "error", "expected"),
     [
         (f"post {PODS}", QUOTA_EXCEEDED, EngineRefused, "exceeded quota: small"),
         (f"post {PODS}", QUOTA_CHANGED, EngineGone, "resourcequotas"),
@@ -476,10 +480,10 @@ async def test_a_kubeconfig_that_is_none_is_named(
 )
 async def test_a_start_that_kubernetes_refuses_or_does_not_answer_is_told_in_its_words(
     engine: KubernetesEngine, kmock: ApiServer, question: str, answer: Any,
-    error: type[Exception], told: str,
+    error: type[Exception], expected: str,
 ) -> None:  # fmt: skip
     if answer is FORBIDDEN:
         await started(engine)
     kmock[question] << answer
-    with pytest.raises(error, match=told):
+    with pytest.raises(error, match=expected):
         await started(engine, SECOND if answer is FORBIDDEN else PLAN)

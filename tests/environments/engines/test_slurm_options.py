@@ -120,7 +120,7 @@ def test_the_script_tells_no_secret() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "exit_code", "told"),
+    ("state", "exit_code", "expected"),
     [
         ("FAILED", "3:0", "exited with code 3"),
         ("FAILED", "0:9", "was killed by SIGKILL"),
@@ -135,12 +135,12 @@ def test_the_script_tells_no_secret() -> None:
         ("OUT_OF_MEMORY", "0:125", "was killed by the kernel for using too much memory"),
     ],
 )
-def test_a_state_of_slurm_is_an_exit_in_words(state: str, exit_code: str, told: str) -> None:
+def test_a_state_of_slurm_is_an_exit_in_words(state: str, exit_code: str, expected: str) -> None:
     fields = {"JobState": state, "ExitCode": exit_code, "BatchHost": "n1", "RunTime": "1-00:00:02"}
     facts = exit_facts("7", fields, None)
     assert facts.seconds == 86402
     reason = exit_reason(facts, pid=5, stopped_by_us=False, limit_bytes=None)
-    assert reason.sentence().startswith(told)
+    assert reason.sentence().startswith(expected)
 
 
 def test_a_job_that_accounting_has_killed_is_out_of_memory(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_without_pip_settings_uv_gets_no_variables(tmp_path: Path) -> None:
 
 
 def test_pips_variables_become_uvs(tmp_path: Path) -> None:
-    told = uv_variables(
+    answer = uv_variables(
         environ(
             tmp_path,
             PIP_INDEX_URL=MIRROR,
@@ -46,7 +46,7 @@ def test_pips_variables_become_uvs(tmp_path: Path) -> None:
             PIP_TRUSTED_HOST="a b",
         )
     )
-    assert told == {
+    assert answer == {
         "UV_DEFAULT_INDEX": MIRROR,
         "UV_INDEX": "https://a/simple https://b/simple",
         "UV_FIND_LINKS": "/wheels,/more",
@@ -80,10 +80,10 @@ def test_a_named_file_is_read_and_devnull_reads_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variable", ["UV_INDEX_URL", "UV_DEFAULT_INDEX", "UV_FIND_LINKS"])
 def test_uvs_own_index_stands(tmp_path: Path, variable: str) -> None:
-    told = uv_variables(
+    answer = uv_variables(
         environ(tmp_path, PIP_INDEX_URL=MIRROR, PIP_CERT="/ca", **{variable: "https://own/"})
     )
-    assert told == {"SSL_CERT_FILE": "/ca"}
+    assert answer == {"SSL_CERT_FILE": "/ca"}
 
 
 @pytest.mark.parametrize("text", ["index-url = 'https://own/'", "[[index]]\nurl = 'https://own/'"])
@@ -98,6 +98,6 @@ def test_a_broken_file_is_passed_over(tmp_path: Path) -> None:
     assert uv_variables(environ(tmp_path)) == {}
 
 
-@pytest.mark.parametrize(("value", "told"), [("true", {"UV_NO_INDEX": "1"}), ("0", {})])
-def test_no_index_is_a_yes_or_no(tmp_path: Path, value: str, told: dict[str, str]) -> None:
-    assert uv_variables(environ(tmp_path, PIP_NO_INDEX=value)) == told
+@pytest.mark.parametrize(("value", "expected"), [("true", {"UV_NO_INDEX": "1"}), ("0", {})])
+def test_no_index_is_a_yes_or_no(tmp_path: Path, value: str, expected: dict[str, str]) -> None:
+    assert uv_variables(environ(tmp_path, PIP_NO_INDEX=value)) == expected

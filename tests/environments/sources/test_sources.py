@@ -56,19 +56,21 @@ def test_an_unknown_name_is_answered_with_similar_and_bundled_names(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "expected"),
     [
         (".", r"has no openenv\.yaml"),
         ("./sample/server", "is not an environment"),
         ("sample/openenv.yaml", "is a file"),
     ],
 )
-def test_the_hint_names_a_project_inside_or_above(tmp_path: Path, source: str, told: str) -> None:
+def test_the_hint_names_a_project_inside_or_above(
+    tmp_path: Path, source: str, expected: str
+) -> None:
     folder = make_project(tmp_path / "sample")
     (folder / "server").mkdir()
     (folder / "server" / "app.py").write_text("app = object()\n")  # is no other project
     refused = refusal(source, tmp_path)
-    assert re.search(told, refused.message)
+    assert re.search(expected, refused.message)
     assert f"openenv launch {folder}" in str(refused.hint)
 
 

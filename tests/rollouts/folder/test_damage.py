@@ -180,10 +180,10 @@ async def test_a_rollout_that_continues_names_what_was_damaged(
     config = order_of(address_of(serve()), tmp_path, episodes=8)
     await run(config, tmp_path)
     cut(config.folder / PACK, 100)
-    told: list[str] = []
-    result = await run(config, tmp_path, say=told.append)
+    seen: list[str] = []
+    result = await run(config, tmp_path, say=seen.append)
     assert (result["there"], len(result["damaged"])) == (8, 1)
-    assert result["damaged"][0] in told
+    assert result["damaged"][0] in seen
     assert len({row["episode_id"] for row in rows(config.folder)}) == 8
 
 

@@ -154,7 +154,7 @@ async def test_an_unknown_stage_is_refused_before_anything_is_written(
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "expected"),
     [
         (Stages(2), "different group: 4, not 2"),
         (Stages(), "different group: 4, not None"),
@@ -163,11 +163,11 @@ async def test_an_unknown_stage_is_refused_before_anything_is_written(
     ],
 )
 async def test_a_rollout_is_not_continued_with_other_stages(
-    serve: Serve, tmp_path: Path, other: Stages, told: str
+    serve: Serve, tmp_path: Path, other: Stages, expected: str
 ) -> None:
     config = order_of(address_of(serve()), tmp_path)
     await run(config, tmp_path)
-    with pytest.raises(OtherRollout, match=told):
+    with pytest.raises(OtherRollout, match=expected):
         await run(replace(config, stages=other), tmp_path)
 
 

@@ -215,7 +215,7 @@ def test_joining_is_the_same_as_joining_at_each_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ({"arrays": {"experts": Array(bytes(16), "<i4", (1, 2, 2))}}, "changes its form"),
         ({"arrays": {"experts": experts(0, 99)}}, "99 rows"),
@@ -223,10 +223,10 @@ def test_joining_is_the_same_as_joining_at_each_step() -> None:
     ],
 )
 def test_arrays_that_do_not_fit_their_step_are_an_error(
-    changed: dict[str, object], told: str
+    changed: dict[str, object], expected: str
 ) -> None:
     first, second = conversation(2)
-    with pytest.raises(StageError, match=told):
+    with pytest.raises(StageError, match=expected):
         interleave([first, replace(second, **changed)])  # type: ignore[arg-type]
 
 

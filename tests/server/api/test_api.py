@@ -395,17 +395,17 @@ def test_a_log_that_is_followed_goes_on_after_an_update_and_ends_when_it_is_down
     payload = {"source": "talking_env:Talking", "cwd": str(tmp_path), "name": name}
     wait(client, client.submit("launch", payload)["id"])
     [first] = client.environment(name)["replicas"]
-    told: list[str | None] = []
-    pieces = client.environment_log(name, follow=True, on_change=told.append)
+    seen: list[str | None] = []
+    pieces = client.environment_log(name, follow=True, on_change=seen.append)
     assert "imported" in next(pieces)
     wait(client, client.submit("launch", payload)["id"])
     until(lambda: first["id"] not in [r["id"] for r in client.environment(name)["replicas"]])
     [second] = client.environment(name)["replicas"]
     assert "imported" in next(pieces)
-    assert told == [second["id"]]
+    assert seen == [second["id"]]
     run(client, "down", {"name": name})
     assert "".join(pieces) == ""
-    assert told == [second["id"], None]
+    assert seen == [second["id"], None]
 
 
 # Security.
@@ -442,13 +442,13 @@ def test_a_foreign_host_or_page_is_refused(client: DaemonClient, paths: Paths) -
 def test_secrets_are_shown_nowhere(client: DaemonClient, paths: Paths, name: str) -> None:
     env = {"API_TOKEN": "hush-1", "DATABASE": "postgres://me:hush-2@db/x", "MODEL": "small"}
     request = run(client, "launch", {"source": "echo", "name": name, "env": env})
-    told = json.dumps([request, client.status(), client.info(), client.environment(name)])
-    told += "".join(client.request_log(request["id"])) + paths.daemon_log.read_text()
-    told += "".join(
+    answer = json.dumps([request, client.status(), client.info(), client.environment(name)])
+    answer += "".join(client.request_log(request["id"])) + paths.daemon_log.read_text()
+    answer += "".join(
         json.dumps(event.data)
         for event in client.request_events(request["id"], logs=True, after="1:0")
     )
-    assert "hush" not in told
+    assert "hush" not in answer
     assert request["payload"]["env"] == {"API_TOKEN": "***", "DATABASE": "***", "MODEL": "small"}
 
 
@@ -461,8 +461,8 @@ def test_secrets_in_the_reason_of_a_failure_are_shown_nowhere(
     failed = wait(client, client.submit("launch", payload)["id"])
     assert "KeyError: '***'" in failed["error"]["message"]
     becomes(client, name, "FAILED")
-    told = json.dumps([failed, client.status(), client.environment(name)])
-    assert "hush" not in told + paths.daemon_log.read_text()
+    answer = json.dumps([failed, client.status(), client.environment(name)])
+    assert "hush" not in answer + paths.daemon_log.read_text()
 
 
 def test_every_file_and_folder_is_private(client: DaemonClient, paths: Paths, name: str) -> None:

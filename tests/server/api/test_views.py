@@ -109,7 +109,7 @@ ISOLATED = {"isolated": True, "out_of_memory": "was killed for memory"}
 
 
 @pytest.mark.parametrize(
-    ("told", "reason", "message"),
+    ("expected", "reason", "message"),
     [
         (
             {"shard": 2, "sessions": 3},
@@ -133,10 +133,10 @@ ISOLATED = {"isolated": True, "out_of_memory": "was killed for memory"}
     ],
 )
 def test_the_exit_of_a_process_is_explained(
-    told: dict[str, Any], reason: ExitReason | None, message: str
+    expected: dict[str, Any], reason: ExitReason | None, message: str
 ) -> None:
     known = {"reason": reason.to_json()} if reason else {}
-    [view] = exit_views({"exits": [{"pid": 7, "at": 5.0, **told, **known}]})
+    [view] = exit_views({"exits": [{"pid": 7, "at": 5.0, **expected, **known}]})
     assert view["message"].endswith(message)
 
 
@@ -306,8 +306,8 @@ def test_what_replicas_say_is_shown_without_credentials() -> None:
         "sessions_fail": "no db://x:hush@h",
     }
     replica = Replica("trial-0", "trial", 0, "docker", ReplicaState.STARTING, "/run", 1.0)
-    told = f"{replica_view(replica, live)['message']} {sessions_fail([live])}"
-    assert told == f"GET https://{REDACTED}@registry/v2: 401 no db://{REDACTED}@h"
+    sentence = f"{replica_view(replica, live)['message']} {sessions_fail([live])}"
+    assert sentence == f"GET https://{REDACTED}@registry/v2: 401 no db://{REDACTED}@h"
 
 
 @pytest.mark.parametrize(
@@ -325,9 +325,9 @@ def test_credentials_in_urls_are_hidden_wherever_they_stand(value: str, shown: s
     assert redact({"policy": value, "source": value}) == {"policy": shown, "source": shown}
     assert redact({"more_names": [value]}) == {"more_names": [shown]}
     failed = RequestError(ErrorKind.OPERATION_ERROR, f"cannot reach {value}", hint=value)
-    told = error_view(failed, {})
-    assert told is not None
-    assert (told["message"], told["hint"]) == (f"cannot reach {shown}", shown)
+    answer = error_view(failed, {})
+    assert answer is not None
+    assert (answer["message"], answer["hint"]) == (f"cannot reach {shown}", shown)
 
 
 def test_a_failure_is_shown_without_the_secrets_that_its_request_had() -> None:
@@ -338,11 +338,11 @@ def test_a_failure_is_shown_without_the_secrets_that_its_request_had() -> None:
         evidence={"evidence": ["hush-hush"]},
     )
     payload = {"env": {"API_KEY": "hush-hush", "PLACE": "home"}, "token": "0123456789abcdef"}
-    told = error_view(failed, payload)
-    assert told is not None
-    assert told["message"] == f"no access with {REDACTED} at home"
-    assert told["log_tail"] == [f"key: {REDACTED}", f"token: {REDACTED}"]
-    assert told["evidence"] == {"evidence": [REDACTED]}
+    answer = error_view(failed, payload)
+    assert answer is not None
+    assert answer["message"] == f"no access with {REDACTED} at home"
+    assert answer["log_tail"] == [f"key: {REDACTED}", f"token: {REDACTED}"]
+    assert answer["evidence"] == {"evidence": [REDACTED]}
 
 
 def test_why_sessions_fail_is_shown_without_the_secrets_of_the_environment() -> None:
@@ -360,7 +360,7 @@ def test_a_payload_without_variables_is_shown_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "options", "told"),
+    ("gpus", "options", "expected"),
     [
         (1, ["gpu-resource=nvidia.com/mig-1g.5gb", "x=y"], (1, "nvidia.com/mig-1g.5gb")),
         (1, ["gres=shard:2"], (1, "shard:2")),
@@ -370,10 +370,10 @@ def test_a_payload_without_variables_is_shown_as_it_is() -> None:
     ],
 )
 def test_what_replicas_have_of_gpus_is_told_also_a_share_of_one(
-    gpus: int | None, options: list[str], told: tuple[float, str | None] | None
+    gpus: int | None, options: list[str], expected: tuple[float, str | None] | None
 ) -> None:
     found = gpus_of({"gpus": gpus, "engine_options": options})
-    assert found == (None if told is None else {"each": told[0], "resource": told[1]})
+    assert found == (None if expected is None else {"each": expected[0], "resource": expected[1]})
     assert gpus_of({}) is None
 
 

@@ -355,7 +355,7 @@ async def test_the_line_without_an_end_is_shown_at_the_end(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("place", "is_first", "told"),
+    ("place", "is_first", "expected"),
     [
         ("", True, "two\nthree\n"),
         ("log:8", False, "three\n"),
@@ -364,14 +364,14 @@ async def test_the_line_without_an_end_is_shown_at_the_end(tmp_path: Path) -> No
     ],
 )
 async def test_who_comes_back_is_told_the_lines_since(
-    tmp_path: Path, place: str, is_first: bool, told: str
+    tmp_path: Path, place: str, is_first: bool, expected: str
 ) -> None:
     (tmp_path / "log").write_text("one\ntwo\nthree\n")
     log = FollowedLog(asyncio.get_running_loop().create_future(), place)
     await log.show(tmp_path / "log", 2)
     [*_, last] = messages = [json.loads(each.raw_data or "") for each in log.messages()]
     assert messages[0]["is_first"] == is_first
-    assert last == {"text": told, "is_first": False, "place": "log:14"}
+    assert last == {"text": expected, "is_first": False, "place": "log:14"}
 
 
 A, B, C = (Path(f"echo-{ordinal}-launch.log") for ordinal in range(3))  # the oldest first

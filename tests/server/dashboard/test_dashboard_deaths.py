@@ -89,11 +89,11 @@ def test_there_is_no_button_for_what_the_page_cannot_do(hint: str, operation: st
 def test_a_death_after_which_a_request_runs_again_has_its_evidence_and_what_it_has_next() -> None:
     request = replace(failed(ErrorKind.OOM_KILLED, "x"), state=RequestState.RUNNING, error=None)
     error = {"evidence": KILLED.to_json(), "log_tail": ["the last line"]}
-    told = "it was killed; it runs again with 200 MB (attempt 2 of 3)"
-    data = {"phase": RETRYING, "message": told, "memory_bytes": 200 * MB, "error": error}
+    sentence = "it was killed; it runs again with 200 MB (attempt 2 of 3)"
+    data = {"phase": RETRYING, "message": sentence, "memory_bytes": 200 * MB, "error": error}
     event = Event(7, 5.0, "request.progress", request.id, "trial", data)
     death = death_of_attempt(request, event)
-    assert (death["message"], death["at"], death["again"]) == (told, 5.0, None)
+    assert (death["message"], death["at"], death["again"]) == (sentence, 5.0, None)
     assert death["runs_again_with_bytes"] == 200 * MB
     assert death["evidence"]["limit_bytes"] == 100 * MB
     assert death["log_tail"] == ["the last line"]

@@ -47,7 +47,7 @@ def test_traces_are_off(setenv: SetEnv, environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "told"),
+    ("environ", "expected"),
     [
         (AT, "sent to http://collector:4318"),
         ({"OTEL_TRACES_EXPORTER": "otlp"}, "sent to localhost:4318"),
@@ -56,10 +56,10 @@ def test_traces_are_off(setenv: SetEnv, environ: dict[str, str]) -> None:
         (AT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "sent to http://collector:4318"),
     ],
 )
-def test_traces_are_on(setenv: SetEnv, environ: dict[str, str], told: str) -> None:
+def test_traces_are_on(setenv: SetEnv, environ: dict[str, str], expected: str) -> None:
     setenv(environ)
     provider, said = start()
-    assert said == told
+    assert said == expected
     assert provider is not None
     assert provider.resource.attributes["service.name"] == "openenvd"
     assert "service.version" in provider.resource.attributes
