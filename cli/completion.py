@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What shells complete, and `openenv completion`, which prints the script that has them do it.
+"""Completes words in shells; `openenv completion` prints the script that makes shells ask.
 
     the shell ──_OPENENV_COMPLETE──▶ click ──▶ names and ids, from the daemon that runs
 

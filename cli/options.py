@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several commands share: options, the connection, and how targets and sizes are written."""
+"""Shared by several commands: options, the connection, and how targets and sizes are written."""
 
 from __future__ import annotations
 

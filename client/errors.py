@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong between a client and the daemon.
+"""Errors between a client and the daemon.
 
 ClientError
 ├── DaemonUnreachable     there is no daemon that answers

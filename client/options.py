@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 
 
 class RequestOptions(TypedDict, total=False):
-    """How a request is queued and run."""
+    """The options of any request."""
 
     priority: int
     timeout_seconds: float | None
@@ -20,13 +20,13 @@ class RequestOptions(TypedDict, total=False):
 
 
 class DrainOptions(RequestOptions, total=False):
-    """How replicas that are taken away end."""
+    """The options for stopping replicas."""
 
     drain_timeout_seconds: float
 
 
 class LaunchOptions(DrainOptions, total=False):
-    """How an environment is started."""
+    """The options of a launch."""
 
     max_sessions: int | None
     shards: int | None
@@ -61,7 +61,7 @@ class LaunchOptions(DrainOptions, total=False):
 
 
 class RolloutOptions(RequestOptions, total=False):
-    """How episodes are played and written."""
+    """The options of a rollout."""
 
     episodes: int
     concurrency: int

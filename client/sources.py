@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the source of a launch means, and the environment's name by default.
+"""Finds out what the source of a launch means, and the environment's default name.
 
 The daemon does not share our working directory: a folder is sent as an absolute path,
 `module:Class` with the folder to find it from. Whether a source can be served at all is

@@ -71,7 +71,7 @@ log = logging.getLogger("openenvd.env_host")
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What the process that started this one has passed to it."""
+    """The inputs from the process that started this one."""
 
     config: HostConfig
     listeners: list[socket.socket]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many episodes may run, by the memory that each of them holds while it runs.
+"""Limits how many episodes run, by the memory that each of them holds while it runs.
 
 What an episode holds is learned from those before: how large observations are is not known until
 they arrive. So `SCOUTS` go ahead, and each step that is taken lets `FOLLOWERS` follow, with room

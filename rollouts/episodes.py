@@ -123,7 +123,7 @@ class Step:
 
 
 class EpisodeStatus(StrEnum):
-    """How an episode ended."""
+    """The way in which an episode ended."""
 
     DONE = "done"  # the environment said so
     TRUNCATED = "truncated"  # the most steps that were asked for were taken
@@ -131,7 +131,7 @@ class EpisodeStatus(StrEnum):
 
 
 class FailureReason(StrEnum):
-    """Why an episode failed. `is_worth_retrying` says whether another attempt may help."""
+    """The cause of a failed episode. `is_worth_retrying` says whether another attempt may help."""
 
     NOT_CONNECTED = "not_connected"  # nothing answers at the address
     NO_CAPACITY = "no_capacity"  # the server has no room for another session
@@ -152,7 +152,7 @@ class FailureReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why an episode failed, and at which step (the reset is step 0)."""
+    """The failure of an episode, and its step (the reset is step 0)."""
 
     reason: FailureReason
     message: str
@@ -309,7 +309,7 @@ class ProgressStats:
 
 @dataclass
 class EpisodeCounts:
-    """How many episodes were written, left out or dropped; used by the loop's thread alone."""
+    """Counts of episodes written, left out or dropped; used by the loop's thread alone."""
 
     written: int = 0  # also those that a filter dropped, and failed ones that were kept
     left_out: int = 0  # succeeded, but not all of their group

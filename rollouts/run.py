@@ -41,7 +41,7 @@ DEFAULT_BUFFER_BYTES = 256 * MB
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """What a rollout runs. None stands for no limit."""
+    """The configuration of a rollout. None stands for no limit."""
 
     environments: Mapping[str, str]  # what the user called them, and where they answer
     policy: str

@@ -43,7 +43,7 @@ SPARE_DESCRIPTORS = 64  # beside the sockets: files, pipes, what a policy opens
 
 @dataclass(frozen=True, slots=True)
 class SessionTiming:
-    """How long sessions wait."""
+    """The times that sessions wait."""
 
     connect_seconds: float = CONNECT_SECONDS
     pause_seconds: float = 1.0  # before a server that is full, or does not answer, is asked again

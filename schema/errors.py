@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong with an environment before it runs, and while it starts.
+"""Errors of an environment before it runs, and while it starts.
 
     EnvironmentsError            `hint` says what to do next; `kind` how the request ends
     ├── InvalidName              a name that cannot be a path and a label
@@ -105,7 +105,7 @@ class NotReady(EnvironmentsError):
 
 
 class OperationFailed(EnvironmentsError):
-    """What was asked for may work another time, or elsewhere."""
+    """The request failed, and may work another time, or elsewhere."""
 
     kind = "operation_error"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where this room keeps things below the daemon's home. Folders are 0700, files 0600.
+"""The paths below the daemon's home. Folders are 0700, files 0600.
 
     home/run/<replica>/replica.json        the run file, written before the replica is started
     home/run/<replica>/imports/<package>   a link to an upstream project, under its import name

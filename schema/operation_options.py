@@ -16,7 +16,7 @@ from .spec import DEFAULT_BASE, GRACE_SECONDS
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutOptions:
-    """How episodes are played and written. Each option is declared here and nowhere else."""
+    """The options of a rollout. Each option is declared here and nowhere else."""
 
     episodes: int = option(256, "Number of episodes.", least=1, most=10_000_000)
     concurrency: int = option(64, "Number of episodes at once.", least=1, most=10_000)
@@ -62,7 +62,7 @@ class RolloutOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkOptions:
-    """How an environment is measured. Each option is declared here and nowhere else."""
+    """The options of a measurement. Each option is declared here and nowhere else."""
 
     repetitions: int = option(
         3, "How often each batch is measured.", least=1, most=100, flag="--reps"
@@ -87,7 +87,7 @@ CHECK_NAMES = (
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentTestOptions:
-    """How an environment is tested. Each option is declared here and nowhere else."""
+    """The options of an environment's test. Each option is declared here and nowhere else."""
 
     sessions: int = option(1000, "Number of sessions played to find leaks.", least=20, most=10**6)
     concurrency: int = option(16, "Number of them at once.", least=1, most=1000)
@@ -108,7 +108,7 @@ class EnvironmentTestOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOptions:
-    """How a request is queued and run. Each option is declared here and nowhere else."""
+    """The options of any request. Each option is declared here and nowhere else."""
 
     priority: int = option(
         0, "From -100 to 100; higher priorities run earlier.", least=-100, most=100
@@ -124,7 +124,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DrainOptions:
-    """How replicas are taken away without ending their sessions. Declared here and nowhere else."""
+    """The options for draining replicas. Declared here and nowhere else."""
 
     drain_timeout_seconds: float = option(
         600.0, "How long sessions may go on in a replica that is replaced or taken away.", least=0
@@ -133,7 +133,7 @@ class DrainOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StopOptions:
-    """How replicas are stopped. Declared here and nowhere else."""
+    """The options for stopping replicas. Declared here and nowhere else."""
 
     grace_seconds: float = option(
         GRACE_SECONDS,
@@ -146,7 +146,7 @@ class StopOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """How an image is built. Each option is declared here and nowhere else."""
+    """The options for building an image. Each option is declared here and nowhere else."""
 
     base: str = option(DEFAULT_BASE, "Image that it is based on; it has a Python.", metavar="IMAGE")
     tag: str | None = option(None, "What else to call it: NAME:TAG.", metavar="IMAGE")

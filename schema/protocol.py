@@ -102,7 +102,7 @@ class Serving(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """How sessions are served. Each option is declared here and nowhere else."""
+    """The options of an env host. Each option is declared here and nowhere else."""
 
     max_sessions: int | None = option(
         None, "Maximum number of sessions, of all replicas.", least=1, most=1_000_000
@@ -181,7 +181,7 @@ class ServeOptions:
 
 @dataclass(frozen=True, slots=True)
 class HostConfig(ServeOptions):
-    """What the env host serves, and how.
+    """The configuration of an env host.
 
     Either `app_candidates` (an upstream project: dotted `module:attribute`, tried in order, each
     imported with `import_paths` in front of `sys.path`; then, if none of them exists,

@@ -69,7 +69,7 @@ class RunFileData(TypedDict, total=False):
 
 
 class ServerInfo(TypedDict, total=False):
-    """What a server has said when it was ready; of one that is not ours, less."""
+    """The facts that a server reported when it was ready; fewer from one that is not ours."""
 
     ready: bool
     max_sessions: int | None
@@ -82,7 +82,7 @@ class ServerInfo(TypedDict, total=False):
 
 
 class Capacity(TypedDict, total=False):
-    """How full a server is: the counters of all shards together."""
+    """The load of a server: the counters of all shards together."""
 
     max_sessions: int
     waiting: int

@@ -34,7 +34,7 @@ DEFAULT_BASE = "python:3.11-slim"  # of images that are built here
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions(ServeOptions):
-    """How an environment is started. Each option is declared here and nowhere else."""
+    """The options of a launch. Each option is declared here and nowhere else."""
 
     provider: str = option(LOCAL, "Provider that runs the replicas.", metavar="NAME")
     replicas: int = option(

@@ -56,7 +56,7 @@ class Schedule(StrEnum):
 
 
 class ErrorKind(StrEnum):
-    """Why a request failed."""
+    """The reason why a request failed."""
 
     OPERATION_ERROR = "operation_error"  # the operation raised
     OOM_KILLED = "oom_killed"  # its worker, or a process below it, ran out of memory

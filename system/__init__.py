@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operating system gives, on the standard library alone. Every room may import it.
+"""Wraps what the operating system gives, on the standard library alone. Every room may import it.
 
 The env host imports it inside other projects' Pythons, and a shim most of it, so it is light: no
 dataclasses, pathlib or subprocess where a shim comes by. `process/macos.py` alone imports psutil,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command prints: JSON alone on stdout with `--json`, and then all text on stderr.
+"""Prints for a command: with `--json`, JSON alone on stdout, and all text on stderr.
 
 Progress, hints and errors are on stderr always, results on stdout. Colour only where the stream is
 a terminal and `NO_COLOR` is not set.

@@ -49,7 +49,7 @@ log = logging.getLogger("openenvd.env_host")
 
 @dataclass(frozen=True, slots=True)
 class CallSignature:
-    """How the environments of one class are called."""
+    """The way in which environments of one class are called."""
 
     reset_name: str
     reset_is_async: bool

@@ -17,7 +17,7 @@ _STRICT = ConfigDict(extra="forbid", validate_assignment=True, arbitrary_types_a
 
 
 class Action(BaseModel):
-    """What a client asks for in a step; unknown fields are refused."""
+    """The action of a step; unknown fields are refused."""
 
     model_config = _STRICT
 
@@ -25,7 +25,7 @@ class Action(BaseModel):
 
 
 class Observation(BaseModel):
-    """What an environment answers to a reset or a step; unknown fields are refused."""
+    """The answer of an environment to a reset or a step; unknown fields are refused."""
 
     model_config = _STRICT
 
@@ -35,7 +35,7 @@ class Observation(BaseModel):
 
 
 class State(BaseModel):
-    """Where an episode stands; fields may be added freely."""
+    """The state of an episode; fields may be added freely."""
 
     model_config = ConfigDict(extra="allow", validate_assignment=True, arbitrary_types_allowed=True)
 
@@ -44,7 +44,7 @@ class State(BaseModel):
 
 
 class EnvironmentMetadata(BaseModel):
-    """What `/metadata` answers."""
+    """The answer of `/metadata`."""
 
     model_config = ConfigDict(extra="forbid", validate_assignment=True)
 

@@ -46,7 +46,7 @@ log = logging.getLogger("openenvd.env_host")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the machine has."""
+    """The cores, memory and devices of the machine."""
 
     cores: int
     fds: int  # each process may have
@@ -55,7 +55,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class ServingPlan:
-    """How sessions are served."""
+    """The number of shards and sessions, and how sessions are isolated."""
 
     shards: int
     max_sessions: int  # all together
@@ -175,7 +175,7 @@ def supports_concurrency(
 
 
 class Trial(NamedTuple):
-    """What came of it: the marking of the class, or a failure, or neither in time."""
+    """The result of a trial: the marking of the class, or a failure, or neither in time."""
 
     marking: tuple[bool, str] | None = None  # as `marking_of` returns it
     failure: str | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the protocol takes from upstream's package: JSON-RPC for MCP, and the form of observations.
+"""Types of upstream's package that the protocol needs: JSON-RPC for MCP, forms of observations.
 
 Error codes: https://www.jsonrpc.org/specification#error_object
 
@@ -102,7 +102,7 @@ def serialize(observation: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ObservationForm:
-    """How observations are dumped: by `serialize`, and in one pass where the form is known."""
+    """The form in which observations are dumped: by `serialize`, in one pass where it is known."""
 
     serialize: Callable[[Any], dict[str, Any]] = serialize
     has_metadata: bool | None = True  # sent, among the fields and beside them; None: unknown form

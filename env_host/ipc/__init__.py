@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the processes of one env host share: descriptor passing, the scoreboard, configuration."""
+"""Shared by the processes of one env host: descriptor passing, the scoreboard, configuration."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an env host reports of itself: `GET /capacity`, `GET /metrics`, and through the notify pipe.
+"""The reports of an env host: `GET /capacity`, `GET /metrics`, and those through the notify pipe.
 
-How full it is, is read from the scoreboard.
+They are read from the scoreboard.
 Any shard answers for all of them. A shard's `state` tells apart
 
     starting       its process is there, and does not accept yet

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a connection is answered: `/ws`, HTTP and MCP.
+"""Answers connections: `/ws`, HTTP and MCP.
 
 uvicorn_server.py  uvicorn, and the switch to `/ws`    ws_session.py     a session on `/ws`
 app.py             which HTTP request goes where, and OpenEnv's HTTP routes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may use an environment, decided by the head of each request, before anything acts on it.
+"""Decides who may use an environment, by the head of each request, before anything acts on it.
 
     every HTTP request, every handshake ──▶ `AccessGuard` ──▶ the application
     handshakes of our own sessions ───────▶ `Access.permits` ──▶ the session; or else as above
@@ -54,7 +54,7 @@ _ALLOW_ORIGIN = b"access-control-allow-origin"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request is refused."""
+    """The reason why a request is refused."""
 
     status: int
     detail: str

@@ -29,7 +29,7 @@ DRAIN_POLL_INTERVAL_SECONDS = 0.1  # between two looks whether the last connecti
 
 
 class DatedState(ServerState):
-    """What uvicorn's protocols share; its `default_headers` are of the second they are read in."""
+    """State of uvicorn's protocols; its `default_headers` are of the second they are read in."""
 
     def __init__(self, config: Config, max_connections: int = MAX_CONNECTIONS) -> None:
         self.http_limit = ConnectionLimit(max_connections)  # of connections that others accepted

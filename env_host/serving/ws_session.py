@@ -49,7 +49,7 @@ log = logging.getLogger("openenvd.env_host")
 
 @dataclass(frozen=True, slots=True)
 class SessionService:
-    """What the sessions on WebSockets of one process share."""
+    """The objects that the sessions on WebSockets of one process share."""
 
     paths: frozenset[str]  # `/ws` and `/mcp`, unless the project serves them differently
     table: SessionTable

@@ -38,7 +38,7 @@ log = logging.getLogger("openenvd.env_host")
 
 
 class Admission(Protocol):
-    """Who gets the next slot, and how long clients wait for one (`shard/admission.py`)."""
+    """Decides who gets the next slot, and how long clients wait for one (`shard/admission.py`)."""
 
     def take_promise(self) -> bool:
         """Return whether the next session was promised a slot; it is taken at once then."""
@@ -52,7 +52,7 @@ class Admission(Protocol):
 
 
 class Hooks(Protocol):
-    """What a shard wants to know of its sessions."""
+    """The events of its sessions that a shard handles."""
 
     def new_id(self) -> str:
         """Make the id of the next session."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where synchronous calls run: on a thread of the session's own, or quick ones on a shared one.
+"""Runs synchronous calls: on a thread of the session's own, or quick ones on a shared one.
 
 SQLite connections, Playwright and greenlets are bound to the thread that made them, so the
 factory, every call and `close` of one environment share a thread (`SessionThread`):
@@ -26,7 +26,7 @@ that arrive in one iteration of the event loop are handed over together, and ans
     calls wait (disk, network, sleep)    they cost credit, which quick calls earn; without credit,
                                          each session uses a thread of its own, for a while
 
-So a call that blocks holds others up for less than twice `STALL_SECONDS`, and not again and again.
+So a call that blocks delays others by less than twice `STALL_SECONDS`, and not repeatedly.
 `CallSharing` decides, on the event loop; no lock: `deque` gives each job to one thread alone.
 """
 

@@ -10,7 +10,7 @@
                                   served here, with a ticket that says so: `CAPACITY_REACHED`
 
 A client waits before its handshake is answered: until then a connection is its descriptor and the
-bytes of its head, and can go to whichever shard has room first. After the handshake wait only
+bytes of its head, and can go to the shard that has room first. After the handshake wait only
 sessions that would exceed a client's handshake timeout, or begin over HTTP (`wait_for_room`).
 
 A promise is kept until the session begins, in the same iteration or the next. One that is not used
@@ -38,7 +38,7 @@ _place = operator.attrgetter("place")
 
 
 class _Ticket(NamedTuple):
-    """What was decided about a connection before it asks for its slot."""
+    """The decision about a connection, made before the connection asks for its slot."""
 
     issued_at: int
     rest_seconds: float | None  # that it may still wait; None: it was promised a slot

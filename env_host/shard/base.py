@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ServingProcess`: what shards and isolated sessions have in common.
+"""`ServingProcess`: the common part of shards and isolated sessions.
 
     a connection ─▶ Arrival ─▶ `_route` ─┬─ wants a session ─▶ Admission ─its turn─▶ server
                                          ├─ anything else ────────────────────────▶ server
@@ -101,7 +101,7 @@ MakeServer = Callable[["Definition", SessionTable, Peers | None], ConnectionServ
 
 
 class ServingProcess:
-    """What shards and isolated sessions have in common. Within a running loop."""
+    """The common part of shards and isolated sessions. Within a running loop."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shard's connections: opened, their heads read, and handed on; which of them have sessions.
+"""Opens a shard's connections, reads their heads, and hands them on; reports those with sessions.
 
     inbox ──descriptor──▶ `Arrivals.open` ──▶ `Arrival` reads the head ──▶ on_head
 
@@ -17,7 +17,7 @@ same bytes again, with care.
     it ends          ──▶ its token                         ──▶ supervisor, which closes the copy
     this process exits ▶ the supervisor sends each client a notice, and closes
 
-What happens in one iteration of the loop goes in one message. A connection is not over before the
+The changes of one iteration of the loop go in one message. A connection is not over before the
 supervisor has closed its copy: microseconds later, unless it is forking. Copies are made when they
 can be sent: in a crowd those that wait would take all descriptors.
 """
@@ -232,7 +232,7 @@ def accepted_as_bytes(headers: list[list[str]] | None) -> Headers | None:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a connection asks for."""
+    """The request that a connection begins with."""
 
     wants_session: bool = False  # the connection begins a session of its own
     session_id: str | None = None  # it is for this session

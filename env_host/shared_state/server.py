@@ -67,7 +67,7 @@ def methods_of(state: Any) -> dict[str, Method]:
 
 
 class StateServer:
-    """What the connections of all shards have in common: one state."""
+    """The one state that the connections of all shards share."""
 
     def __init__(self, state: Any, epoch: int) -> None:
         self.epoch = epoch

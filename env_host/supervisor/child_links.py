@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What children say over their links, and how they exit.
+"""Handles the messages of children over their links, and their exits.
 
 a link from each child: ready, sockets of sessions, connections to isolate, failures
 SIGCHLD ──▶ how it exited (`exits.py`) ──▶ clients and shim are notified ──▶ a restart is due
@@ -50,7 +50,7 @@ class ChildLinks:
         self._context = context
         self._accept = accept
         self._keep_one = keep_one
-        self.orphans: Orphans | None = None  # where nothing else can become a child of ours
+        self.orphans: Orphans | None = None  # None: other processes may become children of ours
 
     def add(self, new: Child | None) -> None:
         """Listen to a child that was started."""
@@ -131,7 +131,7 @@ class ChildLinks:
         if self._context.is_ready or not self._context.children.are_ready:
             return
         self._context.is_ready = True
-        self._context.programs.note_known()
+        self._context.programs.record_known()
         self._context.idleness.note_use(time.monotonic())
         self._context.notifier.ready(
             max_sessions=self._context.plan.max_sessions,

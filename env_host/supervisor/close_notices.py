@@ -5,7 +5,7 @@
     it ends                     ──link──▶ the copy is closed
     the child exits             ────────▶ each client is sent a notice, and its copy is closed
 
-The supervisor writes to the bare socket. Should the dead process have left half a frame there, the
+The supervisor writes to the bare socket. If the dead process has left half a frame there, the
 notice lands inside it, and the client sees a broken connection, as it would have anyway.
 """
 

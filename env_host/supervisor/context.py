@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the classes of the supervisor have in common. They run in its one thread."""
+"""The objects that the classes of the supervisor share. They run in its one thread."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ STARTING_SECONDS = 0.5  # that connections wait for a shard that is wanted and d
 
 
 class Inbox:
-    """Where a shard is passed connections: a pair of sockets, of which the supervisor has both."""
+    """A pair of sockets through which a shard gets connections; the supervisor has both."""
 
     def __init__(self, index: int, ends: tuple[socket.socket, socket.socket]) -> None:
         self.index = index

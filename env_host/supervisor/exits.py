@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a child of the supervisor exited: in words, as facts for the shim, as a failure to start.
+"""Explains the exit of a child: in words, as facts for the shim, as a failure to start.
 
     wait status, memory cgroup ──▶ `exit_of` ──▶ `ChildExit` ──▶ `facts`    to the shim
                                                            └──▶ `failure`  before any child served
@@ -30,7 +30,7 @@ KEPT = 8  # exits that `/capacity` shows
 
 @dataclass(frozen=True, slots=True)
 class ChildExit:
-    """How a child exited, and what it had been."""
+    """The exit of a child, and what the child was."""
 
     child: Child
     wait_status: int

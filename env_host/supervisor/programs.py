@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Programs that the environment has started: those killed for memory, and those left running.
 
-A kill is counted by the cgroup that a program is in: the replica's, or an isolated session's. One
-that no exit of a child explains was of another program; its session continues.
+The cgroup of a program counts a kill: the replica's, or an isolated session's. A kill
+that no exit of a child explains killed another program; its session continues.
 
 A session of a shard may start programs, and need not end them. While there are sessions, nothing
 says whose a program is. When there are none, a program was left by one of them if it is in the
@@ -51,12 +51,12 @@ class ProgramWatch:
         if self._group is not None:
             self.kills = KillCount(own_group(is_ours=self._is_own_group), self._group)
 
-    def note_known(self) -> None:
+    def record_known(self) -> None:
         """Record the programs that run before the first session as the environment's own."""
         self._known = self._running()
 
     def report_killed(self) -> None:
-        """Report programs that were killed for memory; their sessions go on."""
+        """Report programs that were killed for memory; their sessions continue."""
         counts = [(each.kills, [each.pid], self._cap) for each in self._children if each.kills]
         for kills, pids, limit in [*counts, (self.kills, self._children.pids, None)]:
             self._report(kills, kills.take_others(pids), limit)

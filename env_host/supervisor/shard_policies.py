@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When shards are started, given back and replaced, and when a replica sleeps: decisions alone.
+"""Decides when shards are started, stopped and replaced, and when a replica sleeps; no effects.
 
 One shard comes with the replica. Each further session or connection that waits wants one more, up
 to what was planned, at once: a fork takes milliseconds. They are given back when for
@@ -64,7 +64,7 @@ class ShardDemand:
 
 
 class Replacement(Enum):
-    """What is to become of a shard."""
+    """The decision about a shard."""
 
     NONE = "none"
     WHEN_IDLE = "when idle"  # it has no other session: none is lost

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""As many shards as there is demand for; each is passed the connections that it is to serve.
+"""Keeps as many shards as there is demand for, and has connections passed to them.
 
 Shards without sessions are stopped after a while. A shard that has exited is restarted, later each
 time when it exits early again and again. One with a step that runs although its session has

@@ -4,8 +4,8 @@
     shard, isolated ──▶ link, configuration, memory cgroup ──fork──▶ leave the supervisor ──▶ serve
                                                           └──new program, where no fork is safe
 
-What a child does then: `shard/shard.py`. A machine may have no room for one more process or
-descriptor: then nothing is left behind, and the caller gets `OSError`. Live children go on.
+The child then runs `shard/shard.py`. A machine may have no room for one more process or
+descriptor: then nothing is left behind, and the caller gets `OSError`. Children that run continue.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the supervisor reports to the shim: the number of sessions, and how full all shards are."""
+"""Reports to the shim how many sessions there are, and how full all shards are."""
 
 from __future__ import annotations
 

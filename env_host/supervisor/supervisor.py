@@ -7,40 +7,39 @@
     shared socket ──▶ `Acceptor` ──▶ `Distributor` ──connections──▶ inbox of each shard
 
 It has one thread, one `select`, and no event loop. It accepts every connection (`acceptor.py`) and
-reads none: whatever it has imported its children share, and nothing that an environment does can
-hurt it. The first shard comes with the replica; others are forked when there are sessions for them
-and are stopped when there have been none for a while (`shard_policies.py`): the last one only of a
-replica that no client has connected to yet.
+reads none: its children share what it has imported, and no environment can harm it. The first
+shard comes with the replica. Further ones are forked when there are sessions for them, and are
+stopped when they had none for a while (`shard_policies.py`); the last one is stopped only if no
+client has connected to the replica yet.
 
 What happens when
 
-    a shard exits         clients and shim are notified, and it is restarted at once;
-                          later each time when it exits early again and again. Connections that it
-                          had taken and not answered are reset
+    a shard exits         clients and shim are notified, and it is restarted at once, or later each
+                          time if it exits early again. Connections that it had taken and not
+                          answered are reset
     an isolated one exits client and shim are notified; its slot is free
-    the state process     its sessions are ended by their shards, the shim is notified, and the
-      exits               next epoch is forked (`shared_state/`); no session begins before
+    the state process     shards end its sessions, the shim is notified, and the next epoch is
+      exits               forked (`shared_state/`); no session begins before that
     a shard never starts  the supervisor fails with the shard's error
     the supervisor exits  the kernel kills its children (PDEATHSIG); their links end, too
     SIGTERM               children are asked to exit, then killed; exit code 0
-    SIGUSR1               drained: what was accepted is served to its end, also when it waits for
-                          the first shard, and no session begins after it; it says so, and when
-                          the last has ended, as SIGTERM. Other replicas listen
-                          at the same address: the listening sockets are closed here. An address
-                          of its own continues to accept, for HTTP sessions, and answers 503 to
-                          clients that want a new one
-    SIGUSR2               the same, and the address is others' from now on: an update has replaced
-                          this replica
-    no client connects    it says so and exits, if it may (`sleep_after_seconds`) and no other
-                          replica has its address. What connects then is left in the kernel's queue,
-                          which is the shim's to watch. With a connection it continues
+    SIGUSR1               drain: what was accepted is served to its end, also when it waits for the
+                          first shard, and no session begins after it. The shim is notified. When
+                          the last session has ended, as SIGTERM. Where other replicas listen at the
+                          same address, the listening sockets are closed. At an address of its own
+                          the replica still accepts HTTP requests, and answers 503 to new sessions
+    SIGUSR2               the same, but the address belongs to others from now on: an update has
+                          replaced this replica
+    no client connects    after `sleep_after_seconds` it notifies the shim and exits, if no other
+                          replica has its address. The shim watches the kernel's queue from then on.
+                          With an open connection the supervisor continues
     threads after import  a fork would copy locks that stay held: children are started as programs
                           that import for themselves; also when the import started processes.
-                          They take seconds to start: all shards come with the replica then
-    few descriptors       copies of sockets are not kept: such clients see only the end of the
-                          connection when their shard exits
-    no room for sessions  what arrives is left in the kernel's queues for the other replicas of
-                          the address, for a moment, before it is let wait here
+                          They take seconds to start, so all shards come with the replica
+    few descriptors       copies of sockets are not kept: clients see only the end of the connection
+                          when their shard exits
+    no room for sessions  connections are left in the kernel's queues for the other replicas of the
+                          address, for a moment, before they are accepted to wait here
     no room for a process a shard is tried again later; a session's client is refused
 """
 

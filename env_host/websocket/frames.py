@@ -277,7 +277,7 @@ POLL_INTERVAL_SECONDS = 0.25  # while connections are held
 
 
 class PartialMessages:
-    """What is kept for each connection of one process. On the event loop only."""
+    """The incomplete messages of the connections of one process. On the event loop only."""
 
     def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES, most_bytes: int = 0) -> None:
         self.max_message_bytes = max_message_bytes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of one replica of an engine: its status file, and the line that clients are sent.
+"""The status of one replica of an engine: its file, and the line that clients are sent.
 
 The same fields as a shim's (`../replica_status.py`), and some of its own. A restarted agent
 continues from the file: the state says what it was about to do. Deadlines are counted since boot,

@@ -46,7 +46,7 @@ BUILT_LABEL = "openenvd.built"  # of images that were built here, by `openenv pr
 
 
 class Preparation(StrEnum):
-    """What is done for replicas before they are started (`preparation/prepare.py`)."""
+    """The preparation that replicas need before they are started (`preparation/prepare.py`)."""
 
     PROGRAM = "program"  # of a Python here; the engine's machines see the same folders
     IMAGE = "image"  # built or pulled by Docker here
@@ -202,7 +202,7 @@ class ReplicaPlan:
 
 
 class InstanceState(StrEnum):
-    """How far an instance is. Whether its server answers is asked by the agent."""
+    """The state of an instance. The agent asks whether its server answers."""
 
     STARTING = "starting"  # created, pulled, waiting for a place
     RUNNING = "running"

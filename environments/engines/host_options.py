@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replica is given: options that engines read, change and refuse; its program; its GPUs.
+"""The inputs of a replica: options that engines read, change and refuse; its program; its GPUs.
 
 `HOST_OPTIONS_VARIABLE` has the options of its server, as JSON. `--engine-option NAME=VALUE` are the
 engine's own, which `read_options` reads by the engine's table.

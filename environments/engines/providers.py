@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What starts replicas: this machine, or an engine that is installed (`registry.py`)."""
+"""Finds the provider that starts replicas: this machine, or an engine (`registry.py`)."""
 
 from __future__ import annotations
 

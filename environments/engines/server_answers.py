@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replica's server answers over HTTP, as a shim would have got through its pipe.
+"""Asks a replica's server over HTTP what a shim would have got through its pipe.
 
 /health      every server: whether it is ready
 /capacity    an env host of ours: sessions and counters (`env_host/ipc/reports.py`), and why

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a source needs before it runs: a virtual environment here, or a container image.
+"""Prepares a source to run: a virtual environment here, or a container image.
 
 prepare.py       makes what a provider names, and returns what its replicas run
 project_venv.py  the virtual environment of a project, made by uv.py, or laid over one

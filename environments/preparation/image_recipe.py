@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image is made of: its Dockerfile, as text. Pure functions.
+"""Writes the recipe of an image: its Dockerfile, as text. Pure functions.
 
     BASE ─┬─▶ build   uv, the dependencies' files, an installation ─▶ /opt/venv, /opt/openenvd
           └─▶ image   ◀── those two, and the project's files

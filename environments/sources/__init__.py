@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be launched: a bundled name, a project folder, a class; and what of it runs."""
+"""Reads what can be launched: a bundled name, a project folder, a class; and what of it runs."""

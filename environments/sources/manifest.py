@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an `openenv.yaml` says."""
+    """The content of an `openenv.yaml`."""
 
     path: Path
     name: str

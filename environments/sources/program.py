@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replica runs: which Python, which folder, and what the env host serves.
+"""The program of a replica: which Python, which folder, and what the env host serves.
 
 Decided once per launch, the same for all replicas; `engines/` turn it into processes.
 """
@@ -30,7 +30,7 @@ HOST_PRELOAD = (
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """How one environment is served."""
+    """The way in which one environment is served."""
 
     python: Path
     folder: Path  # where it runs

@@ -35,7 +35,7 @@ _LISTING_TRIES = 100
 
 
 class Place(NamedTuple):
-    """Where an episode lies."""
+    """The place of an episode."""
 
     path: str
     offset: int = 0
@@ -141,7 +141,7 @@ READ_AHEAD_BYTES = 8 << 20  # more than a kernel has read ahead of us
 
 
 class _Places:
-    """Where episodes lie. All rows of a folder share this, so that one of them lists it for all."""
+    """Places of episodes. All rows of a folder share this, so that one of them lists it for all."""
 
     def __init__(self, folder: Path, found: dict[str, Place]) -> None:
         self.folder = folder

@@ -200,7 +200,7 @@ def pause(timeout: asyncio.Timeout) -> Callable[[], None] | None:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a policy gets besides the observation."""
+    """The inputs of a policy besides the observation."""
 
     episode_id: str
     number: int  # of the step it decides on, from 0

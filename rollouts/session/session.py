@@ -47,7 +47,7 @@ _OUR_COMPLAINTS = (CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.M
 
 
 class SessionEnd(StrEnum):
-    """Why a session cannot be used."""
+    """The reason why a session cannot be used."""
 
     NOT_CONNECTED = "not_connected"  # nothing answers at the address, or it refuses
     NO_CAPACITY = "no_capacity"  # the server has no room for another session

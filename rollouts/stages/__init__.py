@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done to episodes between collecting and training.
+"""Processes episodes between collecting and training.
 
     sinks.py         sinks in front of a sink: one leaves failed episodes out, the other waits for
                      a group, then filters and weighs it;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `--advantages`, `--filter` and `--policy` name, and whether it may be named so.
+"""Resolves the names in `--advantages`, `--filter` and `--policy`.
 
 group-normalised                 a name of ours
 min-steps=3                      one that takes a number
@@ -125,7 +125,7 @@ _PLAIN: dict[str, Filter] = {FAILED: sinks.failed, ZERO_ADVANTAGE: sinks.without
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """What is done to episodes before they are written; nothing, unless asked for."""
+    """The processing of episodes before they are written; none, unless asked for."""
 
     group: int | None = None  # how many episodes are compared with each other
     advantages: str = GROUP_NORMALISED

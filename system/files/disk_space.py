@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said where the disk of a folder is full, or read-only: the same words everywhere."""
+"""Words for a disk that is full or read-only: the same everywhere."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where this process stands in the control group trees: v1, v2, or both at once (hybrid).
+"""Locates this process in the control group trees: v1, v2, or both at once (hybrid).
 
 `locate` reads `/proc/self/cgroup` (which group) and `/proc/self/mountinfo` (where that tree is
 mounted, and from which group on: in a container the mount shows a subtree only). Every path can

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many more processes there may be, and what to say when the system refuses one.
+"""Counts how many more processes there may be, and explains why the system refuses one.
 
 The kernel counts threads as processes, in every control group with a `pids.max` and, for anybody
 but root, per user (`RLIMIT_NPROC`). A fork beyond that is refused with EAGAIN, which Python shows

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process, or a tree of them, holds now. Sizes are bytes."""
+"""Measures the memory of a process, or of a tree of them. Sizes are bytes."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _SEND_BUFFER_BYTES = MB
 
 
 class Message(NamedTuple):
-    """What one process sends to another."""
+    """A message from one process to another."""
 
     head: Json
     body: bytes = b""

@@ -27,7 +27,7 @@ from .proc import shared_limit_sentence, signal_name
 
 
 class ExitKind(StrEnum):
-    """What ended the process."""
+    """The cause of the end of a process."""
 
     EXITED = "exited"  # it returned from main with `exit_code`
     SIGNALED = "signaled"  # a signal, neither ours nor for memory
@@ -38,14 +38,14 @@ class ExitKind(StrEnum):
 
 
 class Certainty(StrEnum):
-    """How sure the explanation is."""
+    """The confidence of an explanation."""
 
     CERTAIN = "certain"
     PROBABLE = "probable"
 
 
 class Detector(StrEnum):
-    """How it was found out that memory ran out, or who ended it."""
+    """The way in which the cause of an end was detected."""
 
     CGROUP = "cgroup"
     KERNEL_LOG = "kernel_log"
@@ -69,7 +69,7 @@ _KILLED_BY: dict[Detector | None, str] = {
 
 @dataclass(frozen=True, slots=True)
 class ExitReason:
-    """How one process (or the tree below it) ended, with the evidence.
+    """The end of one process (or the tree below it), with the evidence.
 
     Sizes are in bytes, durations in seconds. `evidence` is one line for people, such as
     `cgroup openenvd/long-3, oom_kill 0→1`.

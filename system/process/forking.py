@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process does before it forks others, and what these do in place of exec.
+"""Prepares a process to fork others, and the forks to run in place of exec.
 
     before the first fork              `preload`, `thread_count`
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Linux tells in `/proc` and macOS through psutil. Nothing here is called on Linux.
+"""Facts that Linux has in `/proc` and macOS gives through psutil. Not called on Linux.
 
 `install` must have been called before a process is identified; the package's root does so.
 psutil is imported when it is needed first, since the CLI has no use for it.

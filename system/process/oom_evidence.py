@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel counts and writes when it kills for memory. Light: a shim imports it.
+"""Reads the kernel's counters and log of kills for memory. Light: a shim imports it.
 
 Read before and after an exit; what it means is decided in `diagnose.py`.
 """

@@ -25,7 +25,7 @@ _KILL_ROUNDS = 100
 
 
 class ProcessStat(NamedTuple):
-    """What one line of `/proc/<pid>/stat` says of a process."""
+    """The facts in one line of `/proc/<pid>/stat`."""
 
     pid: int
     name: str

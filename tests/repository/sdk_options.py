@@ -29,10 +29,10 @@ from __future__ import annotations
 from typing import Any, TypedDict
 '''
 CLASSES = (
-    ("RequestOptions", "TypedDict", RequestOptions, "How a request is queued and run."),
-    ("DrainOptions", "RequestOptions", DrainOptions, "How replicas that are taken away end."),
-    ("LaunchOptions", "DrainOptions", LaunchOptions, "How an environment is started."),
-    ("RolloutOptions", "RequestOptions", RolloutOptions, "How episodes are played and written."),
+    ("RequestOptions", "TypedDict", RequestOptions, "The options of any request."),
+    ("DrainOptions", "RequestOptions", DrainOptions, "The options for stopping replicas."),
+    ("LaunchOptions", "DrainOptions", LaunchOptions, "The options of a launch."),
+    ("RolloutOptions", "RequestOptions", RolloutOptions, "The options of a rollout."),
 )
 
 

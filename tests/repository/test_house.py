@@ -14,12 +14,12 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_603,
-    "code lines": 48_287,
-    "modules": 416,
-    "test lines": 74_112,
-    "words of pages": 24_790,
-    "words of decisions": 7_093,
+    "shipped lines": 75_587,
+    "code lines": 48_279,
+    "modules": 415,
+    "test lines": 74_200,
+    "words of pages": 24_816,
+    "words of decisions": 7093,
     "folders at the root": 15,
     "large classes": 3,
     "crowded folders": 2,

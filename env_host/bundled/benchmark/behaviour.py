@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmark environment does, for both of its servers; on pydantic alone.
+"""The behaviour of the benchmark environment, for both of its servers; on pydantic alone.
 
 The same fields and methods are mixed into our base classes (`environment.py`) and into upstream's
 (`upstream_app.py`), so that both servers do the same work. Asynchronous unless `BENCHMARK_SYNC=1`

@@ -10,11 +10,11 @@ from .behaviour import SeenFields, WaitFields, Waits, WaitsOnLoop, is_synchronou
 
 
 class BenchmarkAction(WaitFields, Action):
-    """How long to wait."""
+    """The time to wait."""
 
 
 class BenchmarkObservation(SeenFields, Observation):
-    """Who waited, and how long."""
+    """The process that waited, and its time."""
 
 
 class SyncBenchmarkEnvironment(Waits, Environment[BenchmarkAction, BenchmarkObservation, State]):

@@ -22,11 +22,11 @@ _http_server: Any = importlib.import_module("openenv.core.env_server.http_server
 
 
 class BenchmarkAction(WaitFields, _types.Action):  # type: ignore[misc]
-    """How long to wait."""
+    """The time to wait."""
 
 
 class BenchmarkObservation(SeenFields, _types.Observation):  # type: ignore[misc]
-    """Who waited, and how long."""
+    """The process that waited, and its time."""
 
 
 class SyncBenchmarkEnvironment(Waits, _interfaces.Environment):  # type: ignore[misc]

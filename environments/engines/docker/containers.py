@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Docker says of a container: where it is reached, and how it ended.
+"""Reads Docker's facts about a container: where it is reached, and how it ended.
 
     a published port   client ──▶ docker-proxy ──▶ container     docker-proxy ends with dockerd
     its own address    client ───────────────────▶ container     as long as the container runs

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Kubernetes is, as `kubectl` finds it; without its library.
+"""Finds Kubernetes as `kubectl` finds it; without its library.
 
     KUBECONFIG ▶ ~/.kube/config, where there is one ▶ the cluster that this process runs in
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pod says of itself: how far it is, why it waits, how it ended. Pure functions.
+"""Reads a pod's status: its state, why it waits, how it ended. Pure functions.
 
 Pending                            STARTING; EXITED, where its image cannot be had
 Running                            RUNNING; EXITED, once its container or its node is gone

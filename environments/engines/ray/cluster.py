@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of a Ray cluster, in the process that is connected to it (`driver.py`).
+"""Questions to a Ray cluster, in the process that is connected to it (`driver.py`).
 
     replica:NAME     in the cluster's KV, by the agent: whose the instance is, its actor's name, id
     report:ACTOR     by the actor: where it listens, how it has ended (`replica.py`)

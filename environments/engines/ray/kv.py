@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What openenvd keeps in a Ray cluster's own KV, in its GCS: small JSON objects by key.
+"""Keeps small JSON objects by key in a Ray cluster's own KV, in its GCS.
 
 Imported where Ray's library is connected: in the driver, and in actors. Keys: `cluster.py`.
 """

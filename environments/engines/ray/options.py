@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replica's plan asks of Ray, and which Ray cluster is meant.
+"""Translates a replica's plan for Ray, and finds the Ray cluster.
 
     --memory, --cpus, --gpus     `memory`, `CPU` (1 by default) and `GPU` of the placement group
     resources={"disk": 1}        custom resources, as `ray start --resources` names them

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replica's actor does on its node: it has a shim, as a local replica has.
+"""The actor of a replica on its node: it has a shim, as a local replica has.
 
     actor (a worker of Ray's) ──starts──▶ shim ──▶ env host ──▶ its sessions
        │  thread ◀──── status ─────────────┘

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Slurm job of ours runs on its node, and the files by which it and the engine talk.
+"""The program of a Slurm job on its node, and the files by which it and the engine talk.
 
 `python -m …engines.slurm.job FOLDER`:
 
@@ -69,7 +69,7 @@ def report_name(job: str) -> str:
 
 @dataclass
 class JobReport:
-    """What a job says of itself.
+    """The report of a job about itself.
 
     Attributes:
         job: Its id.

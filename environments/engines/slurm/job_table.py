@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of this user's jobs: Slurm's last answer, and what each job has written since.
+"""Keeps the facts about this user's jobs: Slurm's last answer, and the reports of the jobs.
 
     squeue, at most every FRESH_SECONDS ──▶ rows ─┬─▶ has it ended? when will it?
     JOB.json in the replica's folder ──▶ reports ─┴─▶ is it silent, lost, left?

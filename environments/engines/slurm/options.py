@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replica's plan is as arguments of `sbatch`, and the script that its job runs.
+"""Translates a replica's plan into arguments of `sbatch`, and the script that its job runs.
 
 `--engine-option NAME=VALUE` is `sbatch`'s own `--NAME=VALUE`, or `--NAME` for `true`: partition,
 account, time, qos, constraint and all others, which Slurm itself checks. Those that openenvd
