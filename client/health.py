@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the daemon answers: `python -m openenvd.client.health`, for probes of its pod.
+"""`python -m openenvd.client.health` exits with 0 if the daemon answers, for probes of its pod.
 
 Commands start a daemon where they find none, which in a pod would be one beside its own; this asks
 alone. Exit code 0: it answers.

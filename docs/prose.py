@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A linter of the pages' prose: plain English, and pages that stay short.
+"""A linter of prose: pages in plain English that stay short, and docstrings that are sentences.
 
     python docs/prose.py [PAGE…]      the pages of the repository by default
 
 It prints what it refuses and what to write instead, and exits with 1. Code and what a program
-prints are left out. (The linter `vale` of the package index fetches its program elsewhere.)
+prints are left out. Of docstrings it reads those that `docs/reference` shows. (The
+linter `vale` of the package index fetches its program elsewhere.)
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -27,6 +29,8 @@ REFUSED = {
     r"\blobby\b|\bdoors?\b|\bsiblings\b": "backlog, control socket, peer replicas",
     r"\bhindrance|insistent|obey|\blull\b": "the field's word",
 }
+OPENINGS = re.compile(r"(What|How|Whether|Where|Why|Who|Which|Tell|Say|Have|Let|Forget|Note)\b")
+SHOWN = re.compile(r"^::: openenvd\.([a-z_.]+)\.[A-Za-z_]+$", re.MULTILINE)
 README_WORDS, README_LINKS, DECISION_WORDS = 900, 6, 250
 # Decisions with a state machine or a measurement.
 LONGER = {"0001", "0007", "0014", "0023", "0025", "0026", "0031", "0032"}
@@ -55,6 +59,19 @@ def faults(page: Path) -> Iterator[str]:
         yield f"{words} words, and a decision has {DECISION_WORDS}"
 
 
+def docstring_faults() -> Iterator[str]:
+    """Yield the docstrings of the reference's modules that begin without a subject or a verb."""
+    texts = [page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md")]
+    for name in sorted({name for text in texts for name in SHOWN.findall(text)}):
+        path = ROOT / (name.replace(".", "/") + ".py")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                opening = OPENINGS.match(ast.get_docstring(node) or "")
+                if opening:
+                    place = f"{path}:{getattr(node, 'lineno', 1)}"
+                    yield f"{place}: a docstring that begins with {opening[0]!r}"
+
+
 def main(arguments: list[str]) -> int:
     """Print the faults of all pages, or of the named ones."""
     found = [
@@ -62,6 +79,7 @@ def main(arguments: list[str]) -> int:
         for page in (map(Path, arguments) if arguments else pages())
         for fault in faults(page)
     ]
+    found += [] if arguments else docstring_faults()
     sys.stdout.write("\n".join([*found, f"{len(found)} faults", ""]))
     return bool(found)
 
