@@ -16,7 +16,7 @@ _LOG_HEADER = "openenvd-log"  # the id of the replica whose log an answer is
 
 
 class RequestFilters(TypedDict, total=False):
-    """Which requests are listed; None is no filter."""
+    """The filter of a list of requests; None filters nothing."""
 
     states: Sequence[str] | None  # in one of these states
     operation: str | None

@@ -30,7 +30,7 @@ _POLL_INTERVAL_SECONDS = 0.5  # at most, between two looks at a request
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a request is.
+    """The progress of a request.
 
     Attributes:
         message: What it is doing, or how far it is, in words.
