@@ -7,7 +7,7 @@
     agent/         the process above the replicas of an engine, which outlives the daemon
     gateway/       one address for all environments: Envoy, and its configuration
     run_files.py   one file for each replica; stops and restarts replicas
-    strays.py      what runs and nobody has written down: shown, and stopped when asked
+    strays.py      what runs without a record: shown, and stopped when asked
     agent_client.py
                    starts the agent of an engine, and asks it
     access.py      asks an environment over HTTP; follows one launch through its restarts

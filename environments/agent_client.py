@@ -19,7 +19,7 @@ One JSON object a line, one answer a question. Failure cases:
 * No agent runs, or it was killed: the next one that needs it starts another, which finds its run
   files, and on the engine what they describe. Nothing on the engine ends with an agent.
 * Two start one at the same time: the lock of the engine's folder lets one of them do it.
-* It is ending, having had nothing to do: it does so with that lock, so that nobody connects to it.
+* It is ending, having had nothing to do: it does so with that lock, so no client connects to it.
 * It is killed while it answers: the question is asked again, of the next one, a few times.
 
 `EngineAddress`: one engine: its kind, and the variables that say which of that kind it is.
@@ -27,7 +27,7 @@ One JSON object a line, one answer a question. Failure cases:
     a launch ──▶ engines/registry.py: address_here ──▶ the run file ──▶ the agent of that address
                     the launch's own variables, resolved                   its variables
 
-Everything about a replica is asked of the engine that was used at its launch: variables of whoever
+Everything about a replica is asked of the engine that was used at its launch: the variables of what
 starts its agent again (a daemon, a `down`) change nothing. Two addresses of one kind have an agent
 each.
 """

@@ -47,7 +47,7 @@ class State(StrEnum):
 class Event(StrEnum):
     """A request, or an observation."""
 
-    START = "start"  # it is to be started again; a client has connected to one that is asleep
+    START = "start"  # start it again; a client has connected to one that is asleep
     READY = "ready"  # its server serves
     DRAIN = "drain"  # its sessions are to end within some seconds, and then it
     DRAINS = "drains"  # its server begins no session any more

@@ -27,7 +27,7 @@ class ReplicaStatus:
     """What is known of a replica, through its generations."""
 
     def __init__(self, earlier: StatusLine | None = None) -> None:
-        """Begin before the first report; a later process goes on from what is in `earlier`."""
+        """Begin before the first report; a later process continues from what is in `earlier`."""
         known: StatusLine = earlier or {}
         life = {key: value for key, value in known.items() if key in Life._fields}
         self.life = Life(**life | {"state": State(known.get("state", State.STARTING))})  # type: ignore[arg-type]

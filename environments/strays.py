@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Strays: what runs with this home's label, and nobody has written down.
+"""Strays: what runs with this home's label, and has no record.
 
     on an engine    an instance without a run file: the agent writes down which there are
     any provider    a replica with a run file, of a launch that no table knows, and whose
                     environment's name is another launch's by now; one whose run file was set
                     aside, and that no table knows
 
-They are shown, and stopped when somebody asks for it: a lost table must not cost what runs.
+They are shown, and stopped on request: a lost table must not cost what runs.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ Failure cases, and what the executor makes of them:
 
 | what happens                               | what it does                                        |
 |--------------------------------------------|-----------------------------------------------------|
-| operation raises, or calls `sys.exit`      | `Raised`; the worker goes on                        |
+| operation raises, or calls `sys.exit`      | `Raised`; the worker continues                      |
 | operation raises `MemoryError`             | `Died` (out of memory, by `MemoryError`); recycled  |
 | result is no JSON                          | `Raised` (a `TypeError` naming the type)            |
 | worker exits, segfaults, is killed         | what it had already sent counts; else `Died`        |

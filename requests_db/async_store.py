@@ -35,7 +35,7 @@ from sqlalchemy import Connection
 from .connections import Reader, WriteConnection
 from .sql.queries import Query, prepare
 
-MAX_GROUP = 64  # calls per transaction: the dispatcher's writes wait for so many at most
+MAX_GROUP = 64  # calls per transaction: the dispatcher's writes wait for no more of them
 
 P = ParamSpec("P")
 R = TypeVar("R")

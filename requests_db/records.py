@@ -162,7 +162,7 @@ class Outcome:
     peak_bytes: int | None = None
 
 
-RETRYING = "retrying"  # the `phase` of the progress that a retry is told by
+RETRYING = "retrying"  # the `phase` of the progress that announces a retry
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ class Submitted:
 
     request: Request
     events: Events
-    # Running launches that were called off: their workers have yet to be ended.
+    # Running launches that were cancelled: their workers have yet to be ended.
     ends: tuple[str, ...] = ()
 
 

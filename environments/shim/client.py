@@ -71,7 +71,7 @@ def start_shim(
     """
     folder = Path(run_dir)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # The socket first: whoever finds the run file and cannot connect takes the shim for dead.
+    # The socket first: who finds the run file and cannot connect takes the shim for dead.
     with open_control_socket(run_file["socket_path"]) as control:
         try:
             write_json(str(folder / RUN_FILE_NAME), run_file, sync=True)

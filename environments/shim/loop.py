@@ -34,7 +34,7 @@ What happens when
                             has no client yet ends at once; without a server: as "stop"
     stop twice              the earlier deadline wins; a stopped shim is gone
     start while running     nothing
-    nobody uses the server  it says so and exits ("asleep"); its memory is free. When a client
+    the server is unused    it says so and exits ("asleep"); its memory is free. When a client
                             connects, or at "start", the next server is started, which accepts what
                             waits in the kernel's queue; a client that connects while it exits too
     we are killed then      a new shim starts its server at once

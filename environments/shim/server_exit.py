@@ -149,7 +149,7 @@ def _victims(report: Json) -> int:
 
 
 def _after_kills(before: OomCounters, last: OomCounters, kills: int) -> OomCounters:
-    """Return the counters from before, moved on by so many kills."""
+    """Return the counters from before, moved on by these kills."""
     pairs = ((before.oom_kills, last.oom_kills), (before.vmstat, last.vmstat))
     return OomCounters(
         *(

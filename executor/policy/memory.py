@@ -128,7 +128,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class LimitViolation:
-    """A worker that is to be killed, and the evidence. Sizes in bytes."""
+    """A worker that must be killed, and the evidence. Sizes in bytes."""
 
     name: str
     held_bytes: int

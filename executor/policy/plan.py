@@ -184,9 +184,9 @@ MAX_LONG_FORKS_AT_ONCE = 16
 _FIRST_BACK_OFF_SECONDS = 0.05
 _MAX_BACK_OFF_SECONDS = 5.0
 
-# After so many failed starts in a row, waiting tasks fail rather than hang.
+# After this many failed starts in a row, waiting tasks fail rather than hang.
 MAX_FAILED_STARTS = 6
-# The preload itself may be what kills the zygote: after so many, workers start without it.
+# The preload itself may be what kills the zygote: after this many, workers start without it.
 FAILED_STARTS_BEFORE_BARE = 3
 
 
@@ -231,5 +231,5 @@ def reason_to_recycle(*, grown_bytes: int | None) -> str | None:
 
 
 def back_off_seconds(failures: int) -> float:
-    """Say how long to wait before the next start, after so many that failed in a row."""
+    """Return how long to wait before the next start, after some that failed in a row."""
     return backoff_seconds(failures, first=_FIRST_BACK_OFF_SECONDS, longest=_MAX_BACK_OFF_SECONDS)

@@ -139,8 +139,8 @@ class Zygote:
                 was_alone = exited.si_status == signal.SIGKILL and self._was_alone(exited.si_pid)
                 pid, status, usage = os.wait4(exited.si_pid, 0)
                 self._workers.discard(pid)
-                told = {"exited": pid, "status": status, "peak_bytes": usage.ru_maxrss * 1024}
-                self.send({**told, "was_alone": was_alone})
+                report = {"exited": pid, "status": status, "peak_bytes": usage.ru_maxrss * 1024}
+                self.send({**report, "was_alone": was_alone})
 
     def _was_alone(self, pid: int) -> bool:
         """Say whether a worker that waits to be reaped never had a child.

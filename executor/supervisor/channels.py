@@ -75,7 +75,7 @@ class WakeUp:
         return now >= self._deadline
 
     def seconds_left(self, now: float) -> float | None:
-        """Return how long to wait; None for ever.
+        """Return how long to wait; None: without end.
 
         A wait of a year is no error: the kernel's timers end at 2^31 ms, and waking up once too
         often does nothing.

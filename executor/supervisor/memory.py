@@ -8,7 +8,7 @@
     a task fails, a worker exits ──▶ evidence ──▶ `events.py`
 
 Counters only ever grow, so `evidence` holds what moved since the last reading. A kill during a task
-that then goes on is no reason of a later SIGKILL, so the counters are looked at once a second too:
+that then runs on is no reason of a later SIGKILL, so the counters are looked at once a second too:
 a SIGKILL is explained by what moved since the last look but one. (Not the last: a kill is counted
 before its victim has exited.)
 
@@ -196,7 +196,7 @@ class WorkerMemory:
         return min(self._watchdog_at, self._look_at)
 
     def look_when_due(self, now: float) -> PooledWorker | None:
-        """Look; return a worker that is to be killed, its `limit_violation` set."""
+        """Return a worker that must be killed, its `limit_violation` set."""
         if now >= self._look_at:
             self.look_at_cgroups(now)
         return self._find_violator(now) if now >= self._watchdog_at else None

@@ -9,7 +9,7 @@
                           ├ Unsafe ──▶ from then on workers are spawned
                           └ silence ──▶ as its end
 
-Used by the supervisor thread alone, but for `zygote_pid`. What becomes of the workers of a lost
+Used by the supervisor thread alone, but for `zygote_pid`. The fate of workers of a lost
 source is decided in `lifecycle.py`.
 """
 

@@ -65,7 +65,7 @@ Operation = Callable[[dict[str, Any], str, str, Callable[[dict[str, Any]], None]
 # The kernel picks workers before the daemon, its zygote and the replicas when memory runs out.
 WORKER_OOM_SCORE_ADJ = 600
 
-# Peaks are told apart only when a task used this much more than the worker did before: resetting
+# Peaks are distinct only when a task used this much more than the worker did before: resetting
 # the kernel's high-water mark costs more than a quick task.
 WORTH_MEASURING_SECONDS = 0.03  # a task that takes as long may be measured with care
 PEAK_RESOLUTION_BYTES = MB
@@ -180,7 +180,7 @@ class Worker:
         if children_are_left():
             return "the operation left child processes running"
         if self._memory.children_masked:
-            return "the next children are to be measured anew"
+            return "the next children are measured from zero"
         return "it was asked to stop" if self._was_stopped else None
 
     def _receive(self) -> dict[str, Any] | None:
@@ -246,7 +246,7 @@ class MemoryUsage:
     def __init__(self) -> None:
         self._floor_bytes = 0
         self._children_bytes = 0
-        self.children_masked = False  # the children of a later task cannot be told from this one's
+        self.children_masked = False  # this one's children hide those of a later task
         self._statm: int | None = None
         with contextlib.suppress(OSError):
             self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)

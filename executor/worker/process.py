@@ -3,7 +3,7 @@
 
 The death pipe is never written. The daemon holds the writing end; when that closes, the daemon has
 exited. A worker that waits for a task sees its own pipe end. A busy one does not look, may be stuck
-in C code, and may have children. So the *kernel* is asked to act: the worker opens the pipe anew
+in C code, and may have children. So the *kernel* is asked to act: the worker opens the pipe again
 (an open file description of its own), makes its process group the owner and SIGKILL the signal of
 that file. When the last writer closes, which the death of the daemon does, the whole group gets it
 (fcntl(2), F_SETOWN and F_SETSIG).
@@ -46,7 +46,7 @@ def arm_parent_death_signal(descriptor: int) -> None:
 
 
 def _ask_kernel(descriptor: int) -> None:
-    # Anew, because owner and signal belong to the open file description, which forks share.
+    # Again, because owner and signal belong to the open file description, which forks share.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     own = os.open(f"/proc/self/fd/{descriptor}", flags)
     os.close(descriptor)

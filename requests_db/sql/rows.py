@@ -39,7 +39,7 @@ from ..records import (
 from .tables import environments, events, expectations, generations, replicas, requests
 
 # A step of priority is worth so long a wait: a request that waits longer than that is ahead of one
-# that came later and is one step more urgent, so none waits for ever.
+# that came later and is one step more urgent, so none starves.
 PRIORITY_STEP_SECONDS = 60.0
 
 R = TypeVar("R")
@@ -177,13 +177,13 @@ class QueueClock:
     """The time by which pending requests age: seconds that never step. Any thread may ask.
 
     The wall clock may step, by a day or by years (a laptop that meets its time server), and the
-    monotonic clock begins anew with each boot. So arrivals are monotonic seconds, counted in each
+    monotonic clock starts again with each boot. So arrivals are monotonic seconds, counted in each
     life of the daemon from the youngest unfinished request's arrival: a later request never has an
     earlier arrival, and all that wait age alike. Time without a daemon counts for none of them.
     """
 
     def __init__(self, latest_arrival: float = 0.0) -> None:
-        """Goes on from `latest_arrival`, on the clock of an earlier daemon."""
+        """Continues from `latest_arrival`, on the clock of an earlier daemon."""
         self._ahead = latest_arrival - time.monotonic()
 
     def now(self) -> float:

@@ -213,7 +213,7 @@ ADD_TO_TALLY = (
 )
 TALLY = select(*(_t[state.value.lower()] for state in RequestState))
 PENDING_TALLY = select(_t.pending)
-# Only read when so many wait in both schedules together; the claim's index answers it alone.
+# Only read when that many wait in both schedules together; the claim's index answers it alone.
 PENDING_OF = (
     select(func.count())
     .select_from(requests)

@@ -25,7 +25,7 @@ what was launched: tokens and secret variables are in the launches' requests alo
 transaction that writes an event updates it, so a count costs one row, and numbers of events are
 given out in the order of commits: a reader that resumes after number n has missed nothing below n.
 It also has for how long daemons have run. `marks` say which event was the last at which of these
-seconds: what is old is told by them, and not by times, because wall clocks step (`retention.py`).
+seconds: they say what is old, and times do not, because wall clocks step (`retention.py`).
 """
 
 from __future__ import annotations

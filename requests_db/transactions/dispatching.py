@@ -216,7 +216,7 @@ def _record_outcomes(
             journal.moved(request, RequestState.RUNNING, outcome.state, outcome.finished_at)
 
 
-# A daemon that is killed is no failure of what ran; but what ends each one must not run for ever.
+# A daemon that is killed is no failure of what ran; but what ends each one must not run on.
 MAX_LOST_DAEMONS = 10
 
 

@@ -230,7 +230,7 @@ def move(
         return
     before = GENERATIONS.read(found)
     if state is GenerationState.RETIRED and before.state is GenerationState.STARTING:
-        # Taken down before it was seen to serve: it was ready, or its launch was called off.
+        # Taken down before it was seen to serve: it was ready, or its launch was cancelled.
         if _has_succeeded(connection, before.request_id):
             before = replace(before, served_at=now)
         else:

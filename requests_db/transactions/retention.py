@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Removes what is old: ended requests with their events, environments that ended long ago.
 
-How long ago something happened is told by no wall clock, which may step by a day or by years, but
-by how long daemons have run since. `note_time` adds to these seconds and, now and then, marks which
+No wall clock says how long ago something happened, since it may step by a day or by years. It is
+how long daemons have run since. `note_time` adds to these seconds and, now and then, marks which
 event was the last: what had no event since a mark that is old enough is old.
 
 What may be much is done in steps, each a short transaction: generators give other writers their

@@ -108,7 +108,7 @@ def adopt(connection: Connection, environment: Environment) -> tuple[Event, ...]
 
 
 def cancel(connection: Connection, request_id: str, now: float) -> Cancellation | None:
-    """Cancel a pending request; note for a running one that it is to be cancelled."""
+    """Cancel a pending request; mark a running one for cancellation."""
     row = connection.execute(statements.REQUEST_BY_ID, {"of_id": request_id}).one_or_none()
     if row is None:
         return None

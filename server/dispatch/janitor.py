@@ -7,7 +7,7 @@
                                             while all are too large together
 
 A request or replica that runs keeps its log, which counts towards the total. What is old, and older
-than what, is told by monotonic time and the numbers of events: a wall clock may step. Owns the two
+than what, follows from monotonic time and event numbers: a wall clock may step. Owns the two
 deadlines. The dispatcher's thread calls it, because that thread knows what runs.
 """
 

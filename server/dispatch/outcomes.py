@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is recorded and told of a request that ended, and whether it runs again. Pure.
+"""Decides what is recorded of a request that ended, and whether it runs again. Pure.
 
 Of one that was killed for memory: how much more it is to have, the story, and what to try.
 """

@@ -255,11 +255,11 @@ class Recorder:
 def _with_error(retry: Retry, error: RequestError | None, request: Request) -> Retry:
     """Add how the attempt ended, which the request itself does not keep; all without secrets."""
     secrets = secret_values(request.payload)
-    told = (
+    text = (
         {name: hide_credentials(value) for name, value in asdict(error).items()} if error else None
     )
     message = without_secrets(retry.message, request.payload)
-    return replace(retry, message=message, error=hide_values(told, secrets))
+    return replace(retry, message=message, error=hide_values(text, secrets))
 
 
 def _level_of(request: Request) -> int:

@@ -144,7 +144,7 @@ class RequestTraces:
         Args:
             request: As it was claimed.
             at: When it ended.
-            state: What it is now; PENDING when it is to be run again.
+            state: What it is now; PENDING when it will run again.
             error: Why it failed.
             exit_reason: How its worker, or a replica that it was starting, exited.
             peak_bytes: The most memory that it used.
@@ -164,8 +164,8 @@ class RequestTraces:
             span.set_attributes(_given(how))
             if error is not None:
                 span.set_attribute("error.type", error.kind.value)
-                told = _shown(error.message.partition("\n")[0], request)
-                span.set_status(Status(StatusCode.ERROR, told))
+                text = _shown(error.message.partition("\n")[0], request)
+                span.set_status(Status(StatusCode.ERROR, text))
             span.end(_nanoseconds(at))
 
     def lost(self, request: Request, at: float, *, is_requeued: bool) -> None:
@@ -174,7 +174,7 @@ class RequestTraces:
         Args:
             request: As it was left.
             at: When this daemon found it.
-            is_requeued: Whether it is to be run again.
+            is_requeued: Whether it will run again.
         """
         self.begin(request)
         if request.worker is not None and request.started_at is not None:

@@ -19,7 +19,6 @@ from pydantic import Field
 from ...environments import run_files
 from ...environments.access import ask, base_url_by_name
 from ...environments.shim.client import ShimClient, ShimGone
-from ...rollouts.bench.sweep import Plan
 from ...schema.errors import InvalidSpec
 from ...schema.layout import Layout, make_private
 from ...schema.operation_options import BenchmarkOptions
@@ -32,6 +31,7 @@ from .progress import eta_seconds
 
 if TYPE_CHECKING:
     from ...rollouts.bench.results import Summary, Target
+    from ...rollouts.bench.sweep import Plan
 
 
 SCHEMA_SECONDS = 30.0
@@ -40,7 +40,7 @@ MAX_WAIT_SECONDS = 3600.0
 
 
 class BenchmarkPayload(base.payload_of(BenchmarkOptions)):  # type: ignore[misc]
-    """What is to be measured, and how."""
+    """The measurement: its grid and its options."""
 
     name: str = Field(min_length=1, description="The environment's name.")
     requests_grid: list[Annotated[int, Field(ge=1, le=MAX_REQUESTS)]] = Field(
@@ -59,6 +59,10 @@ class BenchmarkPayload(base.payload_of(BenchmarkOptions)):  # type: ignore[misc]
 
     def plan(self) -> Plan:
         """The grid."""
+        from ...rollouts.bench.sweep import (
+            Plan,
+        )  # with uvloop and psutil, which others need not have
+
         return Plan(
             requests_grid=tuple(self.requests_grid),
             wait_grid=tuple(self.wait_grid),

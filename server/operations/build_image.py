@@ -17,7 +17,7 @@ from .progress import Phases
 
 
 class BuildImagePayload(base.payload_of(ImageOptions)):  # type: ignore[misc]  # a class made at run time
-    """Of what an image is to be built, and how."""
+    """The source of an image, and the options of its build."""
 
     source: str = Field(
         min_length=1,

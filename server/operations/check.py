@@ -31,7 +31,7 @@ UV_SECONDS = 10.0
 
 
 class CheckPayload(base.Payload):
-    """What is to be looked at."""
+    """The things to check."""
 
     provider: str | None = Field(None, description="The one provider; by default everything.")
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`down`, `down_strays`, `prune`: free what environments hold, and what was installed for them.
 
-SHORT, so that launches never delay the freeing of memory. Strays are replicas that nobody has
+SHORT, so that launches never delay the freeing of memory. Strays are replicas that no one has
 written down. The daemon knows which these are (`status`), and a worker does not: the request names
 them.
 """
@@ -70,7 +70,7 @@ class DownStrays(base.Operation):
     """Stops strays; stopping one again is fine."""
 
     name = "down_strays"
-    summary = "Stop replicas that nobody has written down."
+    summary = "Stop replicas that run without a record."
     Payload = DownStraysPayload
 
     @staticmethod

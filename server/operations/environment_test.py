@@ -32,7 +32,7 @@ TELL_SECONDS = 0.5  # between two reports of progress
 
 
 class EnvironmentTestPayload(base.payload_of(EnvironmentTestOptions)):  # type: ignore[misc]  # made at run time
-    """What is to be tested, and how."""
+    """The environment to test, and the options of the test."""
 
     name: str = Field(min_length=1, description="The environment's name.")
     actions: list[Json] = Field(

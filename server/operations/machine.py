@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps this machine from its best: one look at each thing, and the command that mends it.
+"""What keeps this machine from its best: one look at each thing, and the command that fixes it.
 
     open files      each session is a descriptor
     memory cgroups  without them, memory limits are watched, and not enforced by the kernel
@@ -98,7 +98,7 @@ def kernel_log(error: OSError | None, *, is_container: bool) -> Check:
         remedy = "docker run --device /dev/kmsg --cap-add SYSLOG …"
     return Check(
         problem=f"{KMSG} cannot be read ({error.strerror}): where there are no memory cgroups, "
-        "a kill for memory is told as probable",
+        "a kill for memory is reported as probable",
         remedy=remedy,
     )
 

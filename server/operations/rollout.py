@@ -221,10 +221,10 @@ def _episodes(count: int) -> str:
 @contextmanager
 def _tracing() -> Iterator[Any]:
     """An OpenTelemetry tracer; None where its standard variables ask for none."""
-    provider, told = start()
+    provider, note = start()
     try:
-        if provider is None and told is not None:
-            base.say(f"traces are {told}")
+        if provider is None and note is not None:
+            base.say(f"traces are {note}")
         yield None if provider is None else provider.get_tracer("openenvd")
     finally:
         if provider is not None:

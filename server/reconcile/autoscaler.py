@@ -12,7 +12,7 @@ that fails changes nothing.
 
     the request is refused   another one changes the environment: looked at again in a while
     it fails                 the same
-    the daemon is killed     the next one begins to count anew; its queue has the request
+    the daemon is killed     the next one begins to count again; its queue has the request
 """
 
 from __future__ import annotations

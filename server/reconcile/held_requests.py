@@ -14,7 +14,7 @@ Failure cases:
   the client's.
 * More requests wait than `MAX_HELD`, or than the descriptors allow: 503 with that cause.
 * The client leaves: Envoy closes the connection, and nothing waits any more.
-* The daemon exits: Envoy finds nobody at the socket, and answers 503 after its retries.
+* The daemon exits: Envoy finds no listener at the socket, and answers 503 after its retries.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class HeldRequests:
             why = f"The daemon could not wait for a replica of {name}; its log says why."
         answer = _RETRY if why is None else closing_answer(HTTPStatus.SERVICE_UNAVAILABLE, why)
         held = self._held.pop(name, set())
-        self._waiting.pop(name, None)  # who comes from now on waits anew
+        self._waiting.pop(name, None)  # requests from now on wait again
         while held:
             for connection in list(islice(held, _ANSWERED_AT_ONCE)):
                 held.discard(connection)

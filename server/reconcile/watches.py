@@ -35,7 +35,7 @@ class _Sums:
 
     replicas: int = 0
     sessions: int = 0
-    slots: Counter[int] = field(default_factory=Counter)  # how many replicas have so many each
+    slots: Counter[int] = field(default_factory=Counter)  # how many replicas have that number each
 
     def add(self, share: _Share | None, sign: int) -> None:
         """Add a replica's share; subtract it if `sign` is -1."""

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def connections_within(fds: int, shares: int, most: int = MAX_CONNECTIONS) -> int:
-    """Return how many connections fit into one of so many equal shares of the descriptors."""
+    """Return how many connections fit into one of `shares` equal parts of the descriptors."""
     if fds < 0:  # no limit
         return most
     return max(MIN_CONNECTIONS, min(most, (fds - RESERVED_FDS) // shares))

@@ -70,10 +70,10 @@ class HttpLimits:
     _head_since: float | None = None  # None: no byte of the next head has come
     _received_bytes = 0
     _seen: tuple[Any, int] = (None, 0)  # the request whose body was looked at, bytes by then
-    _unsent: tuple[float, int] | None = None  # since when none but so many bytes wait to be sent
+    _unsent: tuple[float, int] | None = None  # since when this number of bytes waits to be sent
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for the first head, and not for ever."""
+        """Wait for the first head, for a limited time."""
         super().connection_made(transport)  # type: ignore[misc]
         if self.limit is not None:
             self.limit.add(self)
@@ -116,7 +116,7 @@ class HttpLimits:
             self.limit.remove(self)
         super().handle_websocket_upgrade(*request)  # type: ignore[misc]
         opened = self.transport.get_protocol()
-        # websockets reads heads more strictly, and uvicorn then answers nothing, for ever.
+        # websockets reads heads more strictly, and uvicorn then never answers.
         if not getattr(opened, "handshake_initiated", True) and not self.transport.is_closing():
             self.transport.write(closing_answer(HTTPStatus.BAD_REQUEST))
             self.transport.close()
@@ -206,7 +206,7 @@ class HttpLimits:
         return before is cycle and self._received_bytes - bytes_before < self.timing.body_bytes
 
     def _is_unread(self, now: float) -> bool:
-        """Return whether the client has taken too little of what is to be sent, for too long."""
+        """Return whether the client has taken too little of the answer, for too long."""
         cycle = self.cycle
         size: int = self.transport.get_write_buffer_size()
         is_growing = cycle is not None and not cycle.response_complete

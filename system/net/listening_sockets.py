@@ -10,7 +10,7 @@ With that option alone any process of the same user could listen at the address,
     first     listens before it has the option: it fails when anybody else has the address
     further   share its address from then on
     guard     bound to the address and never listening; then its options are taken away, so that it
-              conflicts with whoever binds the address later
+              conflicts with a process that binds the address later
 
 Where the kernel lets a stranger in all the same, or is not Linux, the first socket is all there is.
 So it is for `::`: to keep strangers out takes a moment at another address of the port, and all of

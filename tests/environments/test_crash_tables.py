@@ -28,7 +28,7 @@ SHIM = {
     "drain": "a_drained_server_is_not_started_again_when_its_sessions_have_ended",
     "stop twice": "server_that_ignores_sigterm_is_killed_after_the_shortest_grace",
     "start while running": "start_while_running_changes_nothing",
-    "nobody uses the server": "a_client_that_connects_wakes_a_server_that_sleeps",
+    "the server is unused": "a_client_that_connects_wakes_a_server_that_sleeps",
     "we are killed then": "a_shim_killed_while_its_server_sleeps_is_replaced_by_one_that_serves",
     "two shims": "second_shim_of_a_run_directory_leaves",
     "SIGTERM": "sigterm_to_the_shim_is_a_stop",
@@ -64,7 +64,7 @@ def cases(module: ModuleType, heading: str) -> list[str]:
     ("module", "heading", "tests", "file"),
     [
         (loop, "What happens when\n", SHIM, "shim/test_shim.py"),
-        (replica, "from which the next one goes on:\n", REPLICA, "test_engine_agent.py"),
+        (replica, "from which the next one continues:\n", REPLICA, "test_engine_agent.py"),
         (agent, "Failure cases\n", AGENT, "test_engine_agent.py"),
     ],
 )

@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_587,
-    "code lines": 48_279,
+    "shipped lines": 75_591,
+    "code lines": 48_282,
     "modules": 415,
     "test lines": 74_200,
-    "words of pages": 24_816,
+    "words of pages": 24_755,
     "words of decisions": 7093,
     "folders at the root": 15,
     "large classes": 3,
     "crowded folders": 2,
-    "dialect words": 164,
+    "dialect words": 79,
     "private names": 39,
 }
 

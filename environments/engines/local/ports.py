@@ -2,7 +2,7 @@
 """The listening sockets of an environment: bound once, shared by all of its replicas.
 
 A socket that listens is the reservation of its port: two launches at once cannot get the same. It
-ends with the shims that hold it; for an environment that is to come back, a small file goes on
+ends with the shims that hold it; for an environment that comes back later, a small file goes on
 reserving the port, in a folder that all homes of this user share:
 
     /tmp/openenvd-<uid>-ports/21000    {"environment": "echo", "runs": "<home>/run"}
@@ -174,7 +174,7 @@ def _warn_once(folder: Path, problem: str) -> None:
 
 
 def holder_of(port: int) -> tuple[int, str] | None:
-    """The pid and name of who listens on a port; None: nobody does, or the system does not say."""
+    """Return the pid and name of the listener on a port; None: none, or it is not known."""
     import psutil  # 1 MB, and only for naming who is in the way
 
     with contextlib.suppress(psutil.Error):

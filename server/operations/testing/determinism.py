@@ -65,8 +65,8 @@ async def check_processes(subject: Subject, result: CheckResult) -> None:
 
 def _finding(where: str, differing: list[tuple[int, str, str]], *, shared: bool) -> Finding:
     step = differing[0][0]
-    of_it = [(path, told) for at, path, told in differing if at == step]
-    shown = "; ".join(f"{path}: {told}" for path, told in of_it[:MAX_SHOWN])
+    of_it = [(path, difference) for at, path, difference in differing if at == step]
+    shown = "; ".join(f"{path}: {difference}" for path, difference in of_it[:MAX_SHOWN])
     when = "at the reset" if step == 0 else f"at step {step}"
     names = sorted({path for _, path, _ in differing})
     found = f"played again {where} with the same seed and actions, it differs {when}: {shown}"
@@ -101,8 +101,8 @@ def differences(
 ) -> Iterator[tuple[int, str, str]]:
     """Say at which steps and in which fields two episodes differ: (step, field, the values)."""
     for step, (a, b) in enumerate(zip(one, other, strict=False)):
-        for path, told in _differing(a, b, ignored, ""):
-            yield step, path, told
+        for path, difference in _differing(a, b, ignored, ""):
+            yield step, path, difference
     if len(one) != len(other):
         yield min(len(one), len(other)), "done", f"after {len(one) - 1} or {len(other) - 1} steps"
 

@@ -35,7 +35,7 @@ LATE_POLLS = 5  # at memory, while as many sessions are played once more
 GIVE_BACK_SECONDS = POLL_INTERVAL_SECONDS + 1
 MIN_BYTES = 2_000_000  # of growth over all sessions: less is the allocator's
 RISING_SHARE = 0.6  # of the steps between batches
-PER_SESSIONS = 20  # one thing that stays of so many sessions is a leak
+PER_SESSIONS = 20  # one thing that stays of this many sessions is a leak
 _COUNTED = {
     "descriptors": (
         "file descriptors stay open",
@@ -196,8 +196,8 @@ def findings(
         if None in counts:
             continue
         if each := left_over(counts, batch):
-            told = f"{what}: {each:.2g} of each session ({counts[0]} before, {counts[-1]} now)"
-            found.append(Finding(told, means, remedy))
+            sentence = f"{what}: {each:.2g} of each session ({counts[0]} before, {counts[-1]} now)"
+            found.append(Finding(sentence, means, remedy))
     return found
 
 
@@ -225,7 +225,7 @@ class _Sessions:
     played: int = 0
 
     async def play(self, count: int) -> None:
-        """Play so many sessions.
+        """Play some sessions.
 
         Raises:
             SessionFailed: One of them has failed.
@@ -250,5 +250,5 @@ class _Sessions:
                         break
                     frame = await session.step(player())
             self.played += 1
-            told = f"{self.played:,} of {self.total:,} sessions"
-            self.subject.tell(told, self.played, self.total)
+            sentence = f"{self.played:,} of {self.total:,} sessions"
+            self.subject.tell(sentence, self.played, self.total)

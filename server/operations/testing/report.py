@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check has found: findings, each with what it means and what mends it."""
+"""What a check has found: findings, each with its meaning and remedy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Finding:
     Attributes:
         found: What was seen, with its figures.
         means: What follows from it for those who use the environment.
-        remedy: What mends it.
+        remedy: How to fix it.
         is_failure: Whether the environment fails for it; otherwise it is a warning.
     """
 

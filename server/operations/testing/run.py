@@ -89,7 +89,7 @@ async def _run_one(check: Check, subject: Subject, result: CheckResult) -> None:
 def note_exits(
     result: CheckResult, count: int, last: ExitReason | None, *, shares_limit: bool
 ) -> bool:
-    """Add the finding that so many processes of the server exited during a check.
+    """Add the finding that processes of the server exited during a check.
 
     When the last was killed for memory, this stands for what a check has measured: the figures are
     of a server that has just started. What was found of the protocol stays.

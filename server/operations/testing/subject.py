@@ -29,7 +29,7 @@ from .session import TrialSession
 Player = Callable[[], Json]  # draws one action after another
 
 ASK_SECONDS = 30.0
-SETTLE_SECONDS = 10.0  # until what has ended has let go of everything
+SETTLE_SECONDS = 10.0  # until what has ended has released everything
 POLL_INTERVAL_SECONDS = 0.05
 
 
@@ -40,7 +40,7 @@ class Holdings:
     memory_bytes: int
     descriptors: int
     threads: int
-    processes: int  # also those that have ended, and that nobody has waited for
+    processes: int  # also those that have ended, and were not waited for
     tasks: int | None
 
 
