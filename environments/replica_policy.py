@@ -3,6 +3,8 @@
 
 Their number, and how many sessions each may have (`decide`, `share_sessions`).
 
+Their replacement, one after another or several at a time (`replacement_step`).
+
 Their weights: which share of the new sessions each gets, by the room that it has. Replicas get
 sessions in turn, each as many, as long as none has less than half the room of another: so a crowd
 is split evenly. After scaling up, or when sessions have ended unevenly, those with more room get
@@ -46,6 +48,38 @@ def share_sessions(
         )
     each, left = divmod(max_sessions, of)
     return [each + (ordinal < left) for ordinal in range(replicas)]
+
+
+def replacement_step(
+    wanted: int,
+    *,
+    staying: int,
+    old: int,
+    new: int,
+    ready: int,
+    ending: int,
+    surge: int = 1,
+    unavailable: int = 0,
+) -> tuple[int, int]:
+    """Return how many replicas are to be started now, and how many old ones drained.
+
+    Whoever asks again, after whatever has died in between, gets what is due then: old replicas are
+    drained as new ones become ready, and no more are alive at once than there is room for.
+
+    Args:
+        wanted: How many replicas the environment is to have in the end.
+        staying: How many of its replicas are not to be replaced.
+        old: How many are to be replaced, and are not drained yet.
+        new: How many have been started in place of others.
+        ready: How many of the new ones are ready.
+        ending: How many are drained, and have not ended.
+        surge: How many there may be at once beyond the number that is wanted.
+        unavailable: How many may be missing at once of the number that is wanted.
+    """
+    replaced = max(wanted - staying, old)  # in all, with those that have ended
+    start = min(replaced - new, wanted + surge - (staying + old + new + ending))
+    drain = min(old, ready + unavailable - (replaced - old))
+    return max(0, start), max(0, drain)
 
 
 UP_SHARE = 0.8  # of the slots are taken: there are to be more replicas

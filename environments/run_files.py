@@ -254,11 +254,6 @@ def all_of(runs: Path) -> list[RunFile]:
     return look(runs)[0]
 
 
-def of_launch(runs: Path, name: str, request_id: str | None) -> list[RunFile]:
-    """The replicas that one launch of an environment has started, by ordinal."""
-    return [each for each in of_environment(runs, name) if each.request_id == request_id]
-
-
 def that_serves(runs: Path, name: str) -> RunFile | None:
     """A replica whose address and token clients of an environment are to use; None: there is none.
 
@@ -354,7 +349,12 @@ def stop_replicas(
     folders = {Path(run_dir).name: Path(run_dir) for run_dir in run_dirs}
     asked = {name: _ask_to_stop(folder, grace_seconds) for name, folder in folders.items()}
     deadline = time.monotonic() + grace_seconds + _MARGIN_SECONDS
-    tell = telling(on_sessions)
+
+    def tell(replica_id: str, status: StatusLine) -> bool:
+        if on_sessions is not None:
+            on_sessions(replica_id, status.get("sessions") or 0)
+        return False  # only its end is waited for
+
     left = []
     for name in await_each(asked, deadline, tell):
         run_dir = folders[name]
@@ -431,24 +431,6 @@ def revive(run_file: RunFile) -> None:
         close_all(listen_fds)
 
 
-def goes_on(run_file: RunFile) -> bool:
-    """Whether a replica has not ended with what answered for it; then another agent does. Blocks.
-
-    Raises:
-        EngineFailed: Its engine cannot be asked.
-    """
-    if not is_left_on_engine(run_file.run_dir):
-        return False
-    time.sleep(AGENT_PAUSE_SECONDS)
-    try:
-        revive(run_file)
-    except EngineFailed:
-        if is_left_on_engine(run_file.run_dir):
-            raise
-        return False
-    return True
-
-
 def address_of(host: str, port: int) -> str:
     """The address that a client on this machine uses for a server bound to `host`."""
     if host in ("0.0.0.0", "::"):  # noqa: S104  compared, not bound
@@ -508,17 +490,6 @@ def _still_there(replicas: list[str]) -> EngineFailed:
     )
 
 
-def telling(on_sessions: OnSessions | None) -> OnStatus:
-    """What tells of the sessions in replicas' statuses, for a wait that only their end ends."""
-
-    def tell(replica_id: str, status: StatusLine) -> bool:
-        if on_sessions is not None:
-            on_sessions(replica_id, status.get("sessions") or 0)
-        return False
-
-    return tell
-
-
 def sessions_of(replicas: Iterable[RunFile]) -> dict[str, int]:
     """How many sessions each replica has; none, when nothing answers for it soon. Blocks."""
     found: dict[str, int] = {}
@@ -528,17 +499,12 @@ def sessions_of(replicas: Iterable[RunFile]) -> dict[str, int]:
         return True
 
     deadline = time.monotonic() + ANSWER_SECONDS
-    return {each: found.get(each, 0) for each in await_each(links_to(replicas), deadline, note)}
-
-
-def links_to(replicas: Iterable[RunFile]) -> dict[str, ShimClient | None]:
-    """Connections to what answers for these replicas, by their ids; None where nothing does."""
     links: dict[str, ShimClient | None] = {}
     for each in replicas:
         links[each.replica_id] = None
         with contextlib.suppress(ShimGone):
             links[each.replica_id] = ShimClient.connect(each.socket_path)
-    return links
+    return {each: found.get(each, 0) for each in await_each(links, deadline, note)}
 
 
 def await_each(

@@ -26,10 +26,8 @@ import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 MAX_SOCKET_PATH_BYTES = 103  # `sun_path` holds 108 bytes on Linux, 104 on macOS, with its zero
 _MAX_SOCKET_NAME = 40
@@ -99,14 +97,6 @@ class Layout:
     @property
     def _digest(self) -> str:
         return hashlib.sha256(os.fsencode(self.home)).hexdigest()[:_DIGEST_LENGTH]
-
-    def fork_server(self, preload: Sequence[str]) -> dict[str, Any]:
-        """Return where the fork server is found or started: what its shims' run files say of it."""
-        return {
-            "folder": str(self.sockets),
-            "log_path": str(self.home / "logs" / "fork-server.log"),
-            "preload": list(preload),
-        }
 
     def run_dir(self, replica_id: str) -> Path:
         """The folder of one replica's run file."""

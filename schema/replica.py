@@ -45,9 +45,7 @@ class RunFileData(TypedDict, total=False):
     socket_path: str  # of its shim or agent
     env: dict[str, str]
     held: bool  # whether it accepts no connection yet: an earlier generation serves
-    added_by: str  # the request that starts it and has not kept it yet
-    # What a restart has put it in place of, for the daemon to drain if the restart has not:
-    in_place_of: Json  # {"replica", "request_id", "drain_timeout_seconds"}
+    added_by: str  # the request that has started it, if that was not its launch
     # Of a replica below a shim.
     argv: list[str]
     cwd: str

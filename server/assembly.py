@@ -37,6 +37,7 @@ from ..schema.states import Schedule
 from ..system.memory.limits import Limits
 from ..system.process.loop_lag import EventLoopLagMonitor
 from .api.dependencies import Dependencies
+from .dispatch.daemon_tasks import DaemonTasks
 from .dispatch.dispatcher import Dispatcher
 from .dispatch.memory_estimates import Declared, MemoryEstimates, plan_for
 from .dispatch.request_traces import RequestTraces
@@ -93,6 +94,10 @@ async def running_parts(
         cancel_grace_seconds=settings.cancel_grace_seconds,
         preforked_zygote=zygote,
     )
+    reconciler = Reconciler(store, bus, paths)
+    tasks = DaemonTasks(
+        loop, paths, lambda event: dispatcher.report(event), reconciler.changes.carry_out
+    )
     context = DispatchContext(
         dispatch_store,
         executor,
@@ -104,10 +109,10 @@ async def running_parts(
         plan.budget_bytes,
         clock,
         traces=traces,
+        tasks=tasks,
     )
     dispatcher = Dispatcher(context)
     submitter = Submitter(store, dispatcher, bus, settings, clock, traces)
-    reconciler = Reconciler(store, bus, paths)
     reconciler.autoscaler.submit = submitter.scale
     reconciler.successors.submit = submitter.replace
     lag = EventLoopLagMonitor("the daemon's loop")
@@ -134,6 +139,7 @@ async def running_parts(
         )
     finally:
         stopping.set()
+        await tasks.stop()
         await reconciler.stop()
         await asyncio.to_thread(dispatcher.stop)  # first: what ends now stays RUNNING
         await asyncio.to_thread(executor.stop, settings.cancel_grace_seconds)

@@ -186,7 +186,7 @@ class Daemon:
 
     def _remove_files(self) -> None:
         """Remove what clients find the daemon by, unless the home can no longer be written."""
-        stop_fork_servers(self.paths.sockets)
+        stop_fork_servers()
         for path in (self.paths.daemon_file, self.paths.socket):
             with contextlib.suppress(OSError):
                 path.unlink()

@@ -34,16 +34,13 @@ from ...system.text.json_lines import Json
 from ...system.text.options import options_of
 from .. import run_files
 from ..replica_policy import share_sessions
-from ..shim.client import ShimClient, ShimGone
 from ..shim.files import RUN_FILE_NAME, write_json
 from ..sources.program import ContainerImage, Prepared
 from . import new_replicas
 from .base import Labels, ReplicaPlan
 from .local.ports import PortOwner, open_listeners
 from .new_replicas import MAX_SESSIONS_VARIABLE, Place, child_environment, host_of
-from .provider import OnReplica, StartedReplica
 from .registry import address_here, entry_of
-from .started_replicas import StartedReplicas
 
 _OUTSIDE = ("gpus",)  # an option of the instance: the server in it sees those that it got
 
@@ -61,10 +58,9 @@ class EngineProvider:
         prepared: Prepared,
         *,
         launch_id: str,
-        on_started: OnReplica,
         address: str | None = None,
         replaces: str | None = None,
-    ) -> EngineReplicas:
+    ) -> list[run_files.RunFile]:
         """Write each replica down, and have the agent start it.
 
         What it `replaces` has ports of its own: nothing is taken over.
@@ -73,11 +69,11 @@ class EngineProvider:
         shares = share_sessions(spec.max_sessions, spec.replicas, spec.max_replicas)
         known = run_files.of_environment(self._layout.runs, spec.name)
         numbers = run_files.free_numbers(known, spec.replicas)
-        with _started(on_started) as replicas, self._listening(spec, spec.replicas, known) as ports:
+        with _started() as replicas, self._listening(spec, spec.replicas, known) as ports:
             for ordinal, share in enumerate(shares):
                 place = Place(ordinal, numbers[ordinal], ports[ordinal])
                 data = new_replicas.of_launch(self._layout, spec, launch_id, place, address)
-                replicas.write_down(self._with_plan(data, spec, prepared, share))
+                _write_down(replicas, self._with_plan(data, spec, prepared, share))
         return replicas
 
     def add(
@@ -87,8 +83,7 @@ class EngineProvider:
         *,
         replicas: int,
         added_by: str,
-        on_started: OnReplica,
-    ) -> EngineReplicas:
+    ) -> list[run_files.RunFile]:
         """Write a replica down for each share of the sessions, and have the agent start it.
 
         Raises:
@@ -100,7 +95,7 @@ class EngineProvider:
         known = run_files.of_environment(self._layout.runs, spec.name)
         ordinals = run_files.free_ordinals(known, like.request_id, len(shares))
         numbers = run_files.free_numbers(known, len(shares))
-        with _started(on_started) as added, self._listening(spec, len(shares), known) as ports:
+        with _started() as added, self._listening(spec, len(shares), known) as ports:
             for share, *place in zip(shares, ordinals, numbers, ports, strict=True):
                 data = new_replicas.like(
                     self._layout, like, spec, Place(*place), max_sessions=share, added_by=added_by
@@ -113,7 +108,7 @@ class EngineProvider:
                     port=data["port"],
                     ordinal=data["number"],
                 )
-                added.write_down(data | {"plan": plan.to_json()})
+                _write_down(added, data | {"plan": plan.to_json()})
         return added
 
     def _with_plan(
@@ -169,46 +164,25 @@ class EngineProvider:
             yield ports
 
 
-class EngineReplicas(StartedReplicas):
-    """The replicas of one launch on an engine. Owned by one thread."""
-
-    def write_down(self, data: RunFileData) -> None:
-        """Write one replica's run file: from then on its port is reserved, and it is found."""
-        run_dir = Path(data["run_dir"])
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_json(str(run_dir / RUN_FILE_NAME), data, sync=True)
-        self._run_files.append(run_files.RunFile.of(run_dir, data))
-
-    def start(self, on_started: OnReplica) -> None:
-        """Have the agent start all of them."""
-        for run_file in self._run_files:
-            run_files.revive(run_file)
-            run_dir = str(run_file.run_dir)
-            on_started(StartedReplica(run_file.replica_id, run_file.ordinal, run_dir))
-
-    def stop(self) -> None:
-        """Stop everything that was started; what an engine that is gone has, the daemon stops."""
-        with contextlib.suppress(EngineFailed):
-            super().stop()
-
-    def _on_lost(self, run_file: run_files.RunFile, cause: ShimGone) -> None:
-        """Go on with another agent: the replica has not ended with this one."""
-        while run_files.goes_on(run_file):
-            with contextlib.suppress(ShimGone):  # killed again, by now
-                self._links[run_file.replica_id] = ShimClient.connect(run_file.socket_path)
-                return
-        super()._on_lost(run_file, cause)
+def _write_down(started: list[run_files.RunFile], data: RunFileData) -> None:
+    """Write one replica's run file: from then on its port is reserved, and it is found."""
+    run_dir = Path(data["run_dir"])
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_json(str(run_dir / RUN_FILE_NAME), data, sync=True)
+    started.append(run_files.RunFile.of(run_dir, data))
 
 
 @contextmanager
-def _started(on_started: OnReplica) -> Iterator[EngineReplicas]:
+def _started() -> Iterator[list[run_files.RunFile]]:
     """Replicas that are written down by the body, and started after it; stopped if that fails."""
-    replicas = EngineReplicas()
+    replicas: list[run_files.RunFile] = []
     try:
         yield replicas
-        replicas.start(on_started)
+        for each in replicas:
+            run_files.revive(each)
     except BaseException:
-        replicas.stop()
+        with contextlib.suppress(EngineFailed):  # the daemon stops them when it answers
+            run_files.stop_replicas([each.run_dir for each in replicas], 0.0)
         raise
 
 

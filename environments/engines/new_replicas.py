@@ -12,10 +12,12 @@ the daemon may have been started from any shell, whose tokens are private, and w
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, NamedTuple, cast
 
@@ -28,10 +30,12 @@ from ...schema.protocol import (
 )
 from ...schema.replica import RunFileData
 from ...schema.spec import EnvironmentSpec
+from ...system.process.descriptors import Message, send_message
 from ...system.text.json_lines import Json
 from ...system.text.units import MB
 from .. import run_files
 from ..run_files import RunFile
+from ..shim.files import RUN_FILE_NAME, write_json
 
 # Where things are, how to reach the network, which accelerators there are.
 INHERITED = frozenset(
@@ -51,7 +55,7 @@ MAX_LOG_VARIABLE = "OPENENV_MAX_LOG_MB"
 DEFAULT_MAX_LOG_MB = 64
 
 ID_PART = 4  # characters
-_NOT_ALIKE = ("shim", "cgroup", "in_place_of")
+_NOT_ALIKE = ("shim", "cgroup")
 
 
 class Place(NamedTuple):
@@ -154,6 +158,27 @@ def with_options(data: RunFileData, **changed: Any) -> RunFileData:
         env[MAX_SESSIONS_VARIABLE] = str(share)
     data = data | {"env": env}
     return data | {"plan": data["plan"] | {"env": env}} if "plan" in data else data
+
+
+def share_out(staying: Iterable[RunFile], shares: Iterable[int | None], replicas: int) -> None:
+    """Give running replicas another share of the sessions, now and after a restart. Blocks.
+
+    Sessions beyond it go on. What runs on an engine cannot be told: it has it after a restart.
+    """
+    for run_file, share in zip(staying, shares, strict=True):
+        data = with_options(run_file.data, max_sessions=share)
+        data["spec"] = data.get("spec", {}) | {"replicas": replicas}
+        write_json(str(run_file.run_dir / RUN_FILE_NAME), data, sync=True)
+        if share is not None and run_file.is_local:
+            _tell_share(run_file, share)
+
+
+def _tell_share(run_file: RunFile, share: int) -> None:
+    """Tell the env host; one that does not run, or counts no sessions, reads it when it starts."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+        end.setblocking(False)
+        end.connect(run_file.data["door_path"])
+        send_message(end, Message({"max_sessions": share}))
 
 
 def _its_own(layout: Layout, name: str, ending: str, place: Place) -> RunFileData:

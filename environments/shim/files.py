@@ -16,7 +16,7 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...system.net.listening_sockets import sockets_of
@@ -171,21 +171,12 @@ def file_identity(path: str) -> tuple[int, int]:
     return found.st_ino, found.st_mtime_ns
 
 
-@contextlib.contextmanager
-def locked_folder(folder: str, *, waits: bool) -> Iterator[None]:
-    """Hold the lock of a folder of sockets, which starters and stoppers hold for milliseconds.
-
-    Raises `OSError` when there is no such folder, `BlockingIOError` when it does not wait.
-    """
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-        yield
-    finally:
-        os.close(fd)
-
-
 def remove_if_empty(folder: str) -> None:
     """Remove a folder of sockets, unless a socket is in it or a starter has locked it."""
-    with contextlib.suppress(OSError), locked_folder(folder, waits=False):
-        os.rmdir(folder)  # noqa: PTH106
+    with contextlib.suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.rmdir(folder)  # noqa: PTH106
+        finally:
+            os.close(fd)

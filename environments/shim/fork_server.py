@@ -1,37 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fork server: imports shim and server once, and forks shims that share those pages (Linux).
 
-    launch ──(control socket, log, listeners)──▶ fork server ──fork──▶ shim ──fork──▶ server
+    daemon ──(control socket, log, listeners)──▶ fork server ──fork──▶ shim ──fork──▶ server
                                                    │                 │                │
                                                    └───── pages of what it imported ──┘  shared
 
 What it forks owns only the pages that it writes: a shim and its server together 8 MB instead of
 the 33 MB of two programs that import everything for themselves, and are ready in tens of
 milliseconds. One thread and no event loop, so that forking is safe. Started when it is first
-needed (`fork_server_client.py`), of one Python, one version of ours and one list of modules.
+needed (`fork_server_client.py`), of one list of modules and one environment.
 
-Wire (Unix SEQPACKET, its owner's alone), one message each way and connection:
+Wire (Unix SEQPACKET, a pair whose other end its starter has), one message each way:
 
-    {"run_dir", "log_path", "title"} + control socket, log, listeners…   ▶  {"pid": 4711}
-    {"end": true}                                                        ▶  the connection's end
+    {"run_dir", "title"} + control socket, log, listeners…               ▶  {"pid": 4711}
     what cannot be done                                                  ▶  {"refused": "why"}
 
 What happens when
 
     it is not needed           no shim of its own and no request for `idle_seconds`: it exits. With
                                shims it stays, for the pages are held anyway
-    the daemon stops           the daemon stops it; its shims go on
-    the daemon exits           nothing; it exits when it is idle
-    it is killed               shims go on (they are detached); the next launch starts another
-    it hangs                   the client whose request timed out unlinks its socket and starts the
-                               shim as a program; the next launch starts another fork server
-    it exits while a client    it unlinks its socket under the lock that a starter holds, so the
-    connects                   client is served, or finds no socket and starts another
+    the daemon exits           it exits, since the socket ends; its shims go on (they are detached)
+    it is killed               the same; the next launch starts another
+    it hangs                   the shim is started as a program, and the next launch starts another
     a module leaves a thread   it refuses: forking would not be safe
     a module cannot be         it is left to the server that needs it, which reports it
     imported
-    a client connects and      only that client waits: no connection is read before it is readable
-    sends nothing
 
 A forked shim has its own session, signals, descriptors, log and name (`forking.py`).
 """
@@ -60,31 +53,23 @@ from ...system.process.proc import set_oom_score_adj
 from ...system.process.signal_pipe import TERMINAL_SIGNALS, SignalPipe
 from ...system.text.json_lines import Json
 from . import loop
-from .files import CONTROL_FD_VARIABLE, LISTEN_FD_VARIABLE, file_identity, locked_folder
+from .files import CONTROL_FD_VARIABLE, LISTEN_FD_VARIABLE
 from .loop import enter_shims_group, leave_shims_group
 from .server_child import set_title
-
-LISTEN_BACKLOG = 1024
-RETRY_SECONDS = 0.02  # asked to exit, while a client looks whether we are there
 
 
 class ForkServer:
     """Waits for requests and for exits; forks, reaps, and exits when it is not needed."""
 
-    def __init__(self, listener: socket.socket, folder: str, idle_seconds: float) -> None:
-        self._listener = listener
-        self._name = listener.getsockname()
-        self._socket_identity = file_identity(self._name)
-        self._folder = folder
+    def __init__(self, requests: socket.socket, idle_seconds: float) -> None:
+        self._requests = requests
         self._idle_seconds = idle_seconds
         self._shims: set[int] = set()
         self._requested_at = time.monotonic()
         self._must_exit = False
-        self._has_exited = False
-        self._stop_requests: list[socket.socket] = []  # closed by our exit, which they wait for
         self._refusal: str | None = None  # why it forks nothing
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ, self._on_connect)
+        self._selector.register(requests, selectors.EVENT_READ, self._on_message)
         self._signals = SignalPipe((signal.SIGTERM, signal.SIGCHLD), ignored=TERMINAL_SIGNALS)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signal)
 
@@ -92,13 +77,11 @@ class ForkServer:
         """Serve requests until asked to exit, or idle."""
         if (threads := forking.thread_count()) > 1:
             self._refusal = f"{threads} threads run after preloading"
-        while not self._has_exited:
-            timeout = RETRY_SECONDS if self._must_exit else self._idle_seconds
-            for key, _ in self._selector.select(timeout):
+        while not self._must_exit:
+            for key, _ in self._selector.select(self._idle_seconds):
                 key.data()
             silent = time.monotonic() - self._requested_at
-            if self._must_exit or is_idle(len(self._shims), silent, self._idle_seconds):
-                self._exit_unless_wanted()
+            self._must_exit |= is_idle(len(self._shims), silent, self._idle_seconds)
 
     def _on_signal(self) -> None:
         if signal.SIGTERM in self._signals.take():
@@ -107,31 +90,17 @@ class ForkServer:
             while (ended := os.waitpid(-1, os.WNOHANG)[0]) != 0:
                 self._shims.discard(ended)
 
-    def _on_connect(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return  # it left before it was let in
-        connection.setblocking(False)
-        self._selector.register(
-            connection, selectors.EVENT_READ, lambda: self._on_message(connection)
-        )
-
-    def _on_message(self, connection: socket.socket) -> None:
+    def _on_message(self) -> None:
         self._requested_at = time.monotonic()
-        self._selector.unregister(connection)
-        with contextlib.suppress(EOFError, OSError, ValueError):  # it has left, or sent no message
-            message = receive_message(connection)
-            if message is not None and message.head.get("end"):
-                self._must_exit = True
-                self._stop_requests.append(connection)
-                return
+        try:
+            message = receive_message(self._requests)
             if message is not None:
                 try:
-                    send_message(connection, Message(self._answer(message.head, message.fds)))
+                    send_message(self._requests, Message(self._answer(message.head, message.fds)))
                 finally:
                     close_all(message.fds)
-        connection.close()
+        except (EOFError, OSError):
+            self._must_exit = True
 
     def _answer(self, message: Json, fds: Sequence[int]) -> Json:
         try:
@@ -146,22 +115,6 @@ class ForkServer:
             return {"pid": pid}
         except (OSError, ValueError, KeyError) as exc:
             return {"refused": f"{type(exc).__name__}: {exc}"}
-
-    def _exit_unless_wanted(self) -> None:
-        """Unlink the socket first: a client that connects afterwards starts another fork server.
-
-        A client that holds the lock is looking whether we are there: we exit later.
-        """
-        try:
-            with locked_folder(self._folder, waits=False):
-                if file_identity(self._name) == self._socket_identity:
-                    os.unlink(self._name)  # noqa: PTH108
-        except BlockingIOError:
-            self._requested_at = time.monotonic()
-            return
-        except OSError:  # the home is gone, and with it our socket
-            pass
-        self._has_exited = True
 
 
 def is_idle(shims: int, silent_seconds: float, idle_seconds: float) -> bool:
@@ -195,20 +148,19 @@ def _become_shim(
 def main() -> NoReturn:
     """Run `python -P -m openenvd.environments.shim.fork_server CONFIG`.
 
-    CONFIG is JSON: `listen` (a descriptor), `lock` (the socket's folder), `preload` (modules),
-    `idle_seconds`.
+    CONFIG is JSON: `requests` (a descriptor), `preload` (modules), `idle_seconds`.
     """
     config = json.loads(sys.argv[1])
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.chdir("/")
-    # As a shim does: its starter may be a worker, which is capped and to be killed first.
+    # As a shim does: whatever its starter is.
     set_oom_score_adj(os.getpid(), 0)
     group = enter_shims_group()
-    forking.close_all_but([config["listen"]])
-    listener = socket.socket(fileno=config["listen"])
-    listener.setblocking(False)
-    os.set_inheritable(config["listen"], False)
-    fork_server = ForkServer(listener, config["lock"], config["idle_seconds"])
+    forking.close_all_but([config["requests"]])
+    requests = socket.socket(fileno=config["requests"])
+    requests.setblocking(False)
+    os.set_inheritable(config["requests"], False)
+    fork_server = ForkServer(requests, config["idle_seconds"])
     set_title("openenvd: fork server")
     forking.preload(config["preload"])
     fork_server.serve()

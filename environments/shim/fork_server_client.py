@@ -1,29 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fork server's clients: ask for a shim, start a fork server when there is none, stop all.
+"""A fork server's starter: ask for a shim, start a fork server when there is none.
 
-One fork server per kind: the same Python, the same version of ours, the same modules, the same
-variables that only a program's start obeys. Its socket is named by a digest of these, so an
-upgrade finds none and starts its own, and the old one exits when its shims have.
+The daemon alone forks shims. It has one fork server for each list of modules and each set of the
+variables that only a program's start obeys; they end with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...system.process.descriptors import Message, receive_message, send_message
 from ...system.text.json_lines import Json
-from .files import file_identity, locked_folder, open_log
-from .fork_server import LISTEN_BACKLOG
+from .files import open_log
 
 if TYPE_CHECKING:
     from ...schema.replica import RunFileData
@@ -32,9 +30,7 @@ IDLE_SECONDS = 15.0
 # For it to import everything with half a CPU, thirty launches waiting. Then a shim is started as
 # a program; were the fork server's still to come, it would find the run directory taken.
 REPLY_SECONDS = 60.0
-STOP_SECONDS = 5.0  # it may still be importing
-_ATTEMPTS = 2  # one may be exiting while we connect
-_PACKAGE = Path(__file__).resolve().parents[2]
+_ATTEMPTS = 2  # one may be exiting while it is asked
 _READ_AT_START = ("PYTHON", "LD_", "DYLD_", "MALLOC_", "GLIBC_", "LC_", "LANG")
 # The shell starts the program in the background and is gone: the starter may be a short-lived
 # worker, or have threads.
@@ -42,33 +38,37 @@ _DETACH = '"$@" &'
 _PASSED_ON = ("PATH", "OPENENV_HOME")  # the latter tells whose process it is
 
 
+_servers: dict[str, socket.socket] = {}  # by what they were started with
+_asking = threading.Lock()  # they answer one request after another
+
+
 def fork_shim(
     fork_server: Json, run: RunFileData, *, run_dir: str, control_fd: int, listen_fds: Sequence[int]
 ) -> bool:
-    """Ask for a shim from the fork server of `fork_server`: `{"folder", "preload", "log_path"}`.
+    """Ask for a shim from the fork server of `fork_server`: `{"preload", "log_path"}`.
 
     False: none can be forked here, or it was refused; then start the shim as a program.
     """
     if not may_fork(run):
         return False
     environ = start_environment(run["env"])
-    path = Path(fork_server["folder"]) / f"fork-{_digest(fork_server['preload'], environ)}.sock"
-    message = {"run_dir": run_dir, "title": f"openenvd: shim {run['replica_id']}"}
+    kind = json.dumps([fork_server, sorted(environ.items())])
     log_fd = _open_log(run["log_path"])
-    fds = [control_fd, log_fd, *listen_fds]
+    head = {"run_dir": run_dir, "title": f"openenvd: shim {run['replica_id']}"}
+    message = Message(head, fds=(control_fd, log_fd, *listen_fds))
     try:
-        for _ in range(_ATTEMPTS):
-            found = _start_unless_running(path, fork_server, environ)
-            try:
-                if answer := _ask(path, message, fds, REPLY_SECONDS):
+        with _asking:
+            for _ in range(_ATTEMPTS):
+                if kind not in _servers:
+                    _servers[kind] = _start(fork_server, environ)
+                answer = _ask(_servers[kind], message)
+                if answer is not None:
                     return "pid" in answer
-            except TimeoutError:  # it hangs: let the next launch start another
-                with locked_folder(str(path.parent), waits=True):
-                    if file_identity(str(path)) == found:  # it is not another's
-                        path.unlink()
-                return False
-    except OSError:  # no socket, no lock, no program: another way remains
-        return False
+                _servers.pop(kind).close()
+    except TimeoutError:  # it hangs: the next request starts another
+        _servers.pop(kind).close()
+    except OSError:  # no socket, no program: another way remains
+        pass
     finally:
         os.close(log_fd)
     return False
@@ -121,74 +121,41 @@ def start_environment(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def stop_fork_servers(folder: Path) -> None:
-    """Stop every fork server of a home, if there are any; their shims continue."""
-    for path in folder.glob("fork-*.sock"):
-        with contextlib.suppress(TimeoutError):
-            _ask(path, {"end": True}, [], STOP_SECONDS)
-        with contextlib.suppress(OSError):
-            path.unlink()  # it was killed, or does not answer
+def stop_fork_servers() -> None:
+    """Stop all fork servers; their shims continue."""
+    with _asking:
+        while _servers:
+            with _servers.popitem()[1] as server, contextlib.suppress(OSError):
+                server.shutdown(socket.SHUT_WR)
+                server.recv(1)  # the end, when it has exited
 
 
-def _digest(preload: list[str], environ: Mapping[str, str]) -> str:
-    """Return a digest of what two servers must have in common to be forked by one fork server."""
-    kind = [sys.executable, sys.version, str(_PACKAGE), _PACKAGE.stat().st_mtime_ns]
-    described = json.dumps([*kind, preload, sorted(environ.items())])
-    return hashlib.sha256(described.encode()).hexdigest()[:12]
-
-
-def _start_unless_running(
-    path: Path, fork_server: Json, environ: Mapping[str, str]
-) -> tuple[int, int]:
-    """Start a fork server at `path` if none listens there; it may still be importing on return."""
-    with locked_folder(str(path.parent), waits=True):
-        if not _listens(path):
-            path.unlink(missing_ok=True)
-            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-                listener.bind(str(path))
-                path.chmod(0o600)
-                listener.listen(LISTEN_BACKLOG)
-                _spawn(listener.fileno(), fork_server, environ)
-        return file_identity(str(path))
-
-
-def _spawn(listen_fd: int, fork_server: Json, environ: Mapping[str, str]) -> None:
-    config = {
-        "listen": listen_fd,
-        "lock": fork_server["folder"],
-        "preload": fork_server["preload"],
-        "idle_seconds": IDLE_SECONDS,
-    }
-    argv = [
-        sys.executable,
-        "-P",
-        "-m",
-        "openenvd.environments.shim.fork_server",
-        json.dumps(config),
-    ]
-    # Otherwise a new title is written over the environment that `ps e` shows.
-    spawn_detached(
-        argv, {**environ, "SPT_NOENV": "1"}, pass_fds=[listen_fd], log_path=fork_server["log_path"]
-    )
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        probe.settimeout(REPLY_SECONDS)
-        return probe.connect_ex(str(path)) == 0
-
-
-def _ask(path: Path, message: Json, fds: list[int], seconds: float) -> Json | None:
-    """Return its answer, or None when it has exited; raises `TimeoutError` when it is silent."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        connection.settimeout(seconds)
+def _start(fork_server: Json, environ: Mapping[str, str]) -> socket.socket:
+    """Start a fork server; it may still be importing on return."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        config = {"requests": theirs.fileno(), "preload": fork_server["preload"]}
+        config["idle_seconds"] = IDLE_SECONDS
+        module = "openenvd.environments.shim.fork_server"
+        argv = [sys.executable, "-P", "-m", module, json.dumps(config)]
+        # Otherwise a new title is written over the environment that `ps e` shows.
+        environ = {**environ, "SPT_NOENV": "1"}
         try:
-            connection.connect(str(path))
-            if not send_message(connection, Message(message, fds=tuple(fds))):
-                raise TimeoutError
-            answer = receive_message(connection)
-        except TimeoutError:
+            log_path = fork_server["log_path"]
+            spawn_detached(argv, environ, pass_fds=[theirs.fileno()], log_path=log_path)
+        except OSError:
+            ours.close()
             raise
-        except (EOFError, OSError):
-            return None
-    return None if answer is None else answer.head
+    return ours
+
+
+def _ask(server: socket.socket, message: Message) -> Json | None:
+    """Return its answer, or None when it has exited; raises `TimeoutError` when it is silent."""
+    server.settimeout(REPLY_SECONDS)
+    try:
+        answer = receive_message(server) if send_message(server, message) else None
+    except (EOFError, ConnectionError):
+        return None
+    if answer is None:
+        raise TimeoutError
+    return answer.head

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import sys
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from ...schema.errors import InvalidSpec, UnknownSource
 from ...schema.protocol import HostConfig, ServeOptions
 from ...schema.spec import EnvironmentSpec
+from ...system.text.json_lines import Json
 from .needs import read_toml, table_in
 from .resolve import Bundled, ClassSource, Image, Project, ResolvedSource
 
@@ -49,6 +50,12 @@ class Program:
         """Return what to call in a process that was forked; None when another Python must run."""
         return HOST_ENTRY if str(self.python) == sys.executable else None
 
+    def to_json(self) -> Json:
+        """Return a JSON object that `prepared_from_json` can read."""
+        links = {name: str(folder) for name, folder in self.links.items()}
+        own = {"python": str(self.python), "folder": str(self.folder), "links": links}
+        return own | {"config": self.config.to_json()}
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerImage:
@@ -57,8 +64,21 @@ class ContainerImage:
     reference: str
     name: str
 
+    def to_json(self) -> Json:
+        """Return a JSON object that `prepared_from_json` can read."""
+        return asdict(self)
+
 
 Prepared = Program | ContainerImage
+
+
+def prepared_from_json(data: Json) -> Prepared:
+    """Read what `to_json` of a program or of an image wrote."""
+    if "reference" in data:
+        return ContainerImage(**data)
+    links = {name: Path(folder) for name, folder in data["links"].items()}
+    config = HostConfig.from_json(data["config"])
+    return Program(Path(data["python"]), Path(data["folder"]), config, links)
 
 
 def program_of(spec: EnvironmentSpec, source: ResolvedSource, python: Path | None) -> Program:

@@ -187,24 +187,6 @@ def list_requests(
     return Query(statement, {**given, "up_to": limit}, REQUESTS.read_all)
 
 
-def scaled_to(environment: str, launch: Request | None) -> Query[int | None]:
-    """How many replicas the last `scale` since a launch gave an environment; None: there is none.
-
-    Args:
-        environment: Its name.
-        launch: The launch; None: it is not known, so any `scale` counts.
-    """
-    since = 0 if launch is None else launch.seq
-    done = frozenset({RequestState.SUCCEEDED})
-    last = list_requests(done, operation="scale", environment=environment, limit=1)
-
-    def result(rows: list[Row]) -> int | None:
-        found = [request for request in last.result(rows) if request.seq > since]
-        return int(found[0].payload["replicas"]) if found else None
-
-    return Query(last.statement, last.parameters, result)
-
-
 def events_after(seq: int, request_id: str | None = None, limit: int = 1000) -> Query[list[Event]]:
     """The next events after number `seq`, oldest first."""
     given = _given(of_request=request_id)

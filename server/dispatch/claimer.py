@@ -21,16 +21,17 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...executor.errors import FrameError, NoRoom
-from ...executor.messages import Raised, Task, TaskError
-from ...executor.policy.memory import Need, Shortage, admit
+from ...executor.messages import Raised, Succeeded, Task, TaskError
+from ...executor.policy.memory import FreeMemory, Need, Shortage, admit
 from ...requests_db.records import Claim, Request
 from ...requests_db.sql import queries
 from ...requests_db.sql.rows import arrival_of
 from ...requests_db.transactions import dispatching
 from ...schema.states import ErrorKind, Schedule
+from ..operations.registry import by_name
 from .memory_estimates import asked_bytes
 from .outcomes import payload_of
 from .recorder import Ended, Recorder
@@ -80,8 +81,19 @@ class Claimer:
         # Noted before the executor is asked: between claim and submit the executor does not know
         # the request yet, and `_submit` looks here right after.
         self._cancelled.add(request_id)
-        if self._executor.cancel(request_id):
+        tasks = self._context.tasks
+        if self._executor.cancel(request_id) or (tasks and tasks.cancel(request_id)):
             self._cancelled.discard(request_id)
+
+    def goes_on(self, event: Succeeded) -> bool:
+        """Go on in the daemon with what a worker has prepared, if that is how it ends."""
+        request, tasks = self._context.running.get(event.task_id), self._context.tasks
+        if request is None or tasks is None or not by_name(request.operation).in_daemon:
+            return False
+        tasks.begin(request, event.result, event.peak_bytes or 0)
+        if request.id in self._cancelled:
+            self.cancel(request.id)
+        return True
 
     def is_short(self, schedule: Schedule) -> bool:
         """Whether the head of this schedule's queue waits for memory (any thread)."""
@@ -119,7 +131,7 @@ class Claimer:
                     queue.look_at = min(queue.look_at, soon)
 
     def _fill(self, schedule: Schedule, queue: _Queue) -> None:
-        while queue.has_pending and (room := self._executor.room(schedule)) > 0:
+        while queue.has_pending and (room := self._room(schedule)) > 0:
             limit = min(room, MAX_CLAIM)
             before = self.shortages
             queue.has_pending = False  # before the claim: an insert meanwhile sets it again
@@ -134,6 +146,12 @@ class Claimer:
         if queue.has_pending and self._context.traces is not None:
             queue.full_at = time.time()
 
+    def _room(self, schedule: Schedule) -> int:
+        """How many may begin; those that go on in the daemon count as the executor's."""
+        tasks = self._context.tasks or ()
+        under_way = sum(r in tasks for r in self._context.running.long) if tasks else 0
+        return self._executor.room(schedule) - (under_way if schedule is Schedule.LONG else 0)
+
     def _must_choose(self, schedule: Schedule, queue: _Queue, limit: int) -> bool:
         """Whether each request must be looked at before it is claimed."""
         if schedule is Schedule.LONG or queue.look_at is not None:
@@ -145,13 +163,23 @@ class Claimer:
         now = self._context.clock.now()
         head = self._context.store.read(queries.first_pending(schedule, limit + EXTRA_SHORTAGES))
         needs = [Need(r.id, self._estimates.of(r), arrival_of(r)) for r in head]
-        admission = admit(needs, self._executor.free_memory(schedule), most=limit, now=now)
+        admission = admit(needs, self._free_memory(schedule), most=limit, now=now)
         self._note_shortages(queue, admission.short)
         chosen = set(admission.chosen)
         fitting = [request for request in head if request.id in chosen]
         claim = self._context.store.write(dispatching.claim_chosen, fitting, time.time())
         queue.has_pending |= not admission.short and bool(chosen)
         return claim
+
+    def _free_memory(self, schedule: Schedule) -> FreeMemory:
+        """The executor's, less what requests without a worker are expected to start yet."""
+        free, tasks = self._executor.free_memory(schedule), self._context.tasks or ()
+        under_way = [r for r in self._context.running.values() if r.id in tasks]
+        if not under_way:
+            return free
+        held = sum(map(self._estimates.of, under_way))
+        burst, available = free.burst_bytes - held, free.available_bytes - held
+        return replace(free, burst_bytes=burst, available_bytes=available, is_alone=False)
 
     def _note_shortages(self, queue: _Queue, short: dict[str, Shortage]) -> None:
         """Keep which requests wait, for `status`, and when to look again."""
@@ -167,8 +195,13 @@ class Claimer:
     ) -> None:
         for position, request in enumerate(requests):
             self._context.running.add(request)
+            started = None
             try:
-                started = self._executor.submit(self._task(request))
+                task = self._task(request)
+                if task.operation:
+                    started = self._executor.submit(task)
+                elif self._context.tasks is not None:
+                    self._context.tasks.begin(request)
             except (KeyError, TypeError, FrameError) as exc:
                 self._trace(queue, request, before)
                 log.exception("request %s cannot be run", request.id, extra=log_fields(request))

@@ -38,7 +38,7 @@ import logging
 import threading
 import time
 
-from ...executor.messages import ExecutorEvent
+from ...executor.messages import ExecutorEvent, Succeeded
 from ...requests_db.errors import DatabaseError
 from ...schema.states import Schedule
 from .claimer import Claimer
@@ -80,7 +80,16 @@ class Dispatcher:
         self._wake.set()
 
     def deliver(self, event: ExecutorEvent) -> None:
-        """Write what the executor reports (its supervisor's thread)."""
+        """Write what the executor reports (its supervisor's thread).
+
+        What a worker has only prepared goes on in the daemon.
+        """
+        if isinstance(event, Succeeded) and self.claimer.goes_on(event):
+            return
+        self.report(event)
+
+    def report(self, event: ExecutorEvent) -> None:
+        """Write what a task of the daemon reports (any thread)."""
         self.recorder.deliver(event)
         self._wake.set()
 

@@ -13,6 +13,7 @@ from ...requests_db.sql.rows import QueueClock
 from ...schema.settings import Paths, Settings
 from ...schema.states import Schedule
 from ...system.net.access import without_token
+from .daemon_tasks import DaemonTasks
 from .memory_estimates import MemoryEstimates
 from .request_traces import RequestTraces
 
@@ -59,7 +60,7 @@ class DispatchContext:
     store: WriteConnection
     executor: BurstableExecutor  # must call `Dispatcher.deliver` with its events
     publish: Callable[[Sequence[Event]], None]  # called with the events of each transaction
-    operations: Mapping[str, str]  # from a name to the dotted name that the worker imports
+    operations: Mapping[str, str]  # from a name to what the worker imports; empty: no worker
     paths: Paths
     settings: Settings
     estimates: MemoryEstimates = field(default_factory=MemoryEstimates)
@@ -68,6 +69,7 @@ class DispatchContext:
     timing: Timing = Timing()
     running: RunningRequests = field(default_factory=RunningRequests)
     traces: RequestTraces | None = None  # where traces are on
+    tasks: DaemonTasks | None = None  # what the daemon does of requests
 
 
 def label_of(request: Request | NewRequest) -> str:

@@ -265,11 +265,7 @@ class Submitter:
         sleeps = sleep_seconds_of(payload) is not None
         if environment.state is EnvironmentState.STOPPED or scales_itself or sleeps:
             return {}
-        launch = await self._known(environment.request_id)
         replicas = environment.spec.get("replicas")
-        if launch is not None:  # a `scale` may have ended that is not in the row yet
-            scaled = await self.store.read(queries.scaled_to(environment.name, launch))
-            replicas = replicas if scaled is None else scaled
         return {} if replicas is None else {"replicas": replicas}
 
     async def _known(self, request_id: str | None) -> Request | None:

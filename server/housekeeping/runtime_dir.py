@@ -30,7 +30,7 @@ from ...schema.layout import make_private
 MAX_REMOVALS = 100  # of the folder between making and locking it, one after the other
 
 # How `connect` fails at a socket whose owner has died. Any other error may be a live owner: a full
-# backlog is EAGAIN, a fork server (of another type of socket) EPROTOTYPE.
+# backlog is EAGAIN.
 _NO_LISTENER = (errno.ECONNREFUSED, errno.ENOENT)
 
 

@@ -89,21 +89,31 @@ def _most(item: Option) -> float | None:
     return MAX_MB if item.name.endswith("_mb") else None
 
 
+def say(text: str) -> None:
+    """A line for people, in the request's log at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 @dataclass(frozen=True, slots=True)
 class OperationContext:
     """The context of a running operation.
 
     `progress` reports a JSON object (a worker's pipe to the daemon; never blocks for long).
-    Cancellation arrives as `executor.TaskCancelled` raised in the worker's main thread.
+    Cancellation arrives as `executor.TaskCancelled` raised in the worker's main thread; of an
+    operation that the daemon carries out itself, as that of its asyncio task.
     """
 
     request_id: str
     home: Path  # OPENENV_HOME
     progress: Callable[[dict[str, Any]], None]
+    say: Callable[[str], None] = say  # writes a line into the request's log
 
 
 class Operation:
     """One operation: these attributes and a static `run`. The defaults are a SHORT operation's.
+
+    What the daemon does of one that is `in_daemon` is in `server/reconcile/changes.py`.
 
     Attributes:
         name: What requests call it.
@@ -113,6 +123,7 @@ class Operation:
         max_attempts: How often it is run at most.
         expected_bytes: What it is expected to use, until that has been measured.
         leaves_bytes: What each replica that it starts needs beside the worker.
+        in_daemon: Whether the daemon ends it: with what its `run`, if it has one, has prepared.
         Payload: The model of its payload.
     """
 
@@ -123,6 +134,7 @@ class Operation:
     max_attempts: ClassVar[int] = 3
     expected_bytes: ClassVar[int] = 30 * MB
     leaves_bytes: ClassVar[int] = 0
+    in_daemon: ClassVar[bool] = False
     Payload: ClassVar[type[Payload]] = Payload
 
     @classmethod
@@ -141,9 +153,3 @@ class Operation:
     def run(payload: Any, context: OperationContext) -> Any:
         """Do the work in a worker, and return the result as plain JSON."""
         raise NotImplementedError
-
-
-def say(text: str) -> None:
-    """A line for people, in the request's log at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()

@@ -21,10 +21,11 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from ...environments.engines.provider import StartedReplica
+from ...environments.engines.started_replicas import StartedReplica
 from ...environments.shim.files import write_json
+from ...schema.spec import EnvironmentSpec
 from ...system.text.json_lines import Json
-from .base import OperationContext, say
+from .base import OperationContext
 
 FILE = "durations.json"
 MAX_SOURCES = 200
@@ -74,7 +75,8 @@ class ReplicasAwaited:
         """Count a replica that is ready."""
         self._ready += 1
         seconds = time.monotonic() - self._started_at
-        say(f"replica {replica.ordinal} (pid {replica.pid}) is ready ({seconds:.1f} s)")
+        pid = replica.pid
+        self._context.say(f"replica {replica.ordinal} (pid {pid}) is ready ({seconds:.1f} s)")
         self.report(f"{self._ready} of {plural(self._total, 'replica')} ready")
 
     def on_lasting(self, reason: str, seconds: float) -> None:
@@ -86,7 +88,7 @@ class ReplicasAwaited:
             text = f"{reason}; gives up in {left}, {ends}"
             if self._offers_fewer and self._ready:
                 text += f"; with --replicas {self._ready} it would be ready by now"
-            say(text)
+            self._context.say(text)
         self.report(reason, at_most_seconds=round(seconds, 1))
 
     def report(self, message: str, **more: float) -> None:
@@ -162,6 +164,16 @@ class Phases:
         self._phase: str | None = None
         self._since = 0.0
 
+    @classmethod
+    def of_launch(cls, context: OperationContext, spec: EnvironmentSpec) -> Phases:
+        """Return the phases of a launch, in a worker or in the daemon."""
+        return cls(context, f"{spec.provider} {spec.replicas} {spec.source}")
+
+    def enter_aloud(self, phase: str, message: str) -> None:
+        """Report that a phase begins, also in the request's log."""
+        self._context.say(message)
+        self.enter(phase, message)
+
     def enter(self, phase: str, message: str) -> None:
         """Report that a phase begins, and with it the end of the one before."""
         self._end()
@@ -173,7 +185,7 @@ class Phases:
 
     def relay(self, line: str) -> None:
         """Write a line to the log; of uv's, enter the phase that it announces."""
-        say(line)
+        self._context.say(line)
         if found := _UV.match(line):
             phase = _FOLLOWING[found[1]]
             self.enter(phase, f"{phase} {plural(int(found[2]), 'package')}")

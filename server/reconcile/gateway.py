@@ -32,7 +32,7 @@ from ...requests_db.async_store import AsyncStore
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Environment, Event, Replica, RequestError
 from ...requests_db.sql import queries
-from ...schema.errors import EngineFailed, NotReady
+from ...schema.errors import EngineFailed
 from ...schema.layout import Layout
 from ...schema.protocol import LOOPBACK
 from ...schema.states import SERVING, ReplicaState
@@ -41,14 +41,13 @@ from ...system.text.json_lines import Json
 from ..events import EventBus
 from .decisions import DECISIVE
 from .held_requests import HeldRequests
-from .replica_watch import ReplicaWatch, Responsibility
+from .replica_watch import ReplicaWatch
 from .replicas import ReplicaManager
 from .status_writer import Timing
 from .work_queue import BackgroundTasks
 
 log = logging.getLogger(__name__)
 
-REACHED_SECONDS = 30.0  # for Envoy to reach what takes an environment over
 LEFT_SECONDS = 5.0  # for Envoy to read that others drain
 HOLDING_SOCKET = "held.sock"
 HOLD_SECONDS = 600.0  # for a replica to become ready: what a launch gives one, too
@@ -135,8 +134,10 @@ class GatewayManager:
         shown["environments"] = [_environment_view(name, found, seen) for name in names]
         return {"gateway": shown}
 
-    async def until_reached(self, name: str, replicas: Iterable[ReplicaWatch]) -> None:
-        """Wait for a while until Envoy sends sessions of an environment to these replicas.
+    async def until_reached(
+        self, name: str, replicas: Iterable[ReplicaWatch], seconds: float
+    ) -> None:
+        """Wait until Envoy sends sessions to these replicas of an environment, or raise `NotReady`.
 
         It is told of them first: no event says that a server is no longer held.
         """
@@ -145,8 +146,7 @@ class GatewayManager:
         found = await asyncio.to_thread(process.read_gateway, self.layout)
         if found is not None:
             wait = process.wait_until_serving
-            with contextlib.suppress(NotReady):  # it is told of them, and will
-                await asyncio.to_thread(wait, found, name, addresses, REACHED_SECONDS)
+            await asyncio.to_thread(wait, found, name, addresses, seconds)
 
     async def until_left(self, name: str) -> None:
         """Wait for a while until Envoy sends no session of an environment to what is drained."""
@@ -319,12 +319,9 @@ class GatewayManager:
         self._port_guard.close()
         with contextlib.suppress(OSError):  # another user has it, so Envoy's start fails, too
             self._port_guard.enter_context(process.hold_port(gateway))
-        responsibility = Responsibility()
-        responsibility.take_over(gateway.run_file.request_id)
         self.watch = ReplicaWatch(
             _replica_of(gateway),
             gateway.run_file,
-            responsibility,
             self.timing,
             _log_state,
             self._give_up,
@@ -406,7 +403,9 @@ def backend_of(
             replica=watch.run_file.replica_id,
         )
         for watch in found
-        if watch.replica.state in _SERVING and not watch.status.get("held")
+        if watch.replica.state in _SERVING
+        and (watch.is_kept.is_set() or "added_by" not in watch.run_file.data)
+        and not watch.status.get("held")
     )
     token = next((watch.run_file.token for watch in found), None)
     wants_token = environment.spec.get("token") or not is_loopback(

@@ -12,10 +12,9 @@ when events were dropped, everything is reconciled. Each environment has at most
 reconciles it: its steps come in their order, and a slow one (stopping) does not delay another
 environment.
 
-Who is responsible for a replica: while its launch runs, the launch (it fails at once when a replica
-dies, and stops what it started); from then on, the reconciler. A launch whose worker was killed
-leaves its replicas to the reconciler, which stops them: their run files were written before they
-were started, so none is lost.
+While a launch is under way it fails at once when a replica of it dies, and stops what it started
+(`changes.py`); from then on, replicas are restarted. What a daemon that was killed has started, the
+next one stops: run files are written before replicas are started, so none is lost.
 
 Updates. The environment's row names the launch that serves. A launch of a name that runs is another
 generation beside it, STARTING in `generations`, and `update_step` says what is due for that:
@@ -74,15 +73,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from dataclasses import replace
 
 from ...environments.engines.local.ports import renew_reservations
 from ...environments.strays import look_again
 from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Generation, Request
 from ...requests_db.sql import queries
-from ...requests_db.transactions import observing
 from ...requests_db.transactions.observing import CANCELLED
 from ...schema.errors import EngineFailed
 from ...schema.operation_options import DrainOptions
@@ -91,7 +87,8 @@ from ...schema.states import EnvironmentState, GenerationState, RequestState
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import without_secrets
 from ..events import EventBus
-from .autoscaler import Autoscaler, scaling_of
+from .autoscaler import Autoscaler
+from .changes import Changes, under_way
 from .decisions import Step, UpdateStep, next_step, update_step
 from .gateway import GatewayManager
 from .replica_watch import BEGIN_SESSIONS, ReplicaWatch
@@ -119,6 +116,7 @@ class Reconciler:
         self._tasks = BackgroundTasks()
         self._status = StatusWriter(store, bus, timing)
         self.replicas = ReplicaManager(store, self._status, self._tasks, paths.runs, timing)
+        self.changes = Changes(store, self.replicas)
         self.autoscaler = Autoscaler(self._tasks, self.replicas.watches.occupancy)
         self.successors = Successors(self._tasks, self.replicas.watched)
         self.replicas.on_status = self._note_status
@@ -180,13 +178,8 @@ class Reconciler:
         rows = await self._store.read(queries.replicas(environment.name))
         return not any(row.request_id in left and row.state in BEGIN_SESSIONS for row in rows)
 
-    async def reconcile(self, name: str, adopt: bool = False) -> None:
-        """Do what is due for this environment; one call at a time for each.
-
-        Args:
-            name: the environment's.
-            adopt: whether to watch what its launch has started by now, also when nothing is due.
-        """
+    async def reconcile(self, name: str) -> None:
+        """Do what is due for this environment; one call at a time for each."""
         environment = await self._store.read(queries.environment(name))
         if environment is None:
             return
@@ -196,8 +189,6 @@ class Reconciler:
         step = next_step(environment.state, _state_of(launch), _state_of(down))
         await self._take(step, environment, launch, down)
         await self._retire_replaced(environment)
-        if adopt:
-            await self.replicas.adopt(name, environment.request_id)
 
     async def _settle_updates(self, environment: Environment) -> Environment:
         """Do what is due for generations that are to serve next; the environment as it is then."""
@@ -239,7 +230,6 @@ class Reconciler:
         assert launch is not None  # it has succeeded
         result = _result_of(launch)
         await self.replicas.adopt(generation.environment, generation.request_id)
-        await self.replicas.confirm_ready(result.get("replicas", []))
         await self.replicas.switch(generation, launch.payload, result["address"])
 
     async def _take(
@@ -256,45 +246,24 @@ class Reconciler:
                 await self._serve(environment, launch)
             case Step.ABANDON:
                 await self.replicas.stop_all(environment)
-                await self._fail(name, launch)
+                error = None if launch is None else launch.error
+                await self._status.set_environment(name, EnvironmentState.FAILED, error=error)
             case Step.CALL_OFF | Step.RETIRE:
                 await self.replicas.stop_all(environment, **_grace_of(down))
                 await self._status.set_environment(name, EnvironmentState.STOPPED)
             case Step.SWEEP:
-                await self.replicas.stop_left(environment)
+                await self.replicas.stop_launch(name, environment.request_id)
             case Step.LET_GO:
                 self.replicas.let_go(name)
 
     async def _serve(self, environment: Environment, launch: Request | None) -> None:
-        environment = await self._note_scale(environment, launch)
         await self.replicas.adopt(environment.name, environment.request_id)
         result = _result_of(launch)
-        if environment.state in (EnvironmentState.PENDING, EnvironmentState.STARTING):
-            await self.replicas.confirm_ready(result.get("replicas", []))
         await self.replicas.take_over(environment)
         await self.replicas.observe(environment.name, result.get("address", environment.address))
-        self.autoscaler.serve(environment, is_changing=await self._is_being_scaled(environment))
-
-    async def _is_being_scaled(self, environment: Environment) -> bool:
-        if scaling_of(environment.spec) is None:
-            return False
-        under_way = frozenset({RequestState.PENDING, RequestState.RUNNING})
-        name = environment.name
-        query = queries.list_requests(under_way, operation="scale", environment=name, limit=1)
-        return bool(await self._store.read(query))
-
-    async def _note_scale(self, environment: Environment, launch: Request | None) -> Environment:
-        """Write how many replicas the last `scale` since the launch has given it."""
-        replicas = await self._store.read(queries.scaled_to(environment.name, launch))
-        if replicas is None or environment.spec.get("replicas") == replicas:
-            return environment
-        move = observing.set_replicas
-        await self._store.write(move, environment.name, replicas, now=time.time())
-        return replace(environment, spec=environment.spec | {"replicas": replicas})
-
-    async def _fail(self, name: str, request: Request | None) -> None:
-        error = request.error if request is not None else None
-        await self._status.set_environment(name, EnvironmentState.FAILED, error=error)
+        await self.changes.end_surplus(environment)
+        scales = await self._store.read(under_way("scale", environment.name))
+        self.autoscaler.serve(environment, is_changing=bool(scales))
 
     async def _launch_of(self, request_id: str | None) -> Request | None:
         if request_id is None:

@@ -62,38 +62,10 @@ def is_over(state: ReplicaState) -> bool:
     return state in (ReplicaState.STOPPED, ReplicaState.FAILED)
 
 
-class Responsibility:
-    """For which launches' replicas the reconciler is responsible: it restarts them.
-
-    While a launch or a `down` runs, that operation is; nobody restarts what drains.
-    """
-
-    def __init__(self) -> None:
-        self._events: dict[str, asyncio.Event] = {}
-
-    def take_over(self, request_id: str | None) -> None:
-        """Restart this launch's replicas from now on."""
-        self._event(request_id).set()
-
-    def let_go(self, request_id: str | None) -> None:
-        """Restart them no more."""
-        if (event := self._events.get(request_id or "")) is not None:
-            event.clear()
-
-    def forget(self, request_id: str | None) -> None:
-        """Drop the launch, whose watches have ended."""
-        self._events.pop(request_id or "", None)
-
-    def is_ours(self, request_id: str | None) -> bool:
-        """Whether the reconciler restarts this launch's replicas."""
-        return (event := self._events.get(request_id or "")) is not None and event.is_set()
-
-    async def until_ours(self, request_id: str) -> None:
-        """Wait until the reconciler restarts this launch's replicas."""
-        await self._event(request_id).wait()
-
-    def _event(self, request_id: str | None) -> asyncio.Event:
-        return self._events.setdefault(request_id or "", asyncio.Event())
+def _set_event() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
 
 
 @dataclass(eq=False)
@@ -102,7 +74,6 @@ class ReplicaWatch:
 
     replica: Replica  # its row
     run_file: RunFile  # how to start it again
-    responsibility: Responsibility
     timing: Timing
     on_change: Callable[[Replica], Coroutine[Any, Any, None]]
     # Called when the restart budget is spent, with the reason.
@@ -115,6 +86,9 @@ class ReplicaWatch:
     # Set while its server accepts connections.
     accepts: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     is_draining: bool = field(init=False, default=False)
+    # Set while it is restarted: once what has started it has ended, until it is taken down.
+    is_kept: asyncio.Event = field(init=False, default_factory=_set_event)
+    has_failed: bool = field(init=False, default=False)  # before it was kept
     # What its shim is to be asked, from when it is to end, and by when (monotonic).
     _drain_op: str = field(init=False, default="drain")
     _drain_until: float = field(init=False, default=0.0)
@@ -205,7 +179,7 @@ class ReplicaWatch:
 
     async def serve_if_ours(self) -> None:
         """Let a server that is held accept connections, once its launch is through."""
-        if self.status.get("held") and self.responsibility.is_ours(self.request_id):
+        if self.status.get("held") and self.is_kept.is_set():
             await self._send({"op": "serve"})
 
     async def drain(self, timeout_seconds: float, *, leaves: bool) -> None:
@@ -222,7 +196,7 @@ class ReplicaWatch:
         self._drain_until = time.monotonic() + timeout_seconds
         self._is_to_end.set()
         if self.task.done() and not self.was_drained:  # it has ended already
-            await self._note_drained()
+            await self.note_drained()
         await self._ask_to_drain()
 
     async def _ask_to_drain(self) -> None:
@@ -230,7 +204,7 @@ class ReplicaWatch:
             left = max(0.0, self._drain_until - time.monotonic())
             await self._send({"op": self._drain_op, "timeout_seconds": left})
 
-    async def _note_drained(self) -> None:
+    async def note_drained(self) -> None:
         """Note that nothing of it runs any more: what is left of it is removed."""
         await self._set_state(ReplicaState.DRAINING, pid=None)
         await self._set_state(ReplicaState.STOPPED)
@@ -240,12 +214,6 @@ class ReplicaWatch:
             with contextlib.suppress(OSError):  # the end of the connection is seen by its reader
                 self._writer.write(encode_line(message))
                 await self._writer.drain()
-
-    async def confirm_ready(self, pid: int | None) -> None:
-        """Take the launch's word that the first server is ready; the shim's is still on its way."""
-        is_first = self.status.get("generation", 1) == 1
-        if is_first and self.replica.state is ReplicaState.STARTING:
-            await self._set_state(ReplicaState.READY, pid=pid)
 
     async def _set_state(self, state: ReplicaState, **changes: object) -> None:
         changed = replace(self.replica, state=state, **changes)  # type: ignore[arg-type]
@@ -258,20 +226,17 @@ class ReplicaWatch:
         """Find how the shim ended: its status file says; without one, it was killed."""
         status = await asyncio.to_thread(read_status_file, self.run_file.run_dir)
         if status is None and await asyncio.to_thread(self._is_on_engine):
-            if self.responsibility.is_ours(self.request_id):
-                await self._renew_agent()
-            else:  # its launch has not told the engine's agent yet
-                await asyncio.sleep(self.timing.look_again_seconds)
+            await self._renew_agent()
             return
         is_stopped = status is None or status["state"] == "stopped"
-        if status is not None and not is_stopped and _is_alive(status):
+        if status is not None and not is_stopped and is_alive(status):
             await asyncio.sleep(self.timing.look_again_seconds)  # not reached, or cut off
             return
         if not (self.run_file.is_local or is_stopped):
             await self._renew_agent()
             return
         if self.is_draining or (status is not None and status.get("is_draining")):
-            await self._note_drained()  # killed meanwhile, or not: it is not started again
+            await self.note_drained()  # killed meanwhile, or not: it is not started again
             return
         if status is None or is_stopped:
             await self._set_state(ReplicaState.STOPPED, pid=None)
@@ -298,8 +263,11 @@ class ReplicaWatch:
         await self._restart_or_give_up(reason, tuple(status.get("log_tail") or ()))
 
     async def _restart_or_give_up(self, reason: ExitReason, tail: tuple[str, ...]) -> None:
-        # Until then its launch, or its `down`, handles the exit; both end this watch.
-        await self._unless_it_is_to_end(self.responsibility.until_ours(self.request_id))
+        # Until then what started it, or its `down`, handles the exit; both end this watch.
+        if not self.is_kept.is_set():
+            self.has_failed = True
+            self.on_status()
+        await self._unless_it_is_to_end(self.is_kept.wait())
         if self.is_draining:
             await self._set_state(ReplicaState.DRAINING, pid=None, exit=reason.to_json())
             return
@@ -325,7 +293,7 @@ class ReplicaWatch:
                 error = replace(error, message=message, hint=_GIVEN_UP_HINT)
                 await self.on_give_up(self.replica, error)
 
-    async def _unless_it_is_to_end(self, wait: Coroutine[Any, Any, None]) -> None:
+    async def _unless_it_is_to_end(self, wait: Coroutine[Any, Any, object]) -> None:
         """Wait for something, but no longer than until it is to be drained."""
         waits = [asyncio.ensure_future(each) for each in (wait, self._is_to_end.wait())]
         try:
@@ -336,7 +304,7 @@ class ReplicaWatch:
 
     @property
     def _is_to_run(self) -> bool:
-        return self.responsibility.is_ours(self.request_id) and not self.is_draining
+        return self.is_kept.is_set() and not self.is_draining
 
     async def _start_again(self) -> None:
         if self._writer is not None:
@@ -374,6 +342,7 @@ class ReplicaWatch:
         await asyncio.sleep(self.timing.look_again_seconds)
 
 
-def _is_alive(status: StatusLine) -> bool:
+def is_alive(status: StatusLine) -> bool:
+    """Whether the shim or agent that wrote this status lives."""
     shim = status.get("shim")
     return shim is not None and ProcessIdentity(shim["pid"], shim["started_at"]).is_alive()

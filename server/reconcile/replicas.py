@@ -5,8 +5,8 @@
                              ├─ changed ──▶ its row ──▶ observe ──▶ its environment's state
                              └─ given up ─▶ its row, the environment's error ──▶ it is stopped
 
-`Responsibility` says whose business a restart is, the launch's or the reconciler's; a watch starts
-no server before the latter. When that changes, `reconciler.py` says.
+A replica is restarted once what has started it has ended (`ReplicaWatch.is_kept`). When that is,
+`reconciler.py` says, or the change that has added it.
 
 Everything here runs on the daemon's loop; what blocks goes through `asyncio.to_thread`.
 """
@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Environment, Generation, Replica, Request, RequestError
 from ...requests_db.sql import queries
 from ...requests_db.transactions import observing
-from ...schema.errors import EngineFailed
+from ...schema.errors import EngineFailed, NotReady
 from ...schema.replica import StatusLine
 from ...schema.spec import GRACE_SECONDS
 from ...schema.states import (
@@ -41,7 +42,7 @@ from ...schema.states import (
 )
 from ...system.text.json_lines import Json
 from .decisions import observed_state
-from .replica_watch import ReplicaWatch, Responsibility, is_over
+from .replica_watch import ReplicaWatch, is_over
 from .status_writer import StatusWriter, Timing
 from .watches import Watches
 from .work_queue import BackgroundTasks
@@ -62,14 +63,15 @@ class ReplicaManager:
     runs: Path  # the folder of run files
     timing: Timing
     # Waits until the gateway sends sessions to replicas that have their address there.
-    until_reached: Callable[[str, list[ReplicaWatch]], Coroutine[Any, Any, None]] = field(
+    until_reached: Callable[[str, list[ReplicaWatch], float], Coroutine[Any, Any, None]] = field(
         init=False
     )
     # Waits until the gateway sends no session to replicas of an environment that are drained.
     until_left: Callable[[str], Coroutine[Any, Any, None]] = field(init=False)
     on_status: Callable[[ReplicaWatch], None] = lambda _: None  # called after each status
     _observing: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
-    responsibility: Responsibility = field(init=False, default_factory=Responsibility)
+    _adopting: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    _moves: dict[str, asyncio.Event] = field(init=False, default_factory=dict)  # by environment
     # No table knows them.
     strays: list[RunFile | SetAside] = field(init=False, default_factory=list)
     # The gateway, while its run file cannot be used.
@@ -91,6 +93,10 @@ class ReplicaManager:
 
     async def adopt(self, name: str, request_id: str | None) -> None:
         """Watch every replica of this launch of an environment that has a run file."""
+        async with self._adopting:
+            await self._adopt(name, request_id)
+
+    async def _adopt(self, name: str, request_id: str | None) -> None:
         rows = await self.store.read(queries.replicas(name))
         known = {replica.id: replica for replica in rows}
         there = await self._look(name)
@@ -101,8 +107,7 @@ class ReplicaManager:
             for watch in self.watched(name, request_id)
             if watch.replica.state is ReplicaState.STOPPED and watch.replica.id not in ids
         )
-        kept = await self._without_added(found)
-        for run_file in kept:
+        for run_file in found:
             watch = self.watches.get(run_file.replica_id)
             if watch is not None and watch.is_of(run_file):
                 continue
@@ -115,49 +120,51 @@ class ReplicaManager:
             watch = ReplicaWatch(
                 replica,
                 run_file,
-                self.responsibility,
                 self.timing,
                 self._record,
                 self._give_up,
             )
+            watch.is_kept.clear()
             watch.on_status = partial(self._note_status, watch)
             self.watches.add(watch)
             watch.task = self.tasks.spawn(watch.run(), f"watch {replica.id}")
             await self._record(replica)
-        for run_file in kept:
-            await self._drain_replaced(run_file)
+
+    async def _under_way(self, request_ids: Iterable[str | None]) -> set[str]:
+        """Which of these requests have not ended."""
+        found = [await self.store.read(queries.get(i)) for i in set(request_ids) if i is not None]
+        return {r.id for r in found if isinstance(r, Request) and not r.state.is_final}
+
+    def staying(self, name: str, request_id: str | None) -> list[ReplicaWatch]:
+        """The replicas of a launch that are not taken away, the oldest first."""
+        own = [watch for watch in self.watched(name, request_id) if not _is_leaving(watch)]
+        return sorted(own, key=lambda watch: (watch.run_file.created_at, watch.replica.ordinal))
+
+    @contextmanager
+    def moves(self, name: str) -> Iterator[asyncio.Event]:
+        """An event that is set whenever a replica of an environment has changed."""
+        self._moves[name] = moved = asyncio.Event()
+        try:
+            yield moved
+        finally:
+            del self._moves[name]
+
+    async def drop(self, watches: list[ReplicaWatch]) -> None:
+        """Stop replicas that a request has started and not kept."""
+        async with self._adopting:
+            await self._unwatch(watches)
+            await self._stop([watch.run_file.run_dir for watch in watches])
+        for watch in watches:
+            await watch.note_drained()
 
     def _note_status(self, watch: ReplicaWatch) -> None:
         self.watches.note(watch)
         self.on_status(watch)
+        self._note_move(watch.replica.environment)
 
-    async def _without_added(self, found: list[RunFile]) -> list[RunFile]:
-        """Leave out what a request is just adding; stop what one has left that has ended."""
-        kept = []
-        for run_file in found:
-            request_id = run_file.data.get("added_by")
-            if request_id is None:
-                kept.append(run_file)
-                continue
-            if await self._has_ended(request_id):
-                log.warning("stopping %s, which was not added in the end", run_file.replica_id)
-                await self._stop([run_file.run_dir])
-        return kept
-
-    async def _drain_replaced(self, run_file: RunFile) -> None:
-        """Drain what one has taken the place of, if the restart has ended before it did that."""
-        if (replaced := run_file.data.get("in_place_of")) is None:
-            return
-        watch = self.watches.get(replaced["replica"])
-        if watch is None or watch.is_draining or watch.was_drained:
-            return
-        if await self._has_ended(replaced["request_id"]):
-            log.warning("draining %s, which was restarted", watch.replica.id)
-            await watch.drain(replaced["drain_timeout_seconds"], leaves=False)
-
-    async def _has_ended(self, request_id: str) -> bool:
-        request = await self.store.read(queries.get(request_id))
-        return not isinstance(request, Request) or request.state.is_final
+    def _note_move(self, name: str) -> None:
+        if (moved := self._moves.get(name)) is not None:
+            moved.set()
 
     async def adopt_unknown(self) -> None:
         """Write an environment for each launch that has run files and is in no table.
@@ -197,20 +204,8 @@ class ReplicaManager:
             return True
         return isinstance(await self.store.read(queries.get(run_file.request_id)), Request)
 
-    async def confirm_ready(self, replicas: list[Json]) -> None:
-        """Take the launch's word for the replicas that it saw ready, before their shims' word.
-
-        Otherwise a client that saw the launch succeed might find the environment DEGRADED
-        for a moment.
-        """
-        for replica in replicas:
-            watch = self.watches.get(replica.get("id", ""))
-            if watch is not None:
-                await watch.confirm_ready(replica.get("pid"))
-
     async def forget_predecessor(self, environment: Environment) -> None:
-        """Leave restarts to the launch, and stop watching an earlier environment of its name."""
-        self.responsibility.let_go(environment.request_id)
+        """Stop watching an earlier environment of its name."""
         await self._unwatch(
             watch
             for watch in self.watched(environment.name)
@@ -220,7 +215,7 @@ class ReplicaManager:
     def let_go(self, name: str) -> None:
         """Restart no replica of this environment any more."""
         for watch in self.watched(name):
-            self.responsibility.let_go(watch.request_id)
+            watch.is_kept.clear()
 
     def watched(self, name: str, request_id: str | None = None) -> list[ReplicaWatch]:
         """The watches of an environment's replicas, or of one launch of it."""
@@ -239,10 +234,11 @@ class ReplicaManager:
         """Write how a replica is, and what that makes of its environment."""
         if (watch := self.watches.get(replica.id)) is not None:
             self.watches.note(watch)
+        self._note_move(replica.environment)
 
         async def write() -> None:
             await self.status.set_replica(replica)
-            if self.responsibility.is_ours(replica.request_id):
+            if watch is not None and watch.is_kept.is_set():
                 await self.observe(replica.environment)
 
         await self.status.insist(write)
@@ -280,7 +276,8 @@ class ReplicaManager:
                 return  # that its replicas go is what was asked for
             found = await self.store.read(queries.replicas(name))
             launch = environment.request_id
-            own = [each for each in found if each.request_id == launch]
+            joining = {w.replica.id for w in self.watched(name) if not w.is_kept.is_set()}
+            own = [each for each in found if each.request_id == launch and each.id not in joining]
             replicas = [each.state for each in own]
             aside = [self._set_aside[each.id] for each in own if each.id in self._set_aside]
             if environment.spec.get("gateway") and self.gateway_aside is not None:
@@ -305,11 +302,8 @@ class ReplicaManager:
         self, environment: Environment, grace_seconds: float = GRACE_SECONDS
     ) -> None:
         """Nothing is left of the environment when this returns."""
-        name, request_id = environment.name, environment.request_id
-        watches = self.watched(name)
-        await self._unwatch(watches)
-        for launch in {request_id, *(watch.request_id for watch in watches)}:
-            self.responsibility.forget(launch)
+        name = environment.name
+        await self._unwatch(self.watched(name))
         await asyncio.to_thread(run_files.stop_environment, self.runs, name, grace_seconds)
         await self.store.write(observing.delete_replicas, name)
 
@@ -320,21 +314,27 @@ class ReplicaManager:
         await self._stop([Path(replica.run_dir)])
 
     async def stop_launch(
-        self, name: str, request_id: str, grace_seconds: float = GRACE_SECONDS
+        self, name: str, request_id: str | None, grace_seconds: float = GRACE_SECONDS
     ) -> None:
         """Nothing is left of one launch when this returns; others of its name are not touched."""
         await self._unwatch(self.watched(name, request_id))
-        self.responsibility.forget(request_id)
         stop = partial(run_files.stop_environment, request_id=request_id)
         await asyncio.to_thread(stop, self.runs, name, grace_seconds)
 
     # Updates.
 
     async def take_over(self, environment: Environment) -> None:
-        """Restart the replicas of its launch from now on; those that are held may accept."""
-        self.responsibility.take_over(environment.request_id)
-        for watch in self.watched(environment.name, environment.request_id):
-            await watch.serve_if_ours()
+        """Restart the replicas of its launch from now on; those that are held may accept.
+
+        Not those that a request under way has started and may still drop.
+        """
+        own = self.watched(environment.name, environment.request_id)
+        left = [watch for watch in own if not watch.is_kept.is_set()]
+        under_way = await self._under_way(watch.run_file.data.get("added_by") for watch in left)
+        for watch in left:
+            if watch.run_file.data.get("added_by") not in under_way:
+                watch.is_kept.set()
+                await watch.serve_if_ours()
 
     async def switch(self, generation: Generation, spec: Json, address: str) -> None:
         """Write that a generation serves, and not what was read of the one before."""
@@ -374,7 +374,6 @@ class ReplicaManager:
     ) -> bool:
         name, request_id = generation.environment, generation.request_id
         try:
-            self.responsibility.let_go(request_id)
             await self._drain(name, request_id, serving, timeout_seconds)
             await self.stop_launch(name, request_id)
             end = self.status.end_generation
@@ -420,17 +419,10 @@ class ReplicaManager:
         for wait in waits:
             wait.cancel()
         if at_gateway:
-            await self.until_reached(name, [each for each in successors if each.accepts.is_set()])
+            accepting = [each for each in successors if each.accepts.is_set()]
+            with suppress(NotReady):  # it is told of them, and will
+                await self.until_reached(name, accepting, ACCEPT_SECONDS)
         return successors
-
-    async def stop_left(self, environment: Environment) -> None:
-        """What its own launch started after the environment had ended."""
-        name, request_id = environment.name, environment.request_id
-        left = await asyncio.to_thread(run_files.of_launch, self.runs, name, request_id)
-        if left:
-            extra = {"environment": environment.name, "request_id": environment.request_id}
-            log.warning("stopping replicas left by the launch of %s", environment.name, extra=extra)
-            await asyncio.to_thread(run_files.stop_replicas, [r.run_dir for r in left])
 
     async def stop_ownerless(self, live: set[str]) -> None:
         """Stop what a launch and a daemon that died together have left; keep what no table knows.
@@ -468,6 +460,12 @@ class ReplicaManager:
     async def _stop_later(self, run_dirs: list[Path]) -> None:
         await asyncio.sleep(self.timing.stop_again_seconds)
         await self._stop(run_dirs)
+
+
+def _is_leaving(watch: ReplicaWatch) -> bool:
+    """Whether it is being taken away, or has ended."""
+    is_drained = watch.is_draining or watch.was_drained or watch.status.get("is_draining")
+    return bool(is_drained) or is_over(watch.replica.state)
 
 
 def _has_lost(environment: Environment, launches: Collection[tuple[str, str]]) -> bool:

@@ -69,10 +69,9 @@ class WorkQueue:
     bus: EventBus
     tasks: BackgroundTasks
     status: StatusWriter
-    # Takes a name, and whether to adopt what its launch has started.
-    reconcile: Callable[[str, bool], Coroutine[Any, Any, None]]
+    reconcile: Callable[[str], Coroutine[Any, Any, None]]  # takes a name
     timing: Timing
-    _due: dict[str, bool] = field(init=False, default_factory=dict)  # names; whether to adopt
+    _due: set[str] = field(init=False, default_factory=set)  # names
     _running: dict[str, asyncio.Task[None]] = field(init=False, default_factory=dict)  # by name
 
     async def follow(self) -> None:
@@ -94,41 +93,41 @@ class WorkQueue:
         if tasks:
             await asyncio.wait(tasks, timeout=WAIT_SECONDS)
 
-    def add(self, name: str, *, adopt: bool = False) -> None:
+    def add(self, name: str) -> None:
         """Reconcile the environment soon."""
-        self._due[name] = adopt or self._due.get(name, False)
+        self._due.add(name)
         if name not in self._running:
             self._running[name] = self.tasks.spawn(self._run(name), f"reconcile {name}")
 
     def _on_event(self, event: Event) -> None:
         if event.environment is None:
             return
-        if event.kind == "request.state":
-            if event.request is None or event.request.operation in DECISIVE:
-                self.add(event.environment)
-        elif event.kind == "request.progress" and "replica" in event.data:
-            self.add(event.environment, adopt=True)
+        if event.kind == "request.state" and (
+            event.request is None or event.request.operation in DECISIVE
+        ):
+            self.add(event.environment)
 
     async def _add_all(self, subscription: Subscription) -> None:
         """Events were dropped; their contents are in the tables."""
         subscription.lagged = False  # before the tables are read
         for name in await self.status.insist(lambda: self.store.read(queries.NAMES)):
-            self.add(name, adopt=True)
+            self.add(name)
 
     async def _run(self, name: str) -> None:
         try:
             while name in self._due:
-                await self._try(name, adopt=self._due.pop(name))
+                self._due.discard(name)
+                await self._try(name)
         finally:
             del self._running[name]
 
-    async def _try(self, name: str, *, adopt: bool) -> None:
+    async def _try(self, name: str) -> None:
         extra = {"environment": name}
         try:
-            await self.reconcile(name, adopt)
+            await self.reconcile(name)
         except (DatabaseError, OSError) as exc:
             log.warning("cannot reconcile %s, trying again: %s", name, exc, extra=extra)
-            self._due[name] = adopt or self._due.get(name, False)
+            self._due.add(name)
             await asyncio.sleep(self.timing.retry_seconds)
         except Exception:
             log.exception("cannot reconcile %s", name, extra=extra)

@@ -146,17 +146,6 @@ def test_agent_killed_without_a_daemon(harness: Harness) -> None:
     assert len(harness.provider.replicas_of(harness.machine)) == 1
 
 
-def test_worker_of_a_launch_killed(harness: Harness) -> None:
-    """When the process that launches is killed, nothing of the launch is left."""
-    launch = harness.queued(start="print:begun;sleep:600")
-    harness.until_printed("begun")
-    workers = harness.machine.ok("info", "--json").json["workers"]
-    [pid] = [worker["pid"] for worker in workers if worker["task_id"] == launch]
-    harness.kill(pid)
-    assert harness.machine.run("wait", launch).code == 1
-    harness.assert_nothing_left()
-
-
 def test_engine_restarted(harness: Harness) -> None:
     """When the engine is restarted, environments are ready again by themselves."""
     harness.launched()

@@ -7,11 +7,21 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from openenvd.environments import run_files
 from openenvd.environments.engines.registry import GROUP
+from openenvd.environments.engines.started_replicas import (
+    ALIVE,
+    raise_if_ended,
+    shim_lost,
+    started_replica,
+)
+from openenvd.environments.run_files import RunFile
+from openenvd.environments.shim.client import ShimClient, ShimGone
 from openenvd.environments.shim.fork_server_client import stop_fork_servers
 from openenvd.schema.layout import Layout
 
@@ -24,7 +34,7 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="oe-"))
     monkeypatch.setenv("OPENENV_HOME", str(folder))
     yield folder
-    stop_fork_servers(Layout(folder).sockets)
+    stop_fork_servers()
     left = [process for process in psutil.process_iter() if _belongs_to(process, folder)]
     _, alive = psutil.wait_procs(left, timeout=GRACE_SECONDS)
     told = [f"{process.pid} {process.cmdline()}" for process in alive]
@@ -32,6 +42,32 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         process.kill()
     shutil.rmtree(folder)
     assert not told, f"left running: {told}"
+
+
+class Started(list[RunFile]):
+    """Replicas that were started."""
+
+    @property
+    def address(self) -> str:
+        return self[0].address
+
+    def wait(self, seconds: float = 60.0) -> list[dict[str, Any]]:
+        """What is known of each, once it is ready; or why it is not."""
+        found = []
+        for each in self:
+            with ShimClient.connect(each.socket_path) as link:
+                try:
+                    status = link.wait(lambda s: s["state"] != "starting", seconds)
+                except ShimGone as exc:
+                    if link.status["state"] in ALIVE:
+                        raise shim_lost(each) from exc
+                    status = link.status
+            raise_if_ended(each, status)
+            found.append(started_replica(each, status).to_json())
+        return found
+
+    def stop(self) -> None:
+        run_files.stop_replicas([each.run_dir for each in self], 0.0)
 
 
 @pytest.fixture

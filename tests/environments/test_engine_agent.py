@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -23,7 +24,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from openenvd.environments import run_files, scaling
+from openenvd.environments import run_files
 from openenvd.environments.access import ask, check_sessions
 from openenvd.environments.agent.agent import Agent
 from openenvd.environments.agent.engine_watch import THREADS, EngineWatch
@@ -35,9 +36,8 @@ from openenvd.environments.agent_client import (
     ask_agent,
     ensure_agent,
 )
-from openenvd.environments.engines import started_replicas
+from openenvd.environments.engines import new_replicas, started_replicas
 from openenvd.environments.engines.base import Instance, Labels, ReplicaPlan
-from openenvd.environments.engines.engine_provider import EngineReplicas
 from openenvd.environments.engines.instance_logs import CURSOR_FILE_NAME, LogPump
 from openenvd.environments.engines.providers import provider_named
 from openenvd.environments.run_files import RunFile
@@ -49,7 +49,6 @@ from openenvd.schema.errors import (
     EngineFailed,
     InvalidSpec,
     NotAnswering,
-    NotReady,
     ReplicaFailed,
     UnknownProvider,
 )
@@ -64,7 +63,7 @@ from openenvd.schema.protocol import (
 from openenvd.schema.replica import StatusLine
 from openenvd.schema.spec import EnvironmentSpec
 
-from .conftest import install_engines
+from .conftest import Started, install_engines
 from .process_engine import DIRECTORY_VARIABLE, ProcessEngine
 
 NAME = "processes"
@@ -132,24 +131,20 @@ class World:
         """The file that the engine has a fault by."""
         return self.home / f"engine.{name}"
 
-    def launch(self, image: Path | None = None, **fields: Any) -> EngineReplicas:
+    def launch(self, image: Path | None = None, **fields: Any) -> Started:
         image, address = image or self.image, fields.pop("address", None)
         spec = EnvironmentSpec("sample", str(image), provider=NAME, **fields)
         started = provider_named(NAME, self.home).start(
             spec,
             ContainerImage(str(image), str(image)),
             launch_id=secrets.token_hex(8),
-            on_started=lambda _: None,
             address=address,
         )
-        assert isinstance(started, EngineReplicas)
-        return started
+        return Started(started)
 
     def ready(self, image: Path | None = None, **fields: Any) -> RunFile:
         """Launch one replica, and leave it running."""
-        started = self.launch(image, **fields)
-        started.wait_until_ready(SECONDS, lambda _: None)
-        started.release()
+        self.launch(image, **fields).wait(SECONDS)
         return run_files.all_of(self.layout.runs)[0]
 
     def ready_host(self, **config: Any) -> RunFile:
@@ -161,12 +156,10 @@ class World:
     def add(self, like: RunFile, shares: list[int | None]) -> list[RunFile]:
         """Replicas that a request adds, which are ready."""
         added = provider_named(NAME, self.home).add(
-            like, shares, replicas=1 + len(shares), added_by="change", on_started=lambda _: None
+            like, shares, replicas=1 + len(shares), added_by="change"
         )
-        ready = added.wait_until_ready(SECONDS, lambda _: None)
-        added.release()
-        found = [run_files.read(Path(str(replica.run_dir))) for replica in ready]
-        return [run_file for run_file in found if run_file is not None]
+        Started(added).wait(SECONDS)
+        return added
 
     def start_stray(self) -> Instance:
         """Start an instance of this home that nobody has written down."""
@@ -326,7 +319,7 @@ def test_what_keeps_an_engine_from_starting_fails_the_launch_with_the_remedy(
         world.fault("gone").touch()
     started = world.launch()
     with pytest.raises(ReplicaFailed, match=told):
-        started.wait_until_ready(SECONDS, lambda _: None)
+        started.wait(SECONDS)
     started.stop()
     install_engines(world.home / "installed", **{NAME: "process_engine:ProcessEngine"})
 
@@ -336,7 +329,7 @@ def test_what_no_engine_was_asked_to_start_is_stopped_without_its_answer(
 ) -> None:
     monkeypatch.setattr(run_files, "_MARGIN_SECONDS", 0.5)
     world.fault("gone").touch()
-    world.launch().release()
+    world.launch()
     world.stop()
     assert list(world.layout.runs.iterdir()) == []
 
@@ -347,25 +340,12 @@ def test_an_unknown_provider_is_refused_with_the_names_that_there_are(world: Wor
     assert "local" in str(raised.value.hint)
 
 
-def test_what_never_answers_is_told_with_its_address(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(started_replicas, "PATIENT_SECONDS", 1.0)
+def test_what_never_answers_is_told_with_its_address(world: World) -> None:
     world.image.write_text("import time\ntime.sleep(600)")
-    started = world.launch()
-    monkeypatch.setattr(started_replicas, "LASTING_SECONDS", 0.5)
-    told: list[str] = []
-    lasting: list[tuple[str, float]] = []
-    with pytest.raises(
-        NotReady, match=r"nothing answers at .*/health: .*must listen on 0\.0\.0\.0"
-    ):
-        started.wait_until_ready(
-            3.0, lambda _: None, told.append, lambda *given: lasting.append(given)
-        )
-    assert told[0].startswith("1 of 1 replicas wait: nothing answers at ")
-    assert lasting[0][0].startswith("0 of 1 replicas are ready; 1 waits: nothing answers at ")
-    assert 0 < lasting[0][1] < 3
-    started.stop()
+    [run_file] = world.launch()
+    why = wait_for(run_file, lambda status: status["waiting"])["waiting"]
+    told = str(started_replicas.not_ready(run_file, 3.0, why, 0))
+    assert re.search(r"nothing answers at .*/health: .*must listen on 0\.0\.0\.0", told)
 
 
 # Running.
@@ -534,8 +514,7 @@ async def test_an_engine_is_asked_however_many_stops_give_a_long_grace(world: Wo
 def test_a_stop_during_a_start_that_is_refused_is_not_forgotten(world: World) -> None:
     slow = world.fault("slow")
     slow.touch()
-    started = world.launch(world.home / "nowhere.py")
-    started.release()
+    world.launch(world.home / "nowhere.py")
     [run_file] = run_files.all_of(world.layout.runs)
     with link_to(run_file) as client:
         client.send("stop", grace_seconds=0.0)
@@ -543,7 +522,6 @@ def test_a_stop_during_a_start_that_is_refused_is_not_forgotten(world: World) ->
         slow.unlink()
         status = status_from(client, lambda status: status["state"] != "stopping")
     assert status["state"] == "stopped"
-    started.stop()
 
 
 def test_nothing_is_left_of_what_was_refused_after_it_was_made(world: World) -> None:
@@ -736,9 +714,9 @@ def test_a_launch_goes_on_when_the_agent_is_killed_while_it_waits(world: World) 
     until(lambda: world.engine.list() and world.instance.pid)
     world.kill_agent()
     (world.home / "engine" / "go").touch()
-    [replica] = started.wait_until_ready(SECONDS, lambda _: None)
-    started.release()
-    assert [instance.pid for instance in world.engine.list()] == [replica.pid]
+    run_files.revive(started[0])
+    [replica] = started.wait(SECONDS)
+    assert [instance.pid for instance in world.engine.list()] == [replica["pid"]]
 
 
 def test_a_replica_that_was_not_started_yet_is_started_by_the_next_agent(world: World) -> None:
@@ -1006,31 +984,27 @@ def test_a_replica_at_its_own_port_gets_no_others_and_the_remedy_is_told(world: 
 def test_an_update_of_an_engines_environment_has_other_numbers(world: World) -> None:
     first = world.ready(**AT_GATEWAY)
     update = world.launch(replicas=2, **AT_GATEWAY)
-    update.wait_until_ready(SECONDS, lambda _: None)
-    update.release()
+    update.wait(SECONDS)
     numbers = [each.number for each in run_files.of_environment(world.layout.runs, "sample")]
     assert sorted(numbers) == [first.number, 1, 2]
 
 
 def test_a_drain_outlives_the_agent(world: World) -> None:
     run_file = world.ready()
-    world.kill_agent()
-    scaling.drain(run_file, SECONDS)
+    with link_to(run_file) as client:
+        client.send("drain", timeout_seconds=SECONDS)
+        client.wait(lambda status: bool(status.get("is_draining")), SECONDS)
     instance = world.instance
-    waiting = threading.Thread(target=scaling.wait_until_gone, args=([run_file], SECONDS))
-    waiting.start()
     world.kill_agent()
-    waiting.join(1.0)
-    assert waiting.is_alive()  # as is the replica
+    run_files.revive(run_file)
     world.engine.signal(instance, signal.SIGTERM)
-    waiting.join(SECONDS)
-    assert not waiting.is_alive()
+    wait_for(run_file, lambda status: status["state"] == "stopped")
     assert world.engine.list() == []
 
 
 def test_another_share_of_the_sessions_holds_from_the_next_start_on(world: World) -> None:
     run_file = world.ready(max_sessions=6)
-    scaling.share_out([run_file], [4], 1)
+    new_replicas.share_out([run_file], [4], 1)
     world.engine.signal(world.instance, signal.SIGKILL)
     wait_for(run_file, lambda status: status["state"] == "exited")
     with link_to(run_file) as client:

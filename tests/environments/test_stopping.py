@@ -7,14 +7,14 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from queue import Queue
 
 import pytest
 
-from openenvd.environments import run_files, scaling
+from openenvd.environments import run_files
 from openenvd.environments.run_files import RUN_FILE_VERSION, RunFile
 from openenvd.schema.layout import Layout
 from openenvd.system.text.json_lines import encode_line
@@ -62,13 +62,12 @@ def say(link: socket.socket, sessions: int) -> None:
     link.sendall(encode_line({"event": "status", "sessions": sessions}))
 
 
-@pytest.mark.parametrize("end", [run_files.stop_all, scaling.wait_until_gone])
 def test_the_sessions_of_all_replicas_are_told_while_one_has_not_ended(
-    shims: list[Shim], replicas: list[RunFile], end: Callable[..., object]
+    shims: list[Shim], replicas: list[RunFile]
 ) -> None:
     told: Queue[tuple[str, int]] = Queue()
     args = (replicas, SECONDS, lambda *sessions: told.put(sessions))
-    ending = threading.Thread(target=end, args=args)
+    ending = threading.Thread(target=run_files.stop_all, args=args)
     ending.start()
     links = [shim.accept() for shim in shims]
     say(links[2], 4)

@@ -14,17 +14,17 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_591,
-    "code lines": 48_282,
+    "shipped lines": 75_558,
+    "code lines": 48_283,
     "modules": 415,
-    "test lines": 74_200,
-    "words of pages": 24_755,
-    "words of decisions": 7093,
+    "test lines": 74_291,
+    "words of pages": 24_746,
+    "words of decisions": 7_091,
     "folders at the root": 15,
     "large classes": 3,
     "crowded folders": 2,
     "dialect words": 79,
-    "private names": 39,
+    "private names": 26,
 }
 
 

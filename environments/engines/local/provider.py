@@ -6,7 +6,7 @@
 
 All replicas of an environment accept from one socket, so it has one address and the kernel gives a
 connection to one that has room. Behind the gateway, each has a socket of its own. The shims hold
-the sockets; our copies are closed on `release`.
+the sockets.
 
 An update starts its replicas beside those of the launch that it replaces, on the same sockets,
 which a shim of these passes on. They are held (`"held"` in the run file): they get ready, and
@@ -20,7 +20,7 @@ import itertools
 import json
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,8 +38,7 @@ from ...shim.client import start_shim
 from ...sources.program import HOST_PRELOAD, Prepared, Program
 from .. import host_options, new_replicas
 from ..new_replicas import RUN_DIR_VARIABLE, Place, child_environment, host_of
-from ..provider import OnReplica, StartedReplica
-from ..started_replicas import IMPORTS, StartedReplicas
+from ..started_replicas import IMPORTS
 from .ports import PortOwner, open_listeners
 
 Listeners = list[socket.socket]  # of one address
@@ -66,10 +65,9 @@ class LocalProvider:
         prepared: Prepared,
         *,
         launch_id: str,
-        on_started: OnReplica,
         address: str | None = None,
         replaces: str | None = None,
-    ) -> LocalReplicas:
+    ) -> list[run_files.RunFile]:
         """Start a shim per replica.
 
         Raises:
@@ -91,16 +89,16 @@ class LocalProvider:
         # An earlier update may have taken over from the launch that is named by now.
         others = [each for each in running if each.request_id != launch_id]
         replaced = [] if replaces is None else sorted(others, key=run_files.by_service)
-        replicas = LocalReplicas(self._listeners(spec, replaced))
+        replicas = _Starting(self._listeners(spec, replaced))
         numbers = run_files.free_numbers(known, spec.replicas)
-        with _stopped_on_failure(replicas):
+        with replicas:
             for ordinal, share in enumerate(shares):
                 place = Place(ordinal, numbers[ordinal], replicas.port(ordinal))
                 data = new_replicas.of_launch(self._layout, spec, launch_id, place, address)
                 data["held"] = replaces is not None
                 data |= self._what_runs(spec, prepared, data, share, devices[ordinal])
-                on_started(replicas.start_one(data, prepared.links, ordinal))
-        return replicas
+                replicas.start_one(data, prepared.links, ordinal)
+        return replicas.run_files
 
     def _what_runs(
         self,
@@ -112,6 +110,7 @@ class LocalProvider:
     ) -> RunFileData:
         """Return what a run file says of the program and its variables, for the shim."""
         layout, number, run_dir = self._layout, data["number"], data["run_dir"]
+        fork_server_log = layout.home / "logs" / "fork-server.log"
         links = (str(Path(run_dir) / IMPORTS),) if program.links else ()
         config = replace(
             program.config,
@@ -138,7 +137,7 @@ class LocalProvider:
         return {
             "argv": list(program.argv),
             "entry": program.entry,
-            "fork_server": layout.fork_server(HOST_PRELOAD),
+            "fork_server": {"log_path": str(fork_server_log), "preload": HOST_PRELOAD},
             "env": environ,
             "cwd": str(program.folder),
             "door_path": door_path(layout.doors(spec.name), number),
@@ -164,8 +163,7 @@ class LocalProvider:
         *,
         replicas: int,
         added_by: str,
-        on_started: OnReplica,
-    ) -> LocalReplicas:
+    ) -> list[run_files.RunFile]:
         """Start a replica for each share of the sessions, on the sockets of a running one.
 
         Behind the gateway each has a port of its own.
@@ -181,46 +179,48 @@ class LocalProvider:
         owner = PortOwner(spec.name, self._layout.runs)
         alone = replace(spec, port=None)
         sockets = _listen(alone, owner, len(shares)) if spec.gateway else _sockets_of(like)
-        started = LocalReplicas(sockets)
-        with _stopped_on_failure(started):
+        started = _Starting(sockets)
+        with started:
             for index, share in enumerate(shares):
                 place = Place(ordinals[index], numbers[index], started.port(index))
                 data = new_replicas.like(
                     self._layout, like, spec, place, max_sessions=share, added_by=added_by
                 )
                 data, links = _adapt(data, like, self._layout)
-                on_started(started.start_one(data, links, index))
-        return started
+                started.start_one(data, links, index)
+        return started.run_files
 
 
-@contextlib.contextmanager
-def _stopped_on_failure(replicas: LocalReplicas) -> Iterator[None]:
-    try:
-        yield
-    except BaseException as exc:
-        replicas.stop()
-        if isinstance(exc, BlockingIOError):
-            text = f"a replica's shim cannot be started: {no_room_text()}"
-            raise NoProcesses(text, ROOM_HINT) from exc
-        raise
+class _Starting:
+    """Replicas that are being started: within the block, on sockets that are closed after it.
 
-
-class LocalReplicas(StartedReplicas):
-    """The replicas of one launch. Owned by one thread."""
+    The shims have these then. If the block fails, what was started is stopped.
+    """
 
     def __init__(self, listeners: list[Listeners]) -> None:
         """`listeners` are each replica's, or those of all of them."""
-        super().__init__()
+        self.run_files: list[run_files.RunFile] = []
         self._listeners = listeners
         self._ports = [int(each[0].getsockname()[1]) for each in listeners]
+
+    def __enter__(self) -> _Starting:
+        return self
+
+    def __exit__(self, kind: object, exc: BaseException | None, _: object) -> None:
+        for one in itertools.chain(*self._listeners):
+            one.close()
+        if exc is None:
+            return
+        run_files.stop_replicas([each.run_dir for each in self.run_files], 0.0)
+        if isinstance(exc, BlockingIOError):
+            text = f"a replica's shim cannot be started: {no_room_text()}"
+            raise NoProcesses(text, ROOM_HINT) from exc
 
     def port(self, number: int) -> int:
         """The port that the replica which is started as number `number` listens on."""
         return self._ports[number % len(self._ports)]
 
-    def start_one(
-        self, data: RunFileData, links: dict[str, Path], number: int = 0
-    ) -> StartedReplica:
+    def start_one(self, data: RunFileData, links: dict[str, Path], number: int) -> None:
         """Write one replica down, and start its shim; it is the `number`th of these."""
         run_dir = Path(data["run_dir"])
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -230,17 +230,9 @@ class LocalReplicas(StartedReplicas):
             with contextlib.suppress(FileExistsError):
                 (run_dir / IMPORTS / name).symlink_to(target, target_is_directory=True)
         # Before it is started: were we killed in between, it must be found.
-        run_file = run_files.RunFile.of(run_dir, data)
-        self._run_files.append(run_file)
+        self.run_files.append(run_files.RunFile.of(run_dir, data))
         listeners = self._listeners[number % len(self._listeners)]
         start_shim(run_dir, data, listen_fds=[one.fileno() for one in listeners])
-        return StartedReplica(run_file.replica_id, run_file.ordinal, str(run_dir))
-
-    def release(self) -> None:
-        """Close our ends; the shims have their own."""
-        super().release()
-        for one in itertools.chain(*self._listeners):
-            one.close()
 
 
 def _listen(spec: EnvironmentSpec, owner: PortOwner, replicas: int) -> list[Listeners]:

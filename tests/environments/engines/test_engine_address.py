@@ -99,9 +99,7 @@ def test_a_replica_is_asked_for_where_it_was_launched_whoever_starts_the_next_ag
     monkeypatch.setenv("DOCKER_HOST", "unix:///nowhere/launch.sock")
     spec = EnvironmentSpec("sample", "docker://image:1", provider="docker")
     image = ContainerImage("image:1", "image:1")
-    provider_named("docker", home).start(
-        spec, image, launch_id=secrets.token_hex(8), on_started=lambda _: None
-    ).release()
+    provider_named("docker", home).start(spec, image, launch_id=secrets.token_hex(8))
     [run_file] = run_files.all_of(layout.runs)
     for process in agents(layout):
         process.kill()

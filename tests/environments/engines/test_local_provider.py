@@ -27,8 +27,7 @@ from openenvd.environments.engines.local.provider import (
     LocalProvider,
     check_process_room,
 )
-from openenvd.environments.engines.provider import StartedReplica
-from openenvd.environments.engines.started_replicas import StartedReplicas, readable
+from openenvd.environments.engines.started_replicas import readable
 from openenvd.environments.shim.client import ShimClient, read_status_file
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve
@@ -44,6 +43,8 @@ from openenvd.schema.spec import EnvironmentSpec
 from openenvd.system.memory.limits import read_limits
 from openenvd.system.memory.pids_limit import ProcessRoom
 
+from ..conftest import Started
+
 TIMEOUT_SECONDS = 60.0
 CROWD = 48
 LAUNCH_ID = secrets.token_hex(8)  # names cgroups, which all tests share
@@ -57,19 +58,11 @@ def start(
     launch_id: str = LAUNCH_ID,
     replaces: str | None = None,
     **fields: object,
-) -> StartedReplicas:
+) -> Started:
     spec = EnvironmentSpec("sample", source, **fields)  # type: ignore[arg-type]
-    return LocalProvider(home).start(
-        spec,
-        program_of(spec, resolve(source, cwd), None),
-        launch_id=launch_id,
-        on_started=lambda _: None,
-        replaces=replaces,
-    )
-
-
-def wait(replicas: StartedReplicas, seconds: float = TIMEOUT_SECONDS) -> list[StartedReplica]:
-    return replicas.wait_until_ready(seconds, lambda _: None)
+    program = program_of(spec, resolve(source, cwd), None)
+    provider = LocalProvider(home)
+    return Started(provider.start(spec, program, launch_id=launch_id, replaces=replaces))
 
 
 def write_class(folder: Path, code: str) -> str:
@@ -89,7 +82,7 @@ def test_no_session_is_refused_while_another_replica_has_room(home: Path, layout
         return answer
 
     try:
-        wait(replicas)
+        replicas.wait()
         for _ in range(20):
             with contextlib.ExitStack() as clients, ThreadPoolExecutor(CROWD) as threads:
                 assert list(threads.map(begin, range(CROWD))) == ["observation"] * CROWD
@@ -102,10 +95,10 @@ def test_no_session_is_refused_while_another_replica_has_room(home: Path, layout
 
 def test_an_update_starts_beside_what_it_replaces_and_is_held(home: Path, layout: Layout) -> None:
     old = start(home, replicas=2)
-    wait(old)
+    old.wait()
     newer = secrets.token_hex(8)
     new = start(home, launch_id=newer, replaces=LAUNCH_ID)
-    wait(new)
+    new.wait()
     try:
         assert new.address == old.address
         *before, held = sorted(run_files.all_of(layout.runs), key=lambda r: r.created_at)
@@ -114,7 +107,7 @@ def test_an_update_starts_beside_what_it_replaces_and_is_held(home: Path, layout
             (False, 1),
             (True, 2),
         ]
-        assert run_files.of_launch(layout.runs, "sample", newer) == [held]
+        assert [held.replica_id] == [each.replica_id for each in new]
         config = json.loads(held.data["env"]["OPENENVD_HOST_CONFIG"])
         for each in (*before, held):
             assert each.data["door_path"] == door_path(config["doors"], each.data["number"])
@@ -134,12 +127,12 @@ def test_an_update_starts_beside_what_it_replaces_and_is_held(home: Path, layout
 
 def test_an_update_may_move_its_environment(home: Path) -> None:
     old = start(home)
-    wait(old)
+    old.wait()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     new = start(home, launch_id=secrets.token_hex(8), replaces=LAUNCH_ID, port=port)
     try:
-        wait(new)
+        new.wait()
         assert new.address == f"http://127.0.0.1:{port}"
     finally:
         new.stop()
@@ -160,7 +153,7 @@ def test_more_processes_than_are_left_are_refused_before_anything_starts() -> No
 def start_and_wait(home: Path) -> None:
     started = start(home, shards=4)
     try:
-        wait(started)
+        started.wait()
     finally:
         started.stop()
 
@@ -201,7 +194,7 @@ def test_the_host_configuration_has_the_replicas_cores_and_memory(
 def test_stopping_gives_the_port_back_and_may_be_done_twice(home: Path, layout: Layout) -> None:
     replicas = start(home)
     port = int(replicas.address.rpartition(":")[2])
-    wait(replicas)
+    replicas.wait()
     replicas.stop()
     replicas.stop()
     again = start(home, port=port)
@@ -222,8 +215,7 @@ def test_a_traceback_names_the_project_and_not_our_links(tmp_path: Path) -> None
 
 def test_a_replaced_shim_shares_its_siblings_socket(home: Path, layout: Layout) -> None:
     replicas = start(home, replicas=2)
-    wait(replicas)
-    replicas.release()
+    replicas.wait()
     assert base_url_by_name(layout.runs, "sample") == replicas.address
     first, second = run_files.all_of(layout.runs)
     kill_shim(first)
@@ -309,8 +301,7 @@ def test_an_address_is_one_that_a_client_can_use(host: str, address: str) -> Non
 def ready(home: Path, layout: Layout, source: str = "echo", **fields: Any) -> run_files.RunFile:
     """Launch one replica, and leave it running."""
     replicas = start(home, source, **fields)
-    wait(replicas)
-    replicas.release()
+    replicas.wait()
     [run_file] = run_files.all_of(layout.runs)
     return run_file
 
@@ -335,7 +326,7 @@ def test_a_shim_that_is_killed_ends_the_wait_at_once(home: Path) -> None:
     killer.start()
     try:
         with pytest.raises(ReplicaFailed, match="shim of replica 0 of sample ended unexpectedly"):
-            wait(replicas)
+            replicas.wait()
     finally:
         killer.join()
         replicas.stop()

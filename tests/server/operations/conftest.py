@@ -13,15 +13,33 @@ from typing import Any
 import pytest
 
 from openenvd.environments import run_files
+from openenvd.environments.engines.providers import provider_named
+from openenvd.environments.sources.program import prepared_from_json
 from openenvd.schema.layout import Layout
+from openenvd.schema.spec import EnvironmentSpec
 from openenvd.server.operations import registry
 
+from ...environments.conftest import Started
 from ...environments.conftest import home as home
 from ...environments.conftest import layout as layout
 
 LAUNCH_ID, CHANGE_ID = secrets.token_hex(8), secrets.token_hex(8)  # name cgroups, which all share
 
 Run = Callable[..., Any]
+
+
+def started(launch: dict[str, Any], home: Path) -> dict[str, Any]:
+    """What a worker has prepared, started as the daemon does it."""
+    spec, address = EnvironmentSpec(**launch["spec"]), launch["address"]
+    prepared = prepared_from_json(launch["prepared"])
+    provider = provider_named(spec.provider, home)
+    replicas = Started(provider.start(spec, prepared, launch_id=LAUNCH_ID, address=address))
+    try:
+        known = {"name": spec.name, "address": replicas.address, "replicas": replicas.wait()}
+    except BaseException:
+        replicas.stop()
+        raise
+    return {"environment": known | {"has_token": spec.token is not None}}
 
 
 @pytest.fixture
@@ -37,7 +55,8 @@ def run(home: Path, layout: Layout) -> Iterator[Run]:
     ) -> Any:
         function = pkgutil.resolve_name(registry.dotted_name(registry.by_name(operation)))
         request_id = LAUNCH_ID if operation == "launch" else request_id
-        return json.loads(json.dumps(function(payload, request_id, str(home), progress)))
+        result = json.loads(json.dumps(function(payload, request_id, str(home), progress)))
+        return started(result, home) if operation == "launch" else result
 
     yield call
     for name in {run_file.environment for run_file in run_files.all_of(layout.runs)}:

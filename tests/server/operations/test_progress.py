@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from openenvd.environments.engines.provider import StartedReplica
+from openenvd.environments.engines.started_replicas import StartedReplica
 from openenvd.server.operations.base import OperationContext
 from openenvd.server.operations.progress import (
     FILE,

@@ -30,7 +30,8 @@ def test_what_starts_replicas_builds_or_plays_is_long_and_everything_else_is_sho
 @all_operations
 def test_a_worker_finds_each_operation_by_its_dotted_name(operation: type[Operation]) -> None:
     assert registry.by_name(operation.name) is operation
-    assert callable(pkgutil.resolve_name(registry.dotted_name(operation)))
+    dotted = registry.dotted_name(operation)
+    assert callable(pkgutil.resolve_name(dotted)) if "run" in vars(operation) else not dotted
 
 
 @all_operations

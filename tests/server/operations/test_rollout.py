@@ -34,6 +34,7 @@ from openenvd.schema.spec import EnvironmentSpec
 from openenvd.server.operations.base import OperationContext
 from openenvd.server.operations.rollout import Rollout, RolloutPayload
 
+from ...environments.conftest import Started
 from ...rollouts.conftest import Serve, address_of
 from ...rollouts.conftest import serve as serve
 from ..tracing.kept_spans import KeptSpans
@@ -98,9 +99,7 @@ def launch(home: Path, source: str = "echo", name: str = "sample", **fields: Any
     program = program_of(spec, resolve(source, home), None)
     launch_id = secrets.token_hex(8)
     provider = LocalProvider(home)
-    replicas = provider.start(spec, program, launch_id=launch_id, on_started=lambda _: None)
-    replicas.wait_until_ready(60.0, lambda _: None)
-    replicas.release()
+    Started(provider.start(spec, program, launch_id=launch_id)).wait()
     [run_file] = run_files.of_environment(home / "run", name)
     return run_file
 

@@ -11,7 +11,7 @@ from openenvd.environments.run_files import RunFile
 from openenvd.requests_db.records import Replica
 from openenvd.schema.states import ReplicaState
 from openenvd.server.errors import CannotChange
-from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
+from openenvd.server.reconcile.replica_watch import ReplicaWatch
 from openenvd.server.reconcile.status_writer import Timing
 from openenvd.server.reconcile.work_queue import BackgroundTasks
 
@@ -35,7 +35,7 @@ def new_watch(
     }
     known |= {"request_id": "1", "host": "127.0.0.1", "port": 21000 + ordinal}
     run_file = RunFile.of(Path("/run"), known | data)
-    return ReplicaWatch(row, run_file, Responsibility(), Timing(), ignore, ignore)
+    return ReplicaWatch(row, run_file, Timing(), ignore, ignore)
 
 
 class Submissions:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from openenvd.environments import replica_policy, run_files, scaling, strays
+from openenvd.environments import replica_policy, run_files, strays
 from openenvd.environments.gateway import process
 from openenvd.environments.gateway.configuration import GatewayOptions
 from openenvd.environments.gateway.process import config_folder
@@ -40,7 +40,7 @@ from openenvd.requests_db.records import (
 )
 from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, observing, submitting
-from openenvd.schema.errors import EngineFailed, GatewayFailed
+from openenvd.schema.errors import EngineFailed, GatewayFailed, NotReady
 from openenvd.schema.layout import Layout
 from openenvd.schema.settings import Paths
 from openenvd.schema.states import (
@@ -168,8 +168,8 @@ class World:
     async def started(self, launch: Request, ordinal: int = 0, **changes: Any) -> ShimmedServer:
         """The same, and the launch says so."""
         server = await asyncio.to_thread(self.start, launch, ordinal, **changes)
-        replica_id = server.run_file["replica_id"]
-        await self.progresses(launch, {"replica": {"id": replica_id}})
+        if self.reconcilers:
+            await self.reconcilers[-1].replicas.adopt(str(launch.environment), launch.id)
         return server
 
     def out_of_reach(self, launch: Request, ordinal: int = 0) -> Path:
@@ -198,12 +198,6 @@ class World:
         update = await self.launch(**more)
         assert update.payload["replaces"] is not None
         return update, await self.started(update, held=True)
-
-    async def scaling(self) -> tuple[Request, ShimmedServer]:
-        """A `scale` that runs, and the replica that it adds."""
-        scale, launched = await self.change("scale", replicas=2), await self.launched()
-        added = {"added_by": scale.id}
-        return scale, await asyncio.to_thread(self.start, launched, 1, **added)
 
     async def generations(self) -> dict[int, str]:
         """The state of each generation, by its number."""
@@ -658,8 +652,8 @@ async def test_nothing_is_started_again_while_its_environment_is_taken_down(
     reconciler = await world.reconcile()
     [server] = await world.serving()
     down = await world.down()
-    ours = reconciler.replicas.responsibility.is_ours
-    await world.until(lambda: not ours(server.run_file["request_id"]))
+    [watch] = reconciler.replicas.watched("trial")
+    await world.until(lambda: not watch.is_kept.is_set())
     server.tell("exit 0")
     await asyncio.to_thread(server.wait_state, "exited")
     await world.succeeds(down)
@@ -940,8 +934,7 @@ async def test_nothing_is_kept_of_environments_that_have_ended(world: World) -> 
         await world.ends(launch, RequestState.CANCELLED)
         await world.becomes(S.STOPPED, f"trial-{number}")
     replicas, queue = reconciler.replicas, reconciler.queue
-    held = (replicas.responsibility._events, queue._due, replicas.watches._by_id)
-    assert [len(each) for each in held] == [0, 0, 0]
+    assert [len(each) for each in (queue._due, replicas.watches._by_id)] == [0, 0]
 
 
 # Updates.
@@ -1031,8 +1024,9 @@ async def test_the_gateway_is_told_of_what_takes_over_before_what_it_replaces_is
     told: list[str] = []
     until_reached = reconciler.replicas.until_reached
 
-    async def note(name: str, replicas: list[ReplicaWatch]) -> None:
-        await until_reached(name, replicas)
+    async def note(name: str, replicas: list[ReplicaWatch], seconds: float) -> None:
+        with contextlib.suppress(NotReady):
+            await until_reached(name, replicas, seconds)
         folder = config_folder(world.paths.run_dir(process.NAME))
         told.append((folder / "routes.json").read_text())
 
@@ -1254,68 +1248,6 @@ async def test_an_event_has_the_environments_that_it_does_not_name_left_alone(
 
 
 # Scaling
-
-
-async def test_a_replica_that_is_being_added_is_left_alone_until_it_is_kept(world: World) -> None:
-    reconciler = await world.reconcile()
-    [first] = await world.serving()
-    scale, second = await world.scaling()
-    await reconciler.reconcile("trial", adopt=True)
-    assert list(await world.rows()) == [first.run_dir.name]
-    scaling.keep([second.run_dir])
-    await world.ends(scale, RequestState.SUCCEEDED, result={})
-    await world.rows_become({first: ReplicaState.READY, second: ReplicaState.READY})
-
-    async def is_written() -> bool:
-        return (await world.environment()).spec.get("replicas") == 2
-
-    await until(world.bus, is_written)
-
-
-async def test_what_a_failed_request_has_not_kept_is_stopped(world: World) -> None:
-    await world.serving()
-    scale, second = await world.scaling()
-    await world.fails(scale, "no room")
-    await asyncio.to_thread(second.wait_for_end)
-    assert (await world.replica()).ordinal == 0
-    assert (await world.environment()).spec.get("replicas") is None
-
-
-@pytest.mark.parametrize("how", ["serves", "sleeps", "has exited", "has lost its shim"])
-async def test_what_a_killed_restart_has_not_drained_is_drained(
-    world: World, monkeypatch: pytest.MonkeyPatch, how: str
-) -> None:
-    """It was killed when it had kept the new replica, and done nothing else."""
-    monkeypatch.setattr(replica_policy, "FIRST_PAUSE_SECONDS", 3600.0)
-    monkeypatch.setattr(replica_policy, "MAX_PAUSE_SECONDS", 3600.0)
-    reconciler = await world.reconcile()
-    [old] = await world.serving()
-    restart = await world.change("restart")
-    new = await asyncio.to_thread(world.start, await world.launched(), 1)
-    mark = {"replica": old.run_dir.name, "request_id": restart.id, "drain_timeout_seconds": 60.0}
-    scaling.keep([new.run_dir], [mark])
-    await reconciler.reconcile("trial", adopt=True)
-    assert not read_status_of(old)["is_draining"]  # it is the restart's to do
-    pid = pid_of(old)
-    if how == "sleeps":
-        old.tell("sleep 0")
-        await asyncio.to_thread(old.wait_state, "asleep")
-    elif how != "serves":
-        os.kill(pid if how == "has exited" else shim_pid(old), signal.SIGKILL)
-        await world.replica_becomes(ReplicaState.BACKING_OFF)
-    await world.fails(restart, "its worker was killed")
-    if how == "serves":
-        await asyncio.to_thread(old.wait_state, "draining")
-        old.tell("exit 0")
-    await asyncio.to_thread(old.wait_for_end)
-    await world.rows_become({new: ReplicaState.READY})
-    await world.gone(old)
-
-
-def read_status_of(server: ShimmedServer) -> dict[str, Any]:
-    status = read_status_file(server.run_dir)
-    assert status is not None
-    return dict(status)
 
 
 async def test_a_replica_that_was_drained_is_removed_and_no_longer_missed(world: World) -> None:

@@ -21,7 +21,7 @@ from openenvd.environments.shim.files import RUN_FILE_NAME
 from openenvd.requests_db.records import Replica, RequestError
 from openenvd.schema.states import ReplicaState
 from openenvd.server.api.views import replica_view
-from openenvd.server.reconcile.replica_watch import ReplicaWatch, Responsibility
+from openenvd.server.reconcile.replica_watch import ReplicaWatch
 from openenvd.server.reconcile.status_writer import Timing
 from openenvd.system.process.exit_reason import ExitKind, ExitReason
 from openenvd.system.process.process_identity import ProcessIdentity
@@ -36,9 +36,7 @@ class Observed:
 
     def __init__(self, *, serving: bool) -> None:
         self.recorded: list[Replica] = []
-        self.responsibility = CountingResponsibility()
-        if serving:
-            self.responsibility.take_over(LAUNCH)
+        self.serving = serving
 
     @property
     def states(self) -> list[ReplicaState]:
@@ -49,16 +47,6 @@ class Observed:
 
     async def give_up(self, replica: Replica, _: RequestError) -> None:
         self.recorded.append(replica)
-
-
-class CountingResponsibility(Responsibility):
-    def __init__(self) -> None:
-        super().__init__()
-        self.looked = 0
-
-    def is_ours(self, request_id: str | None) -> bool:
-        self.looked += 1
-        return super().is_ours(request_id)
 
 
 @pytest.fixture
@@ -85,13 +73,14 @@ async def watching(
     starting, run_dir = ReplicaState.STARTING, str(run_file.run_dir)
     replica = Replica(run_file.replica_id, "trial", 0, "local", starting, run_dir, 0.0)
     timing = Timing(look_again_seconds=look_again_seconds)
-    responsibility, change, give_up = observed.responsibility, observed.change, observed.give_up
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(asyncio.timeout(TIMEOUT_SECONDS))
         if shim is not None:
             server = await asyncio.start_unix_server(shim, run_file.socket_path)
             await stack.enter_async_context(server)
-        watch = ReplicaWatch(replica, run_file, responsibility, timing, change, give_up)
+        watch = ReplicaWatch(replica, run_file, timing, observed.change, observed.give_up)
+        if not observed.serving:
+            watch.is_kept.clear()
         watch.task = asyncio.create_task(watch.run())
         try:
             yield watch
@@ -100,14 +89,11 @@ async def watching(
             await asyncio.gather(watch.task, return_exceptions=True)
 
 
-async def test_a_shim_killed_during_its_launch_is_not_looked_for_without_pause(
-    run_file: RunFile,
-) -> None:
-    observed = Observed(serving=False)
-    async with watching(run_file, observed) as watch:
-        await asyncio.sleep(0.3)
+async def test_a_shim_killed_during_its_launch_is_its_launch_s_to_report(run_file: RunFile) -> None:
+    async with watching(run_file, Observed(serving=False)) as watch:
+        while not watch.has_failed:
+            await asyncio.sleep(0.01)
         assert not watch.task.done()
-    assert observed.responsibility.looked < 10
 
 
 async def test_a_sleep_is_no_exit_and_a_server_that_wakes_sleeps_until_it_is_ready(
@@ -143,9 +129,10 @@ async def test_a_server_that_dies_before_its_launch_is_known_to_have_succeeded_i
         writer.close()
 
     observed = Observed(serving=False)
-    async with watching(run_file, observed, shim=shim):
-        await asyncio.sleep(0.1)  # it has heard of the exit by now
-        observed.responsibility.take_over(LAUNCH)
+    async with watching(run_file, observed, shim=shim) as watch:
+        while not watch.has_failed:
+            await asyncio.sleep(0.01)
+        watch.is_kept.set()
         assert await asked.get() == {"op": "start"}
     assert observed.recorded[0].state is ReplicaState.BACKING_OFF
 
@@ -306,17 +293,3 @@ async def test_what_an_engine_serves_gets_another_agent_though_its_status_is_los
         found = await asyncio.to_thread(asked.get, timeout=TIMEOUT_SECONDS)
         assert not watch.task.done()
     assert found.replica_id == on_engine.replica_id
-
-
-async def test_no_agent_is_asked_for_what_its_launch_has_just_written_down(
-    on_engine: RunFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The launch asks it itself; until then the replica is no stopped one."""
-    asked: queue.Queue[RunFile] = queue.Queue()
-    monkeypatch.setattr(run_files, "revive", asked.put)
-    observed = Observed(serving=False)
-    async with watching(on_engine, observed, look_again_seconds=0.01) as watch:
-        while observed.responsibility.looked < 3:
-            await asyncio.sleep(0.01)
-        assert not watch.task.done()
-    assert asked.empty()
