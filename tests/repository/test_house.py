@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 75_558,
     "code lines": 48_283,
     "modules": 415,
-    "test lines": 74_291,
+    "test lines": 74_197,
     "words of pages": 24_746,
     "words of decisions": 7_091,
     "folders at the root": 15,
