@@ -106,8 +106,8 @@ class Occupancy:
 
 
 @dataclass(frozen=True, slots=True)
-class Lull:
-    """Fewer replicas than there are have been enough."""
+class DownWindow:
+    """The stabilization window of a scale-down: fewer replicas have been enough since then."""
 
     since: float  # monotonic
     enough: int  # the most that were wanted in this time
@@ -118,7 +118,7 @@ class Decision:
     """How many replicas there are to be, and what is remembered until the next decision."""
 
     replicas: int
-    lull: Lull | None = None
+    window: DownWindow | None = None
     look_at: float | None = None  # monotonic; when to decide again although nothing has changed
 
 
@@ -137,18 +137,18 @@ def wanted_replicas(seen: Occupancy, scaling: Scaling) -> int:
     return min(max(wanted, scaling.least), scaling.most)
 
 
-def decide(seen: Occupancy, scaling: Scaling, lull: Lull | None, now: float) -> Decision:
+def decide(seen: Occupancy, scaling: Scaling, window: DownWindow | None, now: float) -> Decision:
     """Return how many replicas there are to be: more at once, fewer when it has lasted."""
     wanted = wanted_replicas(seen, scaling)
     if wanted >= seen.replicas:
         return Decision(wanted)
-    if lull is None or lull.enough >= seen.replicas:  # of when there were more
-        lull = Lull(now, wanted)
-    lull = Lull(lull.since, max(lull.enough, wanted))
-    due = lull.since + scaling.down_seconds
+    if window is None or window.enough >= seen.replicas:  # of when there were more
+        window = DownWindow(now, wanted)
+    window = DownWindow(window.since, max(window.enough, wanted))
+    due = window.since + scaling.down_seconds
     if now < due:
-        return Decision(seen.replicas, lull, look_at=due)
-    return Decision(lull.enough)
+        return Decision(seen.replicas, window, look_at=due)
+    return Decision(window.enough)
 
 
 MAX_WEIGHT = 16  # of a replica, against one that has no room: that answers, and is passed over
@@ -179,7 +179,7 @@ def weights(loads: Mapping[int, Load]) -> dict[int, int]:
 
 
 def is_calm(before: Mapping[int, Load], now: Mapping[int, Load]) -> bool:
-    """Whether no crowd is coming or leaving, of which some replicas have told later than others."""
+    """Whether no crowd is coming or leaving, which some replicas report later than others."""
     return all(
         number in before and abs(load.sessions - before[number].sessions) <= CALM * load.capacity
         for number, load in now.items()
@@ -234,5 +234,5 @@ def restart_decision(
 
 
 def pause_seconds(exits: int) -> float:
-    """How long to wait after so many exits in a row."""
+    """Return how long to wait after several exits in a row."""
     return backoff_seconds(max(exits, 1), first=FIRST_PAUSE_SECONDS, longest=MAX_PAUSE_SECONDS)

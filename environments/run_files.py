@@ -358,7 +358,7 @@ def stop_replicas(
     left = []
     for name in await_each(asked, deadline, tell):
         run_dir = folders[name]
-        # Its agent was killed on the way, or before it was asked: the next one goes on.
+        # Its agent was killed on the way, or before it was asked: the next one continues.
         while is_left_on_engine(run_dir) and time.monotonic() < deadline:
             link = _ask_to_stop(run_dir, grace_seconds)
             if link is None:
@@ -441,7 +441,7 @@ def address_of(host: str, port: int) -> str:
 def _remove(run_dir: Path) -> None:
     """Remove a replica's folder, its run file last: until then, everybody finds it.
 
-    Its status stays for as long: without one, an agent would start the replica anew.
+    Its status stays for as long: without one, an agent would start the replica again.
     """
     with contextlib.suppress(OSError):
         for path in run_dir.iterdir():

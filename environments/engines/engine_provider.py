@@ -150,7 +150,7 @@ class EngineProvider:
     def _listening(
         self, spec: EnvironmentSpec, count: int, known: list[run_files.RunFile]
     ) -> Iterator[list[int]]:
-        """Listen on a free port for each replica, so that nobody else takes one meanwhile."""
+        """Listen on a free port for each replica, so that no other process takes one meanwhile."""
         owner = PortOwner(spec.name, self._layout.runs)
         taken = {each.port for each in known}
         with contextlib.ExitStack() as opened:
@@ -228,7 +228,7 @@ def _environment(
 
 
 def _asked(spec: EnvironmentSpec) -> Json:
-    """Return the options that somebody has asked for; of others, the image has its own."""
+    """Return the options that were set; the image has its own for others."""
     asked = ((item, getattr(spec, item.name)) for item in options_of(ServeOptions))
     return {
         item.name: value

@@ -139,7 +139,7 @@ def names_of(data: RunFileData) -> dict[str, str]:
 
 
 def host_of(spec: EnvironmentSpec) -> str:
-    """Return the address that replicas listen on; behind the gateway, nobody else reaches it."""
+    """Return the address that replicas listen on; behind the gateway, others do not reach it."""
     return LOOPBACK if spec.gateway else spec.host
 
 
@@ -149,7 +149,7 @@ def server_options(data: RunFileData) -> Json:
 
 
 def with_options(data: RunFileData, **changed: Any) -> RunFileData:
-    """Return a run file whose server is told something else."""
+    """Return a run file whose server gets another configuration."""
     env, name = dict(data["env"]), run_files.options_variable(data)
     if name in env:
         env[name] = json.dumps(server_options(data) | changed)
@@ -163,7 +163,7 @@ def with_options(data: RunFileData, **changed: Any) -> RunFileData:
 def share_out(staying: Iterable[RunFile], shares: Iterable[int | None], replicas: int) -> None:
     """Give running replicas another share of the sessions, now and after a restart. Blocks.
 
-    Sessions beyond it go on. What runs on an engine cannot be told: it has it after a restart.
+    Sessions beyond it continue. A server on an engine gets it with its next start.
     """
     for run_file, share in zip(staying, shares, strict=True):
         data = with_options(run_file.data, max_sessions=share)

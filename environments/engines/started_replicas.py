@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is told of replicas that are being started: that they are ready, or why they are not."""
+"""Reports about replicas that are being started: that they are ready, or why they are not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sockets, lock and files of a shim.
 
-    <run dir>/replica.json  the run file: what is to be served; the shim adds its own identity
+    <run dir>/replica.json  the run file: what the server serves; the shim adds its own identity
     <run dir>/status.json   the status that its clients were sent last
     <run dir>/lost          how many sessions are lost if it is killed now, for the next shim
     <run dir>/shim.lock     held as long as it lives

@@ -2,7 +2,7 @@
 """A fork server's starter: ask for a shim, start a fork server when there is none.
 
 The daemon alone forks shims. It has one fork server for each list of modules and each set of the
-variables that only a program's start obeys; they end with it.
+variables that only a program's start reads; they end with it.
 """
 
 from __future__ import annotations

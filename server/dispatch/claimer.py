@@ -41,7 +41,7 @@ from .running import DispatchContext, label_of, log_fields
 log = logging.getLogger(__name__)
 
 MAX_CLAIM = 64  # requests; a larger burst is claimed in several statements
-EXTRA_SHORTAGES = 64  # so many of those that could not start anyway are shown why
+EXTRA_SHORTAGES = 64  # at most, of those that could not start anyway, are shown why
 CLAIM_ORDER = (Schedule.SHORT, Schedule.LONG)  # a SHORT request never waits behind LONG ones
 
 

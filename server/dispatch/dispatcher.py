@@ -82,7 +82,7 @@ class Dispatcher:
     def deliver(self, event: ExecutorEvent) -> None:
         """Write what the executor reports (its supervisor's thread).
 
-        What a worker has only prepared goes on in the daemon.
+        What a worker has only prepared continues in the daemon.
         """
         if isinstance(event, Succeeded) and self.claimer.goes_on(event):
             return

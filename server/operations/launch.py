@@ -47,7 +47,7 @@ LEFTOVER_GRACE_SECONDS = 2.0
 
 
 class LaunchPayload(base.payload_of(LaunchOptions, DrainOptions)):  # type: ignore[misc]  # made at run time
-    """What is to be launched, and how."""
+    """The source of a launch, and its options."""
 
     source: str = Field(
         min_length=1,

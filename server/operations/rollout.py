@@ -41,7 +41,7 @@ POLL_INTERVAL_SECONDS = 0.1  # whether an environment that is being started is r
 
 
 class RolloutPayload(base.payload_of(RolloutOptions)):  # type: ignore[misc]  # a class made at run time
-    """What is to be rolled out, and how."""
+    """The environments of a rollout, and its options."""
 
     name: str = Field(
         min_length=1, max_length=base.MAX_TEXT, description="An environment's name, or a URL."

@@ -24,7 +24,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...environments.replica_policy import Lull, Occupancy, Scaling, decide
+from ...environments.replica_policy import DownWindow, Occupancy, Scaling, decide
 from ...requests_db.errors import DatabaseError
 from ...requests_db.records import Environment
 from ..errors import ApiError
@@ -44,7 +44,7 @@ class _Scaled:
 
     scaling: Scaling
     launch: str | None  # whose replicas count
-    lull: Lull | None = None
+    window: DownWindow | None = None
     asked: int | None = None  # how many replicas were asked for, until that request has ended
     timer: asyncio.TimerHandle | None = None
 
@@ -95,8 +95,8 @@ class Autoscaler:
         if seen is None:
             return
         now = self.clock()
-        decision = decide(seen, known.scaling, known.lull, now)
-        known.lull = decision.lull
+        decision = decide(seen, known.scaling, known.window, now)
+        known.window = decision.window
         self._look_later(name, known, None if decision.look_at is None else decision.look_at - now)
         if decision.replicas != seen.replicas and self.submit is not None:
             known.asked = decision.replicas

@@ -2,7 +2,7 @@
 """`Changes`: carries out `launch`, `scale` and `restart`, which start replicas, or drain them.
 
     launch       start what a worker has prepared ─▶ all ready ─▶ the gateway has them
-    scale up     start ─▶ all ready ─▶ they are its own; the sessions are shared out anew
+    scale up     start ─▶ all ready ─▶ they are its own; the sessions are divided again
     scale down   share out ─▶ drain the youngest; the request does not wait for their sessions
     restart      `replacement_step` says how many to start, and how many to drain, until nothing
                  is left to do: by default one after another, those that end `together` in one go.
@@ -73,7 +73,7 @@ from .replicas import ACCEPT_SECONDS, ReplicaManager
 READY_SECONDS = 600.0
 STOP_SECONDS = 15.0  # for what has not ended by itself, after its time
 _THREADS = ThreadPoolExecutor(32, "provider")  # an engine that hangs keeps its own request alone
-PATIENT_SECONDS = 10.0  # without another replica that is ready, until it is told why
+PATIENT_SECONDS = 10.0  # without another replica that is ready, until the reason is logged
 POLL_INTERVAL_SECONDS = 1.0  # while no replica changes: a time may be over
 
 
@@ -267,7 +267,7 @@ class _Change:
         for watch in ready:
             watch.is_kept.set()
         if any(watch.run_file.is_at_gateway for watch in ready):
-            with contextlib.suppress(NotReady):  # it is told of them, and will
+            with contextlib.suppress(NotReady):  # it learns of them, and will
                 await self._replicas.until_reached(self.name, ready, ACCEPT_SECONDS)
         return are_all_ready
 
@@ -332,7 +332,7 @@ class _Launch(_Change):
                 watched = self._replicas.watched(self.name, self._launch)
                 seconds = min(ACCEPT_SECONDS, spec.ready_timeout_seconds)
                 await self._replicas.until_reached(self.name, watched, seconds)
-        except BaseException:  # also when the daemon stops: the next one begins anew
+        except BaseException:  # also when the daemon stops: the next one begins again
             with contextlib.suppress(EngineFailed):
                 await self._replicas.stop_launch(self.name, self._launch, 0.0)
             raise

@@ -35,9 +35,9 @@ class Step(Enum):
     STARTING = "starting"  # its launch runs
     SERVE = "serve"  # its launch succeeded: adopt its replicas, observe them
     ABANDON = "abandon"  # its launch failed: stop what it left, say why
-    CALL_OFF = "call off"  # its launch was cancelled: stop what it left
+    CANCEL = "cancel"  # its launch was cancelled: stop what it left
     SWEEP = "sweep"  # its launch ended later than it did: stop what that left
-    LET_GO = "let go"  # it is being taken down: start nothing again
+    RELINQUISH = "relinquish"  # it is being taken down: start nothing again
     RETIRE = "retire"  # it was taken down: stop what that left, also when it failed
 
 
@@ -46,7 +46,7 @@ _STEP_OF_LAUNCH = {
     RequestState.RUNNING: Step.STARTING,
     RequestState.SUCCEEDED: Step.SERVE,
     RequestState.FAILED: Step.ABANDON,
-    RequestState.CANCELLED: Step.CALL_OFF,
+    RequestState.CANCELLED: Step.CANCEL,
 }
 
 
@@ -90,7 +90,7 @@ def next_step(
     if not state.is_live:
         return Step.NOTHING
     if state is EnvironmentState.STOPPING and down is not None:
-        return Step.RETIRE if down.is_final else Step.LET_GO
+        return Step.RETIRE if down.is_final else Step.RELINQUISH
     return Step.SERVE if launch is None else _STEP_OF_LAUNCH[launch]
 
 

@@ -2,7 +2,7 @@
 """`GatewayManager`: keeps the gateway running, and its files what the tables say.
 
     bus: an environment, a replica changed ──▶ tables, watches ──▶ backends ──▶ files ──▶ Envoy
-                                                   └─ nobody wants a gateway ──▶ it is stopped
+                                                   └─ no environment needs it ─▶ it is stopped
                                                    └─ no replica: its requests are held
     a replica's status ──▶ note ──in a moment, if nothing much changes──▶ weights ──▶ files
     the gateway's shim ──▶ ReplicaWatch ──▶ start again, a new shim
@@ -52,7 +52,7 @@ LEFT_SECONDS = 5.0  # for Envoy to read that others drain
 HOLDING_SOCKET = "held.sock"
 HOLD_SECONDS = 600.0  # for a replica to become ready: what a launch gives one, too
 PATIENCE_SECONDS = 5.0  # for what keeps every replica from being started to pass
-FULL_SECONDS = 0.5  # until Envoy is told that a replica is full, or no longer
+FULL_SECONDS = 0.5  # until Envoy learns that a replica is full, or no longer
 STOP_SECONDS = 10.0  # for one that nothing wants, when the daemon ends
 CHANGE_POLL_INTERVAL_SECONDS = 1.0  # while nothing was written
 ENVOY_POLL_INTERVAL_SECONDS = 0.02  # until Envoy has what was written
@@ -139,7 +139,7 @@ class GatewayManager:
     ) -> None:
         """Wait until Envoy sends sessions to these replicas of an environment, or raise `NotReady`.
 
-        It is told of them first: no event says that a server is no longer held.
+        It learns of them first: no event says that a server is no longer held.
         """
         await self._reconcile_insistently({name})
         addresses = ["{}:{}".format(*each.endpoint) for each in replicas]
@@ -330,7 +330,7 @@ class GatewayManager:
         self.watch.task = self.tasks.spawn(self.watch.run(), "watch the gateway")
 
     async def _give_up(self, _: Replica, error: RequestError) -> None:
-        """Pause, and begin anew: environments have no other address."""
+        """Pause, and begin again: environments have no other address."""
         log.error("the gateway cannot be kept running: %s", error.message)
         self.tasks.spawn(self._begin_anew(), "restart the gateway")
 
@@ -412,7 +412,7 @@ def backend_of(
         environment.spec.get("host") or LOOPBACK
     )
     if wants_token and token is None:
-        holding_socket = None  # the run files are gone that have it: nobody can be let in
+        holding_socket = None  # the run files that have it are gone: no replica can be admitted
     # Upstream's own server, in an image or as it is, has no other.
     is_ours = environment.spec.get("provider", "local") == "local"
     path = "/capacity" if is_ours and not environment.spec.get("serve_as_is") else "/health"
@@ -466,7 +466,7 @@ def _statuses(layout: Layout) -> Seen:
 
 
 async def _set_soon(written: asyncio.Event) -> None:
-    """Wait for a change to be written; not for ever: the word of it may have been lost."""
+    """Wait a limited time until a change is written: the notification can be lost."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CHANGE_POLL_INTERVAL_SECONDS):
             await written.wait()

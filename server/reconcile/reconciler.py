@@ -19,7 +19,7 @@ next one stops: run files are written before replicas are started, so none is lo
 Updates. The environment's row names the launch that serves. A launch of a name that runs is another
 generation beside it, STARTING in `generations`, and `update_step` says what is due for that:
 
-    its launch waits or runs      WAIT       the environment goes on as if there were none
+    its launch waits or runs      WAIT       the environment continues as if there were none
     its launch has succeeded      SWITCH     in one transaction the row names the new launch, whose
                                              generation is SERVING, and the old one is DRAINING
     its launch has not            ROLL_BACK  what it left is stopped; the old one was not touched
@@ -30,7 +30,7 @@ Local replicas of both listen on the same sockets. The new ones are held until t
 but accepting nothing, so that no session begins where it may not stay. A shim that says that its
 server is held is told to serve as soon as the reconciler is responsible for its launch, so this is
 made up for by the next daemon too. Those who wait for the launch hear of its end when the old
-replicas begin no session any more (`has_taken_effect`), so that whoever connects then is served by
+replicas begin no session any more (`has_taken_effect`), so that new clients are served by
 the new ones; those who wait for a `down`, when its name is free. Whatever step a daemon is killed
 at, the row names exactly one generation, and what the others have left is found by their rows and
 run files.
@@ -40,7 +40,7 @@ Failure cases:
 * The daemon exits during an update: before the SWITCH its launch is queued again, or has succeeded,
   and nothing of the old generation was touched; after it, the new one is adopted, let serve, and
   the old one drained.
-* The environment fails during its update: the update takes over all the same, which mends it.
+* The environment fails during its update: the update takes over all the same, which repairs it.
 * An environment is taken down during its update: the launch is cancelled; one that succeeds all the
   same is rolled back.
 * A new replica accepts nothing within a time: the old ones are drained all the same.
@@ -59,11 +59,11 @@ Failure cases:
 * The database was lost, or an old copy of it put back: what has a run file, and a launch that no
   table knows, is written as an environment, and adopted.
 * No table knows a launch, and its environment's name is taken by another: its replicas are strays,
-  which are shown and go on until somebody takes them away (`environments/strays.py`).
-* An engine does not answer: its replicas stay as they were; what is to be stopped there is, later.
+  which are shown and continue until a user stops them (`environments/strays.py`).
+* An engine does not answer: its replicas stay as they were; what must stop there, stops later.
 * A `down` fails, or its worker is killed: what is left is stopped here.
 * A launch ends after its environment was taken down: what it left is stopped.
-* A run file is damaged, or another version's: its replica goes on unwatched, its environment is
+* A run file is damaged, or another version's: its replica continues unwatched, its environment is
   DEGRADED and says why; a `down` ends it (`environments/run_files.py`).
 
 Everything here runs on the daemon's loop.
@@ -248,12 +248,12 @@ class Reconciler:
                 await self.replicas.stop_all(environment)
                 error = None if launch is None else launch.error
                 await self._status.set_environment(name, EnvironmentState.FAILED, error=error)
-            case Step.CALL_OFF | Step.RETIRE:
+            case Step.CANCEL | Step.RETIRE:
                 await self.replicas.stop_all(environment, **_grace_of(down))
                 await self._status.set_environment(name, EnvironmentState.STOPPED)
             case Step.SWEEP:
                 await self.replicas.stop_launch(name, environment.request_id)
-            case Step.LET_GO:
+            case Step.RELINQUISH:
                 self.replicas.let_go(name)
 
     async def _serve(self, environment: Environment, launch: Request | None) -> None:

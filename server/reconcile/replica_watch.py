@@ -112,7 +112,7 @@ class ReplicaWatch:
 
     @property
     def endpoint(self) -> tuple[str, int]:
-        """Where the gateway reaches its server; a small file is read until it has told."""
+        """Where the gateway reaches its server; a small file is read until the address is there."""
         return run_files.endpoint_of(self.run_file, self.status)
 
     @property
@@ -294,7 +294,7 @@ class ReplicaWatch:
                 await self.on_give_up(self.replica, error)
 
     async def _unless_it_is_to_end(self, wait: Coroutine[Any, Any, object]) -> None:
-        """Wait for something, but no longer than until it is to be drained."""
+        """Wait for something, but no longer than until it must be drained."""
         waits = [asyncio.ensure_future(each) for each in (wait, self._is_to_end.wait())]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -333,12 +333,12 @@ class ReplicaWatch:
                 return
 
     async def _wait_for_port(self) -> None:
-        told = self.replica.exit or {}
-        if WAITING not in told:
+        exit_facts = self.replica.exit or {}
+        if WAITING not in exit_facts:
             taken = await asyncio.to_thread(port_in_use, self.run_file.port)
             waiting = f"{taken.message}: waiting until it is free"
             log.warning("replica %s: %s", self.replica.id, waiting, extra=self._log_fields)
-            await self._set_state(ReplicaState.BACKING_OFF, exit={**told, WAITING: waiting})
+            await self._set_state(ReplicaState.BACKING_OFF, exit={**exit_facts, WAITING: waiting})
         await asyncio.sleep(self.timing.look_again_seconds)
 
 

@@ -169,7 +169,7 @@ class ReplicaManager:
     async def adopt_unknown(self) -> None:
         """Write an environment for each launch that has run files and is in no table.
 
-        The tables may have been lost: what was launched goes on all the same.
+        The tables may have been lost: what was launched continues all the same.
         """
         found = await self._look()
         launches = {(run_file.environment, run_file.request_id): run_file for run_file in found}
@@ -420,7 +420,7 @@ class ReplicaManager:
             wait.cancel()
         if at_gateway:
             accepting = [each for each in successors if each.accepts.is_set()]
-            with suppress(NotReady):  # it is told of them, and will
+            with suppress(NotReady):  # it learns of them, and will
                 await self.until_reached(name, accepting, ACCEPT_SECONDS)
         return successors
 

@@ -56,7 +56,7 @@ class _End(NamedTuple):
 class _Due(NamedTuple):
     """The times at which a replica is replaced, and ends."""
 
-    at: float  # when another is to be asked for
+    at: float  # when to ask for another
     end: _End
 
 
@@ -123,7 +123,7 @@ class Successors:
 
 
 def _due_of(watch: ReplicaWatch) -> _Due | None:
-    """Return when another is to be asked for in its place; None: that is not to be."""
+    """Return when to ask for another in its place; None: never."""
     is_to_be_replaced = (
         watch.replica.state is ReplicaState.READY
         and watch.run_file.is_at_gateway

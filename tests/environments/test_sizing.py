@@ -9,7 +9,7 @@ from openenvd.environments.replica_policy import (
     DOWN_SHARE,
     UP_SHARE,
     Decision,
-    Lull,
+    DownWindow,
     Occupancy,
     Scaling,
     decide,
@@ -68,27 +68,27 @@ def test_what_is_added_is_never_taken_away_for_the_same_sessions() -> None:
 
 
 def test_more_are_added_at_once() -> None:
-    assert decide(Occupancy(1, 10, 10), SCALING, Lull(NOW - 5, 1), NOW) == Decision(2)
+    assert decide(Occupancy(1, 10, 10), SCALING, DownWindow(NOW - 5, 1), NOW) == Decision(2)
 
 
 @pytest.mark.parametrize(
-    ("lull", "now", "decision"),
+    ("window", "now", "decision"),
     [
-        (None, NOW, Decision(4, Lull(NOW, 1), NOW + 60)),
-        (Lull(NOW, 1), NOW + 59.9, Decision(4, Lull(NOW, 1), NOW + 60)),
-        (Lull(NOW, 1), NOW + 60, Decision(1)),
-        (Lull(NOW, 3), NOW + 30, Decision(4, Lull(NOW, 3), NOW + 60)),  # there were more meanwhile
-        (Lull(NOW, 3), NOW + 60, Decision(3)),
+        (None, NOW, Decision(4, DownWindow(NOW, 1), NOW + 60)),
+        (DownWindow(NOW, 1), NOW + 59.9, Decision(4, DownWindow(NOW, 1), NOW + 60)),
+        (DownWindow(NOW, 1), NOW + 60, Decision(1)),
+        (DownWindow(NOW, 3), NOW + 30, Decision(4, DownWindow(NOW, 3), NOW + 60)),  # more before
+        (DownWindow(NOW, 3), NOW + 60, Decision(3)),
     ],
 )
 def test_fewer_are_enough_when_they_have_been_for_a_while(
-    lull: Lull | None, now: float, decision: Decision
+    window: DownWindow | None, now: float, decision: Decision
 ) -> None:
-    assert decide(Occupancy(4, 10, 2), SCALING, lull, now) == decision
+    assert decide(Occupancy(4, 10, 2), SCALING, window, now) == decision
 
 
 def test_a_lull_ends_when_all_replicas_are_wanted_again() -> None:
-    assert decide(Occupancy(4, 10, 25), SCALING, Lull(NOW - 59, 1), NOW) == Decision(4)
+    assert decide(Occupancy(4, 10, 25), SCALING, DownWindow(NOW - 59, 1), NOW) == Decision(4)
 
 
 @pytest.mark.parametrize(

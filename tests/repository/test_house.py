@@ -23,8 +23,8 @@ BOUNDS = {
     "folders at the root": 15,
     "large classes": 3,
     "crowded folders": 2,
-    "dialect words": 79,
-    "private names": 26,
+    "dialect words": 12,
+    "private names": 19,
 }
 
 

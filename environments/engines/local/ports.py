@@ -2,7 +2,7 @@
 """The listening sockets of an environment: bound once, shared by all of its replicas.
 
 A socket that listens is the reservation of its port: two launches at once cannot get the same. It
-ends with the shims that hold it; for an environment that comes back later, a small file goes on
+ends with the shims that hold it; for an environment that comes back later, a small file continues
 reserving the port, in a folder that all homes of this user share:
 
     /tmp/openenvd-<uid>-ports/21000    {"environment": "echo", "runs": "<home>/run"}

@@ -33,7 +33,7 @@ U = UpdateStep
         (R.RUNNING, Step.STARTING),
         (R.SUCCEEDED, Step.SERVE),
         (R.FAILED, Step.ABANDON),
-        (R.CANCELLED, Step.CALL_OFF),
+        (R.CANCELLED, Step.CANCEL),
         (None, Step.SERVE),  # its request has been collected, so it had succeeded
     ],
 )
@@ -47,8 +47,8 @@ def test_a_live_environment_follows_its_launch(
 @pytest.mark.parametrize(
     ("down", "step"),
     [
-        (R.PENDING, Step.LET_GO),
-        (R.RUNNING, Step.LET_GO),
+        (R.PENDING, Step.RELINQUISH),
+        (R.RUNNING, Step.RELINQUISH),
         (R.SUCCEEDED, Step.RETIRE),
         (R.FAILED, Step.RETIRE),
         (R.CANCELLED, Step.RETIRE),
