@@ -44,15 +44,6 @@ EARLIER = "earlier"  # in the exit of one that FAILED: these of its last status
 EXITS = ("exits", "exit_kinds")
 _GIVEN_UP_HINT = "fix what its log shows, then launch it again"
 
-# Of the state of a replica's status; one that has exited is restarted, or given up.
-_STATE_OF_STATUS = {
-    State.STARTING: ReplicaState.STARTING,
-    State.READY: ReplicaState.READY,
-    State.ASLEEP: ReplicaState.ASLEEP,
-    State.DRAINING: ReplicaState.DRAINING,
-    State.STOPPING: ReplicaState.STOPPED,
-    State.STOPPED: ReplicaState.STOPPED,
-}
 # That may begin a session: for clients that wait, or that wake them.
 BEGIN_SESSIONS = (ReplicaState.STARTING, ReplicaState.READY, ReplicaState.ASLEEP)
 
@@ -162,7 +153,8 @@ class ReplicaWatch:
         if status["state"] == "exited":
             await self._on_exit(status)
             return
-        state = _STATE_OF_STATUS[State(status["state"])]
+        is_stopping = status["state"] == State.STOPPING
+        state = ReplicaState.STOPPED if is_stopping else ReplicaState[status["state"].upper()]
         if state is ReplicaState.STARTING and self.replica.state is ReplicaState.ASLEEP:
             state = ReplicaState.ASLEEP  # it wakes
         # A replica is draining once it reports that it accepts no new sessions.

@@ -14,8 +14,8 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_558,
-    "code lines": 48_283,
+    "shipped lines": 75_550,
+    "code lines": 48_276,
     "modules": 415,
     "test lines": 74_197,
     "words of pages": 24_746,
