@@ -45,7 +45,7 @@ class RunFileData(TypedDict, total=False):
     socket_path: str  # of its shim or agent
     env: dict[str, str]
     held: bool  # whether it accepts no connection yet: an earlier generation serves
-    added_by: str  # the request that has started it, if that was not its launch
+    started_by: str  # the request that has started it, if that was not its launch
     # Of a replica below a shim.
     argv: list[str]
     cwd: str

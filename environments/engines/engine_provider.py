@@ -82,7 +82,7 @@ class EngineProvider:
         shares: Sequence[int | None],
         *,
         replicas: int,
-        added_by: str,
+        started_by: str,
     ) -> list[run_files.RunFile]:
         """Write a replica down for each share of the sessions, and have the agent start it.
 
@@ -98,7 +98,12 @@ class EngineProvider:
         with _started() as added, self._listening(spec, len(shares), known) as ports:
             for share, *place in zip(shares, ordinals, numbers, ports, strict=True):
                 data = new_replicas.like(
-                    self._layout, like, spec, Place(*place), max_sessions=share, added_by=added_by
+                    self._layout,
+                    like,
+                    spec,
+                    Place(*place),
+                    max_sessions=share,
+                    started_by=started_by,
                 )
                 plan = ReplicaPlan.from_json(data["plan"])
                 plan = replace(

@@ -91,17 +91,17 @@ def like(
     place: Place,
     *,
     max_sessions: int | None,
-    added_by: str,
+    started_by: str,
 ) -> RunFileData:
     """Return the run file of a replica that a request adds to one that runs.
 
     Its id has a part of that request's: one that has ended, and whose folder is being removed, had
     another.
     """
-    own = _its_own(layout, spec.name, f"{added_by[:ID_PART]}-{other.request_id}", place)
+    own = _its_own(layout, spec.name, f"{started_by[:ID_PART]}-{other.request_id}", place)
     alike = {key: value for key, value in other.data.items() if key not in _NOT_ALIKE}
     data = cast("RunFileData", alike) | own
-    data |= {"held": False, "spec": _written(spec), "added_by": added_by}
+    data |= {"held": False, "spec": _written(spec), "started_by": started_by}
     headers = server_options(data).get("headers", {}) | {REPLICA_HEADER: own["replica_id"]}
     return with_options(data, replica=place.number, headers=headers, max_sessions=max_sessions)
 

@@ -107,7 +107,7 @@ class Provider(Protocol):
         shares: Sequence[int | None],
         *,
         replicas: int,
-        added_by: str,
+        started_by: str,
     ) -> list[RunFile]:
         """Start further replicas of a running environment, where its clients find them.
 
@@ -117,7 +117,7 @@ class Provider(Protocol):
             like: One that it has.
             shares: For each new one, how many sessions it may have.
             replicas: How many the environment is to have then.
-            added_by: The request that starts them, which their run files say.
+            started_by: The request that starts them, which their run files say.
 
         Raises:
             EnvironmentsError: A replica cannot be started.

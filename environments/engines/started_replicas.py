@@ -131,7 +131,7 @@ def not_ready(
     if why is not None:
         message += f": {why}"
     hint = "allow more time with --set ready-timeout=DURATION"
-    if "added_by" in run_file.data:
+    if "started_by" in run_file.data:
         hint = "its launch says how long that may take: --set ready-timeout=DURATION"
     elif ready and why is not None:  # its engine has no place for more, perhaps
         hint += f", or ask for {ready}: as many were ready"

@@ -179,7 +179,7 @@ class _Change:
 
     def _is_new(self, watch: ReplicaWatch) -> bool:
         data = watch.run_file.data
-        return data.get("added_by", watch.request_id) == self._context.request_id
+        return data.get("started_by", watch.request_id) == self._context.request_id
 
     async def _start(self, like: ReplicaWatch, shares: Sequence[int | None], wanted: int) -> None:
         """Start a replica for each share of the sessions."""
@@ -193,7 +193,7 @@ class _Change:
                 like.run_file,
                 shares,
                 replicas=wanted,
-                added_by=self._context.request_id,
+                started_by=self._context.request_id,
             ),
         )
         for each in started:

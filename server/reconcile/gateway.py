@@ -404,7 +404,7 @@ def backend_of(
         )
         for watch in found
         if watch.replica.state in _SERVING
-        and (watch.is_kept.is_set() or "added_by" not in watch.run_file.data)
+        and (watch.is_kept.is_set() or "started_by" not in watch.run_file.data)
         and not watch.status.get("held")
     )
     token = next((watch.run_file.token for watch in found), None)

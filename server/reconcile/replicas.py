@@ -330,9 +330,9 @@ class ReplicaManager:
         """
         own = self.watched(environment.name, environment.request_id)
         left = [watch for watch in own if not watch.is_kept.is_set()]
-        under_way = await self._under_way(watch.run_file.data.get("added_by") for watch in left)
+        under_way = await self._under_way(watch.run_file.data.get("started_by") for watch in left)
         for watch in left:
-            if watch.run_file.data.get("added_by") not in under_way:
+            if watch.run_file.data.get("started_by") not in under_way:
                 watch.is_kept.set()
                 await watch.serve_if_ours()
 

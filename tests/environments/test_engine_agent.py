@@ -156,7 +156,7 @@ class World:
     def add(self, like: RunFile, shares: list[int | None]) -> list[RunFile]:
         """Replicas that a request adds, which are ready."""
         added = provider_named(NAME, self.home).add(
-            like, shares, replicas=1 + len(shares), added_by="change"
+            like, shares, replicas=1 + len(shares), started_by="change"
         )
         Started(added).wait(SECONDS)
         return added
@@ -962,7 +962,7 @@ def test_replicas_are_added_behind_the_gateway(world: World) -> None:
     assert len({each.port for each in everyone}) == 3
     assert [(each.ordinal, each.number) for each in everyone] == [(0, 0), (1, 1), (2, 2)]
     assert [each.max_sessions for each in added] == [2, 2]
-    assert {each.data["added_by"] for each in added} == {"change"}
+    assert {each.data["started_by"] for each in added} == {"change"}
     assert {each.labels.replica for each in world.engine.list()} == {e.replica_id for e in everyone}
     for run_file in added:
         assert ask(f"http://127.0.0.1:{run_file.port}", "/health", 5.0)

@@ -14,8 +14,8 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_550,
-    "code lines": 48_276,
+    "shipped lines": 75_555,
+    "code lines": 48_281,
     "modules": 415,
     "test lines": 74_197,
     "words of pages": 24_746,
@@ -24,7 +24,7 @@ BOUNDS = {
     "large classes": 3,
     "crowded folders": 2,
     "dialect words": 12,
-    "private names": 19,
+    "private names": 0,
 }
 
 

@@ -162,7 +162,7 @@ class LocalProvider:
         shares: Sequence[int | None],
         *,
         replicas: int,
-        added_by: str,
+        started_by: str,
     ) -> list[run_files.RunFile]:
         """Start a replica for each share of the sessions, on the sockets of a running one.
 
@@ -184,7 +184,7 @@ class LocalProvider:
             for index, share in enumerate(shares):
                 place = Place(ordinals[index], numbers[index], started.port(index))
                 data = new_replicas.like(
-                    self._layout, like, spec, place, max_sessions=share, added_by=added_by
+                    self._layout, like, spec, place, max_sessions=share, started_by=started_by
                 )
                 data, links = _adapt(data, like, self._layout)
                 started.start_one(data, links, index)
