@@ -120,7 +120,7 @@ class Backend:
         endpoints: Its replicas that have sessions, or may get some.
         token: What clients must send.
         health_path: What health checks ask for.
-        holding_socket: Who answers while no replica takes sessions; a path.
+        holding_socket: Who gets requests that no replica can be sent; a path.
     """
 
     name: str
@@ -270,14 +270,17 @@ def endpoints(backend: Backend) -> Json:
                 "metadata": {"filter_metadata": {"openenvd": named}},
             }
         )
-    if backend.holding_socket is not None and not backend.takes_sessions:
-        held = {
+    places: list[Json] = [{"lb_endpoints": found}]
+    if backend.holding_socket is not None:
+        holding = {
             "address": {"pipe": {"path": backend.holding_socket}},
             "health_check_config": {"disable_active_health_check": True},
         }
-        found.append({"endpoint": held, "health_status": "HEALTHY"})
+        # It comes after replicas that are full, and gets what no replica does: those that the
+        # daemon knows to be gone, and those that have answered no health check.
+        after = [{"endpoint": holding, "health_status": "DEGRADED"}]
+        places.append({"lb_endpoints": after, "priority": 1})
     kind = "config.endpoint.v3.ClusterLoadAssignment"
-    places = [{"lb_endpoints": found}]
     policy = {"overprovisioning_factor": _ONE_IS_ENOUGH}
     return _resources(_typed(kind, cluster_name=backend.name, endpoints=places, policy=policy))
 

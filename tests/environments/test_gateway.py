@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.asyncio.server import Server, ServerConnection, serve, unix_serve
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 from websockets.http11 import Request, Response
@@ -84,7 +84,10 @@ class Replica:
         self.endpoint: Endpoint
         self._server: Server
 
-    async def start(self, port: int = 0) -> None:
+    async def start(self, port: int = 0, path: Path | None = None) -> None:
+        if path is not None:
+            self._server = await unix_serve(self._talk, str(path), process_request=self._answer)
+            return
         self._server = await serve(self._talk, "127.0.0.1", port, process_request=self._answer)
         port = next(iter(self._server.sockets)).getsockname()[1]
         self.endpoint = Endpoint(self.ordinal, "127.0.0.1", port)
@@ -153,11 +156,15 @@ def one(many: list[Replica]) -> Replica:
 
 
 async def put_behind(
-    gateway: Gateway, *replicas: Replica | Endpoint, token: str | None = None, name: str = "sample"
+    gateway: Gateway,
+    *replicas: Replica | Endpoint,
+    token: str | None = None,
+    name: str = "sample",
+    holding_socket: str | None = None,
 ) -> str:
     """Put an environment with these replicas behind the gateway; its address."""
     endpoints = tuple(r.endpoint if isinstance(r, Replica) else r for r in replicas)
-    backend = Backend(name, endpoints, token)
+    backend = Backend(name, endpoints, token, holding_socket=holding_socket)
     await asyncio.to_thread(BackendFiles(gateway.config_folder).write, [backend])
     await seen(gateway, {each.address: each.is_draining for each in endpoints})
     return gateway.options.address_of(name)
@@ -931,6 +938,29 @@ async def test_a_client_is_told_that_no_replica_is_reached(gateway: Gateway, one
     told = json.loads(caught.value.response.body or b"")
     assert "no replica of this environment could be reached" in told["detail"]
     assert "onnect" in told["cause"]
+
+
+async def test_requests_are_held_where_no_replica_is_healthy_and_never_where_all_are_full(
+    gateway: Gateway, many: list[Replica], tmp_path: Path
+) -> None:
+    held = Replica(99)
+    await held.start(path=tmp_path / "held.sock")
+    full = [replace(each.endpoint, is_full=True) for each in many]
+    address = await put_behind(gateway, *full, holding_socket=str(tmp_path / "held.sock"))
+    sessions = await crowd(address, 16)
+    assert 99 not in {await replica_of(session) for session in sessions}
+    await close(sessions)
+    for replica in many:
+        replica.is_ill = True
+    ill = Backend("ill", tuple(full), holding_socket=str(tmp_path / "held.sock"))
+    await asyncio.to_thread(BackendFiles(gateway.config_folder).write, [ill])
+    address = gateway.options.address_of("ill")
+    async with asyncio.timeout(WAIT_SECONDS):
+        while (await ask(f"{address}/x"))[0] != HTTPStatus.OK:  # Envoy has not read it yet
+            await asyncio.sleep(0.01)
+    async with await begin(address) as session:
+        assert await replica_of(session) == 99
+    await held.stop()
 
 
 def backends_of(*names: str, port: int = 21000) -> list[Backend]:

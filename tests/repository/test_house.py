@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_555,
-    "code lines": 48_281,
+    "shipped lines": 75_558,
+    "code lines": 48_282,
     "modules": 415,
-    "test lines": 74_197,
+    "test lines": 74_223,
     "words of pages": 24_746,
     "words of decisions": 7_091,
     "folders at the root": 15,
