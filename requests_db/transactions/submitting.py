@@ -200,10 +200,16 @@ def _cannot_change(connection: Connection, name: str) -> CannotChange | None:
 
 def _is_just_launched(connection: Connection, environment: Environment) -> bool:
     """Whether its launch succeeded, and the reconciler has not written yet how its replicas are."""
+    return _end_of_launch(connection, environment) is RequestState.SUCCEEDED
+
+
+def _end_of_launch(connection: Connection, environment: Environment) -> RequestState | None:
+    """The final state of an environment's launch which the reconciler has not acted on yet."""
     if environment.state not in (EnvironmentState.PENDING, EnvironmentState.STARTING):
-        return False
+        return None
     row = _one(connection, statements.REQUEST_BY_ID, of_id=environment.request_id)
-    return row is not None and REQUESTS.read(row).state is RequestState.SUCCEEDED
+    state = None if row is None else REQUESTS.read(row).state
+    return state if state is not None and state.is_final else None
 
 
 def _changes(connection: Connection, name: str, operations: tuple[str, ...]) -> list[Request]:
@@ -248,7 +254,10 @@ def _one(connection: Connection, statement: Any, **parameters: Any) -> Any:
 def _live(connection: Connection, name: str) -> Environment | None:
     """The environment that has the name now; one that is being updated has it, failed or not."""
     found = find_environment(connection, name)
-    return found if found is not None and found.state.is_live else None
+    if found is None or not found.state.is_live:
+        return None
+    has_failed = _end_of_launch(connection, found) in (RequestState.FAILED, RequestState.CANCELLED)
+    return None if has_failed else found
 
 
 def _launch(

@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_558,
-    "code lines": 48_282,
+    "shipped lines": 75_567,
+    "code lines": 48_288,
     "modules": 415,
-    "test lines": 74_223,
+    "test lines": 74_237,
     "words of pages": 24_746,
     "words of decisions": 7_091,
     "folders at the root": 15,

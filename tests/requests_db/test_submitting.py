@@ -212,6 +212,20 @@ async def test_what_does_not_run_is_not_updated(
     assert result.request.payload["replaces"] == replaced
 
 
+@pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])
+async def test_a_launch_that_has_ended_without_success_gives_its_name_back_at_once(
+    api: Api, state: str
+) -> None:
+    """The reconciler writes a moment later that the environment has failed."""
+    launch = await api.launch(new_environment())
+    await api.sql(
+        "UPDATE requests SET state = ?, finished_at = 1.0 WHERE id = ?", (state, launch.id)
+    )
+    result = await relaunch(api)
+    assert isinstance(result, Submitted)
+    assert (await api.environment()).request_id == result.request.id
+
+
 @pytest.mark.usefixtures("running")
 @pytest.mark.parametrize(
     ("changes", "outcome"),
