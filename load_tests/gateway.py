@@ -239,9 +239,9 @@ def main() -> int:
     if options.full:
         report = Report("Sessions at an environment that is nearly full")
         turns = [each for each in options.full for _ in range(options.repetitions)]
-        met = [nearly_full(report, replicas, options.sessions) for replicas in turns]
+        found_room = [nearly_full(report, replicas, options.sessions) for replicas in turns]
         report.finish(options.json)
-        return 0 if all(met) else 1
+        return 0 if all(found_room) else 1
     options.crowds = options.crowds or (SHORT_CROWDS if options.short else CROWDS)
     options.replicas = options.replicas or (SHORT_REPLICAS if options.short else REPLICAS)
     options.step_seconds = SHORT_STEP_SECONDS if options.short else STEP_SECONDS

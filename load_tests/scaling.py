@@ -45,8 +45,9 @@ from load_tests.peers.scaling_servers import REPOSITORY, Arrangement, Started
 from load_tests.shared import chart
 from load_tests.shared.report import machine
 from openenvd.rollouts.bench import presentation
+from openenvd.rollouts.bench.generator import HANDSHAKE_SECONDS
 from openenvd.rollouts.bench.results import Report, Summary, Target
-from openenvd.rollouts.bench.sweep import HANDSHAKE_SECONDS, Plan, Sweep
+from openenvd.rollouts.bench.sweep import Plan, Sweep
 from openenvd.schema.errors import EnvironmentsError
 from openenvd.system.files.installation import install_command
 
@@ -283,7 +284,7 @@ def missed(report: Report) -> list[str]:
 
 def is_ours(summary: Summary) -> bool:
     """Whether it is of a server of ours that was started here."""
-    return summary.server.startswith("openenvd")
+    return str(summary.server).startswith("openenvd")
 
 
 def comparison(report: Report) -> list[str]:

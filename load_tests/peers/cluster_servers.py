@@ -77,7 +77,8 @@ def replica_addresses(environ: dict[str, str]) -> list[tuple[str, int]]:
     layout = Layout(Path(environ["OPENENV_HOME"]))
     replicas = openenv(environ, "status", NAME)["environments"][0]["replicas"]
     statuses = [read_status_file(layout.run_dir(replica["id"])) for replica in replicas]
-    return [(status["host"], status["port"]) for status in statuses if status is not None]
+    known = [(status["host"], status["port"]) for status in statuses if status is not None]
+    return [(host, port) for host, port in known if host is not None and port is not None]
 
 
 def unevenness(shard_split: str, replicas: int) -> float:

@@ -17,7 +17,7 @@ BOUNDS = {
     "shipped lines": 75_567,
     "code lines": 48_288,
     "modules": 415,
-    "test lines": 74_237,
+    "test lines": 74_239,
     "words of pages": 24_746,
     "words of decisions": 7_091,
     "folders at the root": 15,
