@@ -18,7 +18,7 @@ BOUNDS = {
     "code lines": 48_288,
     "modules": 415,
     "test lines": 74_239,
-    "words of pages": 24_746,
+    "words of pages": 24_858,
     "words of decisions": 7_091,
     "folders at the root": 15,
     "large classes": 3,
