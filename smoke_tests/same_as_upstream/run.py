@@ -385,8 +385,8 @@ def _short(answer: Json) -> str:
 
 def _without_chance(name: str) -> str:
     """A file's name without what is random in it."""
-    made = r"(?<=tmp)\w+|(?<=pymp-)\w+|(?<=listener-)\w+"
-    return re.sub(rf"(?<![a-z0-9_])[a-z0-9_]*\d[a-z0-9_]*|{made}", "*", name)
+    made = r"\btmp[a-z0-9_]{8}\b|(?<=tmp)\w+|(?<=pymp-)\w+|(?<=listener-)\w+"
+    return re.sub(rf"{made}|(?<![a-z0-9_])[a-z0-9_]*\d[a-z0-9_]*", "*", name)
 
 
 def _name(process: psutil.Process) -> str:
