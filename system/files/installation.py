@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -76,6 +75,8 @@ def requirement(extra: str, origin: dict[str, Any] | None) -> str:
 
 def _origin() -> dict[str, Any] | None:
     # The build in a clone leaves an `openenvd.egg-info` there, which comes first for `python -c`.
+    from importlib import metadata  # 4 ms, which every command would pay
+
     for found in metadata.distributions(name=_NAME):
         if text := found.read_text("direct_url.json"):
             origin: dict[str, Any] = json.loads(text)

@@ -14,7 +14,7 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_567,
+    "shipped lines": 75_568,
     "code lines": 48_288,
     "modules": 415,
     "test lines": 74_239,
