@@ -71,13 +71,17 @@ def ask(
         raise NotAnswering(f"nothing answers at {address}{path}: {why}", _HINT) from exc
     finally:
         connection.close()
-    if response.status != http.client.OK:
-        message = f"{address}{path} answers {response.status} {response.reason}"
-        raise NotAnswering(message, _HINT, response.status)
+    return read_answer(f"{address}{path}", response.status, response.reason, body)
+
+
+def read_answer(url: str, status: int, reason: str, body: bytes) -> Any:
+    """The JSON of an answer; raises `NotAnswering` unless it is 200 and JSON."""
+    if status != http.client.OK:
+        raise NotAnswering(f"{url} answers {status} {reason}", _HINT, status)
     try:
         return json.loads(body)
     except ValueError as exc:
-        raise NotAnswering(f"{address}{path} does not answer with JSON", _HINT) from exc
+        raise NotAnswering(f"{url} does not answer with JSON", _HINT) from exc
 
 
 def base_url_by_name(runs: Path, name: str, *, for_sessions: bool = False) -> str:

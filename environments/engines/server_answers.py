@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import time
 from collections import Counter
@@ -27,7 +26,7 @@ from ...schema.protocol import DRAIN_HEADER, DRAIN_ROUTE, LOOPBACK, Serving
 from ...schema.replica import Capacity, ServerInfo
 from ...system.net.access import bearer_header, without_token
 from ...system.text.json_lines import Json
-from ..access import MAX_ANSWER_BYTES, ask
+from ..access import MAX_ANSWER_BYTES, ask, read_answer
 from .base import EngineRefused
 
 TIMEOUT_SECONDS = 2.0
@@ -100,13 +99,7 @@ async def _get(base_url: str, path: str, seconds: float) -> Any:
     found = re.match(rb"HTTP/1\.\d (\d{3}) ?([^\r\n]*)", head)
     if found is None:
         raise NotAnswering(f"nothing answers at {address}{path}: it is no HTTP server")
-    if found[1] != b"200":
-        status = f"{found[1].decode()} {found[2].decode('latin-1')}"
-        raise NotAnswering(f"{address}{path} answers {status}", status=int(found[1]))
-    try:
-        return json.loads(body)
-    except ValueError as exc:
-        raise NotAnswering(f"{address}{path} does not answer with JSON") from exc
+    return read_answer(f"{address}{path}", int(found[1]), found[2].decode("latin-1"), body)
 
 
 def ask_to_drain(base_url: str, secret: str) -> None:
