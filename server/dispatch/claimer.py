@@ -148,9 +148,13 @@ class Claimer:
 
     def _room(self, schedule: Schedule) -> int:
         """How many may begin; those that go on in the daemon count as the executor's."""
-        tasks = self._context.tasks or ()
-        under_way = sum(r in tasks for r in self._context.running.long) if tasks else 0
-        return self._executor.room(schedule) - (under_way if schedule is Schedule.LONG else 0)
+        under_way = len(self._in_daemon()) if schedule is Schedule.LONG else 0
+        return self._executor.room(schedule) - under_way
+
+    def _in_daemon(self) -> list[Request]:
+        """The requests that the daemon itself carries out now; all of them are LONG."""
+        running, tasks = self._context.running, self._context.tasks
+        return [] if tasks is None else [running[i] for i in running.long if i in tasks]
 
     def _must_choose(self, schedule: Schedule, queue: _Queue, limit: int) -> bool:
         """Whether each request must be looked at before it is claimed."""
@@ -173,9 +177,8 @@ class Claimer:
 
     def _free_memory(self, schedule: Schedule) -> FreeMemory:
         """The executor's, less what requests without a worker are expected to start yet."""
-        free, tasks = self._executor.free_memory(schedule), self._context.tasks or ()
-        under_way = [r for r in self._context.running.values() if r.id in tasks]
-        if not under_way:
+        free = self._executor.free_memory(schedule)
+        if not (under_way := self._in_daemon()):
             return free
         held = sum(map(self._estimates.of, under_way))
         burst, available = free.burst_bytes - held, free.available_bytes - held
