@@ -265,9 +265,10 @@ def _version_in_a_file(packaging: dict[str, Any], folder: Path) -> str:
     if module:
         place = module.replace(".", "/")
         path = [f"{top}{place}{end}" for top in ("", "src/") for end in (".py", "/__init__.py")]
-    for each in [path] if isinstance(path, str) else path or ():
-        text = read_text(folder / each)
-        found = re.search(rf"(?m)^{name or '__version__'}\s*(?::.*)?=\s*[\"']([^\"']+)", text)
+    assigned = re.escape(name or "__version__")
+    for each in path if isinstance(path, list) else [path]:
+        text = read_text(folder / each) if isinstance(each, str) else ""
+        found = re.search(rf"(?m)^{assigned}\s*(?::.*)?=\s*[\"']([^\"']+)", text)
         if found or (text and "file" in dynamic):
             return found[1] if found else text.strip()
     return "0"

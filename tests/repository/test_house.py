@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_568,
-    "code lines": 48_288,
+    "shipped lines": 75_571,
+    "code lines": 48_286,
     "modules": 415,
-    "test lines": 74_239,
+    "test lines": 74_249,
     "words of pages": 24_858,
     "words of decisions": 7_091,
     "folders at the root": 15,

@@ -136,6 +136,16 @@ def test_a_project_s_version_is_found_in_the_file_that_its_build_reads(
     assert "my_env-1.2.dist-info/METADATA" in metadata_of(tmp_path)
 
 
+@pytest.mark.parametrize("path", ["1", "[2, 'absent']", "{a = 1}", "'absent.py'"])
+def test_a_version_s_file_that_is_no_path_or_not_there_stops_nothing(
+    tmp_path: Path, path: str
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        f"[project]\nname = 'my-env'\ndynamic = ['version']\n[tool.hatch.version]\npath = {path}\n"
+    )
+    assert "my_env-0.dist-info/METADATA" in metadata_of(tmp_path)
+
+
 def test_files_that_requirements_name_have_paths_that_an_image_may_have(tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / "requirements.txt").write_text("-r more/base.txt\n")
