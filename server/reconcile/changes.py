@@ -420,7 +420,8 @@ class _Restart(_Change):
                 kept_all = await self._keep()
                 staying = self._staying()
                 new = [watch for watch in staying if self._is_new(watch)]
-                old = _chosen([w for w in staying if w not in new], payload, is_begun=bool(new))
+                others = [watch for watch in staying if not self._is_new(watch)]
+                old = _chosen(others, payload, is_begun=bool(new))
                 ending = [watch for watch in replaced if not is_over(watch.replica.state)]
                 start, drain = replacement_step(
                     wanted,
@@ -433,7 +434,8 @@ class _Restart(_Change):
                     unavailable=payload.max_unavailable,
                 )
                 if start:
-                    others = [watch for watch in staying if watch not in old]
+                    ids = {watch.replica.id for watch in old}
+                    others = [watch for watch in staying if watch.replica.id not in ids]
                     shares = _free_shares(like, wanted, others)
                     like = staying[0] if staying else like
                     await self._start(like, shares[:start], wanted)
