@@ -68,47 +68,45 @@ class TextStream:
 
 
 REDACTED = "***"
-_SECRET_NAME = re.compile(
-    r"token|secret|passw|passphrase|passcode|pwd|credential|private|auth|bearer|webhook|cookie|dsn"
-    r"|jwt|hmac|mnemonic|seed_?phrase|encrypt|kubeconfig|netrc|keystore|keytab|signing|unseal|totp"
+# Compiled when first used (`re` keeps them): 3 ms that most commands do not need.
+_HIDDEN_NAME = (
+    r"(?i)token|secret|passw|passphrase|passcode|pwd|credential|private|auth|bearer|webhook|cookie"
+    r"|dsn|jwt|hmac|mnemonic|seed_?phrase|encrypt|kubeconfig|netrc|keystore|keytab|signing|unseal|totp"
     r"|conn(?:ection)?_?str(?:ing)?|(?<!by)(?<!com)pass(?:_|\d*$)"
     r"|(?:^|_)(?:sig(?:nature)?|pin|otp|mfa|pem|salt|hook|login|licen[cs]e)(?:_|\d*$)"
     r"|(?:(?<!com)(?<!ex)(?<!s)pat|(?<!kan)sas|ps?w|pswd|psk|tkn|(?<!sa)creds?)(?:_|\d*$)"
-    r"|(?:access|recovery|backup)_?codes?|(?:api|access|secret|account|master)_?key|keys?(?:_|\d*$)",
-    re.IGNORECASE,
+    r"|(?:access|recovery|backup)_?codes?|(?:api|access|secret|account|master)_?key|keys?(?:_|\d*$)"
 )
 # Names that are shown though they hold a word of the above.
-_SHOWN_NAME = re.compile(
-    r"(?:^|_)(?:(?:max|min|num|n|new|input|output|total|prompt|completion)_(?:\w+_)?tokens"
+_SHOWN_NAME = (
+    r"(?i)(?:^|_)(?:(?:max|min|num|n|new|input|output|total|prompt|completion)_(?:\w+_)?tokens"
     r"|tokenizers?(?:_\w+)?|tokens_per_\w+|tokens?_(?:limit|budget|count)|authors?(?:_\w+)?|ssh_auth_sock|xauthority"
-    r"|(?:public|primary|foreign|sort|partition|row|hot|mon|tur|don|key)_?keys?(?:_\w+)?)$",
-    re.IGNORECASE,
+    r"|(?:public|primary|foreign|sort|partition|row|hot|mon|tur|don|key)_?keys?(?:_\w+)?)$"
 )
 # Names of what is no secret, but is as random as one.
-_DIGEST_NAME = re.compile(
-    r"sha\d*|commit|digest|checksum|hash|revision|version|build|image|(?:^|_)(?:uu)?ids?$"
-    r"|path|dirs?$|folder|file|model|checkpoint|dataset",
-    re.IGNORECASE,
+_DIGEST_NAME = (
+    r"(?i)sha\d*|commit|digest|checksum|hash|revision|version|build|image|(?:^|_)(?:uu)?ids?$"
+    r"|path|dirs?$|folder|file|model|checkpoint|dataset"
 )
 # A word of letters and digits as long as a key that a computer has drawn; in base 64 with slashes,
 # all of the value; or with a number and a colon before it.
-_RANDOM = re.compile(
+_RANDOM = (
     r"(?:\d{6,}:)?(?=\S*\d)(?=\S*[A-Za-z])[A-Za-z0-9+=_-]*[A-Za-z0-9+=]{20}"
     r"|(?=\S*\d)(?=\S*[a-z])(?=\S*[A-Z])[A-Za-z0-9+][A-Za-z0-9+/]{37,}={0,2}$"
 )
-_URL_PARAMETER = re.compile(r"([?&]([^=&\s]{1,128})=)[^&#\s]+")
+_URL_PARAMETER = r"([?&]([^=&\s]{1,128})=)[^&#\s]+"
 # A password in an address, or a user's name that is long enough to be a token. A password may have
 # any character: all up to the last `@` is hidden.
-_URL_CREDENTIALS = re.compile(r"(://)(?:[^/?#@\s:]*:\S*|[^/?#@\s]{16,})@")
+_URL_CREDENTIALS = r"(://)(?:[^/?#@\s:]*:\S*|[^/?#@\s]{16,})@"
 # Where no `@` follows, the pattern above would read to the end for each `://`.
-_UP_TO_LAST_AT = re.compile(r"(?<!\S)\S+@")
+_UP_TO_LAST_AT = r"(?<!\S)\S+@"
 # `NAME=value`, `"NAME": "value"`; `--name value`.
 _VALUE = r"""(?P<value>"[^"\n]{0,4096}"|'[^'\n]{0,4096}'|[^\s,;'"]+)"""
-_ASSIGNED = re.compile(rf"""(?P<name>[A-Za-z_][\w-]{{0,63}})(?P<sign>["']?\s*[=:]\s*){_VALUE}""")
-_OPTION = re.compile(rf"(?P<name>--[a-z][\w-]{{0,63}})(?P<sign>\s+){_VALUE}")
-_BEARER = re.compile(r"(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}", re.IGNORECASE)
+_ASSIGNED = rf"""(?P<name>[A-Za-z_][\w-]{{0,63}})(?P<sign>["']?\s*[=:]\s*){_VALUE}"""
+_OPTION = rf"(?P<name>--[a-z][\w-]{{0,63}})(?P<sign>\s+){_VALUE}"
+_BEARER = r"(?i)(\b(?:bearer|basic)\s+)[\w.~+/=-]{8,}"
 # What well-known services give as tokens, and JSON web tokens.
-_KNOWN_TOKEN = re.compile(
+_KNOWN_KEY = (
     r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|glpat-|xox[abprs]-|AKIA|AIza|npm_|pypi-|dckr_pat_|whsec_"
     r"|nvapi-|xai-|ya29\.|SG\.|[rs]k_(?:live|test)_|gsk_|pplx-|dop_v1_|lin_api_|ntn_|ASIA|hvs\."
     r"|shp(?:at|ca|pa|ss)_|AGE-SECRET-KEY-)[\w.-]{8,}"
@@ -128,25 +126,29 @@ def hide_credentials(value: Any) -> Any:
 def _without_credentials(text: str) -> str:
     if "://" not in text:
         return text
-    text = _UP_TO_LAST_AT.sub(lambda word: _URL_CREDENTIALS.sub(rf"\1{REDACTED}@", word[0]), text)
-    return _URL_PARAMETER.sub(
-        lambda found: found[1] + REDACTED if _names_secret(found[2]) else found[0], text
+    text = re.sub(
+        _UP_TO_LAST_AT, lambda word: re.sub(_URL_CREDENTIALS, rf"\1{REDACTED}@", word[0]), text
+    )
+    return re.sub(
+        _URL_PARAMETER,
+        lambda found: found[1] + REDACTED if _names_secret(found[2]) else found[0],
+        text,
     )
 
 
 def _names_secret(name: str) -> bool:
-    return bool(_SECRET_NAME.search(name)) and not _SHOWN_NAME.search(name)
+    return bool(re.search(_HIDDEN_NAME, name)) and not re.search(_SHOWN_NAME, name)
 
 
 def is_secret(name: str, value: str) -> bool:
     """Return whether to hide a variable's value: for its name, or for its own form."""
     if _names_secret(name) or hide_credentials(value) != value:
         return True
-    if _KNOWN_TOKEN.search(value) or _BEARER.search(value):
+    if re.search(_KNOWN_KEY, value) or re.search(_BEARER, value):
         return True
-    if any(_names_secret(part["name"]) for part in _ASSIGNED.finditer(value)):
+    if any(_names_secret(part["name"]) for part in re.finditer(_ASSIGNED, value)):
         return True  # a connection string, or JSON
-    return bool(_RANDOM.match(value)) and not _DIGEST_NAME.search(name)
+    return bool(re.match(_RANDOM, value)) and not re.search(_DIGEST_NAME, name)
 
 
 def secret_values(payload: Mapping[str, Any]) -> list[str]:
@@ -178,9 +180,9 @@ def hide_secrets(text: str, secrets: Collection[str] = ()) -> str:
         secrets: Values that are known to be secret.
     """
     hidden: str = hide_values(text, secrets)
-    hidden = _KNOWN_TOKEN.sub(REDACTED, _BEARER.sub(rf"\1{REDACTED}", hidden))
+    hidden = re.sub(_KNOWN_KEY, REDACTED, re.sub(_BEARER, rf"\1{REDACTED}", hidden))
     hidden = str(hide_credentials(hidden))
-    return _OPTION.sub(_without_named, _ASSIGNED.sub(_without_named, hidden))
+    return re.sub(_OPTION, _without_named, re.sub(_ASSIGNED, _without_named, hidden))
 
 
 def _is_hidden_anywhere(secret: str) -> bool:

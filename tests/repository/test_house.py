@@ -14,8 +14,8 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_571,
-    "code lines": 48_286,
+    "shipped lines": 75_573,
+    "code lines": 48_287,
     "modules": 415,
     "test lines": 74_249,
     "words of pages": 24_858,
