@@ -16,7 +16,7 @@ _LOG_HEADER = "openenvd-log"  # the id of the replica whose log an answer is
 
 
 class RequestFilters(TypedDict, total=False):
-    """The filter of a list of requests; None filters nothing."""
+    """Conditions on a list of requests; one that is None or absent is not applied."""
 
     states: Sequence[str] | None  # in one of these states
     operation: str | None

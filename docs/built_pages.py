@@ -38,7 +38,7 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def http_routes() -> str:
-    """Return the page of routes, operations and error kinds."""
+    """Return the page that lists routes, operations and error kinds."""
     app = FastAPI()
     for routes in (routes_requests, routes_environments, routes_rollouts, routes_daemon):
         app.include_router(routes.router, prefix="/v1")

@@ -144,7 +144,7 @@ def _remarks(environment: dict[str, Any], now: float) -> Iterator[str]:
 
 
 def _strays(strays: list[dict[str, Any]]) -> list[str]:
-    """Return the replicas that run without a record."""
+    """Return the replicas that run although the database has no record of them."""
     head = f"{phrases.plural(len(strays), 'stray')} without a record"
     lines = [
         f"  {stray['replica']} ({stray['provider']})"
@@ -180,10 +180,10 @@ def _failures(
 
 
 def _failed(requests: list[dict[str, Any]], said: set[str]) -> list[dict[str, Any]]:
-    """Return what failed; of launches, those that no environment shows.
+    """Return the failed requests, the newest first.
 
-    Left out are launches whose environment says why, and those of environments that were launched
-    since. The newest requests come first.
+    A failed launch is left out if the table of environments shows its error (`said`), or if its
+    environment was launched successfully since.
     """
     failed, launched = [], set()
     for request in requests:

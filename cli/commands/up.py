@@ -214,7 +214,7 @@ def _plan(plan: dict[str, Any]) -> str:
 
 
 def _not_in_force(asked: dict[str, Any], info: dict[str, Any]) -> list[str]:
-    """Return what was asked for, and a daemon that ran already does otherwise."""
+    """Return the settings that were asked for and differ from those of the running daemon."""
     in_force = info.get("settings") or {}
     flags = {item.name: item.flag for item in SETTINGS}
     differing = [

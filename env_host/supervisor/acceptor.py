@@ -159,7 +159,7 @@ class Backlog:
 
 
 def max_at_once(max_fds: int) -> int:
-    """Return how many connections are accepted before anything else is done."""
+    """Return how many connections to accept before the supervisor does anything else."""
     return min(MAX_AT_ONCE, max_fds // 4)
 
 
@@ -233,7 +233,7 @@ class Acceptor:
             self._yield_to_peers(now)
 
     def has_peers(self, now: float) -> bool:
-        """Return whether other replicas accept from the same sockets, or did a moment ago."""
+        """Return whether another replica accepts from the same sockets, or did a moment ago."""
         if self._peers is not None and now >= self._peers_known_until:
             self._peers_known_until = now + PEERS_POLL_INTERVAL_SECONDS
             self._has_peers = self._peers.are_several()

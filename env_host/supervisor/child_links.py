@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles the messages of children over their links, and their exits.
+"""Handles what children send over their links, and the exits of children.
 
 a link from each child: ready, sockets of sessions, connections to isolate, failures
 SIGCHLD ──▶ how it exited (`exits.py`) ──▶ clients and shim are notified ──▶ a restart is due

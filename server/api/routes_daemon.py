@@ -210,7 +210,7 @@ async def status(deps: Injected, all_failed: bool = False) -> Json:
 
 
 async def _strays(deps: Dependencies) -> list[Json]:
-    """Return the replicas that run without a record."""
+    """Return the replicas that run although the database has no record of them."""
     local = deps.reconciler.replicas.strays
     kept = [run_file for run_file in local if run_file.run_dir.exists()]
     return [*map(stray_of, kept), *await asyncio.to_thread(strays_seen, deps.paths)]

@@ -356,7 +356,7 @@ class _Launch(_Change):
 
 
 class _Scale(_Change):
-    """Starts or drains as many replicas as an environment has too few or too many."""
+    """Starts the replicas that an environment lacks, or drains those beyond the wanted number."""
 
     async def run(self, payload: ScalePayload) -> dict[str, Any]:
         """Give it the number of replicas that is asked for."""

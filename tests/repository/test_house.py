@@ -18,7 +18,7 @@ BOUNDS = {
     "code lines": 48_287,
     "modules": 415,
     "test lines": 74_249,
-    "words of pages": 24_858,
+    "words of pages": 24_861,
     "words of decisions": 7_091,
     "folders at the root": 15,
     "large classes": 3,

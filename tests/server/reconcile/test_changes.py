@@ -250,7 +250,7 @@ async def test_what_is_added_and_not_ready_names_the_launch_that_says_how_long_t
 async def test_a_replica_that_is_added_is_not_the_environments_before_it_is_ready(
     trial: Changed, tmp_path: Path
 ) -> None:
-    """Its shim is killed: it is not started again, and the environment serves on."""
+    """A replica whose shim is killed is not started again; the environment continues to serve."""
     switch = tmp_path / "waits"
     (tmp_path / "sample_env.py").write_text(WAITS.format(switch=str(switch)))
     await trial.launch("sample_env:Sample", cwd=str(tmp_path))
