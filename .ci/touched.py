@@ -27,8 +27,8 @@ ENGINES = {
     "slurm": ("slurm",),
 }
 ENGINES_CODE = ("environments/engines/", "environments/agent/")
-ENGINES_SMOKE_TESTS = ("smoke_tests/", "smoke_tests/test_")
-IMAGES = ("environments/preparation/", "smoke_tests/test_images")
+ENGINES_SMOKE_TESTS = ("smoke_tests/engines/", "smoke_tests/engines/test_")
+IMAGES = ("environments/preparation/", "smoke_tests/engines/test_images")
 # What every engine stands on, and the suite that all of them have in common.
 ALL_ENGINES = ("smoke_tests/providers/", "smoke_tests/conftest.py", "environments/replica_stat")
 OTHER_ENGINES = ("local", "ray", "kubernetes")  # have stages of the long form

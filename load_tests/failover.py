@@ -46,10 +46,10 @@ from load_tests.shared.report import Report, daemon, parse_arguments
 from openenvd.environments.engines.new_replicas import RUN_DIR_VARIABLE
 from openenvd.environments.shim.client import read_status_file
 from openenvd.schema.layout import Layout
-from smoke_tests import slurm_engine
 from smoke_tests.conftest import smoke_cache
-from smoke_tests.docker_engine import DockerEngine, docker_engine, why_not
-from smoke_tests.slurm_engine import SlurmCluster, slurm_cluster
+from smoke_tests.engines import slurm_engine
+from smoke_tests.engines.docker_engine import DockerEngine, docker_engine, why_not
+from smoke_tests.engines.slurm_engine import SlurmCluster, slurm_cluster
 
 NAME = "crowd"
 PACE_SECONDS = 1.0

@@ -6,7 +6,7 @@
 
 Each way runs in a process of its own (`rollout_ways.py`), against one `openenv launch benchmark`.
 Memory is the process's peak less what it had when its modules were imported. Rollouts that are
-killed in the middle are in `smoke_tests/test_rollouts.py`.
+killed in the middle are in `smoke_tests/rollouts/test_rollouts.py`.
 
 Ours has the environment variables for the C library's heap that workers have, from the daemon.
 

@@ -44,7 +44,7 @@ from websockets.exceptions import WebSocketException
 
 from load_tests.failover import Home, own_engine
 from load_tests.shared.report import Report, daemon, machine, parse_arguments
-from smoke_tests.docker_engine import DockerEngine
+from smoke_tests.engines.docker_engine import DockerEngine
 
 SOURCE = Path(__file__).with_name("envs_for_load")
 ENVIRONMENTS = ("one", "two")

@@ -35,9 +35,9 @@ from openenvd.client import daemon
 from openenvd.client.errors import DaemonUnreachable
 from openenvd.schema.settings import Paths
 
-from . import docker_engine as docker_engines
-from .docker_engine import DockerEngine
-from .upstream_python import UpstreamPython
+from .engines import docker_engine as docker_engines
+from .engines.docker_engine import DockerEngine
+from .upstream.upstream_python import UpstreamPython
 
 # The client of Docker leaves its sockets to the garbage collector, whichever test runs by then.
 _UNCLOSED = (

@@ -34,13 +34,13 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RUN = ("bash", "python")
 # Who runs the blocks that need something. Without a word before them: test_pages.py.
 SUITES = {
-    "a certificate": "test_gateway.py",
+    "a certificate": "replicas/test_gateway.py",
     "a collector": "test_traces.py",
-    "datasets": "test_datasets.py",
-    "docker": "test_docker.py",
-    "ray": "test_ray.py",
-    "slurm": "test_slurm.py",
-    "upstream": "test_upstream.py",
+    "datasets": "rollouts/test_datasets.py",
+    "docker": "engines/test_docker.py",
+    "ray": "engines/test_ray.py",
+    "slurm": "engines/test_slurm.py",
+    "upstream": "upstream/test_upstream.py",
 }
 _BLOCK = re.compile(
     r"^(?P<marks>(?: *<!-- (?:not run|run with|before): [^\n]+ -->\n)*)"

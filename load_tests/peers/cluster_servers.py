@@ -23,9 +23,9 @@ from load_tests.shared.report import daemon
 from openenvd.environments.shim.client import read_status_file
 from openenvd.rollouts.bench.results import Target
 from openenvd.schema.layout import Layout
-from smoke_tests import ray_engine, slurm_engine
-from smoke_tests.ray_engine import RayCluster
-from smoke_tests.slurm_engine import SlurmCluster
+from smoke_tests.engines import ray_engine, slurm_engine
+from smoke_tests.engines.ray_engine import RayCluster
+from smoke_tests.engines.slurm_engine import SlurmCluster
 
 NAME, DIRECT = "gateway", "direct"
 

@@ -38,8 +38,8 @@ from urllib.request import Request, urlopen
 
 import yaml
 
-from .. import links
-from ..links import NETWORKS, ip, make_bridge
+from ..engines import links
+from ..engines.links import NETWORKS, ip, make_bridge
 from . import binaries
 
 NODE, OTHER_NODE = "node-1", "node-2"

@@ -10,8 +10,8 @@ import pytest
 
 from openenvd.schema.spec import DEFAULT_BASE
 
-from .. import docker_engine
 from ..conftest import smoke_cache
+from ..engines import docker_engine
 from ..providers.harness import Harness, home_of
 from ..providers.under_test import Kubernetes
 from .cluster import Cluster

@@ -22,7 +22,7 @@ from openenvd import __version__
 from openenvd.schema.spec import DEFAULT_BASE
 
 from ..conftest import REPOSITORY, eventually, smoke_cache
-from ..docker_engine import DockerEngine, docker_engine
+from ..engines.docker_engine import DockerEngine, docker_engine
 from ..providers.harness import Harness
 from ..providers.under_test import SAMPLE_IMAGE
 from .cluster import Cluster

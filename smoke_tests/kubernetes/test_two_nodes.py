@@ -12,7 +12,7 @@ from openenvd.environments.engines.base import ENVIRONMENT_LABEL, REPLICA_LABEL
 from openenvd.environments.engines.kubernetes.options import CONTAINER
 
 from ..conftest import eventually
-from ..links import why_no_namespace
+from ..engines.links import why_no_namespace
 from ..providers.harness import NAME, Harness
 from ..providers.under_test import SAMPLE_IMAGE, Kubernetes
 from .cluster import Cluster, Node, cut, other_node

@@ -29,13 +29,13 @@ from openenvd.environments.engines.ray.driver import RayDriver
 from openenvd.schema.layout import Layout
 from openenvd.schema.spec import DEFAULT_BASE
 
-from .. import docker_engine, ray_engine, slurm_engine
 from ..conftest import REPOSITORY, Machine, new_machine, smoke_cache
-from ..docker_engine import DockerEngine
+from ..engines import docker_engine, ray_engine, slurm_engine
+from ..engines.docker_engine import DockerEngine
+from ..engines.ray_engine import RayCluster
+from ..engines.slurm_engine import SYSTEM_PATH, SlurmCluster
 from ..kubernetes import binaries
 from ..kubernetes.cluster import Cluster, running_cluster
-from ..ray_engine import RayCluster
-from ..slurm_engine import SYSTEM_PATH, SlurmCluster
 
 SAMPLE = Path(__file__).with_name("sample_env.py")
 ITS_PORT_IS_THE_GATEWAYS = "--port is refused: environments have their addresses at the gateway"

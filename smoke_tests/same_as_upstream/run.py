@@ -40,7 +40,7 @@ from urllib.request import urlopen
 import psutil
 
 from ..conftest import UPSTREAM_REQUIREMENT, Machine, eventually
-from ..upstream_python import UpstreamPython
+from ..upstream.upstream_python import UpstreamPython
 from .habits.habit import BETTER, ON_PURPOSE, Habit
 
 HERE = Path(__file__).resolve().parent

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from ..conftest import new_machine, python_with
-from ..docker_engine import DockerEngine
+from ..engines.docker_engine import DockerEngine
 from .habits import all_habits
 from .habits.habit import Habit
 from .run import REQUIREMENTS, Seen, Trial, compare, is_as_declared

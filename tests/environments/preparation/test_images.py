@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an image is built from; building one is a smoke test (`smoke_tests/test_docker.py`)."""
+"""What an image is built from; `smoke_tests/engines/test_docker.py` builds one."""
 
 from __future__ import annotations
 

@@ -1,0 +1,470 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Slurm cluster of one's own: a real munged, slurmctld and several slurmd on this machine.
+
+Everything is below a temporary folder: configuration, keys, spool folders, logs. Ports are free
+ones, and the names of nodes, which are those of their cgroups, no other cluster has: several
+clusters can run beside each other and beside the machine's own, whose /etc/slurm is not read.
+Accounting needs a database, and is off, as it is on many clusters.
+
+Memory is limited by `task/cgroup` where this machine's cgroups are of version 1. Elsewhere
+(`limits_memory` is false) processes are followed by `proctrack/linuxproc`, and nothing is killed
+for memory.
+
+    python -m smoke_tests.engines.slurm_engine COMMAND…      runs a command with such a cluster
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import secrets
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from .links import NETWORKS, cut, make_namespace, remove_namespace, why_no_namespace
+
+NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel", "sinfo")
+INSTALL = "apt-get install slurm-wlm slurmd slurmctld munge"
+SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # where munged and slurmd are
+START_SECONDS = 60.0
+STOP_SECONDS = 20.0
+LOST_SECONDS = 300  # `SlurmdTimeout` where a node can be cut off: Slurm's own default
+CPUS, MEMORY_MB = 4, 4096  # of each node, which Slurm is told to believe
+CGROUPS = Path("/sys/fs/cgroup")
+NETWORK = NETWORKS["slurm"]  # of the node that is elsewhere: the namespace oesN has NETWORK.N
+_PORTS = range(28_000, 32_000, 8)  # blocks: above those of tests, below those of clients
+_HELD: list[socket.socket] = []  # the names of our blocks
+
+_SLURM_CONF = """\
+ClusterName={name}
+SlurmctldHost=localhost({host})
+SlurmctldPort={port}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket,cred_expire=5
+SlurmUser=root
+SlurmdUser=root
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/{tracking}
+TaskPlugin=task/{task}
+{gathering}
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+SlurmdParameters=config_overrides
+SchedulerParameters=batch_sched_delay=0,sched_interval=1
+PreemptType=preempt/partition_prio
+PreemptMode=CANCEL
+ReturnToService=2
+SlurmctldTimeout=60
+SlurmdTimeout={patience}
+KillWait=2
+DefMemPerCPU=512
+GresTypes=gpu
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 State=UP
+PartitionName=first Nodes=ALL MaxTime=INFINITE PriorityTier=2 State=UP
+PartitionName=cpu Nodes=ALL MaxTime=INFINITE PriorityTier=1 State=UP
+"""
+_NODE = (
+    "NodeName={name} NodeHostname=localhost NodeAddr={address} Port={port} "
+    f"CPUs={CPUS} RealMemory={MEMORY_MB} Weight={{weight}} State=UNKNOWN"
+)
+_NO_GATHERING = "JobAcctGatherType=jobacct_gather/none"
+_OVER_MEMORY_KILL = """\
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherParams=OverMemoryKill
+JobAcctGatherFrequency=task=1"""
+_CGROUP_CONF = """\
+CgroupPlugin=cgroup/v1
+CgroupMountpoint=/sys/fs/cgroup
+ConstrainRAMSpace=yes
+ConstrainCores=no
+"""
+
+
+def why_not() -> str | None:
+    """Why no cluster can be started here; None when one can."""
+    if os.getuid() != 0:
+        return "slurmd needs root"
+    missing = [name for name in NEEDED if shutil.which(name, path=_path()) is None]
+    return f"{', '.join(missing)} missing: {INSTALL}" if missing else None
+
+
+def limits_memory() -> bool:
+    """Whether Slurm can limit memory here: its cgroups are those of version 1."""
+    return all((CGROUPS / name / "tasks").exists() for name in ("memory", "freezer", "cpuset"))
+
+
+@dataclass
+class SlurmCluster:
+    """A running cluster.
+
+    Attributes:
+        folder: All that it has written.
+        nodes: The names of its nodes.
+        ports: Of slurmctld, and of the nodes' daemons.
+        gpus: Which the first node seems to have.
+        namespace: The network namespace that the last node is in, and the name of its link; None:
+            it is as the others.
+        kills_over_memory: Whether it has no cgroups, and kills by what its accounting finds.
+        processes: Its daemons, by the names of their logs.
+    """
+
+    folder: Path
+    nodes: tuple[str, ...]
+    ports: list[int]
+    gpus: int = 0
+    namespace: str | None = None
+    kills_over_memory: bool = False
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """What Slurm's commands need to find it."""
+        return {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": _path()}
+
+    def run(self, *command: str) -> str:
+        """A command of Slurm's; its output."""
+        environ = {**os.environ, **self.environ}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
+        return done.stdout.strip()
+
+    @property
+    def host(self) -> str:
+        """The address of this machine that all nodes reach."""
+        return "127.0.0.1" if self.namespace is None else _address(self.namespace, 1)
+
+    def address_of(self, node: str) -> str:
+        """The address that a node is reached at."""
+        is_other = self.namespace is not None and node == self.nodes[-1]
+        return _address(str(self.namespace), 2) if is_other else "127.0.0.1"
+
+    def cut(self) -> None:
+        """Part the last node from the rest: neither its network nor what it writes gets out."""
+        cut(str(self.namespace))
+        for process in self.writers():
+            process.suspend()
+
+    def join(self) -> None:
+        """Join the last node to the rest again."""
+        cut(str(self.namespace), is_cut=False)
+        for process in self.writers():
+            process.resume()
+
+    def processes_there(self) -> list[psutil.Process]:
+        """Everything that runs on the last node."""
+        told = subprocess.run(
+            ["ip", "netns", "pids", str(self.namespace)], capture_output=True, text=True, check=True
+        )
+        return [
+            psutil.Process(int(pid)) for pid in told.stdout.split() if psutil.pid_exists(int(pid))
+        ]
+
+    def replicas_there(self) -> list[psutil.Process]:
+        """Of these, what jobs run, and not what Slurm runs for them."""
+        return [each for each in self.processes_there() if not _name(each).startswith("slurm")]
+
+    def writers(self) -> list[psutil.Process]:
+        """What writes to the shared file system from the last node, for the jobs' sake."""
+        return [each for each in self.processes_there() if "slurm.job" in _command(each)]
+
+    def kill_node(self) -> None:
+        """Kill the last node's daemon, and all that it runs."""
+        for process in self.processes_there():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self.processes.pop(f"slurmd-{self.nodes[-1]}").wait()
+
+    def start_node(self, name: str) -> None:
+        """Start a node's daemon."""
+        is_other = self.namespace is not None and name == self.nodes[-1]
+        # Not `ip netns exec`, which hides the cgroups, too.
+        inside = ["nsenter", f"--net=/run/netns/{self.namespace}"] if is_other else []
+        self._start(f"slurmd-{name}", *inside, "slurmd", "-D", "-N", name)
+
+    def wait_until_idle(self, name: str) -> None:
+        """Wait until Slurm would give a node the next job.
+
+        One that was cut off while its job was cancelled is COMPLETING, and does not answer, until
+        slurmctld asks it again: every third of `SlurmdTimeout`. Only then that job is ended there.
+        """
+        words = ("--noheader", "--Node", f"--nodes={name}", "--partition=main", "--format=%T")
+        self._wait_for(
+            lambda: self.run("sinfo", *words) == "idle",
+            f"{name} is not idle",
+            within=START_SECONDS + LOST_SECONDS / 3,
+        )
+
+    def jobs(self, states: str = "all") -> list[str]:
+        """The ids of all jobs that have not ended, or are in these states."""
+        only = [] if states == "all" else [f"--states={states}"]
+        return self.run("squeue", "--noheader", "--format=%i", *only).split()
+
+    def set_gpus(self, count: int) -> None:
+        """Let the first node have so many GPUs, the others none: with all daemons begun anew."""
+        if count != self.gpus:
+            self.gpus = count
+            self.stop()
+            _configure(self)
+            self.start()
+
+    def stop_controller(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Stop slurmctld; jobs run on."""
+        process = self.processes.pop("slurmctld")
+        process.send_signal(number)
+        process.wait(STOP_SECONDS)
+
+    @contextlib.contextmanager
+    def hung_controller(self) -> Iterator[None]:
+        """Have slurmctld take questions, and answer none."""
+        process = self.processes["slurmctld"]
+        process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
+
+    def start_controller(self) -> None:
+        """Start slurmctld, and wait until it answers."""
+        self._start("slurmctld", "slurmctld", "-D")
+        self._wait_for(self._answers, "slurmctld does not answer")
+
+    def start(self) -> None:
+        """Start all daemons, and wait until every node is idle."""
+        self._start(
+            "munged",
+            "munged",
+            "--foreground",
+            "--force",  # as root, in a folder that others could rename
+            *(f"--{name}={self.folder}/munge/{name}" for name in ("socket", "key-file")),
+            *(f"--{name}={self.folder}/munge/{name}" for name in ("pid-file", "seed-file")),
+            f"--log-file={self.folder}/munge/log",
+        )
+        self._wait_for((self.folder / "munge" / "socket").exists, "munged does not listen")
+        for name in self.nodes:
+            self.start_node(name)
+        self.start_controller()
+        self._wait_for(self._is_idle, "not all nodes are idle")
+
+    def stop(self) -> None:
+        """Stop all jobs and all daemons; nothing is left when this returns."""
+        with contextlib.suppress(AssertionError):
+            if "slurmctld" not in self.processes:
+                self.start_controller()
+            if self.namespace is not None:  # it may not have said yet that its jobs have ended
+                name = f"NodeName={self.nodes[-1]}"
+                self.run("scontrol", "update", name, "State=DOWN", "Reason=stopped")
+            self.run("scancel", "--full", "--signal=KILL", "--user=root")
+            self.run("scancel", "--user=root")
+            self._wait_for(lambda: not self.jobs(), "jobs are left")
+        for process in reversed(self.processes.values()):
+            process.terminate()
+        for process in reversed(self.processes.values()):
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.processes.clear()
+        for name in self.nodes:
+            _remove_cgroups(name)
+
+    def _start(self, log: str, *command: str) -> None:
+        with (self.folder / f"{log}.out").open("ab") as output:
+            self.processes[log] = subprocess.Popen(
+                command,
+                env={**os.environ, **self.environ},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def _wait_for(self, check: object, otherwise: str, *, within: float = START_SECONDS) -> None:
+        assert callable(check)
+        deadline = time.monotonic() + within
+        while not check():
+            for log, process in self.processes.items():
+                assert process.poll() is None, f"{log} has ended: {self._output(log)}"
+            assert time.monotonic() < deadline, f"{otherwise}: {self._output('slurmctld')}"
+            time.sleep(0.05)
+
+    def _output(self, log: str) -> str:
+        return (self.folder / f"{log}.out").read_text(errors="replace")[-2000:]
+
+    def _answers(self) -> bool:
+        environ = {**os.environ, **self.environ}
+        asked = subprocess.run(
+            ["scontrol", "ping"], env=environ, capture_output=True, text=True, check=False
+        )
+        return asked.returncode == 0 and " UP" in asked.stdout
+
+    def _is_idle(self) -> bool:
+        states = self.run("sinfo", "--noheader", "--Node", "--partition=main", "--format=%T")
+        return states.split() == ["idle"] * len(self.nodes)
+
+
+@contextlib.contextmanager
+def slurm_cluster(
+    nodes: int = 3,
+    *,
+    other: bool = False,
+    kills_over_memory: bool = False,
+) -> Iterator[SlurmCluster]:
+    """A cluster of so many nodes, the last elsewhere if asked; nothing of it is left afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="oes-"))
+    name = f"oes{secrets.token_hex(3)}"
+    names = tuple(f"{name}n{number}" for number in range(1, nodes + 1))
+    cluster = SlurmCluster(folder, names, _free_ports(nodes + 1))
+    cluster.kills_over_memory = kills_over_memory
+    try:
+        if other:
+            cluster.namespace = make_namespace("oes", NETWORK)
+        _make_folders(cluster)
+        _configure(cluster)
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+        if cluster.namespace is not None:
+            for process in cluster.processes_there():
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            remove_namespace(cluster.namespace)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def why_no_other_node() -> str | None:
+    """Why no node can be elsewhere here; None when one can."""
+    if (reason := why_not()) is not None:
+        return reason
+    if shutil.which("ip", path=_path()) is None:
+        return "ip missing: apt-get install iproute2"
+    return why_no_namespace()
+
+
+def _address(namespace: str, host: int) -> str:
+    return f"{NETWORK}.{namespace.removeprefix('oes')}.{host}"
+
+
+def _make_folders(cluster: SlurmCluster) -> None:
+    folder = cluster.folder
+    (folder / "munge").mkdir(mode=0o700)
+    (folder / "munge" / "key-file").write_bytes(secrets.token_bytes(1024))
+    (folder / "munge" / "key-file").chmod(0o400)
+    (folder / "state").mkdir()
+    for name in cluster.nodes:
+        (folder / f"spool-{name}").mkdir()
+
+
+def _configure(cluster: SlurmCluster) -> None:
+    """Write everything that the daemons read."""
+    folder, (first, *_) = cluster.folder, cluster.nodes
+    port, *ports = cluster.ports
+    has_cgroups = limits_memory() and not cluster.kills_over_memory
+    gpus = f" Gres=gpu:{cluster.gpus}" if cluster.gpus else ""
+    conf = _SLURM_CONF.format(
+        name=first.removesuffix("n1"),
+        host=cluster.host,
+        patience=10 if cluster.namespace is None else LOST_SECONDS,
+        port=port,
+        folder=folder,
+        gathering=_OVER_MEMORY_KILL if cluster.kills_over_memory else _NO_GATHERING,
+        tracking="cgroup" if has_cgroups else "linuxproc",
+        task="cgroup" if has_cgroups else "none",
+        nodes="\n".join(
+            _node(cluster, name, port) + (gpus if name == first else "")
+            for name, port in zip(cluster.nodes, ports, strict=True)
+        ),
+    )
+    (folder / "slurm.conf").write_text(conf)
+    (folder / "cgroup.conf").write_text(_CGROUP_CONF)
+    devices = [folder / f"gpu{number}" for number in range(cluster.gpus)]
+    for device in devices:
+        if not device.exists():  # Slurm takes no other files for devices; this one is /dev/null
+            os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    lines = [f"NodeName={first} Name=gpu File={each} Flags=nvidia_gpu_env" for each in devices]
+    (folder / "gres.conf").write_text("".join(f"{line}\n" for line in lines))
+
+
+def _node(cluster: SlurmCluster, name: str, port: int) -> str:
+    """The line of a node; jobs go to the one that is elsewhere first."""
+    address = cluster.address_of(name)
+    weight = 2 if address == "127.0.0.1" else 1
+    return _NODE.format(name=name, address=address, port=port, weight=weight)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, that clients are not given, and that no other cluster takes.
+
+    A name, of an abstract Unix socket, holds a block of them for as long as this process lives.
+    """
+    for first in random.sample(_PORTS, len(_PORTS)):
+        name = socket.socket(socket.AF_UNIX)
+        ports = list(range(first, first + count))
+        with contextlib.suppress(OSError), contextlib.ExitStack() as probes:
+            name.bind(f"\0openenvd-smoke-slurm-{first}")
+            for port in ports:
+                probes.enter_context(socket.socket()).bind(("0.0.0.0", port))
+            _HELD.append(name)
+            return ports
+        name.close()
+    raise AssertionError("no block of ports is free")
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return "slurm"  # it has ended
+
+
+def _path() -> str:
+    return f"{os.environ['PATH']}{os.pathsep}{SYSTEM_PATH}"
+
+
+def _remove_cgroups(node: str) -> None:
+    """Remove the groups of a node's daemon, which it leaves behind."""
+    for group in CGROUPS.glob(f"*/slurm_{node}"):
+        for folder, _, _ in os.walk(group, topdown=False):
+            with contextlib.suppress(OSError):
+                Path(folder).rmdir()
+
+
+def main() -> int:
+    """Run a command with a cluster."""
+    if (reason := why_not()) is not None:
+        sys.exit(reason)
+    with slurm_cluster() as cluster:
+        environ = {**os.environ, **cluster.environ}
+        return subprocess.run(sys.argv[1:], env=environ, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

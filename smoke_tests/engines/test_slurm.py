@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments whose replicas are Slurm jobs: the real command, daemon, agent and cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from websockets.sync.client import connect
+
+from openenvd.environments.engines.base import EngineGone, EngineRefused, Labels, ReplicaPlan
+from openenvd.environments.engines.slurm.engine import SlurmEngine
+from openenvd.environments.engines.slurm.job import JobReport, write_job
+
+from ..conftest import Machine, eventually
+from ..pages import name_of, pages_that_need, run_blocks
+from ..test_examples import run as run_example
+from . import slurm_engine as slurm_clusters
+from .slurm_engine import SlurmCluster
+from .test_docker import launched, say_hello
+
+HUNGRY = """
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment as Sample
+held = []
+while True: held.append(bytearray(2**20))
+"""
+SLURM = ("--provider", "slurm", "--memory", "256M")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    """A cluster of this run's own."""
+    if (reason := slurm_clusters.why_not()) is not None:
+        pytest.skip(f"no Slurm: {reason}")
+    with slurm_clusters.slurm_cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def slurm_machine(machine: Machine, cluster: SlurmCluster) -> Iterator[Machine]:
+    """A user of that cluster, of whose jobs none is left."""
+    machine.environ.update(cluster.environ)
+    yield machine
+    machine.run("down", "--all")
+    eventually(lambda: not cluster.jobs())
+
+
+def replica_of(machine: Machine, name: str = "echo") -> dict[str, Any]:
+    replica: dict[str, Any] = machine.environment(name)["replicas"][0]
+    return replica
+
+
+def test_an_environment_whose_port_is_taken_meanwhile_is_found_at_another(
+    slurm_machine: Machine,
+) -> None:
+    machine = slurm_machine
+    before = launched(machine, "echo", *SLURM)["address"]
+    port = int(before.rpartition(":")[2])
+    os.kill(replica_of(machine)["pid"], signal.SIGKILL)
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        eventually(lambda: _listens(taken, port))
+        eventually(lambda: replica_of(machine)["restarts"] == 1, within=60)
+        eventually(lambda: replica_of(machine)["state"] == "READY", within=60)
+        eventually(lambda: machine.environment("echo")["address"] != before)
+        say_hello(machine.environment("echo")["address"])
+
+
+def _listens(taken: socket.socket, port: int) -> bool:
+    try:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_job_that_slurms_accounting_kills_is_out_of_memory_too(machine: Machine) -> None:
+    """Without cgroups: its state is FAILED, and only its output says why."""
+    if (reason := slurm_clusters.why_not()) is not None:
+        pytest.skip(f"no Slurm: {reason}")
+    source = machine.home.parent / "hungry.py"
+    source.write_text(HUNGRY.replace("while True:", "import time\nwhile True: time.sleep(0.003);"))
+    with slurm_clusters.slurm_cluster(1, kills_over_memory=True) as cluster:
+        machine.environ.update(cluster.environ)
+        words = ("launch", "hungry:Sample", *SLURM, "--name", "hungry")
+        answer = machine.run(*words, cwd=machine.home.parent)
+        assert answer.code == 137, answer.text
+        assert "was killed by Slurm's accounting" in answer.err
+        assert "FAILED, by OverMemoryKill" in answer.err
+        assert "256 MB" in answer.err  # its limit
+
+
+def test_status_says_why_a_job_waits_and_a_down_cancels_it(
+    slurm_machine: Machine, cluster: SlurmCluster
+) -> None:
+    machine = slurm_machine
+    cluster.run("scontrol", "update", "PartitionName=main", "State=DOWN")
+    try:
+        launch = machine.ok("launch", "echo", *SLURM, "--async").out.strip()
+        eventually(lambda: "PENDING (PartitionDown)" in machine.ok("status").text)
+        machine.ok("down", "echo")
+        assert machine.run("wait", launch).code != 0
+        eventually(lambda: cluster.jobs() == [])
+    finally:
+        cluster.run("scontrol", "update", "PartitionName=main", "State=UP")
+
+
+def test_a_replica_has_a_successor_before_its_time_limit(
+    slurm_machine: Machine, cluster: SlurmCluster
+) -> None:
+    """Its session goes on until it ends; others begin with the successor. Nobody sees a TIMEOUT."""
+    machine = slurm_machine
+    limit = ("--engine-option", "time=1", "--engine-option", "signal=B:USR1@5")
+    address = launched(machine, "echo", *SLURM, "--gateway", *limit)["address"]
+    [job] = cluster.jobs()
+    first = replica_of(machine)["id"]
+    with session_at(address) as (old_id, ask):
+        assert old_id == first
+        eventually(lambda: first not in ready_ids(machine), within=60)
+        [second] = ready_ids(machine)
+        with session_at(address) as (new_id, _):
+            assert new_id == second
+        assert ask()["type"] == "observation"
+        eventually(lambda: len(cluster.jobs()) == 2)
+    eventually(lambda: job not in cluster.jobs())
+    assert "JobState=TIMEOUT" not in cluster.run("scontrol", "show", "job", job)
+    assert ready_ids(machine) == [second]
+
+
+def ready_ids(machine: Machine, name: str = "echo") -> list[str]:
+    """The replicas that take sessions."""
+    replicas = machine.environment(name)["replicas"]
+    return [each["id"] for each in replicas if each["state"] == "READY"]
+
+
+@contextlib.contextmanager
+def session_at(address: str) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """A session: the id of its replica, and what takes a step."""
+    base, _, query = address.replace("http", "ws", 1).partition("?")
+    url = f"{base}/ws" + (f"?{query}" if query else "")
+    with connect(url, open_timeout=30) as socket:
+
+        def ask() -> Any:
+            socket.send(json.dumps({"type": "step", "data": {"message": "hello"}}))
+            return json.loads(socket.recv(timeout=30))
+
+        socket.send(json.dumps({"type": "reset", "data": {}}))
+        socket.recv(timeout=30)
+        assert socket.response is not None
+        yield socket.response.headers["OpenEnvd-Replica"], ask
+
+
+def test_a_job_that_slurm_requeues_is_the_same_replica_in_its_next_run(
+    slurm_machine: Machine, cluster: SlurmCluster
+) -> None:
+    machine = slurm_machine
+    launched(machine, "echo", *SLURM, "--engine-option", "requeue=true")
+    [job] = cluster.jobs()
+    pid = replica_of(machine)["pid"]
+    cluster.run("scontrol", "requeue", job)
+    eventually(lambda: ", requeued" in str(replica_of(machine)["message"]), within=60)
+    eventually(lambda: replica_of(machine)["state"] == "READY", within=60)
+    assert replica_of(machine)["restarts"] == 1
+    assert replica_of(machine)["pid"] != pid
+    assert cluster.jobs() == [job]
+    say_hello(machine.environment("echo")["address"])
+
+
+def test_address_and_status_name_one_address_while_a_replica_restarts(
+    slurm_machine: Machine, cluster: SlurmCluster
+) -> None:
+    machine = slurm_machine
+    states: set[str] = set()
+    launched(machine, "echo", *SLURM, "--engine-option", "requeue=true")
+    cluster.run("scontrol", "requeue", *cluster.jobs())
+
+    def is_back() -> bool:
+        before, told, after = (
+            machine.environment("echo"),
+            machine.ok("address", "echo"),
+            machine.environment("echo"),
+        )
+        found = [each["replicas"][0]["state"] for each in (before, after)]
+        if before["address"] == after["address"]:
+            assert told.out.startswith(before["address"]), states
+        if "READY" not in found:
+            assert "no replica of echo serves now" in told.err
+        states.update(found)
+        return bool(after["replicas"][0]["restarts"] == 1 and found == ["READY"] * 2)
+
+    eventually(is_back, within=60)
+    assert len(states) > 1
+    say_hello(machine.environment("echo")["address"])
+
+
+def test_a_preempted_job_is_told_and_waits_for_its_place(
+    slurm_machine: Machine, cluster: SlurmCluster
+) -> None:
+    machine = slurm_machine
+    here = ("--engine-option", f"nodelist={cluster.nodes[0]}", "--memory", "3000M")
+    launched(machine, "echo", "--provider", "slurm", *here)
+    place = (f"--nodelist={cluster.nodes[0]}", "--mem=3000M", "--output=/dev/null")
+    other = cluster.run("sbatch", "--parsable", "-p", "first", *place, "--wrap=sleep 600")
+    eventually(lambda: "another job was to have its place" in _message(machine), within=60)
+    eventually(lambda: "Slurm: PENDING" in _message(machine), within=60)
+    cluster.run("scancel", other)
+    eventually(lambda: replica_of(machine)["state"] == "READY", within=60)
+    say_hello(machine.environment("echo")["address"])
+
+
+def _message(machine: Machine) -> str:
+    return str(replica_of(machine)["message"])
+
+
+def test_status_says_that_slurm_is_away_and_jobs_go_on(
+    slurm_machine: Machine, cluster: SlurmCluster
+) -> None:
+    machine = slurm_machine
+    address = launched(machine, "echo", *SLURM)["address"]
+    cluster.stop_controller()
+    try:
+        eventually(lambda: "Slurm does not answer" in machine.ok("status").text, within=60)
+        say_hello(address)
+    finally:
+        cluster.start_controller()
+    eventually(lambda: "Slurm does not answer" not in machine.ok("status").text, within=60)
+    assert replica_of(machine)["restarts"] == 0
+
+
+def test_options_of_sbatch_are_passed_on_and_refused_in_its_words(
+    slurm_machine: Machine, cluster: SlurmCluster
+) -> None:
+    launched(slurm_machine, "echo", *SLURM, "--engine-option", "partition=first")
+    assert cluster.run("squeue", "--noheader", "--format=%P") == "first"
+    wrong = ("--engine-option", "partition=none", "--name", "other")
+    answer = slurm_machine.run("launch", "echo", *SLURM, *wrong)
+    assert answer.code == 1, answer.text
+    assert "invalid partition" in answer.err
+    assert "engine-option partition=NAME" in answer.err
+
+
+def test_check_tells_the_version_and_what_is_missing(
+    slurm_machine: Machine, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", cluster.environ["SLURM_CONF"])
+    monkeypatch.setenv("PATH", cluster.environ["PATH"])
+    engine = SlurmEngine()
+    assert engine.check().works
+    monkeypatch.setenv("PATH", str(slurm_machine.home))
+    with pytest.raises(EngineGone) as gone:
+        engine.check()
+    assert "slurm-client" in str(gone.value.hint)
+
+
+def test_a_check_of_slurm_runs_a_job_and_leaves_none(
+    slurm_machine: Machine, cluster: SlurmCluster
+) -> None:
+    told = slurm_machine.ok("check", "--provider", "slurm").out
+    assert [line.split()[1] for line in told.splitlines() if "✓" in line] == [
+        *("engine", "launch", "session", "down")
+    ]
+    assert cluster.jobs() == []
+
+
+def test_a_check_that_waits_for_slurm_says_why_and_ends_with_ctrl_c(
+    slurm_machine: Machine, cluster: SlurmCluster
+) -> None:
+    cluster.run("scontrol", "update", "PartitionName=main", "State=DOWN")
+    try:
+        check = slurm_machine.start("check", "--provider", "slurm")
+        assert check.stderr is not None
+        assert any("PENDING (PartitionDown)" in line for line in check.stderr)
+        check.send_signal(signal.SIGINT)
+        assert check.wait(60) == 130
+        assert cluster.jobs() == []
+        assert slurm_machine.status()["environments"] == []
+    finally:
+        cluster.run("scontrol", "update", "PartitionName=main", "State=UP")
+
+
+def test_a_job_whose_folder_is_gone_is_cancelled(
+    cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a replica is stopped while it is started."""
+    monkeypatch.setenv("SLURM_CONF", cluster.environ["SLURM_CONF"])
+    plan = ReplicaPlan(
+        labels=Labels("home", "echo", "echo-0-abc", "abc"),
+        image="",
+        command=("true",),
+        host="127.0.0.1",
+        port=0,
+        run_dir=str(tmp_path / "gone"),
+    )
+    with pytest.raises(EngineRefused, match="folder cannot be written"):
+        SlurmEngine().start(plan)
+    eventually(lambda: cluster.jobs() == [])
+
+
+def test_a_job_that_slurm_has_lost_ends_when_its_replica_has_another(
+    slurm_machine: Machine, cluster: SlurmCluster
+) -> None:
+    """As when its node was cut off, and is back: nobody can cancel what Slurm does not know."""
+    machine = slurm_machine
+    launched(machine, "echo", *SLURM)
+    server = psutil.Process(replica_of(machine)["pid"])
+    [run_dir] = (path for path in (machine.home / "run").iterdir() if path.name.startswith("echo"))
+    write_job(run_dir, "999999")
+    eventually(lambda: not server.is_running())
+
+
+def test_a_job_that_slurm_has_forgotten_is_found_by_what_it_has_written(
+    cluster: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_CONF", cluster.environ["SLURM_CONF"])
+    plan = ReplicaPlan(
+        labels=Labels("home", "echo", "echo-0-abc", "abc"),
+        image="",
+        host="127.0.0.1",
+        port=0,
+        run_dir=str(tmp_path),
+    )
+    write_job(tmp_path, "999999")
+    JobReport(job="999999", node="n1", host="127.0.0.1", port=1, exit_code=7).write(tmp_path)
+    found = SlurmEngine().find(plan)
+    assert found is not None
+    assert found.exit is not None
+    assert found.exit.exit_code == 7
+    SlurmEngine().remove(found)
+
+
+def test_the_example_rolls_out_on_a_cluster(slurm_machine: Machine, tmp_path: Path) -> None:
+    printed = run_example(
+        slurm_machine, "launch_on_cluster.py", "slurm", str(tmp_path / "episodes")
+    )
+    assert printed.splitlines()[-1].startswith("64 episodes")
+
+
+@pytest.mark.parametrize("page", pages_that_need("slurm"), ids=name_of)
+def test_the_blocks_of_a_page_that_need_slurm_run(slurm_machine: Machine, page: Path) -> None:
+    run_blocks(slurm_machine, page, "slurm")

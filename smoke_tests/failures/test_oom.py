@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An environment that eats memory while it is being prepared, as its user sees it.
+
+`status`, `logs`, the exit code of the command that waits, what the neighbours notice (nothing), and
+what comes of asking for it again with more.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from openenvd.system.memory.cgroups import CgroupManager
+
+from ..conftest import Machine, eventually
+from ..test_main_job import say_hello
+
+OUT_OF_MEMORY = 137
+HELD_MB = 400  # held by the build of the project's dependencies, in a child of the worker
+
+HELD_BY_SERVER_MB = 250
+ENVIRONMENT = """\
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
+
+held = bytearray(%d << 20)
+held[::4096] = b"1" * len(held[::4096])
+
+class FatEnvironment(EchoEnvironment):
+    pass
+"""
+PYPROJECT = """\
+[project]
+name = "hungry"
+version = "0"
+requires-python = ">=3.11"
+dependencies = ["greedy @ file://%s"]
+"""
+DEPENDENCY = """\
+[project]
+name = "greedy"
+version = "0"
+
+[build-system]
+requires = []
+build-backend = "greedy_build"
+backend-path = ["."]
+"""
+BUILD = """\
+import time
+from pathlib import Path
+
+def _eat():
+    print("the build begins", flush=True)
+    held = bytearray(%d << 20)
+    held[::4096] = b"1" * len(held[::4096])
+    time.sleep(0.5)
+
+def build_wheel(*args, **more):
+    _eat()
+    raise SystemExit("built nothing")
+
+build_editable = build_wheel
+
+def get_requires_for_build_wheel(*args):
+    return []
+
+get_requires_for_build_editable = get_requires_for_build_wheel
+"""
+MANIFEST = """\
+spec_version: 1
+name: hungry
+type: space
+runtime: fastapi
+app: server.app:app
+port: 8000
+"""
+
+
+@pytest.fixture
+def hungry(tmp_path: Path) -> Path:
+    """A project with a dependency whose build holds more memory than the launch is given."""
+    folder = tmp_path / "hungry"
+    (folder / "server").mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PYPROJECT % (folder / "greedy"))
+    (folder / "greedy").mkdir()
+    (folder / "greedy" / "pyproject.toml").write_text(DEPENDENCY)
+    (folder / "greedy" / "greedy_build.py").write_text(BUILD % HELD_MB)
+    (folder / "openenv.yaml").write_text(MANIFEST)
+    (folder / "server" / "__init__.py").touch()
+    (folder / "server" / "app.py").write_text("app = None\n")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def with_cgroups() -> None:
+    """The kernel is to be the one who kills."""
+    manager = CgroupManager("smoke-test")
+    available, why_not = manager.available, manager.why_not
+    manager.remove()
+    if not available:
+        pytest.skip(f"no cgroups: {why_not}")
+
+
+def test_out_of_memory_is_reported_by_every_command(machine: Machine, hungry: Path) -> None:
+    machine.ok("launch", "echo", "--name", "neighbour")
+    before = machine.environment("neighbour")
+    workers = _workers(machine)
+
+    launch = ("launch", str(hungry), "--memory", "200M")
+    request_id = machine.ok(*launch, "--async").out.strip()
+    waited = machine.run("wait", request_id)
+    assert waited.code == OUT_OF_MEMORY, waited.text
+
+    request = machine.request(request_id)
+    error = request["error"]
+    assert (request["state"], error["kind"]) == ("FAILED", "oom_killed")
+    assert error["evidence"]["detector"] == "cgroup"
+    assert error["evidence"]["limit_bytes"] == 200 << 20
+    told = re.compile(
+        r"✗ (launch )?hungry  FAILED  out of memory\n"
+        r"  Worker long-\d+ \(pid \d+\) ran out of memory; its limit was 200 MB "
+        r"\(.*oom_kill \d→\d\)\.\n"
+        r"  It was running `launch hungry` for [\d.]+ s\."
+    )
+    assert told.search(machine.ok("status", request_id).out)
+    assert told.search(waited.err), waited.text
+    for text in (waited.err, machine.ok("status").out, machine.ok("logs", request_id).text):
+        assert f"Try: openenv retry {request_id} --memory 400M" in text
+        assert re.search(rf"Log: openenv logs (hungry|{request_id[:8]})", text)
+    log = machine.ok("logs", request_id).out.splitlines()
+    assert re.match(r"openenvd: worker long-\d+ \(pid \d+\) ", log[-1]), log
+
+    # Had it been the machine that ran out: workers first, then replicas, the daemon last.
+    daemon, replica = machine.daemon_pid, before["replicas"][0]["pid"]
+    worker = _workers(machine)[-1]["pid"]
+    in_order = [daemon, psutil.Process(replica).ppid(), replica, worker]
+    scores = [int(Path(f"/proc/{pid}/oom_score_adj").read_text()) for pid in in_order]
+    assert scores == sorted(scores), scores
+    assert scores[1] < scores[2] < scores[3]
+
+    # The neighbours have noticed nothing, and a fresh worker is in place.
+    after = machine.environment("neighbour")
+    assert (after["state"], after["replicas"]) == ("READY", before["replicas"])
+    say_hello(after["address"])
+    eventually(lambda: len(_workers(machine)) >= len(workers))
+    machine.ok("launch", "echo", "--name", "later")
+
+
+def test_a_replica_that_needs_more_to_start_is_given_more(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "fat_environment.py").write_text(ENVIRONMENT % HELD_BY_SERVER_MB)
+    words = ("launch", "fat_environment:FatEnvironment", "--name", "fat", "--memory", "200M")
+    answer = machine.run(*words, "--retry-oom", "--json", cwd=tmp_path)
+    assert answer.code == 0, answer.text
+    request = machine.request(answer.json["request_id"])
+    assert (request["attempts"], request["memory_bytes"]) == (2, 400 << 20)
+    log = machine.ok("logs", request["id"]).out
+    assert re.search(r"killed by the kernel .* it runs again with 400 MB", log)
+    machine.ok("down", "fat")
+
+
+def _workers(machine: Machine) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = machine.ok("info", "--json").json["workers"]
+    return found

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gateway in front of local replicas: the real Envoy, upstream's real client, real deaths."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
+
+import psutil
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.sync.client import ClientConnection, connect
+
+from openenvd.environments.gateway.process import locked
+from openenvd.schema.layout import Layout
+
+from ..conftest import GRACE_SECONDS, Machine, eventually
+from ..pages import name_of, pages_that_need, run_blocks
+from ..upstream.test_upstream import GENERIC_CLIENT
+from ..upstream.upstream_python import UpstreamPython
+
+SLOW_TO_START = """
+import os, time
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
+
+while os.path.exists(os.environ["WAIT"]):
+    time.sleep(0.02)
+
+class Sample(EchoEnvironment):
+    pass
+"""
+
+
+def launch(machine: Machine, name: str = "echo", *options: str) -> str:
+    words = ["launch", "echo", "--name", name, "--gateway", *options, "--json"]
+    address: str = machine.ok(*words).json["environment"]["address"]
+    assert f"/envs/{name}" in address
+    return address
+
+
+def gateway(machine: Machine) -> dict[str, Any]:
+    found: dict[str, Any] = machine.ok("gateway", "status", "--json").json["gateway"]
+    return found
+
+
+def begin(address: str, **options: Any) -> ClientConnection:
+    url = f"{address}/ws".replace("http", "ws", 1)
+    session: ClientConnection = connect(url, **options).__enter__()
+    return session
+
+
+def says(session: ClientConnection, text: str) -> bool:
+    session.send(json.dumps({"type": "step", "data": {"message": text}}))
+    found = json.loads(session.recv())["data"]["observation"]["echoed_message"]
+    return bool(found == text)
+
+
+def reset(session: ClientConnection) -> ClientConnection:
+    session.send('{"type": "reset"}')
+    assert json.loads(session.recv())["type"] == "observation"
+    return session
+
+
+def answers(address: str) -> bool:
+    try:
+        with begin(address) as session:
+            reset(session)
+        return True
+    except (OSError, WebSocketException):
+        return False
+
+
+def status_of(url: str, **headers: str) -> int:
+    try:
+        with urlopen(Request(url, headers=headers)) as response:
+            return int(response.status)
+    except HTTPError as exc:
+        with exc:
+            return exc.code
+
+
+def test_upstreams_own_client_works_through_the_gateway(
+    machine: Machine, upstream_python: UpstreamPython
+) -> None:
+    address = launch(machine, "echo", "--replicas", "2")
+    words = (GENERIC_CLIENT, address)
+    say = upstream_python.run(*words, folder=machine.home, environ=machine.environ)
+    assert "generic client ok" in say
+
+
+def test_sessions_outlive_the_daemon_and_the_next_one_has_the_gateway(machine: Machine) -> None:
+    address = launch(machine, "echo", "--replicas", "2")
+    sessions = [reset(begin(address)) for _ in range(8)]
+    seen = gateway(machine)
+    [environment] = seen["environments"]
+    assert sum(each["sessions"] for each in environment["replicas"]) == 8
+    assert all(each["sessions"] for each in environment["replicas"])
+    machine.kill_daemon()
+    assert all(says(session, "no daemon") for session in sessions)
+    assert answers(address)
+    machine.ok("status")  # starts another
+    eventually(lambda: gateway(machine)["state"] == "READY")
+    assert gateway(machine)["pid"] == seen["pid"]
+    assert all(says(session, "another daemon") for session in sessions)
+    other = launch(machine, "other")
+    assert answers(other)
+    assert all(says(session, "another environment") for session in sessions)
+    machine.ok("down", "other")
+    assert all(says(session, "one fewer") for session in sessions)
+    for session in sessions:
+        session.close()
+
+
+def test_a_gateway_that_is_killed_comes_back_on_its_port_without_a_launch(machine: Machine) -> None:
+    address = launch(machine)
+    first = gateway(machine)
+    os.kill(first["pid"], signal.SIGKILL)
+    eventually(lambda: answers(address), within=10)
+    assert gateway(machine)["address"] == first["address"]
+    eventually(lambda: gateway(machine)["restarts"] == 1)
+    assert f"ago Envoy (pid {first['pid']}) was killed by SIGKILL" in machine.ok("status").out
+    shim = psutil.Process(gateway(machine)["pid"]).parent()
+    assert shim is not None
+    shim.kill()
+    eventually(lambda: not shim.is_running() and answers(address), within=20)
+    assert gateway(machine)["address"] == first["address"]
+    said = machine.ok("status").out
+    assert f"ended with its shim (pid {shim.pid}), which was killed or crashed" in said
+    assert f"Envoy (pid {first['pid']}) was killed by SIGKILL" in said
+
+
+def test_a_replica_that_is_killed_costs_its_own_sessions_alone(machine: Machine) -> None:
+    address = launch(machine, "echo", "--replicas", "2")
+    sessions = [reset(begin(address)) for _ in range(8)]
+    server = psutil.Process(machine.environment("echo")["replicas"][0]["pid"])
+    shards = server.children(recursive=True)  # answer until the kernel has ended them, too
+    server.kill()
+    psutil.wait_procs([server, *shards], timeout=GRACE_SECONDS)
+    lost = []
+    for session in sessions:
+        with suppress(ConnectionClosed):  # what it was told is to be read all the same
+            session.send('{"type": "step", "data": {"message": "still here"}}')
+        try:
+            answer = json.loads(session.recv())
+        except ConnectionClosed as closed:
+            # `websockets` drops the error that it has received, when it cannot answer the close
+            # frame behind it: the connection was reset, by a step that came after its end.
+            is_told = "The replica of this session is gone" in str(closed)
+            answer = {"type": "error", "data": {"code": "SESSION_ERROR" if is_told else closed}}
+        if answer["type"] == "error":
+            assert answer["data"]["code"] == "SESSION_ERROR", answer
+            lost.append(session)
+    assert lost == [each for each in sessions if replica_of(each).startswith("echo-0-")]
+    assert 1 <= len(lost) <= 7
+    for _ in range(8):
+        assert answers(address)
+
+
+def replica_of(session: ClientConnection) -> str:
+    assert session.response is not None
+    return session.response.headers["OpenEnvd-Replica"]
+
+
+def is_connected_to(address: str) -> bool:
+    """Whether this process has a connection there."""
+    port, found = urlsplit(address).port, psutil.Process().net_connections("tcp")
+    return port in [getattr(each.raddr, "port", None) for each in found]
+
+
+def test_a_client_that_comes_while_the_only_replica_is_restarted_waits_for_it(
+    machine: Machine, write_environment: Callable[[str], str], tmp_path: Path
+) -> None:
+    wait = tmp_path / "wait"
+    source = write_environment(SLOW_TO_START)
+    words = ["launch", source, "--name", "echo", "-e", f"WAIT={wait}", "--gateway", "--json"]
+    address = machine.ok(*words).json["environment"]["address"]
+    for _ in range(2):
+        [replica] = machine.environment("echo")["replicas"]
+        wait.touch()
+        os.kill(replica["pid"], signal.SIGKILL)
+        eventually(lambda: machine.environment("echo")["replicas"][0]["state"] != "READY")
+        with ThreadPoolExecutor() as threads:
+            held = threads.submit(begin, address, open_timeout=60)
+            eventually(lambda: is_connected_to(address))
+            assert not held.done()
+            wait.unlink()
+            with held.result() as session:
+                assert says(reset(session), "held")
+        assert status_of(f"{address}/health") == 200
+
+
+def test_the_gateway_ends_with_the_last_environment_that_wants_it(machine: Machine) -> None:
+    launch(machine, "one")
+    launch(machine, "two")
+    pid = gateway(machine)["pid"]
+    machine.ok("down", "one")
+    assert psutil.pid_exists(pid)
+    machine.ok("down", "two")
+    eventually(lambda: gateway(machine) is None)
+    assert not psutil.pid_exists(pid)
+    assert answers(launch(machine, "three"))
+
+
+def test_the_gateway_ends_with_a_daemon_that_is_stopped_before_it_could_stop_it(
+    machine: Machine,
+) -> None:
+    launch(machine)
+    pid, daemon = gateway(machine)["pid"], machine.status()["daemon"]["address"]
+    with locked(Layout(machine.home)):
+        machine.ok("down", "echo")
+        stopped = machine.start("stop")
+        eventually(lambda: not is_listening(daemon))
+        time.sleep(1)  # until it has ended its tasks, which nothing outside shows
+        assert psutil.pid_exists(pid)
+    assert stopped.wait(60) == 0
+    assert not psutil.pid_exists(pid)
+
+
+def is_listening(address: str) -> bool:
+    parts = urlsplit(address)
+    try:
+        socket.create_connection((parts.hostname, parts.port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_pages_of_other_origins_and_rebound_names_are_refused_behind_the_gateway(
+    machine: Machine,
+) -> None:
+    address = launch(machine)
+    own = address.partition("/envs/")[0]
+    assert status_of(f"{address}/health") == 200
+    assert status_of(f"{address}/health", Origin=own) == 200
+    assert status_of(f"{address}/health", Origin="http://evil.example") == 403
+    assert status_of(f"{address}/health", Host="evil.example") == 403
+    assert status_of(f"{address}/health", **{"X-Forwarded-Host": "evil.example"}) == 200
+    for origin in ("http://evil.example", "null"):
+        with pytest.raises(InvalidStatus, match="403"):
+            begin(address, origin=origin)
+    replica = gateway(machine)["environments"][0]["replicas"][0]["address"]
+    assert replica.startswith("127.0.0.1:")
+
+
+def test_a_gateway_that_cannot_be_started_fails_the_launch_and_leaves_nothing(
+    machine: Machine,
+) -> None:
+    machine.ok("up", "--gateway-certificate", "none.pem", "--gateway-key", "none.key")
+    answer = machine.run("launch", "echo", "--gateway")
+    assert answer.code == 1
+    assert f"gateway cannot read {machine.home.parent}/none.pem: No such file" in answer.text
+    assert machine.run("launch", "echo", "--gateway", "--port", "21500").code != 0
+    assert not [p for p in machine.processes() if "openenvd: gateway" in " ".join(p.cmdline())]
+
+
+@pytest.mark.parametrize("page", pages_that_need("a certificate"), ids=name_of)
+def test_the_blocks_of_a_page_that_need_a_certificate_run(machine: Machine, page: Path) -> None:
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    names = {name: str(machine.home.parent / name) for name in ("chain.pem", "key.pem")}
+    files = ["-out", names["chain.pem"], "-keyout", names["key.pem"]]
+    subprocess.run([*make, *files], check=True, capture_output=True)
+    run_blocks(machine, page, "a certificate", {"0.0.0.0": "127.0.0.1", **names})
+    address = machine.environment("my_env")["address"]
+    assert address.startswith("https://127.0.0.1:")
+    trusting = ssl.create_default_context(cafile=names["chain.pem"])
+    trusting.check_hostname = False  # the name is not the address
+    with urlopen(f"{address}/health", context=trusting) as response:
+        assert response.status == 200

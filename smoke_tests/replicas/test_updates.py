@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An environment is updated under its sessions; an update that fails leaves it as it was."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from ..conftest import Machine, eventually
+
+# Its observations say which version it is; a version may wait for a file, or crash.
+VERSIONED = """
+import os, sys, time
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
+
+VERSION = os.environ["VERSION"]
+print("version", VERSION, flush=True)
+if VERSION == "crash":
+    os._exit(7)
+while os.path.exists(os.environ.get("WAIT", "")):
+    time.sleep(0.02)
+
+class Sample(EchoEnvironment):
+    def __init__(self):
+        super().__init__()
+        if VERSION == "broken":
+            raise OSError("no licence")
+
+    def step(self, action, **kwargs):
+        observation = super().step(action, **kwargs)
+        observation.echoed_message = VERSION
+        return observation
+"""
+Update = Callable[..., list[str]]
+
+
+@pytest.fixture
+def versioned(write_environment: Callable[[str], str]) -> Update:
+    """The arguments that launch a version of `trial`."""
+    source = write_environment(VERSIONED)
+
+    def arguments(version: str, *more: str) -> list[str]:
+        return ["launch", source, "--name", "trial", "-e", f"VERSION={version}", *more]
+
+    return arguments
+
+
+def step(socket: ClientConnection) -> str:
+    socket.send(json.dumps({"type": "step", "data": {"message": "hello"}}))
+    answer = json.loads(socket.recv())
+    assert answer["type"] == "observation", answer
+    version: str = answer["data"]["observation"]["echoed_message"]
+    return version
+
+
+@contextmanager
+def session(address: str) -> Iterator[ClientConnection]:
+    """A session that was reset."""
+    with connect(address.replace("http", "ws", 1) + "/ws") as socket:
+        socket.send('{"type": "reset"}')
+        answer = json.loads(socket.recv())
+        assert answer["type"] == "observation", answer
+        yield socket
+
+
+def version_at(address: str) -> str:
+    """The version that a new session gets."""
+    with session(address) as socket:
+        return step(socket)
+
+
+def generations(machine: Machine) -> dict[int, str]:
+    """The state of each generation of `trial`, by its number."""
+    found = machine.status("trial")["environments"][0]["generations"]
+    return {each["number"]: each["state"] for each in found}
+
+
+def replicas(machine: Machine) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = machine.environment("trial")["replicas"]
+    return found
+
+
+def run_folders(machine: Machine) -> list[str]:
+    return sorted(path.name for path in (machine.home / "run").iterdir())
+
+
+def is_undisturbed(machine: Machine, before: list[dict[str, Any]]) -> bool:
+    """Whether the replicas are those of before, and nothing else is left."""
+    known = [(each["id"], each["pid"], each["restarts"]) for each in before]
+    now = [(each["id"], each["pid"], each["restarts"]) for each in replicas(machine)]
+    return now == known and run_folders(machine) == sorted(each["id"] for each in before)
+
+
+def test_an_update_keeps_sessions_and_new_ones_get_the_new_version(
+    machine: Machine, versioned: Update
+) -> None:
+    launched = machine.ok(*versioned("1", "--replicas", "2", "--json"))
+    address = launched.json["environment"]["address"]
+    with session(address) as first:
+        assert step(first) == "1"
+        update = machine.ok(*versioned("2", "--replicas", "2"))
+        assert "trial runs: updating it to generation 2" in update.err
+        assert f"trial is ready at {address}" in update.out
+        assert {version_at(address) for _ in range(10)} == {"2"}
+        assert step(first) == "1"
+        assert generations(machine) == {2: "SERVING", 1: "DRAINING"}
+    eventually(lambda: generations(machine) == {2: "SERVING", 1: "RETIRED"})
+    assert len(run_folders(machine)) == 2
+    environment = machine.environment("trial")
+    assert (environment["state"], environment["generation"]) == ("READY", 2)
+
+
+def test_sessions_that_go_on_for_too_long_end_with_what_was_replaced(
+    machine: Machine, versioned: Update
+) -> None:
+    address = machine.ok(*versioned("1", "--json")).json["environment"]["address"]
+    with session(address) as socket:
+        machine.ok(*versioned("2", "--set", "drain-timeout=0.5"))
+        eventually(lambda: generations(machine)[1] == "RETIRED")
+        assert json.loads(socket.recv())["type"] == "error"  # why it is closed
+        with pytest.raises(ConnectionClosed):
+            socket.recv()
+    assert len(run_folders(machine)) == 1
+
+
+def test_another_source_under_the_name_is_an_update_only_if_that_is_said(
+    machine: Machine, versioned: Update
+) -> None:
+    address = machine.ok("launch", "echo", "--name", "trial", "--json").json["environment"]
+    refused = machine.run(*versioned("2"))
+    assert refused.code == 1, refused.text
+    assert "trial runs from another source: echo, not sample_env:Sample" in refused.err
+    machine.ok(*versioned("2", "--update"))
+    assert version_at(address["address"]) == "2"
+
+
+@pytest.mark.parametrize(
+    ("version", "more", "why"),
+    [
+        ("crash", [], "exited with code 7"),
+        ("late", ["--set", "ready-timeout=1"], "was not ready after 1 s"),
+        ("broken", ["-e", "WAIT="], "sessions of this update would fail: OSError: no licence"),
+    ],
+)
+def test_an_update_that_does_not_get_ready_or_fails_its_sessions_changes_nothing(
+    machine: Machine, versioned: Update, tmp_path: Path, version: str, more: list[str], why: str
+) -> None:
+    address = machine.ok(*versioned("1", "--json")).json["environment"]["address"]
+    (tmp_path / "wait").touch()
+    before = replicas(machine)
+    with session(address) as socket:
+        wait = ["-e", f"WAIT={tmp_path / 'wait'}", "--replicas", "2"]
+        failed = machine.run(*versioned(version, *wait, *more))
+        assert failed.code == 1, failed.text
+        assert "trial continues with generation 1" in failed.err
+        eventually(lambda: generations(machine) == {2: "FAILED", 1: "SERVING"})
+        assert step(socket) == "1"
+        eventually(lambda: version_at(address) == "1")
+    assert is_undisturbed(machine, before)
+    assert why in machine.status("trial")["environments"][0]["generations"][0]["error"]
+    machine.ok(*versioned("3"))
+    assert version_at(address) == "3"
+
+
+@pytest.mark.parametrize("more", [["--replicas", "2"], ["--gateway", "--replicas", "2"]])
+def test_new_sessions_get_the_new_version_as_soon_as_the_launch_returns(
+    machine: Machine, versioned: Update, more: list[str]
+) -> None:
+    """And until then the old or the new one: no client is refused, however many connect."""
+    address = machine.ok(*versioned("0", *more, "--json")).json["environment"]["address"]
+    has_ended = threading.Event()
+
+    def keep_connecting() -> set[str]:
+        found = set()
+        while not has_ended.is_set():
+            found.add(version_at(address))
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        clients = [pool.submit(keep_connecting) for _ in range(4)]
+        try:
+            for version in ("1", "2"):
+                machine.ok(*versioned(version, *more))
+                assert {version_at(address) for _ in range(10)} == {version}
+        finally:
+            has_ended.set()
+        assert {version for client in clients for version in client.result()} <= set("012")
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7])
+def test_a_daemon_that_is_killed_during_an_update_leaves_one_generation(
+    machine: Machine, versioned: Update, delay: float
+) -> None:
+    address = machine.ok(*versioned("1", "--json")).json["environment"]["address"]
+    with session(address) as socket:
+        request = machine.ok(*versioned("2", "--async")).out.strip()
+        time.sleep(delay)  # at whatever step that is
+        machine.kill_daemon()
+        assert step(socket) == "1"
+        machine.ok("up")
+        machine.ok("wait", request)
+        eventually(lambda: generations(machine) == {2: "SERVING", 1: "DRAINING"})
+        assert step(socket) == "1"
+        assert {version_at(address) for _ in range(10)} == {"2"}
+    eventually(lambda: generations(machine) == {2: "SERVING", 1: "RETIRED"})
+    [replica] = replicas(machine)
+    assert run_folders(machine) == [replica["id"]]
+
+
+def test_a_replica_of_the_new_generation_is_restarted_and_serves(
+    machine: Machine, versioned: Update
+) -> None:
+    """It is held until it takes over, and never again."""
+    address = machine.ok(*versioned("1", "--json")).json["environment"]["address"]
+    machine.ok(*versioned("2"))
+    eventually(lambda: generations(machine) == {2: "SERVING", 1: "RETIRED"})
+    for parent in (False, True):  # the server, then its shim
+        [replica] = replicas(machine)
+        server = psutil.Process(replica["pid"])
+        victim = server.parent() if parent else server
+        assert victim is not None
+        victim.kill()
+        eventually(lambda pid=replica["pid"]: pid != _ready_pid(machine))  # type: ignore[misc]
+        eventually(lambda: _ready_pid(machine) is not None)
+        assert version_at(address) == "2"
+
+
+def _ready_pid(machine: Machine) -> int | None:
+    [replica] = replicas(machine)
+    return int(replica["pid"]) if replica["state"] == "READY" else None
+
+
+def test_the_gateway_runs_while_a_generation_that_is_behind_it_starts_or_drains(
+    machine: Machine, versioned: Update, tmp_path: Path
+) -> None:
+    def gateway() -> dict[str, Any] | None:
+        found: dict[str, Any] | None = machine.ok("gateway", "status", "--json").json["gateway"]
+        return found
+
+    machine.ok(*versioned("1"))
+    (tmp_path / "wait").touch()
+    wait = ["-e", f"WAIT={tmp_path / 'wait'}", "--gateway", "--async"]
+    update = machine.ok(*versioned("2", *wait)).out.strip()
+    eventually(lambda: len(replicas(machine)) == 2)
+    for name in ("one", "two"):  # the daemon looks again whether the gateway is wanted
+        machine.ok("launch", "echo", "--name", name)
+    found = gateway()
+    assert found is not None
+    assert found["state"] == "READY"
+    (tmp_path / "wait").unlink()
+    machine.ok("wait", update)
+    with session(machine.environment("trial")["address"]) as first:
+        assert step(first) == "2"
+        own = machine.ok(*versioned("3", "--json")).json["environment"]["address"]
+        machine.ok("down", "one")
+        assert version_at(own) == "3"
+        assert step(first) == "2"
+    eventually(lambda: generations(machine) == {3: "SERVING", 2: "RETIRED", 1: "RETIRED"})
+    eventually(lambda: gateway() is None)

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts through a real daemon: killed, cancelled, out of memory; every episode exactly once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import psutil
+import pytest
+
+from openenvd.rollouts.folder.readers import episodes_in
+
+from ..conftest import Machine, eventually, free_port
+
+EPISODES = 60
+CALLS = 150  # of a policy's: what a worker plays of it until it may go on; 15 episodes
+POLICIES = """
+import asyncio, os, pathlib, threading
+
+calls = 0
+async def halfway():
+    global calls
+    calls += 1
+    while calls > %(calls)d and os.path.exists("%(stay)s"):
+        await asyncio.sleep(0.02)
+
+async def slowly(observation):
+    await asyncio.sleep(0.02)
+    await halfway()
+    return {"message": "hello"}
+
+async def variedly(observation, turn):
+    await halfway()
+    return {"message": "x" * (int(turn.episode_id) * 7 %% 11)}
+
+def hang_at_times(observation, turn):
+    if turn.episode_id in ("000003", "000007"):
+        threading.Event().wait()
+    return {"message": "hello"}
+
+held = []
+async def leak_a_little(observation):
+    await asyncio.sleep(0.005)
+    if len(held) < 45:  # 360 MB
+        held.append(bytearray(os.urandom(1)) * 8_000_000)
+    return {"message": "hello"}
+
+def leak(observation):
+    if os.path.exists("%(leak)s"):
+        held.append(bytearray(os.urandom(1)) * 8_000_000)
+    return {"message": "hello"}
+"""
+
+
+def write_policies(folder: Path) -> None:
+    code = POLICIES % {"leak": folder / "leak", "stay": folder / "stay", "calls": CALLS}
+    (folder / "policies.py").write_text(code)
+
+
+def begin(machine: Machine, policy: str = "slowly", *more: str) -> str:
+    """An asynchronous rollout that plays some episodes, and the others with `go_on`; its id."""
+    folder = machine.home.parent
+    (folder / "stay").touch()
+    write_policies(folder)
+    machine.ok("launch", "echo")
+    return queue(machine, policy, *more)
+
+
+def go_on(machine: Machine) -> None:
+    (machine.home.parent / "stay").unlink()
+
+
+def queue(machine: Machine, policy: str, *more: str) -> str:
+    arguments = ["--episodes", str(EPISODES), "--concurrency", "4", "--max-steps", "10"]
+    named = ["--policy", f"policies:{policy}", "--out", "out", "--async"]
+    return machine.ok("rollout", "echo", *arguments, *named, *more).out.strip()
+
+
+def again(machine: Machine, policy: str = "slowly", *more: str) -> Any:
+    arguments = ["--episodes", str(EPISODES), "--max-steps", "10", "--json"]
+    named = ["--policy", f"policies:{policy}", "--out", "out"]
+    return machine.ok("rollout", "echo", *arguments, *named, *more).json["rollout"]
+
+
+def rows_of(machine: Machine, kind: str) -> list[dict[str, Any]]:
+    """The rows of a kind that a pattern finds."""
+    files = out_of(machine).glob("[ep]*/**/*.jsonl")
+    rows = (json.loads(line) for file in files for line in file.read_text().splitlines())
+    return [row for row in rows if row["kind"] == kind]
+
+
+def episode_rows(machine: Machine) -> dict[str, dict[str, Any]]:
+    return {row["episode_id"]: row["episode"] for row in rows_of(machine, "end")}
+
+
+def recorded_ids(machine: Machine) -> set[str]:
+    return set(episodes_in(out_of(machine)))
+
+
+def out_of(machine: Machine) -> Path:
+    return machine.home.parent / "out"
+
+
+def recorded(machine: Machine) -> int:
+    """How many episodes are certain."""
+    return len(recorded_ids(machine))
+
+
+def worker_of(machine: Machine) -> psutil.Process:
+    workers = machine.ok("info", "--json").json["workers"]
+    (pid,) = [worker["pid"] for worker in workers if worker["label"] == "rollout echo"]
+    return psutil.Process(pid)
+
+
+def every_episode_is_there_once(machine: Machine) -> None:
+    counted = Counter(row["episode_id"] for row in rows_of(machine, "end"))
+    assert counted == Counter(f"{number:06d}" for number in range(EPISODES))
+    steps = rows_of(machine, "step")
+    assert Counter((s["episode_id"], s["step"]) for s in steps) == Counter(
+        (f"{number:06d}", step) for number in range(EPISODES) for step in range(10)
+    )
+
+
+def test_the_next_daemon_continues_a_killed_ones_rollout(machine: Machine) -> None:
+    request_id = begin(machine)
+    eventually(lambda: recorded(machine) > 0)
+    machine.kill_daemon()
+    go_on(machine)
+    machine.ok("up")
+    machine.ok("wait", request_id)
+    request = machine.request(request_id)
+    assert (request["state"], request["attempts"]) == ("SUCCEEDED", 1)
+    assert request["lost_daemons"] == 1
+    assert request["result"]["earlier"] > 0
+    every_episode_is_there_once(machine)
+
+
+def test_after_a_killed_worker_the_same_command_plays_the_missing_episodes(
+    machine: Machine,
+) -> None:
+    request_id = begin(machine)
+    eventually(lambda: recorded(machine) > 0)
+    worker_of(machine).kill()
+    machine.run("wait", request_id)
+    error = machine.request(request_id)["error"]
+    assert error["kind"] == "worker_lost"
+    assert "the same command plays the missing ones" in error["hint"]
+    go_on(machine)
+    assert again(machine)["earlier"] > 0
+    every_episode_is_there_once(machine)
+
+
+def test_groups_are_whole_after_each_kill_and_have_the_advantages_of_their_members(
+    machine: Machine,
+) -> None:
+    stages = ("--group", "4", "--advantages", "leave-one-out")
+    for queued in (begin, queue, queue):
+        before = recorded(machine)
+        request_id = queued(machine, "variedly", *stages)
+        eventually(lambda before=before: recorded(machine) > before)  # type: ignore[misc]
+        worker_of(machine).kill()
+        machine.run("wait", request_id)
+        groups = Counter(int(found) // 4 for found in recorded_ids(machine))
+        assert set(groups.values()) == {4}
+    go_on(machine)
+    assert again(machine, "variedly", *stages)["there"] == EPISODES
+    every_episode_is_there_once(machine)
+    rows = episode_rows(machine)
+    for first in range(0, EPISODES, 4):
+        members = [rows[f"{number:06d}"] for number in range(first, first + 4)]
+        rewards = [row["total_reward"] for row in members]
+        others = [(sum(rewards) - reward) / 3 for reward in rewards]
+        expected = [reward - other for reward, other in zip(rewards, others, strict=True)]
+        assert [row["advantage"] for row in members] == pytest.approx(expected)
+        assert {row["seed"] for row in members} == {first // 4}
+
+
+def test_a_cancelled_rollout_keeps_finished_episodes(machine: Machine) -> None:
+    request_id = begin(machine)
+    eventually(lambda: recorded(machine) > 0)
+    machine.ok("cancel", request_id)
+    machine.run("wait", request_id)
+    assert machine.request(request_id)["state"] == "CANCELLED"
+    eventually(lambda: machine.environment("echo")["sessions"] == 0)
+    go_on(machine)
+    assert again(machine)["earlier"] > 0
+    every_episode_is_there_once(machine)
+
+
+def test_a_leaking_policy_is_named_and_its_finished_episodes_are_kept(machine: Machine) -> None:
+    leak = machine.home.parent / "leak"
+    leak.touch()
+    request_id = begin(machine, "leak", "--memory", "300M")
+    machine.run("wait", request_id)
+    request = machine.request(request_id)
+    assert request["error"]["kind"] == "oom_killed", request
+    leak.unlink()
+    assert again(machine, "leak")["truncated"] > 0
+    every_episode_is_there_once(machine)
+
+
+def test_retry_oom_finishes_the_rest(machine: Machine) -> None:
+    request_id = begin(machine, "leak_a_little", "--memory", "300M", "--retry-oom")
+    machine.ok("wait", request_id)
+    request = machine.request(request_id)
+    assert (request["state"], request["attempts"]) == ("SUCCEEDED", 2)
+    assert "was killed by" in machine.ok("logs", request_id).out
+    every_episode_is_there_once(machine)
+
+
+LEAKING = """
+import os
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
+
+kept = []
+
+class Sample(EchoEnvironment):
+    def step(self, action, **kwargs):
+        kept.append(os.urandom(400_000))
+        return super().step(action, **kwargs)
+"""
+
+
+def test_episodes_whose_environment_is_killed_for_memory_are_played_again(
+    machine: Machine, write_environment: Callable[[str], str]
+) -> None:
+    write_policies(machine.home.parent)
+    machine.ok("launch", write_environment(LEAKING), "--name", "echo", "--memory", "120M")
+    # Four episodes at once end before the limit is reached; 32 at once might never.
+    arguments = ("--retries", "20", "--concurrency", "4")
+    for _ in range(5):  # where an episode has no session in time, the same command plays it
+        if again(machine, "slowly", *arguments)["there"] == EPISODES:
+            break
+    kinds = machine.environment("echo")["replicas"][0]["exit_kinds"]
+    assert kinds["oom_killed"] > 0, kinds
+    every_episode_is_there_once(machine)
+
+
+def test_a_hanging_policy_is_reported_and_fails_only_its_own_episodes(machine: Machine) -> None:
+    write_policies(machine.home.parent)
+    machine.ok("launch", "echo")
+    arguments = ["--episodes", "12", "--max-steps", "5", "--out", "out", "--retries", "0"]
+    policy = ["--policy", "policies:hang_at_times", "--set", "policy-timeout=0.5"]
+    answer = machine.ok("rollout", "echo", *arguments, *policy)
+    assert "10 of 12 episodes are in" in answer.out
+    assert "2 failed: 2 policy timed out" in answer.out
+    assert "policy timed out: the policy took more than 0.5 s" in answer.out
+    assert "--keep-failed" in answer.out
+    again = machine.ok("rollout", "echo", *arguments, *policy, "--keep-failed", "--json")
+    result = again.json["rollout"]
+    assert (result["there"], result["failures"]) == (12, {"policy_timed_out": 2})
+    assert (result["hung_calls"], result["kept_failed"]) == (2, True)
+    assert len(episode_rows(machine)) == 12
+
+
+def test_progress_and_result_are_shown(machine: Machine) -> None:
+    write_policies(machine.home.parent)
+    machine.ok("launch", "echo")
+    arguments = ["--episodes", "8", "--max-steps", "5", "--out", "out"]
+    answer = machine.ok("rollout", "echo", *arguments)
+    assert "8 of 8 episodes are in" in answer.out
+    assert "40 steps" in answer.out
+    assert "loop lag p99" in answer.out
+    refused = machine.run("rollout", "echo", *arguments, "--seed", "3")
+    assert refused.code == 1
+    assert "holds a rollout with a different seed" in refused.err
+    misspelled = machine.run("rollout", "echo", *arguments, "--filter", "min-step=3")
+    assert misspelled.code == 2
+    assert "did you mean min-steps" in misspelled.err
+    assert machine.run("rollout", "nowhere", "--out", "other").code == 4  # not found
+
+
+def test_a_rollout_never_plays_in_another_environment_at_its_address(machine: Machine) -> None:
+    """Its episodes were recorded as those of the environment that had been taken down."""
+    write_policies(machine.home.parent)
+    port = str(free_port())
+    machine.ok("launch", "echo", "--name", "trained", "--shards", "1", "--port", port)
+    arguments = ["--episodes", "800", "--concurrency", "4", "--max-steps", "10", "--out", "out"]
+    begun = machine.ok("rollout", "trained", *arguments, "--policy", "policies:slowly", "--async")
+    eventually(lambda: recorded_ids(machine))
+    address = machine.environment("trained")["address"]
+    machine.ok("down", "trained")
+    machine.ok("launch", "echo", "--name", "impostor", "--shards", "1", "--port", port)
+    request_id = begun.out.strip()
+    assert machine.run("wait", request_id).code != 0
+    assert "trained was taken down" in machine.request(request_id)["error"]["message"]
+    with urlopen(f"{address}/capacity", timeout=10) as answer:
+        shards = json.load(answer)["shards"]
+    assert [shard["totals"]["steps"] for shard in shards] == [0]
+
+
+VERSIONED = """
+from openenvd.env_host.bundled.echo.environment import EchoEnvironment
+
+class Sample(EchoEnvironment):
+    def step(self, action, **kwargs):
+        observation = super().step(action, **kwargs)
+        observation.echoed_message = "VERSION"
+        return observation
+"""
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["it is drained", "its time is over"])
+def test_a_rollout_stays_with_the_generation_that_it_began_with(
+    machine: Machine, write_environment: Callable[[str], str], ends: bool
+) -> None:
+    """An update to other code under the name: its episodes would be taken for the same."""
+    folder = machine.home.parent
+    write_policies(folder)
+    machine.ok("launch", write_environment(VERSIONED.replace("VERSION", "old")), "--name", "trial")
+    count = "4000" if ends else "40"
+    more = ["--episodes", count, "--concurrency", "4", "--max-steps", "10", "--out", "out"]
+    begun = machine.ok("rollout", "trial", *more, "--policy", "policies:slowly", "--async")
+    eventually(lambda: recorded_ids(machine))
+    source = write_environment(VERSIONED.replace("VERSION", "new"))
+    limit = ["--set", "drain-timeout=0.5" if ends else "drain-timeout=60"]
+    machine.ok("launch", source, "--name", "trial", "--update", *limit)
+    request_id = begun.out.strip()
+    ended = machine.run("wait", request_id)
+    if ends:
+        assert "trial was updated before" in machine.request(request_id)["error"]["message"]
+    else:
+        assert ended.code == 0, ended.text
+    texts = "".join(path.read_text() for path in (folder / "out").rglob("*.jsonl"))
+    assert '"old"' in texts
+    assert '"new"' not in texts
