@@ -143,6 +143,7 @@ _UNDOES: dict[str, Callable[[Any], bool]] = {
     "privileged": bool,
     "read-only": lambda is_read_only: not is_read_only,
     "security-opt": lambda found: not set(found) <= NO_NEW_PRIVILEGES,
+    "tmpfs": lambda found: any({"dev", "suid"} & set(each.split(",")) for each in found.values()),
     "volume": lambda binds: any(map(_is_of_the_host, binds)),
 }
 _OWN = frozenset({"User", "Hostname", "WorkingDir"})  # not part of `HostConfig`

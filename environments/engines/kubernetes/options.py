@@ -26,7 +26,17 @@ from typing import Any
 from ....schema.protocol import HOST_OPTIONS_VARIABLE
 from ....system.text.json_lines import Json
 from ....system.text.safe_text import is_secret
-from ..base import ENVIRONMENT_LABEL, HOME_LABEL, EngineEntry, Labels, Preparation, ReplicaPlan
+from ..base import (
+    ENVIRONMENT_LABEL,
+    GENERATION_LABEL,
+    HOME_LABEL,
+    REPLICA_LABEL,
+    EngineEntry,
+    EngineRefused,
+    Labels,
+    Preparation,
+    ReplicaPlan,
+)
 from ..host_options import read_options, served_anywhere
 from .address import kubernetes_address
 
@@ -43,6 +53,11 @@ _DNS_LABEL = re.compile("[a-z]([a-z0-9-]*[a-z0-9])?")
 _MAX_NAME_LENGTH = 253
 _DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _SECRET_KEY = re.compile("[A-Za-z0-9._-]+")
+_LABELS = dict.fromkeys((HOME_LABEL, ENVIRONMENT_LABEL, REPLICA_LABEL, GENERATION_LABEL), "")
+_FOUND_BY: Json = {
+    "kind": "Pod",
+    "metadata": {"name": "", "namespace": "", "labels": _LABELS, "annotations": _LABELS},
+}
 _AWAY = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _SANDBOX: Json = {
     "allowPrivilegeEscalation": False,
@@ -84,8 +99,13 @@ while kill -0 "$main" 2>/dev/null; do sleep 1; done
 
 def options_of(options: Mapping[str, str], *, sandbox: bool = False) -> Json:
     """Return the values of a pod's options, by name; raises `EngineRefused` for others."""
-    del sandbox  # it takes nothing from them
-    return read_options("kubernetes", options, _OPTIONS)
+    found = read_options("kubernetes", options, _OPTIONS)
+    if sandbox and "spec" in found.get("patch", {}):
+        raise EngineRefused(
+            "--engine-option patch of a pod's spec could take back what --sandbox drops",
+            "leave one of them out",
+        )
+    return found
 
 
 def pod_of(plan: ReplicaPlan, namespace: str) -> Json:
@@ -306,6 +326,9 @@ def _patch(text: str) -> Json:
         raise ValueError(f"no JSON: {exc}") from exc
     if not isinstance(found, dict):
         raise ValueError('write an object: {"spec": {…}}')
+    patched = _merged(_FOUND_BY, found)
+    if _merged(patched, _FOUND_BY) != patched:
+        raise ValueError("a pod is found by its name, its namespace and the labels openenvd.*")
     return found
 
 

@@ -27,7 +27,7 @@ SCRIPT = """\
 exec {command}
 """
 WARNED_SECONDS = 60  # before the time limit, for sessions to end; Slurm's own default, too
-# What makes a job a replica's, and found again.
+# What makes a job a replica's, and found again. `sbatch` takes the beginning of a name, too.
 _OURS = frozenset(
     {"array", "chdir", "comment", "error", "export-file", "input", "job-name", "nodes", "ntasks"}
     | {"open-mode", "output", "parsable", "test-only", "wait", "wait-all-nodes", "wrap"}
@@ -48,7 +48,7 @@ def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
     """
     check_no_sandbox("a Slurm job is a process of yours", sandbox=sandbox)
     for name in options:
-        if name in _OURS:
+        if name != "export" and any(ours.startswith(name) for ours in _OURS):
             raise EngineRefused(
                 f"--engine-option {name} is openenvd's own: by it a replica's job is found",
                 "leave it out",

@@ -90,6 +90,8 @@ def test_a_wrong_option_is_refused_by_its_name(
         "device=/dev/sda",
         "ipc=host",
         "ipc=container:other",
+        "tmpfs=/tmp:exec,suid",
+        "tmpfs=/data:dev",
     ],
 )
 @pytest.mark.parametrize("provider", ["docker", "swarm"])

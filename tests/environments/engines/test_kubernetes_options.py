@@ -116,6 +116,11 @@ def test_options_and_a_patch_become_parts_of_the_pod() -> None:
         ({"namespace": "R L"}, "namespace=R L"),
         ({"patch": "[]"}, "write an object"),
         ({"patch": "{"}, "no JSON"),
+        ({"patch": '{"kind": "Job"}'}, "a pod is found by its name"),
+        ({"patch": '{"metadata": null}'}, "a pod is found by its name"),
+        ({"patch": '{"metadata": {"namespace": "kube-system"}}'}, "a pod is found by its name"),
+        ({"patch": '{"metadata": {"labels": {"openenvd.home": "x"}}}'}, "found by its name"),
+        ({"patch": '{"metadata": {"annotations": null}}'}, "a pod is found by its name"),
         ({"grace": "soon"}, "a whole number"),
         ({"node-selector": "ssd"}, "NAME=VALUE"),
         ({"node-selector": "gpu,zone=a"}, "'gpu' has no value"),
@@ -130,6 +135,14 @@ def test_options_that_cannot_be_are_refused_before_anything_is_started(
     with pytest.raises(EngineRefused) as refusal:
         options_of(options, sandbox=False)
     assert re.search(words, f"{refusal.value.message} {refusal.value.hint}")
+
+
+def test_a_patch_cannot_open_a_sandbox_but_may_add_labels() -> None:
+    patch = '{"spec": {"hostPID": true}}'
+    with pytest.raises(EngineRefused, match="take back what --sandbox drops"):
+        options_of({"patch": patch}, sandbox=True)
+    added = pod(replace(PLAN, sandbox=True), patch='{"metadata": {"labels": {"team": "rl"}}}')
+    assert added["metadata"]["labels"]["team"] == "rl"
 
 
 def test_names_that_kubernetes_does_not_take_get_others_that_stay_apart() -> None:
