@@ -14,11 +14,11 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_573,
-    "code lines": 48_287,
+    "shipped lines": 75_597,
+    "code lines": 48_311,
     "modules": 415,
-    "test lines": 74_247,
-    "words of pages": 24_858,
+    "test lines": 74_262,
+    "words of pages": 24_870,
     "words of decisions": 7_091,
     "folders at the root": 15,
     "large classes": 3,
