@@ -73,8 +73,7 @@ from .errors import NoRoom, NotRunning
 from .messages import LONG, EventSink, ExecutorStatus, Started, Task
 from .policy.memory import FreeMemory, Timing
 from .policy.plan import Plan
-from .spawning.source import FORK_IS_SAFE, SubprocessSource, WorkerSource
-from .spawning.zygote_client import ZygoteClient
+from .spawning.source import FORK_IS_SAFE, SubprocessSource, WorkerSource, ZygoteClient
 from .supervisor.loop import Supervisor
 from .supervisor.memory import AvailableMemory
 from .supervisor.pool import Pools, Run, StopReason, task_frame

@@ -20,6 +20,7 @@ from ..schema.states import (
     RequestState,
     Schedule,
 )
+from ..system.net.access import without_token
 from ..system.text.json_lines import Json
 
 
@@ -82,6 +83,11 @@ class Request:
     rank: float = 0.0  # its place in the queue, smallest first
     lost_daemons: int = 0  # requeued so often because the daemon was lost
     traceparent: str | None = None
+
+
+def label_of(request: Request | NewRequest) -> str:
+    """Name a request for people: `launch trial`."""
+    return f"{request.operation} {without_token(request.environment or '')[0]}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@
     ServerInfo    in it: what its server has said when it was ready
     Capacity      in it: how full its server is, every five seconds at most
 
-A shim imports nothing of this at run time: the types are for the type checker.
+A shim imports nothing of this at run time: the types are for the type checker. In the exit of a
+replica, as the database has it, two keys are added to an `ExitReason`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from __future__ import annotations
 from typing import TypedDict
 
 from ..system.text.json_lines import Json
+
+WAITING = "waiting"  # what its restart waits for
+EARLIER = "earlier"  # of one that FAILED: the exits of its last status
 
 
 class Process(TypedDict):

@@ -14,7 +14,7 @@ Where to look, in the order in which a request meets them:
     tracing.py      spans of requests, sent where OpenTelemetry's variables ask for them
     events.py       the event bus; log files, followed without polling
     reconcile/      environments, from what is observed to what is wanted
-    housekeeping/   what is removed when nothing uses it any more; the folder of sockets
+    housekeeping.py  what is removed when nothing uses it any more; the folder of sockets
     errors.py       what the API refuses, and why a daemon does not start
 
 Each room may import those below it: dashboard, api, reconcile, dispatch, housekeeping and events

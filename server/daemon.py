@@ -49,7 +49,7 @@ from .assembly import running_parts
 from .dashboard.routes import add_dashboard
 from .dispatch.memory_estimates import NO_PROCESSES_HINT
 from .errors import DaemonError
-from .housekeeping.sweep import collect_daily, sweep_regularly
+from .housekeeping import collect_daily, sweep_regularly
 from .listening import HomeLock, HttpServer, bind, hold_lock, identity_of, write_identity
 
 log = logging.getLogger(__name__)

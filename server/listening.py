@@ -31,7 +31,7 @@ from ..system.process.proc import raise_fd_limit
 from ..system.process.process_identity import ProcessIdentity
 from .api.security import ensure_token
 from .errors import DaemonError
-from .housekeeping.runtime_dir import held
+from .housekeeping import held
 
 # What is there before the first database.
 OURS = frozenset(

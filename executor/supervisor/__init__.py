@@ -4,10 +4,9 @@
 loop.py            the thread: waits, and calls the others
 starting.py        requests workers, and what happens when none can be started
 lifecycle.py       a worker from its start to its reaping: stop, leave, kill
-tasks.py           assigns tasks to workers, and reads their frames
+tasks.py           assigns tasks to workers, and makes events of their frames and exits
 memory.py          sets each worker's memory cap: its cgroup, or the watchdog; evidence of kills;
                    ends whole process trees, and those of killed daemons
 pool.py            bookkeeping: who is idle, who runs what, what waits
-events.py          how a task's end becomes an event
 channels.py        pipes, sentinels and the wake-up that the thread waits for
 """

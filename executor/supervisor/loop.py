@@ -26,11 +26,10 @@ from ..policy.memory import Timing
 from ..policy.plan import Plan
 from ..spawning.source import SourceFactory
 from .channels import Channels, Handler, WakeUp
-from .events import EventBuffer
 from .lifecycle import Lifecycle
 from .memory import WorkerMemory
 from .pool import Pools
-from .tasks import Tasks
+from .tasks import EventBuffer, Tasks
 
 
 class Supervisor:

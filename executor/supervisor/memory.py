@@ -5,7 +5,7 @@
     task ──▶ apply_limit, note_busy ──▶ at a deadline, while any worker has a task:
                                           look at the cgroups' counters    (workers that have one)
                                           look for a worker over its cap   (the others)
-    a task fails, a worker exits ──▶ evidence ──▶ `events.py`
+    a task fails, a worker exits ──▶ evidence ──▶ `tasks.py`
 
 Counters only ever grow, so `evidence` holds what moved since the last reading. A kill during a task
 that then runs on is no reason of a later SIGKILL, so the counters are looked at once a second too:

@@ -10,22 +10,24 @@ import asyncio
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 from fastapi import Depends, Request
 
-from ...executor.executor import BurstableExecutor
-from ...requests_db.async_store import AsyncStore
-from ...schema.settings import Paths, Settings
-from ...system.process.loop_lag import EventLoopLagMonitor
 from ...system.text.json_lines import Json
-from ..dispatch.dispatcher import Dispatcher
-from ..dispatch.request_traces import RequestTraces
-from ..dispatch.submission import Submitter
 from ..errors import NotFound, Unreadable
-from ..events import EventBus
-from ..reconcile.reconciler import Reconciler
+
+if TYPE_CHECKING:
+    from ...executor.executor import BurstableExecutor
+    from ...requests_db.async_store import AsyncStore
+    from ...schema.settings import Paths, Settings
+    from ...system.process.loop_lag import EventLoopLagMonitor
+    from ..dispatch.dispatcher import Dispatcher
+    from ..dispatch.request_traces import RequestTraces
+    from ..dispatch.submission import Submitter
+    from ..events import EventBus
+    from ..reconcile.reconciler import Reconciler
 
 PROGRAM = "openenvd.rollouts.replay"
 MAX_SECONDS = 30.0

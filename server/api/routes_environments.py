@@ -22,8 +22,7 @@ from ...system.net.access import with_token
 from ...system.text.json_lines import Json
 from ..errors import ApiError, NotFound
 from .dependencies import Dependencies, Injected
-from .routes_requests import TAIL, TEXT
-from .streams import text_stream
+from .streams import TAIL, TEXT, text_stream
 from .views import environment_view, generation_view
 
 LOG_HEADER = "OpenEnvd-Log"  # of an answer: the id of the replica whose log it is

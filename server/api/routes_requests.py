@@ -30,6 +30,8 @@ from ..operations.base import MAX_SECONDS, Operation
 from .dependencies import Dependencies, Injected
 from .request_notes import reason_when_new, reasons, retries
 from .streams import (
+    TAIL,
+    TEXT,
     Position,
     RequestStream,
     everything_stream,
@@ -154,7 +156,6 @@ if TYPE_CHECKING:
 else:
     SubmitBody = submit_union(registry.OPERATIONS)
 LastEventId = Annotated[str | None, Header(description="Continue a stream where it was.")]
-TAIL = Query(ge=0, description="Start with this many lines from the end.")
 
 
 async def _found(request_id: str, deps: Injected) -> Request:
@@ -257,9 +258,6 @@ async def all_events(
     """Server-sent events of everything that changes: `change`."""
     async for item in everything_stream(deps, Position.parse(last_event_id)):
         yield item
-
-
-TEXT = "text/plain; charset=utf-8"
 
 
 def _submission(body: Submit) -> Submission:

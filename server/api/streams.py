@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from fastapi import Query
 from fastapi.sse import ServerSentEvent
 
 from ...requests_db.records import Event, Request
@@ -34,6 +35,8 @@ from .views import event_view, request_view
 WAIT_SECONDS = 15.0  # for a request that is followed, before it is looked up again
 EFFECT_SECONDS = 30.0  # for the end of an update, or of a `down`, to show
 REPLAY_PAGE = 1000  # events read at once for a client that comes back
+TAIL = Query(ge=0, description="Start with this many lines from the end.")
+TEXT = "text/plain; charset=utf-8"
 
 
 @dataclass(slots=True)

@@ -11,9 +11,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from ...requests_db.records import Environment, Event, Generation, Replica, Request, RequestError
+from ...requests_db.records import (
+    Environment,
+    Event,
+    Generation,
+    Replica,
+    Request,
+    RequestError,
+    label_of,
+)
 from ...schema.protocol import LOOPBACK
-from ...schema.replica import StatusLine, max_sessions_of
+from ...schema.replica import EARLIER, WAITING, StatusLine, max_sessions_of
 from ...schema.states import FAILING, EnvironmentState, ReplicaState, RequestState
 from ...system.net.access import is_loopback
 from ...system.process.exit_reason import ExitKind, ExitReason
@@ -22,8 +30,6 @@ from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials, redact, without_secrets
 from ...system.text.units import MB
 from ..dispatch.outcomes import is_over_session_limit, more_memory_after
-from ..dispatch.running import label_of
-from ..reconcile.replica_watch import EARLIER, WAITING
 
 SLEEPING = "sleeping; wakes on connect"
 _OWN_SERVERS = {

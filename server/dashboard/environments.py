@@ -16,7 +16,7 @@ import re
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
-from ...requests_db.records import Environment, Event, Replica, Request
+from ...requests_db.records import Environment, Event, Replica, Request, label_of
 from ...requests_db.sql import queries
 from ...requests_db.transactions.journal import (
     ENVIRONMENT_STATE,
@@ -31,7 +31,6 @@ from ...system.text.safe_text import hide_credentials
 from ..api.dependencies import Dependencies
 from ..api.views import environment_view, error_view
 from ..dispatch.outcomes import MoreMemory, is_over_session_limit, more_memory_after
-from ..dispatch.running import label_of
 from .live_state import LiveState, Turn
 from .memory import MemoryHistory
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from ...executor.errors import FrameError, NoRoom
 from ...executor.messages import Raised, Succeeded, Task, TaskError
 from ...executor.policy.memory import FreeMemory, Need, Shortage, admit
-from ...requests_db.records import Claim, Request
+from ...requests_db.records import Claim, Request, label_of
 from ...requests_db.sql import queries
 from ...requests_db.sql.rows import arrival_of
 from ...requests_db.transactions import dispatching
@@ -36,7 +36,7 @@ from .memory_estimates import asked_bytes
 from .outcomes import payload_of
 from .recorder import Ended, Recorder
 from .request_traces import WaitReason
-from .running import DispatchContext, label_of, log_fields
+from .running import DispatchContext, log_fields
 
 log = logging.getLogger(__name__)
 

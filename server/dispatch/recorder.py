@@ -37,6 +37,7 @@ from ...requests_db.records import (
     Request,
     RequestError,
     Retry,
+    label_of,
 )
 from ...requests_db.transactions import dispatching
 from ...schema.states import ErrorKind, RequestState, Schedule
@@ -49,7 +50,7 @@ from ...system.text.safe_text import (
 )
 from .memory_estimates import left_bytes
 from .outcomes import FailureContext, FinalEvent, outcome_of, reason_of, retry_of, what_happened
-from .running import DispatchContext, label_of, log_fields
+from .running import DispatchContext, log_fields
 
 log = logging.getLogger(__name__)
 

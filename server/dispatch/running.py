@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ...executor.executor import BurstableExecutor
 from ...requests_db.connections import WriteConnection
-from ...requests_db.records import Event, NewRequest, Request
+from ...requests_db.records import Event, Request
 from ...requests_db.sql.rows import QueueClock
 from ...schema.settings import Paths, Settings
 from ...schema.states import Schedule
@@ -70,11 +70,6 @@ class DispatchContext:
     running: RunningRequests = field(default_factory=RunningRequests)
     traces: RequestTraces | None = None  # where traces are on
     tasks: DaemonTasks | None = None  # what the daemon does of requests
-
-
-def label_of(request: Request | NewRequest) -> str:
-    """Name a request for people: `launch trial`."""
-    return f"{request.operation} {without_token(request.environment or '')[0]}".rstrip()
 
 
 def log_fields(request: Request, **more: object) -> dict[str, object]:

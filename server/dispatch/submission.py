@@ -13,12 +13,12 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...environments.sources.resolve import check_source
 from ...requests_db import records
 from ...requests_db.async_store import AsyncStore
-from ...requests_db.records import Environment, Generation, NewRequest, Request
+from ...requests_db.records import Environment, Generation, NewRequest, Request, label_of
 from ...requests_db.sql import queries
 from ...requests_db.sql.rows import QueueClock
 from ...requests_db.transactions import submitting
@@ -41,9 +41,10 @@ from ..errors import (
 from ..events import EventBus
 from ..operations import registry
 from ..operations.base import Operation
-from .dispatcher import Dispatcher
 from .request_traces import RequestTraces
-from .running import label_of
+
+if TYPE_CHECKING:
+    from .dispatcher import Dispatcher
 
 CHANGING = ("scale", "restart")  # of what serves, by one request at a time
 FROM_SOURCE = ("launch", "build_image")

@@ -2,6 +2,6 @@
 """What requests do: a class for each operation, listed in `registry.py`.
 
 `base.py` says what an operation is made of; their options are in `schema/operation_options.py`.
-`testing/` has the checks of `environment_test.py`, `machine.py` those of `check.py`.
+`testing/` has the checks of `environment_test.py`.
 `progress.py` estimates how long what runs takes yet.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`launch`: prepare what the replicas of the environment that a source names run.
+"""`launch`: prepare what the replicas of the environment that a source names run; `build_image`.
 
     clear what is left ─▶ resolve ─▶ prepare ─▶ the gateway, with --gateway
                                                  └─▶ the daemon starts them, until all are ready
@@ -31,7 +31,7 @@ from ...environments.preparation.prepare import prepare
 from ...environments.sources.resolve import SCHEME, Bundled, Project, describe, resolve
 from ...schema.errors import UnknownProvider
 from ...schema.layout import Layout
-from ...schema.operation_options import DrainOptions
+from ...schema.operation_options import DrainOptions, ImageOptions
 from ...schema.protocol import LOOPBACK
 from ...schema.spec import (
     EnvironmentSpec,
@@ -186,3 +186,48 @@ class _Launching:
         self._spec = spec.with_access(self._token_in_use())
         self._phases.enter_aloud("gateway", f"the gateway listens at {found.options.address}")
         return found.options.address_of(self._spec.name)
+
+
+class BuildImagePayload(base.payload_of(ImageOptions)):  # type: ignore[misc]  # a class made at run time
+    """The source of an image, and the options of its build."""
+
+    source: str = Field(
+        min_length=1,
+        max_length=base.MAX_TEXT,
+        description="A bundled name, a folder with openenv.yaml, or module:Class.",
+    )
+    cwd: base.AbsolutePath | None = Field(
+        None, description="The folder that a relative source refers to; an absolute path."
+    )
+
+
+class BuildImage(base.Operation):
+    """Builds one image."""
+
+    name = "build_image"
+    summary = "Build the container image of an environment."
+    schedule = "LONG"
+    expected_bytes = 40 * MB
+    Payload = BuildImagePayload
+
+    @staticmethod
+    def run(payload: BuildImagePayload, context: base.OperationContext) -> dict[str, Any]:
+        """`{"image": "openenvd/my-env:4f1d…"}`.
+
+        Raises:
+            EnvironmentsError
+        """
+        from ...environments.preparation import image_build as build
+
+        phases = Phases(context, f"image {payload.source}")
+        phases.enter("building", "building the image")
+        source = resolve(payload.source, Path(payload.cwd) if payload.cwd else Path.cwd())
+        base.say(describe(source))
+        if payload.dockerfile is not None:
+            image = build.build_dockerfile(source, payload.dockerfile, base.say, tag=payload.tag)
+        else:
+            more = payload.with_packages
+            spec = EnvironmentSpec("image", payload.source, base=payload.base, with_packages=more)
+            image = build.ensure_image(spec, source, base.say, tag=payload.tag)
+        phases.finish()
+        return {"image": image}

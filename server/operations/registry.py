@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from .base import Operation
 from .benchmark import Benchmark
-from .build_image import BuildImage
 from .check import Check
 from .down import Down, DownStrays, Prune
 from .environment_test import EnvironmentTest
-from .launch import Launch
+from .launch import BuildImage, Launch
 from .probe import Describe, Probe
 from .rollout import Rollout
 from .scale import Restart, Scale

@@ -27,7 +27,7 @@ from ...environments.replica_status import exit_with_shim
 from ...environments.run_files import RunFile
 from ...environments.shim.client import read_status_file
 from ...requests_db.records import Replica, RequestError
-from ...schema.replica import StatusLine, max_sessions_of
+from ...schema.replica import EARLIER, WAITING, StatusLine, max_sessions_of
 from ...schema.states import ReplicaState
 from ...system.process.exit_reason import ExitReason
 from ...system.process.process_identity import ProcessIdentity
@@ -39,9 +39,7 @@ from .status_writer import Timing
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = MB
-WAITING = "waiting"  # in the exit of a replica: what its restart waits for
-EARLIER = "earlier"  # in the exit of one that FAILED: these of its last status
-EXITS = ("exits", "exit_kinds")
+EXITS = ("exits", "exit_kinds")  # of its last status, in the exit of one that FAILED
 _GIVEN_UP_HINT = "fix what its log shows, then launch it again"
 
 # That may begin a session: for clients that wait, or that wake them.

@@ -28,7 +28,7 @@ from openenvd.client.session import AsyncSession, Session
 from openenvd.rollouts.errors import EpisodeFailed
 from openenvd.rollouts.session_pool import EpisodeSession
 from openenvd.schema.protocol import HostConfig
-from openenvd.server.operations.testing.session import SessionFailed, TrialSession
+from openenvd.server.operations.testing.subject import SessionFailed, TrialSession
 
 from ..env_host.hosts import Host
 

@@ -23,8 +23,8 @@ from openenvd.executor.messages import (
 )
 from openenvd.executor.policy.memory import LimitViolation
 from openenvd.executor.spawning.source import Exited
-from openenvd.executor.supervisor.events import EventBuffer, exit_event, failure_event
 from openenvd.executor.supervisor.pool import PooledWorker, Run, StopReason
+from openenvd.executor.supervisor.tasks import EventBuffer, exit_event, failure_event
 from openenvd.system.process.diagnose import Evidence
 from openenvd.system.process.exit_reason import Detector, ExitKind
 

@@ -2,8 +2,7 @@
 """Tests an environment on a real server, as its clients and its operators would find its faults.
 
     run.py          the agenda: check after check, against one running replica
-    subject.py      what is tested: its address, sessions and processes, the actions that are played
-    session.py      one session, of whose frames nothing is hidden
+    subject.py      what is tested: its address, processes and sessions, the actions that are played
     protocol.py     what a client sends, and what has to come back
     blocking.py     steps that keep the event loop from everything else
     determinism.py  what changes an episode: its seed alone, or the process that serves it, too

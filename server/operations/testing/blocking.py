@@ -21,8 +21,7 @@ from typing import Any
 from ....environments.access import ask
 from ....schema.errors import NotAnswering
 from .report import CheckResult, Finding
-from .session import Frame
-from .subject import ASK_SECONDS, Subject
+from .subject import ASK_SECONDS, Frame, Subject
 
 CALLS = 20
 HEAD_START_SECONDS = 0.01  # of the step

@@ -21,8 +21,7 @@ from typing import Any
 
 from ....system.text.json_lines import Json
 from .report import CheckResult, Finding
-from .session import TrialSession
-from .subject import Subject
+from .subject import Subject, TrialSession
 
 STEPS = 20
 EPISODE = "openenv-test"  # the id of each episode: what is made of it is the same

@@ -24,8 +24,7 @@ from typing import Any
 from ....env_host.sessions.session import POLL_INTERVAL_SECONDS
 from ....system.text.units import MB
 from .report import CheckResult, Finding
-from .session import SessionFailed
-from .subject import Holdings, Subject
+from .subject import Holdings, SessionFailed, Subject
 
 MAX_AT_ONCE = 32  # sessions that are held
 LARGE_BYTES = 256 * MB  # of one session: a machine holds some dozens of them, not thousands

@@ -19,8 +19,7 @@ from ....system.text.json_lines import Json
 from ....system.text.units import MB
 from . import blocking, determinism, leaks, protocol
 from .report import CheckResult, Finding, Outcome
-from .session import SessionFailed
-from .subject import Subject
+from .subject import SessionFailed, Subject
 
 Check = Callable[[Subject, CheckResult], Awaitable[None]]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.schema.layout import Layout, socket_folders_outside
-from openenvd.server.housekeeping.runtime_dir import collect_abandoned, held
+from openenvd.server.housekeeping import collect_abandoned, held
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from openenvd.requests_db.connections import WriteConnection
 from openenvd.requests_db.transactions import retention
 from openenvd.schema.layout import Layout
 from openenvd.schema.settings import Paths, Settings
-from openenvd.server.housekeeping.sweep import Sweeper, collect, sweep_regularly
+from openenvd.server.housekeeping import Sweeper, collect, sweep_regularly
 from openenvd.system.memory.cgroups import CgroupManager
 
 from ...env_host.hosts import until
