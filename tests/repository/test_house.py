@@ -14,11 +14,11 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_597,
-    "code lines": 48_311,
-    "modules": 415,
-    "test lines": 74_262,
-    "words of pages": 24_870,
+    "shipped lines": 75_516,
+    "code lines": 48_265,
+    "modules": 408,
+    "test lines": 74_356,
+    "words of pages": 24_892,
     "words of decisions": 7_091,
     "folders at the root": 15,
     "large classes": 3,
