@@ -135,6 +135,17 @@ class LogFile:
         self.offset += len(data)
         return data.decode("utf-8", "replace")
 
+    def size(self) -> int:
+        """Return the size of the file; 0 if it is not there."""
+        return _size_of(self.path) or 0
+
+    def skip_to(self, offset: int) -> None:
+        """Go on with the first line that begins after this offset."""
+        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(offset)
+            file.readline(MAX_READ_BYTES)
+            self.offset = file.tell()
+
     def read_lines(self) -> Iterator[str]:
         """Yield the whole lines since the last call, in pieces."""
         while text := self.read():

@@ -6,7 +6,8 @@
                                          more, what the youngest prints then
 
 It begins with the last lines, and continues as they are written (`events.py`). A page that
-comes back says up to where it has it, and is sent what is new.
+comes back says up to where it has it, and is sent what is new. When more is written than a page can
+be sent, it begins again with the newest.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from ..api.streams import request_ends, sse
 from ..errors import ApiError
 from ..events import LogFile, followed, offset_of_last_lines
 
-REQUEST_LINES = 5000
-ENVIRONMENT_LINES = 200
+FIRST_LINES = 5000
+MAX_BEHIND_BYTES = 8_000_000  # that a viewer is sent at once; of more, the newest alone
 
 
 class FollowedLog:
@@ -62,6 +63,9 @@ class FollowedLog:
         The first event says that the text begins with it.
         """
         log = self._log
+        if log is not None and log.size() - log.offset > MAX_BEHIND_BYTES:
+            log.skip_to(log.size() - MAX_BEHIND_BYTES)
+            self._is_first = True
         if self._is_first:
             self._is_first = False
             yield _event("", log, is_first=True)
@@ -98,7 +102,7 @@ async def open_log(
         stack.callback(end.cancel)
         log = FollowedLog(end, place)
         if path is not None:
-            await log.show(path, REQUEST_LINES)
+            await log.show(path, FIRST_LINES)
             stack.enter_context(followed(path, wake))
         elif kind == "environments":
             opened = asyncio.Event()
@@ -120,7 +124,7 @@ async def _show_what_serves(
                 found = await shown_log(deps, environment, log.file)
                 if found is not None and found != path:
                     path = found
-                    await log.show(path, ENVIRONMENT_LINES)
+                    await log.show(path, FIRST_LINES)
                     following.close()
                     following.enter_context(followed(path, wake))
                     wake.set()

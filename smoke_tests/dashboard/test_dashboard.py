@@ -251,6 +251,42 @@ def test_the_death_of_a_process_below_a_server_has_its_command_as_a_button(
     machine.ok("down", name)
 
 
+def test_200_000_lines_at_once_are_bounded_drawn_in_part_searched_paused_and_downloaded(
+    dashboard: Dashboard,
+) -> None:
+    """How long the page is busy meanwhile is measured by `load_tests/dashboard.py`."""
+    machine = dashboard.machine
+    machine.ok("launch", "flood_env:Flood", "--name", "flood", cwd=HERE)
+    page = dashboard.show("/environment/flood")
+    log, rows = page.get_by_role("log"), page.locator(".log .row")
+    with Session(machine.environment("flood")["address"]) as session:
+        session.reset()
+        red = log.get_by_text("red and bold", exact=True)
+        red.wait_for()
+        assert red.get_attribute("class") == "bold"
+        assert rows.last.inner_text() == "red and bold, green, plain"
+        assert log.get_by_text("30 %", exact=True).count()
+        assert rows.count() < MAX_ROWS
+        page.get_by_text("50,000 lines; 150,002 earlier ones").wait_for()
+        page.get_by_label("Search the log").fill("LINE 1999")
+        page.get_by_text("100", exact=True).wait_for()
+        page.keyboard.press("Shift+Enter")
+        log.locator(".current mark").get_by_text("line 1999").wait_for()
+        page.get_by_role("button", name="Pause").click()
+        seen = rows.first.inner_text()
+        session.reset()
+        page.get_by_role("button", name="Resume (more has arrived)").click()
+        page.get_by_role("button", name="Pause").wait_for()
+        assert seen.startswith("line 1999")
+        with page.expect_download() as downloading:
+            page.get_by_role("button", name="Download").click()
+        assert downloading.value.path().read_text().count("line 199999 of 200000") == 2
+    machine.ok("down", "flood")
+
+
+MAX_ROWS = 100  # of a window: those in sight, and some beyond
+
+
 def step_for_ever(session: Session) -> None:
     session.reset()
     while True:

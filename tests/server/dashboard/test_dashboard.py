@@ -22,7 +22,7 @@ from openenvd.client.following import wait
 from openenvd.client.http import parse_events
 from openenvd.schema.settings import Paths
 from openenvd.server.api.routes_environments import log_to_show
-from openenvd.server.dashboard.followed_log import FollowedLog
+from openenvd.server.dashboard.followed_log import MAX_BEHIND_BYTES, FollowedLog
 from openenvd.server.dashboard.routes import FOLDER as STATIC
 from openenvd.server.dashboard.routes import SECURITY_HEADERS
 
@@ -30,7 +30,7 @@ from ..conftest import WAIT_SECONDS
 
 Json = dict[str, Any]
 MAX_BYTES = 150_000
-LATER = {"charts.js", "replay.js", "schema_form.js"} | {
+LATER = {"charts.js", "log.js", "replay.js", "schema_form.js"} | {
     "panels/environment.js",
     "panels/launch.js",
     "panels/request.js",
@@ -372,6 +372,16 @@ async def test_who_comes_back_is_told_the_lines_since(
     [*_, last] = messages = [json.loads(each.raw_data or "") for each in log.messages()]
     assert messages[0]["is_first"] == is_first
     assert last == {"text": expected, "is_first": False, "place": "log:14"}
+
+
+async def test_who_is_far_behind_is_sent_the_newest_lines_alone(tmp_path: Path) -> None:
+    line = "x" * 999 + "\n"
+    (tmp_path / "log").write_text(line * (MAX_BEHIND_BYTES // 1000 + 5))
+    log = FollowedLog(asyncio.get_running_loop().create_future(), "log:0")
+    await log.show(tmp_path / "log", 100_000)
+    first, *rest = [json.loads(each.raw_data or "") for each in log.messages()]
+    assert (first["is_first"], first["text"]) == (True, "")
+    assert "".join(each["text"] for each in rest) == line * (MAX_BEHIND_BYTES // 1000 - 1)
 
 
 A, B, C = (Path(f"echo-{ordinal}-launch.log") for ordinal in range(3))  # the oldest first

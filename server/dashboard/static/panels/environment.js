@@ -4,7 +4,7 @@
 import { environmentActions } from "../actions.js";
 import { age, copyButton, h, keyed, lag, number, size, state, table, text } from "../dom.js";
 import { IS_OVER, addressOf } from "./environments.js";
-import { logView } from "./request.js";
+import { logView } from "../log.js";
 
 const snippet = (name) => `from openenvd import Client\nwith Client().environment("${name}").connect() as env:\n    print(env.reset())`;
 const upstreamSnippet = (url) => `from openenv import GenericEnvClient\nwith GenericEnvClient(base_url="${url}").sync() as env:\n    print(env.reset())`;

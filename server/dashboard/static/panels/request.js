@@ -3,28 +3,10 @@
 
 import { cancel, moreButton, retry } from "../actions.js";
 import { age, attribute, clock, copyButton, duration, h, showProgress, size, state, text } from "../dom.js";
+import { logView } from "../log.js";
 
-const MAX_LINES = 5000;
 const READ_SECONDS = 3; // between two readings of a request that the stream does not have
 const FINAL = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
-
-/** The log of `requests/ID` or `environments/NAME`, as it grows, until `stop()`. */
-export function logView(app, name) {
-  const element = h("pre", { class: "log", role: "log", tabindex: "0", "aria-label": "Log", "aria-live": "off" });
-  let lines = 0;
-  app.followLog(name, (words, isFirst) => {
-    if (isFirst) { element.replaceChildren(); lines = 0; }
-    const isAtEnd = element.scrollHeight - element.scrollTop - element.clientHeight < 40;
-    element.append(words);
-    lines += words.split("\n").length - 1;
-    while (lines > MAX_LINES && element.childNodes.length > 1) {
-      lines -= element.firstChild.textContent.split("\n").length - 1;
-      element.firstChild.remove();
-    }
-    if (isAtEnd) element.scrollTop = element.scrollHeight;
-  });
-  return { element, stop: () => app.followLog(null) };
-}
 
 export default {
   id: "request",
