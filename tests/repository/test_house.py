@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_516,
-    "code lines": 48_265,
+    "shipped lines": 75_839,
+    "code lines": 48_275,
     "modules": 408,
-    "test lines": 74_356,
+    "test lines": 74_471,
     "words of pages": 24_892,
     "words of decisions": 7_091,
     "folders at the root": 15,
