@@ -8,19 +8,19 @@
     python -m load_tests.queue_dispatcher  the dispatch rate, beside the seed's five arrangements
     python -m load_tests.low_resources   launches and memory in cgroups of 0.5 CPU/750 MB, 4/16 GB
     python -m load_tests.short_requests  a SHORT request through everything; 50 clients at once
-    python -m load_tests.full_house      10,000 SHORT requests beside a full house of LONG ones
     python -m load_tests.scaling         sessions at once and their latencies, beside peer and limit
     python -m load_tests.held_sessions   65,536 open sessions: memory, and steps of some of them
-    python -m load_tests.changing_replicas  updates and autoscaling under stepping sessions
+    python -m load_tests.failures.changing_replicas  updates and autoscaling under sessions
+    python -m load_tests.failures.failover  kills under stepping sessions, and what they cost
+    python -m load_tests.failures.worlds  kills at random: whose is each answer, what each death
     python -m load_tests.steps           steps a second by sessions and weight; peer, limit
     python -m load_tests.fuzz            arbitrary bytes and messages: answered, or closed
     python -m load_tests.run_short       the short form of all of them
     python -m load_tests.brigade         singers of one state at once, in one process and in shards
     python -m load_tests.rollouts        episodes and bytes a second, beside three naive ways
 
-`shared/` has what several programs use: reports,
-clients, operations for workers. `envs_for_load/` has environments to launch. `peers/` has what the
-programs compare with.
+`shared/` has what several programs use: reports, clients, operations for workers. `envs_for_load/`
+has environments to launch. `peers/` has what the programs compare with.
 
 Each takes `--repetitions N` and `--json FILE`, and states the machine and the spread. Machines
 differ and are noisy: quote ratios and medians.

@@ -68,7 +68,6 @@ PROGRAMS = {
     "short_requests": Program("--single 300 --burst 500", "--single 200 --burst 200", 5, 3),
     "rollouts": Program(ROLLOUTS, f"{ROLLOUTS} --steps 10", 3, 1, is_after_alone=True),
     "fuzz": Program("--minutes 10 --seed 26", "--minutes 0.25 --seed 26", 1, 1),
-    "full_house": Program("--requests 10000", "--requests 1000 --house 20", 1, 1),
     "held_sessions": Program("--sessions 16384", "--short", 1, 1),
     "low_resources": Program("--sizes small", "--sizes small --parts b", 1, 1),
 }
@@ -176,8 +175,6 @@ FIGURES = [
     *rollout_figures("1 MB"),
     Figure("fuzz: findings", "fuzz", line("findings"), **at_most(0)),
     Figure("fuzz: cases", "fuzz", lambda lines: lines["cases"]),
-    Figure("full house: SHORT lost", "full_house", line("lost or failed"), **at_most(0)),
-    Figure("full house: loop lag p99, ms", "full_house", line("loop lag p99"), **at_most(10)),
     Figure(f"{HELD}: failed", "held_sessions", line("failed to open"), **at_most(0)),
     Figure(f"{HELD}: PSS each, kB", "held_sessions", line("PSS each (aim"), **at_most(4)),
     Figure(f"{TIGHT}: kernel kills", "low_resources", line("(b) kernel kills"), **at_most(0)),

@@ -3,7 +3,6 @@
 
     python -m load_tests.gateway [--json FILE]      2,048 and 8,192 sessions, 2 and 4 replicas
     python -m load_tests.gateway --short            256 sessions, 2 replicas
-    python -m load_tests.gateway --full 8 32 100 200     replicas of 10 slots, 2 % of them free
 
 All sessions of a crowd connect in one instant, reset, take one step that waits a second, and close
 (`openenvd.rollouts.bench`). Of the same environment, with as many replicas of one shard each, one
@@ -13,37 +12,25 @@ turns within the same run. Then single sessions, and 64 at once, step as fast as
 The split is the largest deviation of a replica's sessions from even. Memory is Envoy's PSS with all
 sessions of the largest crowd open, against a few of them; CPU is Envoy's alone.
 
-`--full` fills all slots of an environment but 2 %. Then as many clients as there are free slots end
-a session at random and begin another, so that the free slots move between replicas. "Replicas
-asked" counts those that Envoy sent a handshake to, by its own counter of retries.
-
-Aims: 100 % of all sessions, the split within 5 %; of a nearly full environment no session refused.
+Aims: 100 % of all sessions, the split within 5 %.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import random
 import statistics
 import sys
 import tempfile
-import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from load_tests.held_sessions import WARMING_SESSIONS, held
 from load_tests.peers.cluster_servers import unevenness
 from load_tests.peers.scaling_servers import openenv
-from load_tests.shared.light_clients import LightSession, open_session
 from load_tests.shared.report import Report, daemon, parse_arguments, percentile, pss_bytes, run
-from openenvd.environments.gateway import process
-from openenvd.environments.gateway.envoy import get_admin
 from openenvd.rollouts.bench.results import Target
 from openenvd.rollouts.bench.sweep import Plan, Sweep
-from openenvd.schema.layout import Layout
 
 CROWDS, SHORT_CROWDS = (2_048, 8_192), (256,)
 REPLICAS, SHORT_REPLICAS = (2, 4), (2,)
@@ -51,12 +38,6 @@ MAX_UNEVEN = 5.0  # percent
 STEPPING_SESSIONS = (1, 64)
 STEP_SECONDS, SHORT_STEP_SECONDS = 5.0, 1.0
 PAYLOAD_BYTES = 64
-SLOTS, FREE_PERCENT = 10, 2  # of each replica of an environment that is nearly full
-HOLDERS_AT_ONCE = 16
-PACE_SECONDS = 0.1  # between two sessions of one client, on average
-SEED = 29
-OPEN_SECONDS = 60.0
-SETTLE_SECONDS = 3.0  # until Envoy knows which replicas are full
 HANDSHAKES = 1024  # under way at once, while sessions are opened to weigh Envoy
 US, MS = 1e6, 1e3
 
@@ -154,78 +135,6 @@ def step(target: Target, sessions: int, seconds: float) -> list[float]:
     return latencies
 
 
-def nearly_full(report: Report, replicas: int, sessions: int) -> bool:
-    """Measure sessions that find the last free slots; return whether none was refused."""
-    slots = SLOTS * replicas
-    free = max(1, slots * FREE_PERCENT // 100)
-    with daemon() as environ:
-        words = ["--shards", "1", "--replicas", str(replicas), "--max-sessions", str(slots)]
-        launched = openenv(environ, "launch", "benchmark", "--name", "full", "--gateway", *words)
-        gateway = process.read_gateway(Layout(Path(environ["OPENENV_HOME"])))
-        assert gateway is not None
-        target = Target("full", launched["environment"]["address"])
-        house = House(target, gateway.admin_socket)
-        asyncio.run(house.play(slots - free, free, sessions))
-    what = f"{replicas} replicas, {free} of {slots} slots free"
-    report.append(f"{what}: refused, of {sessions} sessions", "", house.refused.total())
-    report.append(f"{what}: replicas asked, on average", "", 1 + house.retries / sessions)
-    for share in (0.5, 0.99):
-        value = percentile(house.begun, share) if house.begun else float("nan")
-        report.append(f"{what}: a session begins after, P{100 * share:.0f}", "ms", MS * value)
-    for why, count in house.refused.most_common(3):
-        report.note(f"{what}: {count} times {why}")
-    return not house.refused
-
-
-class House:
-    """An environment whose sessions come and go, so that the free slots move between replicas."""
-
-    def __init__(self, target: Target, admin: Path) -> None:
-        self.begun: list[float] = []  # the seconds that each session took to begin
-        self.refused: Counter[str] = Counter()
-        self.retries = 0
-        self._address = (target.host, target.port, target.path)
-        self._admin = admin
-        self._held: list[LightSession] = []
-        self._chance = random.Random(SEED)
-
-    async def play(self, held: int, clients: int, sessions: int) -> None:
-        """Open `held` sessions; then end one at random and begin the next, so many times."""
-        turns = asyncio.Semaphore(HOLDERS_AT_ONCE)
-
-        async def hold() -> None:
-            async with turns:
-                self._held.append(await open_session(*self._address))
-
-        await asyncio.gather(*(hold() for _ in range(held)))
-        await asyncio.sleep(SETTLE_SECONDS)
-        before = await asyncio.to_thread(_retries, self._admin)
-        left = iter(range(sessions))
-        await asyncio.gather(*(self._come_and_go(left) for _ in range(clients)))
-        self.retries = await asyncio.to_thread(_retries, self._admin) - before
-
-    async def _come_and_go(self, left: Iterator[int]) -> None:
-        for _ in left:
-            leaving = self._held.pop(self._chance.randrange(len(self._held)))
-            leaving.end()
-            await leaving.ended
-            began = time.perf_counter()
-            try:
-                async with asyncio.timeout(OPEN_SECONDS):
-                    self._held.append(await open_session(*self._address))
-                self.begun.append(time.perf_counter() - began)
-            except (OSError, TimeoutError) as exc:
-                self.refused[repr(exc)] += 1
-            await asyncio.sleep(self._chance.random() * 2 * PACE_SECONDS)
-
-
-def _retries(admin: Path) -> int:
-    """Return how often Envoy has sent a handshake again."""
-    answer = get_admin(admin, "/stats?format=json&filter=cluster.full.upstream_rq_retry$")
-    stats = json.loads(answer)["stats"]
-    return sum(each.get("value", 0) for each in stats)
-
-
 def main() -> int:
     options = parse_arguments(
         "The gateway's price.",
@@ -233,15 +142,7 @@ def main() -> int:
         short={"action": "store_true", "help": "256 sessions, 2 replicas"},
         crowds={"type": int, "nargs": "+", "help": "sessions that connect in one instant"},
         replicas={"type": int, "nargs": "+", "help": "how many serve them"},
-        full={"type": int, "nargs": "+", "help": "replicas of an environment that is nearly full"},
-        sessions={"type": int, "default": 1_000, "help": "that come and go there"},
     )
-    if options.full:
-        report = Report("Sessions at an environment that is nearly full")
-        turns = [each for each in options.full for _ in range(options.repetitions)]
-        found_room = [nearly_full(report, replicas, options.sessions) for replicas in turns]
-        report.finish(options.json)
-        return 0 if all(found_room) else 1
     options.crowds = options.crowds or (SHORT_CROWDS if options.short else CROWDS)
     options.replicas = options.replicas or (SHORT_REPLICAS if options.short else REPLICAS)
     options.step_seconds = SHORT_STEP_SECONDS if options.short else STEP_SECONDS

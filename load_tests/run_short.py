@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 AT_ONCE = 3  # they wait for most of their time, and their figures are not kept
 PROGRAMS = (  # those that take longest first; the stage `dashboard` has the one with Chromium
-    ("changing_replicas", 1, "--short --parts updates"),
-    ("changing_replicas", 1, "--short --parts autoscaling"),
+    ("failures.changing_replicas", 1, "--short --parts updates"),
+    ("failures.changing_replicas", 1, "--short --parts autoscaling"),
     ("rollouts", 1, "--short --sizes 1000 100000"),
-    ("failover", 1, "--short"),
-    ("worlds", 1, "--short"),
+    ("failures.failover", 1, "--short"),
+    ("failures.worlds", 1, "--short"),
     ("scaling", 1, "--provider slurm --requests-grid 256"),
     ("scaling", 1, "--short"),
     ("steps", 1, "--short --alone"),  # upstream is tried by a stage of its own
@@ -30,11 +30,9 @@ PROGRAMS = (  # those that take longest first; the stage `dashboard` has the one
     ("idle_cost", 1, "--environments 4 --seconds 3 --settle 3"),
     ("idle_cost", 1, "--parts daemon burst --requests 20 --seconds 3"),
     ("low_resources", 1, "--sizes small --parts a b --most 4"),
-    ("full_house", 1, "--requests 1000 --house 20"),
     ("brigade", 1, "--short"),
     ("queue_dispatcher", 1, "--requests 1000"),
     ("queue_dispatcher", 1, "--requests 500 --executor workers"),
-    ("growth", 1, "--most 100"),
     ("short_requests", 1, "--single 50 --burst 200"),
     ("launch", 2, "--parts asleep"),
     ("launch", 1, "--parts awake"),

@@ -2,10 +2,10 @@
 """Clients that step as fast as they are answered, in one light process.
 
     python -m load_tests.shared.step_clients PORT SESSIONS SECONDS PAYLOAD_BYTES
-                                             [--wait S] [--steps N] [--hold] [--echo] [--path P]
+                                             [--hold] [--echo] [--path P]
 
-Each session connects, resets, and then has one step in flight at a time, until SECONDS have passed
-or it has done N steps; then it closes. With `--hold`, they all begin to step when a line comes on
+Each session connects, resets, and then has one step in flight at a time, until SECONDS have passed;
+then it closes. With `--hold`, they all begin to step when a line comes on
 standard input; `ready` says that they can. With `--echo` the action is that of upstream's template,
 which answers with it twice; otherwise it is the benchmark's. What they send is prepared once, with
 a mask of zeros, and what they receive is counted but not decoded (the first frame of each session
@@ -47,7 +47,6 @@ class Plan:
 
     reset: bytes
     step: bytes
-    steps: int | None
     ends_at: float = 0.0
     is_holding: bool = False
     path: str = "/ws"
@@ -160,7 +159,7 @@ class StepClient(asyncio.Protocol):
 
     def go_on(self, now: float) -> None:
         """The next step, unless it is time to leave."""
-        if now < self._plan.ends_at and self._steps != self._plan.steps:
+        if now < self._plan.ends_at:
             self._send(self._plan.step)
         else:
             self._leave()
@@ -180,17 +179,15 @@ class StepClient(asyncio.Protocol):
         self._transport.close()
 
 
-def plan_of(
-    payload_bytes: int, wait_seconds: float, steps: int | None, *, is_echo: bool = False
-) -> Plan:
+def plan_of(payload_bytes: int, *, is_echo: bool = False) -> Plan:
     """The frames: a step is as heavy on its way in as its answer is on its way out."""
     text = "x" * payload_bytes
     action: dict[str, Any] = {"message": text}
     if not is_echo:
-        action = {"wait_seconds": wait_seconds, "payload": text, "answer_bytes": payload_bytes}
+        action = {"wait_seconds": 0.0, "payload": text, "answer_bytes": payload_bytes}
     step = json.dumps({"type": "step", "data": action}).encode()
     reset = b'{"type":"reset","data":{}}'
-    return Plan(unmasked_client_frame(reset), unmasked_client_frame(step), steps)
+    return Plan(unmasked_client_frame(reset), unmasked_client_frame(step))
 
 
 async def let_go(plan: Plan, tally: Tally, sessions: int, seconds: float) -> None:
@@ -244,13 +241,11 @@ def main() -> int:
     parser.add_argument("sessions", type=int)
     parser.add_argument("seconds", type=float)
     parser.add_argument("payload_bytes", type=int)
-    parser.add_argument("--wait", type=float, default=0.0)
-    parser.add_argument("--steps", type=int)
     parser.add_argument("--hold", action="store_true")
     parser.add_argument("--echo", action="store_true")
     parser.add_argument("--path", default="/ws")
     given = parser.parse_args()
-    plan = plan_of(given.payload_bytes, given.wait, given.steps, is_echo=given.echo)
+    plan = plan_of(given.payload_bytes, is_echo=given.echo)
     plan.is_holding, plan.path = given.hold, given.path
     outcome = uvloop.run(run(given.port, given.sessions, given.seconds, plan))
     json.dump(outcome, sys.stdout)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import socket
 import subprocess
 import sys
@@ -19,8 +18,8 @@ import psutil
 import pytest
 
 from openenvd.rollouts.bench.generator import Batch
-from openenvd.rollouts.bench.results import Report, Summary, Target, read_drops
-from openenvd.rollouts.bench.sweep import Crew, GeneratorLost, Plan, shares_of
+from openenvd.rollouts.bench.results import read_drops
+from openenvd.rollouts.bench.sweep import Crew, GeneratorLost, shares_of
 
 # The seed's own fields, in its order: burtenshaw/openenv-scaling, tests/test_scaling.py.
 RAW_FIELDS = """request_id mode timestamp wait_requested batch_size hardware connect_latency
@@ -108,14 +107,6 @@ def test_a_missing_matplotlib_is_reported_and_the_other_files_are_written(
     ]
 
 
-@pytest.mark.parametrize("grid", ["", " , ", "many", "1,x"])
-def test_a_grid_without_numbers_is_refused(grid: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        measure("--requests-grid", grid)
-    assert ended.value.code == 2
-    assert "write numbers, as 32,128,512" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("answers", "kind"),
     [
@@ -201,65 +192,6 @@ def test_what_the_kernel_dropped_is_counted(tmp_path: Path) -> None:
     assert after > before
 
 
-def ratios_of(*summaries: Any) -> list[str]:
-    """What is told of batches that miss an aim."""
-    from load_tests.scaling import missed
-
-    return missed(Report(Plan((8,)), [*summaries]))
-
-
-def batch_of(server: str, **fields: Any) -> Any:
-    figures = {
-        "num_requests": 8, "wait_seconds": 1.0, "repetition": 1, "error_rate": 0.0,
-        "total_p99": 1.0, "kernel_listen_drops": 0, "server_cpu_ms_per_session": 0.0,
-    }  # fmt: skip
-    return Summary(server=server, **{**figures, **fields})
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"total_p99": 1.31}, "0 dropped, 1.31 times the limit"),
-        ({"error_rate": 0.25}, "75 %"),
-        ({"kernel_listen_drops": 3}, "3 dropped"),
-    ],
-)
-def test_a_batch_that_misses_an_aim_is_told(fields: dict[str, Any], expected: str) -> None:
-    slow = batch_of("limit", repetition=2, total_p99=9.0)  # another repetition's does not count
-    good = batch_of("openenvd-2", repetition=2, total_p99=11.0)
-    [head, line] = ratios_of(batch_of("limit"), batch_of("openenvd-2", **fields), slow, good)
-    assert head.endswith("met by 1 of 2 batches")
-    assert line.startswith("8 x 1 s, openenvd-2 #1")
-    assert expected in line
-
-
-def test_sessions_that_are_held_step_when_they_are_told(limit: Any) -> None:
-    from load_tests.held_sessions import held
-
-    with held(limit.target, sessions=30, processes=2, window=8) as clients:
-        assert (clients.opened, clients.failed) == (30, 0)
-        assert len(clients.step(0.2, 0.0)) == 6
-        paced = clients.step(1.0, 0.3)
-    assert len(paced) == 30
-    assert min(paced) > 0
-
-
-def test_held_sessions_that_cannot_be_opened_are_counted(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from load_tests.held_sessions import held
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with held(Target("nobody", f"http://127.0.0.1:{port}"), 4, 2, 8) as clients:
-        assert (clients.opened, clients.failed) == (0, 4)
-    assert "failed: ConnectionRefused" in capsys.readouterr().out
-
-
-def test_without_a_limit_no_aim_is_judged() -> None:
-    assert ratios_of(batch_of("openenvd", total_p99=99.0)) == []
-
-
 def test_shares_of_a_batch_add_up_and_take_the_servers_addresses_in_turn() -> None:
     batch = Batch("127.0.0.1", 80, "", 7, {}, 1.0, 4, others=(("10.0.0.2", 81),))
     shares = shares_of(batch, 3)
@@ -271,11 +203,3 @@ def test_shares_of_a_batch_add_up_and_take_the_servers_addresses_in_turn() -> No
         source for share in shares_of(replace(batch, others=()), 3) for source in share.sources
     ]
     assert len(sources) == len(set(sources)) > 0
-
-
-def test_a_split_is_judged_by_its_farthest_replica() -> None:
-    from load_tests.peers.cluster_servers import unevenness
-
-    assert unevenness("1:60 2:40", 2) == 20
-    assert unevenness("1:100", 2) == 100
-    assert unevenness("", 2) == math.inf

@@ -157,9 +157,10 @@ def test_a_suite_runs_what_pages_need(run: ModuleType) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_load_test_that_is_shown_is_one(page: Path) -> None:
     """With its options; `load_tests/run_short.py` runs their short forms."""
-    for shown in re.findall(r"python -m load_tests\.(\w+(?:.|\\\n)*)", page.read_text()):
+    for shown in re.findall(r"python -m load_tests\.([\w.]+(?:.|\\\n)*)", page.read_text()):
         name, *words = re.split("[`;'#)]", shown)[0].split()
-        assert name == "NAME" or (ROOT / "load_tests" / f"{name}.py").exists(), name
+        program = ROOT / "load_tests" / f"{name.replace('.', '/')}.py"
+        assert name == "NAME" or program.exists(), name
         for option in (word for word in words if word.startswith("--")):
             as_keyword = f"{option[2:].replace('-', '_')}="
             assert f'"{option}"' in LOAD_TESTS or as_keyword in LOAD_TESTS, option

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is killed under stepping sessions, what that costs, and how soon it is made good.
 
-    python -m load_tests.failover [--provider local] [--sessions 2000] [--replicas 4] [--short]
-                                  [--victims shard replica shim agent daemon engine gateway node
-                                   cut]
-                                  [--gateway]
+    python -m load_tests.failures.failover [--provider local] [--sessions 2000] [--replicas 4]
+        [--short] [--gateway] [--victims shard replica shim agent daemon engine gateway node cut]
 
 For each victim, as often as `--repetitions` says: so many sessions step at a pace; then it is
 killed (SIGKILL), and an engine is started again. With `--provider docker` it is a dockerd of its

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sessions while replicas are replaced by an update, or come and go with the load: what is noticed.
 
-    python -m load_tests.changing_replicas [--parts updates autoscaling] [--json FILE] [--short]
+    python -m load_tests.failures.changing_replicas [--parts updates autoscaling] [--short]
 
 updates: so many clients step once a second. A session lasts for a random number of steps, and a new
 one begins in its place, so that sessions begin, go on and end at every moment of an update. When

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kills at random under stepping sessions: whose is each answer, and what is each death called.
 
-    python -m load_tests.worlds [--provider local|docker|slurm] [--kills 1000] [--seed 1] [--short]
-                                [--json FILE]
+    python -m load_tests.failures.worlds [--provider local|docker|slurm] [--kills 1000]
+                                [--seed 1] [--short] [--json FILE]
 
 Some environments behind the gateway, each with several replicas, are stepped by clients that do as
 OpenEnv's own does: one that has lost its connection while it thought connects again, in silence,
@@ -42,11 +42,11 @@ import psutil
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
-from load_tests.failover import Home, own_engine
+from load_tests.failures.failover import Home, own_engine
 from load_tests.shared.report import Report, daemon, machine, parse_arguments
 from smoke_tests.engines.docker_engine import DockerEngine
 
-SOURCE = Path(__file__).with_name("envs_for_load")
+SOURCE = Path(__file__).parents[1] / "envs_for_load"
 ENVIRONMENTS = ("one", "two")
 MAX_AT_ONCE = 5  # replicas
 UPDATE_EVERY = 4  # rounds: before the restart budget of a replica is spent
