@@ -69,7 +69,7 @@ PROGRAMS = {
     "rollouts": Program(ROLLOUTS, f"{ROLLOUTS} --steps 10", 3, 1, is_after_alone=True),
     "fuzz": Program("--minutes 10 --seed 26", "--minutes 0.25 --seed 26", 1, 1),
     "held_sessions": Program("--sessions 16384", "--short", 1, 1),
-    "low_resources": Program("--sizes small", "--sizes small --parts b", 1, 1),
+    "low_resources": Program("--sizes small --parts a", "--sizes small --parts a --most 30", 1, 1),
 }
 
 
@@ -177,8 +177,8 @@ FIGURES = [
     Figure("fuzz: cases", "fuzz", lambda lines: lines["cases"]),
     Figure(f"{HELD}: failed", "held_sessions", line("failed to open"), **at_most(0)),
     Figure(f"{HELD}: PSS each, kB", "held_sessions", line("PSS each (aim"), **at_most(4)),
-    Figure(f"{TIGHT}: kernel kills", "low_resources", line("(b) kernel kills"), **at_most(0)),
-    Figure(f"{TIGHT}: 150 MB at once", "low_resources", line("(b) requests"), **at_least(4)),
+    Figure(f"{TIGHT}: kernel kills", "low_resources", line("(a) kernel kills"), **at_most(0)),
+    Figure(f"{TIGHT}: environments at once", "low_resources", line("(a) environments up")),
 ]
 
 

@@ -3,25 +3,22 @@
 
     (a)  how many `launch --async` of `echo` are up at once before the first kill, with `status`
          and `logs` still answering
-    (b)  requests that each hold 150 MB while they run: how many at once; the others wait
-    (c)  whether it starts, and is still there after a while without work; then 1, 2, 4, 8, … SHORT
+    (b)  whether it starts, and is still there after a while without work; then 1, 2, 4, 8, … SHORT
          requests at once, until the kernel kills something or one of them does not succeed
 
 The sizes are 0.5 CPU with 750 MB, and 4 CPUs with 16 GB. Everything runs through the installed
-command inside the group: daemon, workers, environments and the commands themselves; (b) alone runs
-the queue, the dispatcher and the executor by themselves (`memory_holders.py`).
+command inside the group: daemon, workers, environments and the commands themselves.
 
-The peer of (c), in a fresh group of the same size, is SkyPilot with `--peer skypilot`. It launches
+The peer of (b), in a fresh group of the same size, is SkyPilot with `--peer skypilot`. It launches
 nothing without a cloud: of (a) there is only what was measured elsewhere, 3 and 30, at 210 to
 250 MB each.
 
-Aim: ten times both, four or more of (b), no kill.
+Aim: ten times both, no kill.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
@@ -48,13 +45,11 @@ from load_tests.shared.api_client import ApiClient
 from load_tests.shared.report import OPENENV, Report, parse_arguments
 from openenvd.system.text.units import MB
 
-HOLDERS = 8
-HELD_MB = 150
 LAUNCH_SECONDS = 60.0
 STEP = {"small": 30, "large": 100}
 MOST = {"small": 90, "large": 400}
 OURS = "openenvd"
-MAX_AT_ONCE = 64  # of (c)
+MAX_AT_ONCE = 64  # of (b)
 START_SECONDS = 180.0
 BATCH_SECONDS = 120.0
 ANSWER_SECONDS = 10.0
@@ -65,9 +60,6 @@ PERIOD_US = 100_000
 V1 = Path("/sys/fs/cgroup")
 
 Key = tuple[str, str]  # name, unit
-
-HELD_AT_ONCE = (f"(b) requests holding {HELD_MB} MB at once (aim: 4)", "")
-HOLDERS_SUCCEEDED = (f"(b) succeeded, of {HOLDERS}", "")
 
 
 @dataclass(frozen=True)
@@ -195,7 +187,7 @@ def _everyone(
     size_name: str, part: str, options: Namespace, peers: list[Kind]
 ) -> Iterator[tuple[str, dict[Key, float]]]:
     yield OURS, _inside(size_name, part, options)
-    if part == "c":
+    if part == "b":
         for kind in peers:
             yield kind.name, _short_of_peer(kind, SIZES[size_name])
 
@@ -284,29 +276,6 @@ def _timed(group: Group, words: list[str], environ: dict[str, str]) -> float:
 # (b)
 
 
-def _holders(group: Group, environ: dict[str, str], _most: int, _step: int) -> dict[Key, float]:
-    """Run requests that hold memory, in the group and under its plan.
-
-    No operation of the product holds memory on demand, so `memory_holders` runs the queue, the
-    dispatcher and the executor with an operation that does.
-    """
-    group.run(["stop"], environ)
-    with tempfile.TemporaryDirectory(prefix="openenvd-load-") as folder:
-        words = ["-m", "load_tests.shared.memory_holders", folder, str(HOLDERS), str(HELD_MB)]
-        done = group.run_program([sys.executable, *words], environ)
-    if done.returncode != 0:
-        raise SystemExit(f"the holders could not run: {done.stderr}")
-    told = json.loads(done.stdout)
-    return {
-        HELD_AT_ONCE: told["at_once"],
-        ("(b) waiting meanwhile, at most", ""): told["waiting"],
-        HOLDERS_SUCCEEDED: told["succeeded"],
-    }
-
-
-# (c)
-
-
 def _short(group: Group, environ: dict[str, str], _most: int, _step: int) -> dict[Key, float]:
     """`_daemon` has started it, or has ended this program."""
     began = time.monotonic()
@@ -327,10 +296,10 @@ def _short_of_ours(group: Group, home: str, seconds: float) -> dict[Key, float]:
         assert request["state"] == "SUCCEEDED", request["error"]
 
     return {
-        ("(c) starts (aim: 1)", ""): 1,
-        ("(c) start to healthy", "s"): seconds,
+        ("(b) starts (aim: 1)", ""): 1,
+        ("(b) start to healthy", "s"): seconds,
         **_at_once(check, group),
-        ("(c) answers afterwards (aim: 1)", ""): asyncio.run(_says_status(home)),
+        ("(b) answers afterwards (aim: 1)", ""): asyncio.run(_says_status(home)),
     }
 
 
@@ -358,12 +327,12 @@ def _short_of_peer(kind: Kind, size: Size) -> dict[Key, float]:
             time.sleep(PEER_IDLE_SECONDS if peer.is_healthy else 0.0)
             found = _at_once(status, group)
             return {
-                ("(c) starts (aim: 1)", ""): peer.is_healthy,
-                ("(c) start to healthy", "s"): peer.seconds,
+                ("(b) starts (aim: 1)", ""): peer.is_healthy,
+                ("(b) start to healthy", "s"): peer.seconds,
                 **found,
-                ("(c) answers afterwards (aim: 1)", ""): answers(peer.port, ANSWER_SECONDS),
-                _kills("c"): group.kills(),
-                _peak("c"): group.peak_mb(),
+                ("(b) answers afterwards (aim: 1)", ""): answers(peer.port, ANSWER_SECONDS),
+                _kills("b"): group.kills(),
+                _peak("b"): group.peak_mb(),
             }
     finally:
         group.remove()
@@ -374,9 +343,9 @@ def _at_once(run: Callable[[], Awaitable[None]], group: Group) -> dict[Key, floa
     kills = group.kills()
     at_once, lost = asyncio.run(_more_and_more(run, group))
     return {
-        ("(c) kernel kills while it starts and idles (aim: 0)", ""): kills,
-        (f"(c) SHORT requests at once (tried {MAX_AT_ONCE})", ""): at_once,
-        ("(c) requests of the last try not succeeded (aim: 0)", ""): lost,
+        ("(b) kernel kills while it starts and idles (aim: 0)", ""): kills,
+        (f"(b) SHORT requests at once (tried {MAX_AT_ONCE})", ""): at_once,
+        ("(b) requests of the last try not succeeded (aim: 0)", ""): lost,
     }
 
 
@@ -407,7 +376,7 @@ async def _lost(run: Callable[[], Awaitable[None]], count: int, group: Group) ->
     return sum(outcome is not None for outcome in outcomes)
 
 
-PARTS: dict[str, Any] = {"a": _launches, "b": _holders, "c": _short}
+PARTS: dict[str, Any] = {"a": _launches, "b": _short}
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ PROGRAMS = (  # those that take longest first; the stage `dashboard` has the one
     ("held_sessions", 1, "--short"),
     ("idle_cost", 1, "--environments 4 --seconds 3 --settle 3"),
     ("idle_cost", 1, "--parts daemon burst --requests 20 --seconds 3"),
-    ("low_resources", 1, "--sizes small --parts a b --most 4"),
+    ("low_resources", 1, "--sizes small --parts a --most 4"),
     ("brigade", 1, "--short"),
     ("queue_dispatcher", 1, "--requests 1000"),
     ("queue_dispatcher", 1, "--requests 500 --executor workers"),

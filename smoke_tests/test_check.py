@@ -56,23 +56,6 @@ def test_a_provider_that_works_has_a_replica_a_session_and_nothing_left(machine:
     ]
 
 
-def test_what_is_missing_is_told_before_anything_is_launched(
-    machine: Machine, tmp_path: Path
-) -> None:
-    (tmp_path / "mine-1.dist-info").mkdir()
-    points = "[openenvd.engines]\nmine = mine:ENGINE\n"
-    (tmp_path / "mine-1.dist-info" / "entry_points.txt").write_text(points)
-    (tmp_path / "mine.py").write_text(
-        "from openenvd.environments.engines.base import EngineEntry, Preparation\n"
-        'ENGINE = EngineEntry("no_such_module:Engine", Preparation.PULLED_IMAGE)\n'
-    )
-    machine.environ["PYTHONPATH"] = str(tmp_path)
-    told = machine.run("check", "--provider", "mine")
-    assert told.code == 1
-    [line] = told.out.splitlines()
-    assert line.startswith("  ✗ engine   the library of mine cannot be imported")
-
-
 def test_a_launch_that_fails_is_told_with_its_last_lines_and_taken_down(
     machine: Machine, write_environment: Callable[[str], str]
 ) -> None:

@@ -106,21 +106,6 @@ def test_waiting_starts_no_daemon_again(
     assert client.find_daemon() is None
 
 
-def test_a_path_is_a_folder_and_its_manifest_names_it(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "echo").mkdir()
-    (tmp_path / "echo" / "openenv.yaml").write_text("name: mine\napp: server.app:app\n")
-    launch = Client(home=home).launch(Path("echo"))
-    assert (launch.data["environment"], launch.data["payload"]["source"]) == (
-        "mine",
-        str(tmp_path / "echo"),
-    )
-    with pytest.raises(RequestFailed):  # there is no app in it
-        launch.wait()
-
-
 async def test_asyncio_waits_for_many_at_once(home: Path) -> None:
     client = AsyncClient(home=home)
     launches = [await client.launch("echo", name=f"echo-{n}", max_sessions=2) for n in range(12)]

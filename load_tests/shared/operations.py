@@ -16,9 +16,6 @@ from typing import Any
 Json = dict[str, Any]
 Progress = Callable[[Json], None]
 
-FOREVER_SECONDS = 3600.0
-PAGE_BYTES = 4096
-
 
 def worker_path() -> None:
     """Let the zygote of this process import `load_tests`."""
@@ -30,12 +27,3 @@ def worker_path() -> None:
 
 def moment(_payload: Json, _request_id: str, _home: str, _progress: Progress) -> float:
     return time.time()
-
-
-def hold(payload: Json, _request_id: str, _home: str, progress: Progress) -> float:
-    started = time.time()
-    held = bytearray(payload["bytes"])
-    held[::PAGE_BYTES] = b"1" * len(range(0, len(held), PAGE_BYTES))  # every page is there
-    progress({"holding": len(held)})
-    time.sleep(payload.get("seconds", FOREVER_SECONDS))
-    return started

@@ -69,24 +69,6 @@ def row_of(page: Any, section: str, text: str) -> Any:
     return body_of(page, section).locator("tbody tr").filter(has_text=text).first
 
 
-def test_an_environment_is_launched_from_the_form_and_becomes_ready(dashboard: Dashboard) -> None:
-    page = dashboard.show("/launch")
-    page.get_by_label("Source").fill("echo")
-    page.get_by_label("Name", exact=True).fill("formed")
-    page.get_by_label("Max sessions").fill("7")
-    page.get_by_role("button", name="Launch", exact=True).click()
-    log = page.get_by_role("log")
-    log.get_by_text("formed is ready at").wait_for()
-    body_of(page, "page-request").get_by_text("succeeded").first.wait_for()
-    dashboard.show("/")
-    row = row_of(page, "environments", "formed")
-    row.get_by_text("ready").wait_for()
-    assert "0/7" in row.inner_text()
-    row.get_by_role("button", name="Down formed").click()
-    page.get_by_role("button", name="Take down").click()
-    row.wait_for(state="detached")
-
-
 @pytest.mark.parametrize(
     ("label", "value", "expected"),
     [

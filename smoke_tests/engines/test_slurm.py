@@ -175,33 +175,6 @@ def test_a_job_that_slurm_requeues_is_the_same_replica_in_its_next_run(
     say_hello(machine.environment("echo")["address"])
 
 
-def test_address_and_status_name_one_address_while_a_replica_restarts(
-    slurm_machine: Machine, cluster: SlurmCluster
-) -> None:
-    machine = slurm_machine
-    states: set[str] = set()
-    launched(machine, "echo", *SLURM, "--engine-option", "requeue=true")
-    cluster.run("scontrol", "requeue", *cluster.jobs())
-
-    def is_back() -> bool:
-        before, told, after = (
-            machine.environment("echo"),
-            machine.ok("address", "echo"),
-            machine.environment("echo"),
-        )
-        found = [each["replicas"][0]["state"] for each in (before, after)]
-        if before["address"] == after["address"]:
-            assert told.out.startswith(before["address"]), states
-        if "READY" not in found:
-            assert "no replica of echo serves now" in told.err
-        states.update(found)
-        return bool(after["replicas"][0]["restarts"] == 1 and found == ["READY"] * 2)
-
-    eventually(is_back, within=60)
-    assert len(states) > 1
-    say_hello(machine.environment("echo")["address"])
-
-
 def test_a_preempted_job_is_told_and_waits_for_its_place(
     slurm_machine: Machine, cluster: SlurmCluster
 ) -> None:
@@ -259,32 +232,6 @@ def test_check_tells_the_version_and_what_is_missing(
     with pytest.raises(EngineGone) as gone:
         engine.check()
     assert "slurm-client" in str(gone.value.hint)
-
-
-def test_a_check_of_slurm_runs_a_job_and_leaves_none(
-    slurm_machine: Machine, cluster: SlurmCluster
-) -> None:
-    told = slurm_machine.ok("check", "--provider", "slurm").out
-    assert [line.split()[1] for line in told.splitlines() if "✓" in line] == [
-        *("engine", "launch", "session", "down")
-    ]
-    assert cluster.jobs() == []
-
-
-def test_a_check_that_waits_for_slurm_says_why_and_ends_with_ctrl_c(
-    slurm_machine: Machine, cluster: SlurmCluster
-) -> None:
-    cluster.run("scontrol", "update", "PartitionName=main", "State=DOWN")
-    try:
-        check = slurm_machine.start("check", "--provider", "slurm")
-        assert check.stderr is not None
-        assert any("PENDING (PartitionDown)" in line for line in check.stderr)
-        check.send_signal(signal.SIGINT)
-        assert check.wait(60) == 130
-        assert cluster.jobs() == []
-        assert slurm_machine.status()["environments"] == []
-    finally:
-        cluster.run("scontrol", "update", "PartitionName=main", "State=UP")
 
 
 def test_a_job_whose_folder_is_gone_is_cancelled(

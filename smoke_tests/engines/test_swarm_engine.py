@@ -3,22 +3,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import http.server
-import json
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from openenvd.environments.engines.base import EngineRefused, Instance, InstanceState, ReplicaPlan
 from openenvd.environments.engines.docker.engine import DockerEngine
 from openenvd.environments.engines.swarm.engine import SwarmEngine
-from openenvd.schema.errors import NotAnswering
-from openenvd.schema.protocol import HOST_OPTIONS_VARIABLE
 
 from ..conftest import eventually
 from .docker_engine import DockerEngine as RealEngine
@@ -74,61 +66,6 @@ def waiting(engine: SwarmEngine, plan: ReplicaPlan) -> str | None:
     return None if found is None else found.waiting
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"shm-size": "1g"}, "cannot have Docker's ShmSize"), ({"nonsense": "1"}, "no option")],
-)
-def test_an_option_that_services_do_not_have_is_refused(
-    engine: SwarmEngine, options: dict[str, str], said: str
-) -> None:
-    with pytest.raises(EngineRefused, match=said):
-        engine.start(plan_of(options=options))
-
-
-def test_a_server_elsewhere_that_does_not_answer_is_no_word_of_dockers(
-    engine: SwarmEngine,
-) -> None:
-    """As one on another node is drained, of which there is none here."""
-    options = json.dumps({"drain_secret": "a-secret-of-letters"})
-    service = started(engine, plan_of(env={HOST_OPTIONS_VARIABLE: options}))
-
-    def drain(port: int) -> None:
-        engine._ask_to_drain(dataclasses.replace(service, address=f"http://127.0.0.1:{port}"))
-
-    with answering(503) as port, pytest.raises(NotAnswering, match="503"):
-        drain(port)
-    with answering(403) as port, pytest.raises(EngineRefused, match="403"):
-        drain(port)
-    with pytest.raises(NotAnswering, match="nothing answers at"):
-        drain(port)
-
-
-@contextmanager
-def answering(status: int) -> Iterator[int]:
-    """A server that answers everything with a status; its port."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.send_error(status)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_port
-        server.shutdown()
-        thread.join()
-
-
-def test_a_service_is_named_whatever_its_replica_is(engine: SwarmEngine) -> None:
-    plan = plan_of()
-    labels = dataclasses.replace(plan.labels, replica=f"my.{'long' * 15}-0-15893c0ab45f1a2e")
-    plan = dataclasses.replace(plan, labels=labels)
-    assert started(engine, plan).labels.replica == labels.replica
-
-
 def test_on_a_network_whose_ports_are_exposed_a_token_is_asked_for(
     engine: SwarmEngine, swarm_engine: RealEngine
 ) -> None:
@@ -140,28 +77,6 @@ def test_on_a_network_whose_ports_are_exposed_a_token_is_asked_for(
             engine.start(plan_of(options={"network": "none-such"}))
     finally:
         swarm_engine.docker("network", "rm", "wide")
-
-
-def test_a_look_is_three_questions_however_many_services_there_are(
-    engine: SwarmEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plans = [plan_of() for _ in range(3)]
-    for plan in plans:
-        started(engine, plan)
-    asked: list[str] = []
-    monkeypatch.setattr(engine._api, "get", counting(engine._api.get, asked))
-    assert {each.state for each in engine.list()} == {InstanceState.RUNNING}
-    assert len(asked) == 3
-
-
-def counting(get: Callable[..., Any], asked: list[str]) -> Callable[..., Any]:
-    """The same, which writes down what is asked for."""
-
-    def counted(url: str, **options: Any) -> Any:
-        asked.append(url)
-        return get(url, **options)
-
-    return counted
 
 
 def test_a_port_that_another_task_has_waits(engine: SwarmEngine) -> None:

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,17 +85,6 @@ def test_a_daemon_whose_installation_is_removed_is_replaced_and_no_session_is_lo
     after = machine.environment("echo")
     assert (after["state"], after["address"]) == ("READY", before["address"])
     assert after["replicas"][0]["pid"] == before["replicas"][0]["pid"]
-
-
-def test_an_interrupted_start_of_the_daemon_is_waited_for(machine: Machine) -> None:
-    for _ in range(3):
-        interrupted = machine.start("status")
-        eventually((machine.home / "daemon.log").exists)
-        os.killpg(interrupted.pid, signal.SIGINT)
-        machine.ok("status")
-        interrupted.communicate()
-        machine.ok("stop")
-        (machine.home / "daemon.log").unlink()
 
 
 def test_a_killed_daemon_leaves_no_worker(machine: Machine) -> None:

@@ -22,16 +22,6 @@ from ..test_main_job import say_hello
 OUT_OF_MEMORY = 137
 HELD_MB = 400  # held by the build of the project's dependencies, in a child of the worker
 
-HELD_BY_SERVER_MB = 250
-ENVIRONMENT = """\
-from openenvd.env_host.bundled.echo.environment import EchoEnvironment
-
-held = bytearray(%d << 20)
-held[::4096] = b"1" * len(held[::4096])
-
-class FatEnvironment(EchoEnvironment):
-    pass
-"""
 PYPROJECT = """\
 [project]
 name = "hungry"
@@ -148,18 +138,6 @@ def test_out_of_memory_is_reported_by_every_command(machine: Machine, hungry: Pa
     say_hello(after["address"])
     eventually(lambda: len(_workers(machine)) >= len(workers))
     machine.ok("launch", "echo", "--name", "later")
-
-
-def test_a_replica_that_needs_more_to_start_is_given_more(machine: Machine, tmp_path: Path) -> None:
-    (tmp_path / "fat_environment.py").write_text(ENVIRONMENT % HELD_BY_SERVER_MB)
-    words = ("launch", "fat_environment:FatEnvironment", "--name", "fat", "--memory", "200M")
-    answer = machine.run(*words, "--retry-oom", "--json", cwd=tmp_path)
-    assert answer.code == 0, answer.text
-    request = machine.request(answer.json["request_id"])
-    assert (request["attempts"], request["memory_bytes"]) == (2, 400 << 20)
-    log = machine.ok("logs", request["id"]).out
-    assert re.search(r"killed by the kernel .* it runs again with 400 MB", log)
-    machine.ok("down", "fat")
 
 
 def _workers(machine: Machine) -> list[dict[str, Any]]:

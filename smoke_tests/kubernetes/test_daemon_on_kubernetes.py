@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
-
-import yaml
 
 from ..conftest import Answer, eventually
 from ..providers.harness import NAME, Harness
@@ -61,17 +58,3 @@ def test_a_check_without_an_image_says_how_to_make_one(harness: Harness) -> None
     assert "openenv image build echo --tag REGISTRY/echo:1, docker push REGISTRY/echo:1" in launch
     assert "✓ down" in down
     harness.assert_nothing_left()
-
-
-def test_a_check_names_what_an_account_may_not_do(
-    harness: Harness, real: Cluster, tmp_path: Path
-) -> None:
-    real.kubectl("create", "serviceaccount", "nobody")
-    config = yaml.safe_load(real.kubeconfig.read_text())
-    config["users"][0]["user"] = {"token": real.kubectl("create", "token", "nobody")}
-    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
-    harness.machine.environ["KUBECONFIG"] = str(tmp_path / "kubeconfig")
-    answer = checked(harness, f"docker://{SAMPLE_IMAGE}")
-    assert answer.code == 1, answer.text
-    assert "✗ engine" in answer.out
-    assert "may not get pods in default" in answer.out

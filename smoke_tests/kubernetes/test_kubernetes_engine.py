@@ -58,53 +58,12 @@ def reached(engine: KubernetesEngine, plan: ReplicaPlan, state: InstanceState) -
     return found
 
 
-def test_a_pod_runs_prints_is_stopped_and_gone(engine: KubernetesEngine, real: Cluster) -> None:
-    plan = plan_of()
-    engine.start(plan)
-    instance = reached(engine, plan, InstanceState.RUNNING)
-    assert instance.address is not None
-    engine.stop(instance, 5.0)
-    ended = reached(engine, plan, InstanceState.EXITED)
-    assert ended.exit is not None
-    assert ended.exit.exit_code == 128 + signal.SIGTERM
-    assert b"".join(chunk.data for chunk in engine.logs(instance, None)) == b"up\n"
-    engine.remove(instance)
-    assert engine.find(plan) is None
-    eventually(lambda: real.kubectl("get", "services", "-l", "openenvd.home", "-o", "name") == "")
-
-
 def test_a_signal_that_a_server_does_not_know_does_not_end_it(engine: KubernetesEngine) -> None:
     plan = plan_of()
     engine.start(plan)
     instance = reached(engine, plan, InstanceState.RUNNING)
     engine.signal(instance, signal.SIGUSR1)
     assert engine.find(plan) == instance
-
-
-def test_a_pod_that_has_no_place_has_the_schedulers_words(engine: KubernetesEngine) -> None:
-    plan = plan_of(SERVE, 2**50)
-    instance = engine.start(plan)
-
-    def says_why() -> bool:
-        found = engine.find(plan)
-        return found is not None and "Insufficient memory" in (found.waiting or "")
-
-    eventually(says_why)
-    engine.stop(instance, 1.0)
-    assert engine.find(plan) is None
-
-
-def test_an_image_that_no_registry_has_is_waited_for_in_its_words(engine: KubernetesEngine) -> None:
-    plan = plan_of(image="registry.invalid/nothing:1")
-    instance = engine.start(plan)
-
-    def says_why() -> bool:
-        found = engine.find(plan)
-        return found is not None and "registry.invalid" in (found.waiting or "")
-
-    eventually(says_why, within=60)
-    engine.stop(instance, 1.0)
-    assert engine.find(plan) is None
 
 
 def test_a_secret_reaches_its_pod_and_goes_with_it(engine: KubernetesEngine, real: Cluster) -> None:

@@ -10,18 +10,15 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 import psutil
 import pytest
-from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from openenvd.environments.gateway.process import locked
@@ -29,19 +26,6 @@ from openenvd.schema.layout import Layout
 
 from ..conftest import GRACE_SECONDS, Machine, eventually
 from ..pages import name_of, pages_that_need, run_blocks
-from ..upstream.test_upstream import GENERIC_CLIENT
-from ..upstream.upstream_python import UpstreamPython
-
-SLOW_TO_START = """
-import os, time
-from openenvd.env_host.bundled.echo.environment import EchoEnvironment
-
-while os.path.exists(os.environ["WAIT"]):
-    time.sleep(0.02)
-
-class Sample(EchoEnvironment):
-    pass
-"""
 
 
 def launch(machine: Machine, name: str = "echo", *options: str) -> str:
@@ -81,24 +65,6 @@ def answers(address: str) -> bool:
         return True
     except (OSError, WebSocketException):
         return False
-
-
-def status_of(url: str, **headers: str) -> int:
-    try:
-        with urlopen(Request(url, headers=headers)) as response:
-            return int(response.status)
-    except HTTPError as exc:
-        with exc:
-            return exc.code
-
-
-def test_upstreams_own_client_works_through_the_gateway(
-    machine: Machine, upstream_python: UpstreamPython
-) -> None:
-    address = launch(machine, "echo", "--replicas", "2")
-    words = (GENERIC_CLIENT, address)
-    say = upstream_python.run(*words, folder=machine.home, environ=machine.environ)
-    assert "generic client ok" in say
 
 
 def test_sessions_outlive_the_daemon_and_the_next_one_has_the_gateway(machine: Machine) -> None:
@@ -174,34 +140,6 @@ def replica_of(session: ClientConnection) -> str:
     return session.response.headers["OpenEnvd-Replica"]
 
 
-def is_connected_to(address: str) -> bool:
-    """Whether this process has a connection there."""
-    port, found = urlsplit(address).port, psutil.Process().net_connections("tcp")
-    return port in [getattr(each.raddr, "port", None) for each in found]
-
-
-def test_a_client_that_comes_while_the_only_replica_is_restarted_waits_for_it(
-    machine: Machine, write_environment: Callable[[str], str], tmp_path: Path
-) -> None:
-    wait = tmp_path / "wait"
-    source = write_environment(SLOW_TO_START)
-    words = ["launch", source, "--name", "echo", "-e", f"WAIT={wait}", "--gateway", "--json"]
-    address = machine.ok(*words).json["environment"]["address"]
-    for _ in range(2):
-        [replica] = machine.environment("echo")["replicas"]
-        wait.touch()
-        os.kill(replica["pid"], signal.SIGKILL)
-        eventually(lambda: machine.environment("echo")["replicas"][0]["state"] != "READY")
-        with ThreadPoolExecutor() as threads:
-            held = threads.submit(begin, address, open_timeout=60)
-            eventually(lambda: is_connected_to(address))
-            assert not held.done()
-            wait.unlink()
-            with held.result() as session:
-                assert says(reset(session), "held")
-        assert status_of(f"{address}/health") == 200
-
-
 def test_the_gateway_ends_with_the_last_environment_that_wants_it(machine: Machine) -> None:
     launch(machine, "one")
     launch(machine, "two")
@@ -236,34 +174,6 @@ def is_listening(address: str) -> bool:
     except ConnectionRefusedError:
         return False
     return True
-
-
-def test_pages_of_other_origins_and_rebound_names_are_refused_behind_the_gateway(
-    machine: Machine,
-) -> None:
-    address = launch(machine)
-    own = address.partition("/envs/")[0]
-    assert status_of(f"{address}/health") == 200
-    assert status_of(f"{address}/health", Origin=own) == 200
-    assert status_of(f"{address}/health", Origin="http://evil.example") == 403
-    assert status_of(f"{address}/health", Host="evil.example") == 403
-    assert status_of(f"{address}/health", **{"X-Forwarded-Host": "evil.example"}) == 200
-    for origin in ("http://evil.example", "null"):
-        with pytest.raises(InvalidStatus, match="403"):
-            begin(address, origin=origin)
-    replica = gateway(machine)["environments"][0]["replicas"][0]["address"]
-    assert replica.startswith("127.0.0.1:")
-
-
-def test_a_gateway_that_cannot_be_started_fails_the_launch_and_leaves_nothing(
-    machine: Machine,
-) -> None:
-    machine.ok("up", "--gateway-certificate", "none.pem", "--gateway-key", "none.key")
-    answer = machine.run("launch", "echo", "--gateway")
-    assert answer.code == 1
-    assert f"gateway cannot read {machine.home.parent}/none.pem: No such file" in answer.text
-    assert machine.run("launch", "echo", "--gateway", "--port", "21500").code != 0
-    assert not [p for p in machine.processes() if "openenvd: gateway" in " ".join(p.cmdline())]
 
 
 @pytest.mark.parametrize("page", pages_that_need("a certificate"), ids=name_of)

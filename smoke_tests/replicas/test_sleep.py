@@ -140,12 +140,6 @@ def test_the_last_replica_of_a_range_sleeps(
     eventually(lambda: sleeps(machine), within=60)
 
 
-def test_behind_the_gateway_nothing_sleeps(machine: Machine) -> None:
-    refused = machine.run("launch", "echo", "--gateway", "--idle-timeout", IDLE_SECONDS)
-    assert refused.code != 0
-    assert "an environment behind the gateway does not sleep" in refused.err
-
-
 def test_one_whose_shim_is_killed_while_it_sleeps_comes_back(
     machine: Machine, clients: Clients
 ) -> None:

@@ -12,9 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from ..conftest import Machine, eventually
@@ -121,19 +119,6 @@ def test_an_update_keeps_sessions_and_new_ones_get_the_new_version(
     assert (environment["state"], environment["generation"]) == ("READY", 2)
 
 
-def test_sessions_that_go_on_for_too_long_end_with_what_was_replaced(
-    machine: Machine, versioned: Update
-) -> None:
-    address = machine.ok(*versioned("1", "--json")).json["environment"]["address"]
-    with session(address) as socket:
-        machine.ok(*versioned("2", "--set", "drain-timeout=0.5"))
-        eventually(lambda: generations(machine)[1] == "RETIRED")
-        assert json.loads(socket.recv())["type"] == "error"  # why it is closed
-        with pytest.raises(ConnectionClosed):
-            socket.recv()
-    assert len(run_folders(machine)) == 1
-
-
 def test_another_source_under_the_name_is_an_update_only_if_that_is_said(
     machine: Machine, versioned: Update
 ) -> None:
@@ -217,29 +202,6 @@ def test_a_daemon_that_is_killed_during_an_update_leaves_one_generation(
     eventually(lambda: generations(machine) == {2: "SERVING", 1: "RETIRED"})
     [replica] = replicas(machine)
     assert run_folders(machine) == [replica["id"]]
-
-
-def test_a_replica_of_the_new_generation_is_restarted_and_serves(
-    machine: Machine, versioned: Update
-) -> None:
-    """It is held until it takes over, and never again."""
-    address = machine.ok(*versioned("1", "--json")).json["environment"]["address"]
-    machine.ok(*versioned("2"))
-    eventually(lambda: generations(machine) == {2: "SERVING", 1: "RETIRED"})
-    for parent in (False, True):  # the server, then its shim
-        [replica] = replicas(machine)
-        server = psutil.Process(replica["pid"])
-        victim = server.parent() if parent else server
-        assert victim is not None
-        victim.kill()
-        eventually(lambda pid=replica["pid"]: pid != _ready_pid(machine))  # type: ignore[misc]
-        eventually(lambda: _ready_pid(machine) is not None)
-        assert version_at(address) == "2"
-
-
-def _ready_pid(machine: Machine) -> int | None:
-    [replica] = replicas(machine)
-    return int(replica["pid"]) if replica["state"] == "READY" else None
 
 
 def test_the_gateway_runs_while_a_generation_that_is_behind_it_starts_or_drains(

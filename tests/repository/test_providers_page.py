@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -57,55 +56,3 @@ def test_every_fact_has_an_entry_for_each_other_system() -> None:
     from smoke_tests.providers import others, page
 
     assert set(others.read_others({fact.name for fact in page.facts()})) == {"openenv", "skypilot"}
-
-
-def test_what_was_not_tried_again_is_written_as_it_was(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from smoke_tests.providers import __main__, page
-
-    before = page.read_results()
-    copy = tmp_path / "results.json"
-    copy.write_text(page.RESULTS.read_text())
-    monkeypatch.setattr(page, "RESULTS", copy)
-    again = page.Result("2100-01-31", "Ray 9", before["ray"].facts)
-    __main__.write({"ray": again})
-    assert page.read_results() == {**before, "ray": again}
-    shown = page.render(page.read_results(), page.read_systems())
-    assert "`ray` on 2100-01-31 (Ray 9)" in shown
-
-
-@pytest.mark.parametrize(
-    ("entries", "fault"),
-    [
-        ({"test_a": "yes: it", "test_z": "no: it"}, "skypilot: unknown fact test_z"),
-        ({}, "skypilot: no entry for test_a"),
-        ({"test_a": "maybe: it"}, "skypilot: test_a: unknown outcome maybe"),
-        ({"test_a": "yes: that"}, "skypilot: test_a: no note that"),
-        ({"test_a": "yes"}, "skypilot: test_a: no note "),
-        ({"test_a": "yes: bare"}, "skypilot: test_a: note bare has no source"),
-    ],
-)
-def test_other_systems_with_gaps_or_unknown_facts_are_refused(
-    entries: dict[str, str], fault: str, tmp_path: Path
-) -> None:
-    from smoke_tests.providers import others
-
-    system = {
-        "title": "SkyPilot 0.14",
-        "version": "0.14.1",
-        "read_on": "2026-11-23",
-        "files": "https://example.org/",
-        "notes": {
-            "it": {"why": "It is so.", "sources": ["a.py"]},
-            "bare": {"why": "Nobody knows.", "sources": []},
-        },
-        "facts": {"test_a": "yes: it", "test_b": "?: bare"},
-    }
-    known = {"test_a", "test_b"}
-    path = tmp_path / "others.json"
-    path.write_text(json.dumps({"skypilot": system}))
-    assert others.read_others(known, path)["skypilot"].outcome("test_a") == ("yes", "it")
-    path.write_text(json.dumps({"skypilot": {**system, "facts": {"test_b": "?: bare", **entries}}}))
-    with pytest.raises(ValueError, match=fault):
-        others.read_others(known, path)
