@@ -76,12 +76,23 @@ def sources(
 
 
 def _names_of(*questions: Callable[[DaemonClient], Names]) -> Completing:
-    """Return what completes names from the answers of the daemon."""
+    """Return what completes names; a daemon is asked no more once it has not answered."""
 
     def complete(
         _context: click.Context, _parameter: click.Parameter, begun: str
     ) -> list[CompletionItem]:
-        return _items(begun, _ask(questions))
+        from ..client import daemon
+        from ..client.errors import ClientError
+        from ..schema.settings import Paths
+
+        found: Names = []
+        with contextlib.suppress(ClientError):
+            paths = Paths.from_environment()
+            client = daemon.find(paths, any_version=True, answer_seconds=ANSWER_SECONDS)
+            if client is not None:
+                for question in questions:
+                    found += question(client)
+        return _items(begun, found)
 
     return complete
 
@@ -92,28 +103,8 @@ def _items(begun: str, found: Names) -> list[CompletionItem]:
     return [CompletionItem(text, help=about) for text, about in found if text.startswith(begun)]
 
 
-def _ask(questions: tuple[Callable[[DaemonClient], Names], ...]) -> Names:
-    """Return what the daemon answers; it is asked no more once it has not answered."""
-    from ..client import daemon
-    from ..client.errors import ClientError
-    from ..schema.settings import Paths
-
-    found: Names = []
-    with contextlib.suppress(ClientError):
-        paths = Paths.from_environment()
-        client = daemon.find(paths, any_version=True, answer_seconds=ANSWER_SECONDS)
-        if client is not None:
-            for question in questions:
-                found += question(client)
-    return found
-
-
 def _environments(client: DaemonClient) -> Names:
     return [(each["name"], each["state"].lower()) for each in client.environments()]
-
-
-def _usable(client: DaemonClient) -> Names:
-    return [each for each in _environments(client) if each[1] != "failed"]
 
 
 def _requests(client: DaemonClient, *, states: tuple[str, ...] = ()) -> Names:
@@ -127,6 +118,8 @@ def _requests(client: DaemonClient, *, states: tuple[str, ...] = ()) -> Names:
 
 
 environments = _names_of(_environments)
-usable_environments = _names_of(_usable)
+usable_environments = _names_of(
+    lambda client: [each for each in _environments(client) if each[1] != "failed"]
+)
 environments_and_requests = _names_of(_environments, _requests)
 active_requests = _names_of(partial(_requests, states=("PENDING", "RUNNING")))

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from ..client.errors import ApiRefused, ClientError, DaemonUnreachable, RequestFailed
 from ..schema.states import ErrorKind, RequestState
+from ..system.text.json_lines import Json
 
 OK = 0  # done, or durably queued with --async
 FAILED = 1  # the request failed or was cancelled, or the daemon refused it
@@ -35,7 +35,7 @@ def of_error(error: ClientError) -> int:
     return FAILED
 
 
-def of_request(request: dict[str, Any]) -> int:
+def of_request(request: Json) -> int:
     """The code of a request that is final."""
     if request["state"] == RequestState.SUCCEEDED:
         return OK
@@ -43,6 +43,6 @@ def of_request(request: dict[str, Any]) -> int:
     return OUT_OF_MEMORY if kind == ErrorKind.OOM_KILLED else FAILED
 
 
-def of_requests(requests: Iterable[dict[str, Any]]) -> int:
+def of_requests(requests: Iterable[Json]) -> int:
     """Of several the worst: out of memory before failed before ok."""
     return max((of_request(request) for request in requests), default=OK)

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
@@ -57,10 +58,9 @@ def submit_options(command: Command) -> Command:
     return async_option(declared_options(RequestOptions, only=("retry_oom",))(command))
 
 
-def async_option(command: Command) -> Command:
-    """`--async`, as the argument `is_async`."""
-    text = "Print the request's id, and return."
-    return click.option("--async", "is_async", is_flag=True, help=text)(command)
+async_option = click.option(
+    "--async", "is_async", is_flag=True, help="Print the request's id, and return."
+)
 
 
 def submit(client: DaemonClient, operation: str, payload: Json, options: Json) -> Json:
@@ -157,12 +157,12 @@ class _Screen:
 
 def follow_request(
     client: DaemonClient,
-    request: dict[str, Any],
+    request: Json,
     output: Output,
     *,
     is_shown_later: Callable[[str], bool] = lambda _: False,
     detaches: bool = True,
-) -> dict[str, Any]:
+) -> Json:
     """Show the request's log until it is final; its failure too, when it fails.
 
     Lines that the command's own result repeats later are left out.
@@ -194,20 +194,19 @@ def follow_request(
     return final
 
 
-def wait_quietly(client: DaemonClient, request_id: str) -> dict[str, Any]:
-    """The request once it is final, without its log."""
-    return following.wait(client, request_id, reconnect=reconnect)
+wait_quietly = partial(following.wait, reconnect=reconnect)
+run = partial(following.run, reconnect=reconnect)
 
 
-def run(client: DaemonClient, operation: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """A short operation, to its successful end."""
-    return following.run(client, operation, payload, reconnect=reconnect)
-
-
-def phase_line(request: dict[str, Any], progress: dict[str, Any]) -> str:
-    """Return what a request does now, and how long it takes yet."""
+def phase_line(request: Json, progress: Json) -> str:
+    """Return what a request does now, and how long it takes yet or usually, where that is known."""
     phase = progress.get("message") or request.get("pending_reason") or request["state"].lower()
-    return plain(f"{request['label']}: {phase}{_estimate(progress)}")
+    estimates = (
+        f", {words.format(phrases.duration(seconds))}"
+        for key, words in _ESTIMATES.items()
+        if (seconds := progress.get(key)) is not None
+    )
+    return plain(f"{request['label']}: {phase}{next(estimates, '')}")
 
 
 def drawn_phase(request: Json, progress: Json) -> RenderableType:
@@ -226,14 +225,6 @@ def drawn_phase(request: Json, progress: Json) -> RenderableType:
     return line
 
 
-def _estimate(progress: Json) -> str:
-    """Return how long it takes yet, or usually takes, where that is known."""
-    for key, words in _ESTIMATES.items():
-        if (seconds := progress.get(key)) is not None:
-            return f", {words.format(phrases.duration(seconds))}"
-    return ""
-
-
 @contextmanager
 def _screen(output: Output, label: str, is_shown_later: Callable[[str], bool]) -> Iterator[_Screen]:
     if not sys.stderr.isatty():
@@ -244,7 +235,7 @@ def _screen(output: Output, label: str, is_shown_later: Callable[[str], bool]) -
         yield _Screen(output, status, is_shown_later)
 
 
-def _detach(client: DaemonClient, request: dict[str, Any], output: Output) -> None:
+def _detach(client: DaemonClient, request: Json, output: Output) -> None:
     short = phrases.short_id(request["id"])
     try:
         output.note(

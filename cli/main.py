@@ -14,7 +14,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import click
 
@@ -39,8 +39,8 @@ COMMANDS = {
     "wait": ("commands.requests", "Wait for requests; the outcome is the exit code."),
     "retry": ("commands.requests", "Submit an ended request again, with other memory if need be."),
     "cancel": ("commands.requests", "Cancel requests at once."),
-    "bench": ("commands.measuring", "Measure how many sessions an environment holds."),
-    "test": ("commands.measuring", "Find an environment's faults on a real server."),
+    "bench": ("commands.bench", "Measure how many sessions an environment holds."),
+    "test": ("commands.check", "Find an environment's faults on a real server."),
     "image": ("commands.launch", "Build container images of environments."),
     "scale": ("commands.replicas", "Change how many replicas an environment has."),
     "restart": (
@@ -168,13 +168,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except OSError as exc:
         if exc.errno not in _CANNOT_WRITE:
             raise
+        _give_up_output(exc)
         code = exit_codes.FAILED
-        _discard(sys.stdout)
-        try:
-            sys.stderr.write(f"error: the output cannot be written: {exc.strerror}\n")
-        except OSError:
-            _discard(sys.stderr)
     sys.exit(code)
+
+
+def _give_up_output(exc: OSError) -> None:
+    """Discard what cannot be written, and say so where that can be read."""
+    _discard(sys.stdout)
+    try:
+        sys.stderr.write(f"error: the output cannot be written: {exc.strerror}\n")
+    except OSError:
+        _discard(sys.stderr)
 
 
 def _discard(stream: TextIO) -> None:
@@ -193,58 +198,55 @@ def run(arguments: list[str]) -> int:
     if arguments and arguments[0] in passthrough.COMMANDS:
         return passthrough.run(arguments)
     try:
-        _check_text(arguments)
-        code = _invoke(arguments)
-        return code if isinstance(code, int) else exit_codes.OK
+        return _invoke(arguments)
     except click.exceptions.Exit as exc:
         return exc.exit_code
-    except click.ClickException as exc:
-        from .output.output import Output
-
-        lead = _lead(exc)
-        exc.show()
-        hint = lead or "see --help"
-        if lead:
-            sys.stderr.write(f"{lead[0].upper()}{lead[1:]}\n")
-        details = {"kind": "usage", "message": exc.format_message(), "hint": hint}
-        Output(as_json="--json" in arguments).json({"error": details})
-        return exit_codes.USAGE
-    except ClientError as exc:
-        from .output.failures import error_lines, request_failure
-        from .output.output import Output
-
-        output = Output(as_json="--json" in arguments)
-        if isinstance(exc, RequestFailed):
-            output.note(*request_failure(exc.request))
-            output.json({"error": exc.request["error"]})
-        else:
-            output.note(*error_lines(exc))
-            output.json(exc.to_json())
-        return exit_codes.of_error(exc)
     except (KeyboardInterrupt, click.Abort):
         sys.stderr.write("\n")
         return exit_codes.INTERRUPTED
+    except (click.ClickException, ClientError) as exc:
+        try:
+            _report(exc, as_json="--json" in arguments)
+        except OSError as unwritten:
+            if unwritten.errno not in _CANNOT_WRITE:
+                raise
+            _give_up_output(unwritten)  # the exit code says it all the same
+        return exit_codes.of_error(exc) if isinstance(exc, ClientError) else exit_codes.USAGE
 
 
-def _invoke(arguments: list[str]) -> Any:
-    if any(name.endswith("_COMPLETE") and name.startswith("_OPENENV") for name in os.environ):
-        return cli.main(args=arguments)  # a shell asks for completions
-    # Not `cli.main`, which would turn a broken pipe into a plain failure.
-    with cli.make_context("openenv", arguments) as context:
-        return cli.invoke(context)
-
-
-def _check_text(arguments: list[str]) -> None:
-    """Names, paths and values travel as JSON, which is Unicode; a shell's words need not be.
-
-    Raises:
-        click.UsageError: naming the word.
-    """
+def _invoke(arguments: list[str]) -> int:
     for word in arguments:
         try:
-            word.encode()
+            word.encode()  # names, paths and values travel as JSON, which is Unicode
         except UnicodeEncodeError:
             raise click.UsageError(f"{os.fsencode(word)!r} is not UTF-8 text") from None
+    if any(name.endswith("_COMPLETE") and name.startswith("_OPENENV") for name in os.environ):
+        cli.main(args=arguments)  # a shell asks for completions
+    # Not `cli.main`, which would turn a broken pipe into a plain failure.
+    with cli.make_context("openenv", arguments) as context:
+        code = cli.invoke(context)
+        return code if isinstance(code, int) else exit_codes.OK
+
+
+def _report(error: click.ClickException | ClientError, *, as_json: bool) -> None:
+    from .output.failures import error_lines, request_failure
+    from .output.output import Output
+
+    output = Output(as_json=as_json)
+    if isinstance(error, click.ClickException):
+        lead = _lead(error)
+        error.show()
+        if lead:
+            sys.stderr.write(f"{lead[0].upper()}{lead[1:]}\n")
+        hint = lead or "see --help"
+        details = {"kind": "usage", "message": error.format_message(), "hint": hint}
+        output.json({"error": details})
+    elif isinstance(error, RequestFailed):
+        output.note(*request_failure(error.request))
+        output.json({"error": error.request["error"]})
+    else:
+        output.note(*error_lines(error))
+        output.json(error.to_json())
 
 
 def _lead(error: click.ClickException) -> str | None:

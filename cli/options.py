@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -47,7 +48,7 @@ def connect(
 ) -> DaemonClient:
     """Connect to the daemon; start it, and say so, when it is not running."""
 
-    def say(line: dict[str, Any]) -> None:
+    def say(line: Json) -> None:
         if replaced := line.get("replaced"):
             output.note(f"{replaced}; another takes its place, and environments continue")
         output.note(f"started the daemon at {line['address']} (pid {line['pid']})")
@@ -118,6 +119,23 @@ def count_or_auto(text: str) -> int | None:
     return int(text)
 
 
+def read_action(text: str | None) -> Json | None:
+    """Read the value of `--action`.
+
+    Raises:
+        click.BadParameter: It is no JSON object.
+    """
+    if text is None:
+        return None
+    try:
+        action = json.loads(text)
+    except ValueError as exc:
+        raise click.BadParameter(f"that is not JSON: {exc}", param_hint="--action") from None
+    if not isinstance(action, dict):
+        raise click.BadParameter("an action is a JSON object: {…}", param_hint="--action")
+    return action
+
+
 def declared_options(
     declaration: type, only: Collection[str] | None = None, *, without: Collection[str] = ()
 ) -> Callable[[Command], Command]:
@@ -126,12 +144,16 @@ def declared_options(
 
     def decorate(command: Command) -> Command:
         for item in reversed(options_of(declaration)):
-            if item.name in without or (only is not None and item.name not in only):
+            is_left_out = only is not None and item.name not in only
+            if is_left_out or item.name in without or item.flag == "":
                 continue
-            if item.flag == "":
-                continue
-            if item.kind is dict:
-                command = _file_option(item)(command)
+            if item.kind is dict:  # a file, where no other user sees the values
+                text = (
+                    "Read variables from a file of KEY=VALUE lines. Format as Docker's. Repeatable."
+                )
+                command = click.option(
+                    f"--{item.name}-file", multiple=True, metavar="FILE", help=text
+                )(command)
             command = _click_option(item)(command)
         return command
 
@@ -140,11 +162,11 @@ def declared_options(
 
 def given_options(
     declaration: type, values: Mapping[str, Any], only: Collection[str] | None = None
-) -> dict[str, Any]:
+) -> Json:
     """Return the declared options, or some, that were given on the command line."""
     from ..system.text.options import options_of
 
-    given: dict[str, Any] = {}
+    given: Json = {}
     for item in options_of(declaration):
         if only is not None and item.name not in only:
             continue
@@ -164,7 +186,7 @@ def given_options(
 def _click_option(item: Option) -> Callable[[Command], Command]:
     word = word_of(item)
     flags = [item.flag or f"--{word}"]
-    more: dict[str, Any] = {"default": None}
+    more: Json = {"default": None}
     if item.kind is bool:
         flags = [f"--{word}/--no-{word}"] if item.default is None else flags
         more["is_flag"] = True
@@ -179,14 +201,6 @@ def _click_option(item: Option) -> Callable[[Command], Command]:
         if item.name == "provider" and not item.choices:
             more["shell_complete"] = completion.providers
     return click.option(*flags, item.name, help=help_of(item), **more)
-
-
-def _file_option(item: Option) -> Callable[[Command], Command]:
-    """Return the option that reads variables from a file, where no other user sees them."""
-    text = "Read variables from a file of KEY=VALUE lines. Format as Docker's. Repeatable."
-    return click.option(
-        f"--{item.name}-file", f"{item.name}_file", multiple=True, metavar="FILE", help=text
-    )
 
 
 def word_of(item: Option) -> str:
@@ -217,7 +231,7 @@ def type_of(item: Option) -> tuple[Any, str | None]:
         kind = Duration if is_time else click.FloatRange
         return kind(min=least, min_open=item.above is not None), "DURATION" if is_time else "X"
     if item.kind is int:
-        bounds: dict[str, Any] = {"min": item.least, "max": item.most}
+        bounds: Json = {"min": item.least, "max": item.most}
         return click.IntRange(**bounds) if set(bounds.values()) != {None} else int, "N"
     return str, None
 

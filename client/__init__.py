@@ -27,9 +27,8 @@ and below them, with the standard library alone and JSON as documented in `docs/
     http.py       one call over the Unix socket: JSON, text, server-sent events
     api.py        `DaemonClient`: the API's calls by name
     following.py  follows one request to its end, across lost connections
-    daemon.py     finds the daemon, starts one, stops it
+    daemon.py     finds the daemon, starts one, stops it; as a program: whether one answers
     sources.py    what the source of a launch means, seen from a folder; variables for a policy
-    health.py     a program for probes: whether a daemon answers; it starts none
     errors.py     what can go wrong
 
 Names are resolved on first use, so that each command pays for what it uses.

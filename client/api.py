@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypedDict, Unpack
 from urllib.parse import quote
 
+from ..schema.states import EnvironmentState
 from ..system.text.json_lines import Json
 from .errors import ApiRefused, ConnectionLost
 from .http import HttpClient, ServerEvent
 
-_DOWN = "STOPPED"  # as in `requests_db.states`, which this package may not import
 _LOG_HEADER = "openenvd-log"  # the id of the replica whose log an answer is
 
 
@@ -195,7 +195,7 @@ class DaemonClient:
     def _is_down(self, name: str) -> bool | None:
         """Return whether an environment is down; None: the daemon does not answer any more."""
         try:
-            return bool(self.environment(name)["state"] == _DOWN)
+            return bool(self.environment(name)["state"] == EnvironmentState.STOPPED)
         except ConnectionLost:
             return None
         except ApiRefused as exc:

@@ -13,12 +13,21 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any, Generic, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 from ..system.text.json_lines import Json
 from .api import DaemonClient, RequestFilters
-from .following import Reconnect
-from .handles import Environment, Progress, Request, pauses
+from .following import Reconnect, look
+from .handles import (
+    Environment,
+    EnvironmentData,
+    Progress,
+    Request,
+    RequestData,
+    environment_of,
+    json_of,
+    pauses,
+)
 from .options import DrainOptions, LaunchOptions, RequestOptions, RolloutOptions
 from .session import ANSWER_SECONDS, AsyncSession
 from .synchronous import Client, Folder
@@ -48,7 +57,7 @@ class AsyncClient:
         """Start an environment, or update the one of this name."""
         launch = self._client.launch
         request = await asyncio.to_thread(launch, source, name=name, update=update, **options)
-        return AsyncRequest(request, AsyncEnvironment)
+        return _with_environment(request)
 
     async def rollout(
         self,
@@ -59,25 +68,26 @@ class AsyncClient:
         """Play episodes, and write them to a folder."""
         names = [each if isinstance(each, str) else each.name for each in environments]
         request = await asyncio.to_thread(self._client.rollout, *names, out=out, **options)
-        return AsyncRequest(request, _as_it_is)
+        return AsyncRequest(request.client, request.data, json_of)
 
     async def environments(self) -> list[AsyncEnvironment]:
         """List every environment that is wanted, or that failed."""
-        return [AsyncEnvironment(e) for e in await asyncio.to_thread(self._client.environments)]
+        found = await asyncio.to_thread(self._client.environments)
+        return [AsyncEnvironment(each.client, each.data) for each in found]
 
     def environment(self, name: str) -> AsyncEnvironment:
         """Return one environment by its name; `await` it for its present state."""
-        return AsyncEnvironment(Environment(self._client, {"name": name}))
+        return AsyncEnvironment(self._client, {"name": name})
 
     async def requests(self, **filters: Unpack[RequestFilters]) -> list[AsyncRequest[Json]]:
         """List the queue and its history, newest first."""
         found = await asyncio.to_thread(self._client.requests, **filters)
-        return [AsyncRequest(each, _as_it_is) for each in found]
+        return [AsyncRequest(each.client, each.data, json_of) for each in found]
 
     async def request(self, request_id: str) -> AsyncRequest[Json]:
         """Return one request by its id, or the beginning of it."""
         found = await asyncio.to_thread(self._client.request, request_id)
-        return AsyncRequest(found, _as_it_is)
+        return AsyncRequest(found.client, found.data, json_of)
 
     async def status(self) -> Json:
         """Return what `openenv status --json` prints."""
@@ -88,34 +98,12 @@ class AsyncClient:
         return await asyncio.to_thread(self._client.info)
 
 
-class AsyncRequest(Generic[Result]):
+class AsyncRequest(RequestData[Result]):
     """A queued operation; `async for` yields its progress, and raises when it failed."""
-
-    def __init__(self, request: Request[Any], read_result: Callable[[Any], Result]) -> None:
-        self._request = request
-        self._read_result = read_result
-
-    def __repr__(self) -> str:
-        return f"<Async{repr(self._request)[1:]}"
-
-    @property
-    def data(self) -> Json:
-        """The API's JSON, from when it was last asked for."""
-        return self._request.data
-
-    @property
-    def id(self) -> str:
-        """The id, by which every command finds it."""
-        return self._request.id
-
-    @property
-    def state(self) -> str:
-        """Its state, when it was last asked for."""
-        return self._request.state
 
     async def refresh(self) -> Self:
         """Ask for its present state."""
-        await asyncio.to_thread(self._request.refresh)
+        _, self.data = await asyncio.to_thread(look, self.client.find_daemon, self.id)
         return self
 
     async def wait(self) -> Result:
@@ -126,34 +114,32 @@ class AsyncRequest(Generic[Result]):
         """
         looks = pauses()
         await self.refresh()
-        while not self._request.is_final:
+        while not self.is_final:
             await asyncio.sleep(next(looks))
             await self.refresh()
-        return self._read_result(await asyncio.to_thread(self._request.result))
+        return await asyncio.to_thread(self.result)
 
     async def __aiter__(self) -> AsyncIterator[Progress]:
-        async for progress in stream(self._request.client, self._request.follow):
+        async for progress in stream(self.client, self.follow):
             yield progress
-        await asyncio.to_thread(self._request.result)
+        await asyncio.to_thread(self.result)
 
     async def logs(self, *, follow: bool = False, tail: int | None = None) -> AsyncIterator[str]:
         """Yield what it prints, in pieces as they come; described at `Request.logs`."""
-        async for text in stream(
-            self._request.client,
-            lambda daemon, _: daemon.request_log(self.id, follow=follow, tail=tail),
-        ):
+        log = stream(self.client, lambda d, _: d.request_log(self.id, follow=follow, tail=tail))
+        async for text in log:
             yield text
 
     async def cancel(self) -> bool:
         """Cancel it; whether that was in time."""
-        return await asyncio.to_thread(self._request.cancel)
+        request = Request(self.client, self.data, self._read_result)
+        was_in_time = await asyncio.to_thread(request.cancel)
+        self.data = request.data
+        return was_in_time
 
 
-class AsyncEnvironment:
+class AsyncEnvironment(EnvironmentData):
     """An environment of the daemon; each method is described at `Environment`."""
-
-    def __init__(self, environment: Environment) -> None:
-        self._environment = environment
 
     def __repr__(self) -> str:
         return f"<AsyncEnvironment {self.name}>"
@@ -162,43 +148,22 @@ class AsyncEnvironment:
         return self.refresh().__await__()
 
     @property
-    def data(self) -> Json:
-        """The API's JSON, from when it was last asked for."""
-        return self._environment.data
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self._environment.name
-
-    @property
-    def state(self) -> str:
-        """Its state, when it was last asked for."""
-        return self._environment.state
-
-    @property
-    def address(self) -> str | None:
-        """Return what it answers at, without its token."""
-        return self._environment.address
-
-    @property
-    def replicas(self) -> list[Json]:
-        """Its replicas, when it was last asked for."""
-        return self._environment.replicas
+    def _synchronous(self) -> Environment:
+        return Environment(self.client, self.data)
 
     async def base_url(self) -> str:
         """Ask for what clients connect to."""
-        return await asyncio.to_thread(self._environment.base_url)
+        return await asyncio.to_thread(self._synchronous.base_url)
 
     async def refresh(self) -> Self:
         """Ask for its present state."""
-        await asyncio.to_thread(self._environment.refresh)
+        self.data = (await asyncio.to_thread(self._synchronous.refresh)).data
         return self
 
     @asynccontextmanager
     async def connect(self, timeout: float = ANSWER_SECONDS) -> AsyncIterator[AsyncSession]:  # noqa: ASYNC109
         """Open a session; described at `Environment.connect`."""
-        url, hint = await self.base_url(), self._environment.lost_hint
+        url, hint = await self.base_url(), self.lost_hint
         async with AsyncSession(url, answer_timeout=timeout, lost_hint=hint) as session:
             yield session
 
@@ -206,29 +171,31 @@ class AsyncEnvironment:
         self, replicas: int, **options: Unpack[DrainOptions]
     ) -> AsyncRequest[AsyncEnvironment]:
         """Set the number of its replicas, at the same address, without ending a session."""
-        request = await asyncio.to_thread(self._environment.scale, replicas, **options)
-        return AsyncRequest(request, AsyncEnvironment)
+        return _with_environment(
+            await asyncio.to_thread(self._synchronous.scale, replicas, **options)
+        )
 
     async def restart(
         self, replica: int | None = None, **options: Unpack[DrainOptions]
     ) -> AsyncRequest[AsyncEnvironment]:
         """Replace its replicas, or one of them, without ending a session."""
-        request = await asyncio.to_thread(self._environment.restart, replica, **options)
-        return AsyncRequest(request, AsyncEnvironment)
+        return _with_environment(
+            await asyncio.to_thread(self._synchronous.restart, replica, **options)
+        )
 
     async def down(
         self, grace_seconds: float | None = None, **options: Unpack[RequestOptions]
     ) -> AsyncRequest[None]:
         """Take it down, and free what it holds."""
-        request = await asyncio.to_thread(self._environment.down, grace_seconds, **options)
-        return AsyncRequest(request, _as_it_is)
+        request = await asyncio.to_thread(self._synchronous.down, grace_seconds, **options)
+        return AsyncRequest(request.client, request.data, lambda _client, _result: None)
 
     async def logs(
         self, *, follow: bool = False, tail: int | None = None, replica: str | None = None
     ) -> AsyncIterator[str]:
         """Yield what a replica printed, in pieces as they come."""
         async for text in stream(
-            self._environment.client,
+            self.client,
             lambda daemon, _: daemon.environment_log(
                 self.name, follow=follow, tail=tail, replica=replica
             ),
@@ -255,15 +222,12 @@ async def stream(client: Client, opening: Opening[Item]) -> AsyncIterator[Item]:
             raise _Stopped
         return found
 
-    def open_stream() -> Iterator[Item]:
-        daemons.append(client.daemon())
-        return opening(daemons[0], find)
-
     loop = asyncio.get_running_loop()
     end = object()
     with _OneThread() as thread:
         try:
-            items = await loop.run_in_executor(thread, open_stream)
+            daemons.append(await loop.run_in_executor(thread, client.daemon))
+            items = opening(daemons[0], find)
             while (item := await loop.run_in_executor(thread, next, items, end)) is not end:
                 yield item  # type: ignore[misc]  # not the end
         finally:
@@ -286,5 +250,8 @@ class _OneThread(ThreadPoolExecutor):
         self.shutdown(wait=False)
 
 
-def _as_it_is(result: Any) -> Any:
-    return result
+def _with_environment(request: Request[Environment]) -> AsyncRequest[AsyncEnvironment]:
+    def read(client: Client, result: Json) -> AsyncEnvironment:
+        return AsyncEnvironment(client, environment_of(client, result).data)
+
+    return AsyncRequest(request.client, request.data, read)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the daemon, starts one, stops it.
+"""Finds the daemon, starts one, stops it; run as a program, it is the probe of the daemon's pod.
 
     connect ──▶ daemon.json, socket answers ──────────────────────────▶ DaemonClient
         └─ no ─▶ start.lock ──▶ ask again ──▶ spawn, wait for its line ──▶ ask again
@@ -41,6 +41,7 @@ from ..system.process.process_identity import IS_LINUX, ProcessIdentity, is_lock
 from ..system.text.json_lines import Json
 from .errors import (
     ApiRefused,
+    ClientError,
     ConnectionLost,
     DaemonNotStarted,
     DaemonUnreachable,
@@ -189,6 +190,18 @@ def stop(paths: Paths) -> Json | None:
                 raise _silent(paths)
             time.sleep(_POLL_INTERVAL_SECONDS)
         return identity
+
+
+def why_unhealthy(paths: Paths) -> str | None:
+    """Return why the daemon of a home does not answer; None when it does. It starts none."""
+    try:
+        client = find(paths, any_version=True)
+        if client is None:
+            return "no daemon answers"
+        client.health()
+    except ClientError as exc:
+        return exc.message
+    return None
 
 
 def server_command(settings: Mapping[str, Any], *more: str) -> list[str]:
@@ -384,3 +397,7 @@ def _read(path: Path) -> str | None:
         raise DaemonUnreachable(
             f"{path} cannot be read: {exc.strerror}", "does OPENENV_HOME belong to you?"
         ) from exc
+
+
+if __name__ == "__main__":  # commands would start a daemon: in a pod, a second one
+    sys.exit(why_unhealthy(Paths.from_environment()))

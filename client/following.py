@@ -12,13 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from ..schema.states import FINAL_STATES, RequestState
 from ..system.text.json_lines import Json
 from .api import DaemonClient
 from .errors import ConnectionLost, RequestFailed
 from .http import ServerEvent
-
-# As in `requests_db.states`, which this package may not import; a test compares them.
-FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 
 COME_BACK_SECONDS = 5.0
 _POLL_INTERVAL_SECONDS = 0.1
@@ -48,24 +46,25 @@ def follow(
     """
     after: str | None = None
     final: ServerEvent | None = None
+    find = reconnect or (lambda: client)
     while final is None:
         try:
             for event in client.request_events(request_id, logs=logs, after=after):
                 after = event.id or after
-                if _is_final(event):
+                if event.name == "state" and event.data["state"] in FINAL_STATES:
                     final = event  # the rest of the log may still follow: said last, all the same
                 else:
                     yield event
         except ConnectionLost:
             pass  # what counts is whether the final state was seen
         if final is None:
-            client, request = look(reconnect or _always(client), request_id)
+            client, request = look(find, request_id)
             if request["state"] in FINAL_STATES:
                 final = ServerEvent("", "state", request)
-            if final is not None and logs:
-                # What was printed between the break of the stream and the end of the request.
-                events = client.request_events(request_id, logs=True, after=after)
-                yield from (event for event in events if event.name == "log")
+                if logs:
+                    # What was printed between the break of the stream and the end of the request.
+                    events = client.request_events(request_id, logs=True, after=after)
+                    yield from (event for event in events if event.name == "log")
     yield final
 
 
@@ -92,17 +91,9 @@ def run(
         ApiRefused, ConnectionLost: as `follow`.
     """
     request = wait(client, client.submit(operation, payload)["id"], reconnect=reconnect)
-    if request["state"] != "SUCCEEDED":
+    if request["state"] != RequestState.SUCCEEDED:
         raise RequestFailed(request)
     return request
-
-
-def _always(client: DaemonClient) -> Reconnect:
-    return lambda: client
-
-
-def _is_final(event: ServerEvent) -> bool:
-    return event.name == "state" and event.data["state"] in FINAL_STATES
 
 
 def look(find: Reconnect, request_id: str) -> tuple[DaemonClient, Json]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Self, TypeVar, Unpack
 
+from ..schema.states import FINAL_STATES, RequestState
 from ..system.text.json_lines import Json
 from . import following
 from .api import DaemonClient
@@ -41,11 +42,8 @@ class Progress:
     data: Json
 
 
-class Request(Generic[Result]):
-    """A queued operation, which continues whether or not a caller waits for it.
-
-    Iterating it yields its progress until it has ended, and raises when it failed.
-    """
+class RequestData(Generic[Result]):
+    """A request, as the daemon last described it."""
 
     def __init__(
         self, client: Client, data: Json, read_result: Callable[[Client, Json], Result]
@@ -55,7 +53,7 @@ class Request(Generic[Result]):
         self.data = data
 
     def __repr__(self) -> str:
-        return f"<Request {self.id}: {self.data['label']}, {self.state}>"
+        return f"<{type(self).__name__} {self.id}: {self.data['label']}, {self.state}>"
 
     @property
     def id(self) -> str:
@@ -75,7 +73,37 @@ class Request(Generic[Result]):
     @property
     def is_final(self) -> bool:
         """Return whether it has ended, in whatever way."""
-        return self.state in following.FINAL_STATES
+        return self.state in FINAL_STATES
+
+    def result(self) -> Result:
+        """Return its result, when it was last seen to have ended.
+
+        Raises:
+            RequestFailed: It failed or was cancelled.
+            RuntimeError: It had not ended.
+        """
+        if not self.is_final:
+            raise RuntimeError(f"request {self.id} is {self.state}; wait() waits for its end")
+        if self.state != RequestState.SUCCEEDED:
+            raise RequestFailed(self.data)
+        return self._read_result(self.client, self.data.get("result") or {})
+
+    def follow(
+        self, daemon: DaemonClient, reconnect: following.Reconnect | None
+    ) -> Iterator[Progress]:
+        """Yield its progress until it has ended; what it ended as is in `data`."""
+        for event in following.follow(daemon, self.id, logs=False, reconnect=reconnect):
+            if event.name == "state":
+                self.data = event.data
+            elif event.name == "progress":
+                yield Progress(str(event.data.get("message") or ""), event.data)
+
+
+class Request(RequestData[Result]):
+    """A queued operation, which continues whether or not a caller waits for it.
+
+    Iterating it yields its progress until it has ended, and raises when it failed.
+    """
 
     def refresh(self) -> Self:
         """Ask for its present state, also while the daemon is restarted.
@@ -108,32 +136,9 @@ class Request(Generic[Result]):
             time.sleep(min(next(looks), left))
         return self.result()
 
-    def result(self) -> Result:
-        """Return its result, when it was last seen to have ended.
-
-        Raises:
-            RequestFailed: It failed or was cancelled.
-            RuntimeError: It had not ended.
-        """
-        if not self.is_final:
-            raise RuntimeError(f"request {self.id} is {self.state}; wait() waits for its end")
-        if self.state != "SUCCEEDED":
-            raise RequestFailed(self.data)
-        return self._read_result(self.client, self.data.get("result") or {})
-
     def __iter__(self) -> Iterator[Progress]:
         yield from self.follow(self.client.daemon(), self.client.find_daemon)
         self.result()
-
-    def follow(
-        self, daemon: DaemonClient, reconnect: following.Reconnect | None
-    ) -> Iterator[Progress]:
-        """Yield its progress until it has ended; what it ended as is in `data`."""
-        for event in following.follow(daemon, self.id, logs=False, reconnect=reconnect):
-            if event.name == "state":
-                self.data = event.data
-            elif event.name == "progress":
-                yield Progress(str(event.data.get("message") or ""), event.data)
 
     def logs(self, *, follow: bool = False, tail: int | None = None) -> Iterator[str]:
         """Yield what it prints, in pieces as they come.
@@ -151,15 +156,12 @@ class Request(Generic[Result]):
         return bool(answer["cancelled"] or answer["cancelling"])
 
 
-class Environment:
-    """An environment of the daemon, by its name."""
+class EnvironmentData:
+    """An environment, as the daemon last described it."""
 
     def __init__(self, client: Client, data: Json) -> None:
         self.client = client
         self.data = data
-
-    def __repr__(self) -> str:
-        return f"<Environment {self.name}: {self.state}, {self.address}>"
 
     @property
     def name(self) -> str:
@@ -187,6 +189,13 @@ class Environment:
     def lost_hint(self) -> str:
         """Return what to do when a session of it is lost."""
         return f"openenv status {self.name} tells what happened"
+
+
+class Environment(EnvironmentData):
+    """An environment of the daemon, by its name."""
+
+    def __repr__(self) -> str:
+        return f"<Environment {self.name}: {self.state}, {self.address}>"
 
     def base_url(self) -> str:
         """Ask for what clients connect to: the address, with the token if it wants one.
@@ -235,7 +244,7 @@ class Environment:
             options: Those of any request.
         """
         payload = {"name": self.name, "grace_seconds": grace_seconds}
-        return self.client.submit("down", payload, options, _nothing)
+        return self.client.submit("down", payload, options, lambda _client, _result: None)
 
     def logs(
         self, *, follow: bool = False, tail: int | None = None, replica: str | None = None
@@ -272,7 +281,3 @@ def pauses() -> Iterator[float]:
     while True:
         yield pause
         pause = min(2 * pause, _POLL_INTERVAL_SECONDS)
-
-
-def _nothing(client: Client, result: Json) -> None:
-    return None

@@ -54,11 +54,6 @@ class UnixConnection(HTTPConnection):
             self.close()
             raise
 
-    def shut_down(self) -> None:
-        """Wake the thread that waits for bytes of it, from another thread."""
-        with suppress(AttributeError, OSError):  # not connected yet, or not any more
-            self.sock.shutdown(socket.SHUT_RDWR)
-
 
 class HttpClient:
     """Calls to one daemon, each with its token.
@@ -82,7 +77,8 @@ class HttpClient:
         """End all calls that are under way, in whatever threads; they raise `ConnectionLost`."""
         self._is_closed = True
         for connection in tuple(self._open):
-            connection.shut_down()
+            with suppress(AttributeError, OSError):  # not connected yet, or not any more
+                connection.sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
 
     def request(
         self, method: str, path: str, body: Json | None = None, query: Query | None = None
@@ -161,7 +157,7 @@ class HttpClient:
             yield response
         except (OSError, HTTPException) as exc:
             raise ConnectionLost(
-                f"the daemon did not answer: {_cause(exc)}",
+                f"the daemon did not answer: {str(exc) or type(exc).__name__}",
                 "see the end of daemon.log in its home",
             ) from exc
         finally:
@@ -202,7 +198,3 @@ def _error_of(response: HTTPResponse) -> Json:
     except (ValueError, KeyError, TypeError):
         return {"kind": "http", "message": f"HTTP {response.status} {response.reason}"}
     return error if isinstance(error, dict) else {"kind": "http", "message": str(error)}
-
-
-def _cause(exc: Exception) -> str:
-    return str(exc) or type(exc).__name__

@@ -23,6 +23,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 from ..schema.settings import Paths
+from ..schema.states import RequestState
 from ..system.text.json_lines import Json
 from . import daemon, following
 from .api import DaemonClient
@@ -187,19 +188,15 @@ class OpenEnvdProvider:
         except BaseException:
             self.stop()
             raise
-        if ended["state"] != "SUCCEEDED":
-            self._forget_failed()
+        if ended["state"] != RequestState.SUCCEEDED:
+            if self._name is None:  # its launch has stopped what it started: its name goes, too
+                with suppress(ClientError):  # the launch's own error is the one to raise
+                    self.stop()
+            self._launched = None
             raise RequestFailed(ended)
         environment = ended["result"]["environment"]
         self._environment = {**environment, **client.base_url(environment["name"])}
         return self.base_url
-
-    def _forget_failed(self) -> None:
-        """A failed launch has stopped what it started; an unknown name is removed, too."""
-        if self._name is None:
-            with suppress(ClientError):  # the launch's own error is the one to raise
-                self.stop()
-        self._launched = None
 
     def _connect(self) -> DaemonClient:
         return daemon.connect(Paths.from_environment())

@@ -11,11 +11,11 @@ import os
 import sys
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ...schema.settings import Paths
+from ...system.text.json_lines import Json
 from .. import completion, exit_codes
 from ..options import connect, json_option
 from ..output import phrases
@@ -105,7 +105,7 @@ def status(output: Output) -> int:
     return exit_codes.OK
 
 
-def _lines(found: dict[str, Any] | None) -> list[str]:
+def _lines(found: Json | None) -> list[str]:
     if found is None:
         return ["no gateway runs; openenv launch --gateway starts one"]
     if "address" not in found:  # its run file cannot be used
@@ -121,7 +121,7 @@ def _lines(found: dict[str, Any] | None) -> list[str]:
     return [*lines, faint(f"log: {found['log']}")]
 
 
-def _replica(found: dict[str, Any]) -> str:
+def _replica(found: Json) -> str:
     state = "draining" if found["is_draining"] else "ready"
     if not found["is_healthy"]:
         state = bad(found["problem"] or "unhealthy")

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv check`: what this machine offers, or one provider tried for real.
+"""`openenv check` and `openenv test`: a machine, a provider, or an environment, tried for real.
 
-    --provider NAME   engine ─▶ launch ─▶ session ─▶ down    a line each; the first that fails ends
-                                                             the trial, and says why, and the remedy
+    check --provider NAME   engine ─▶ launch ─▶ session ─▶ down    a line each; the first that fails
+                                                                   ends the trial, and says why
+    test SOURCE             launch ─▶ test ─▶ report ─▶ down
 
 The environment has a name of its own, and is taken down whatever happens: a step fails, Ctrl-C, a
-signal that ends this command, a daemon that was killed meanwhile.
+signal that ends this command, a daemon that was killed meanwhile. A test's has one shard, so that
+all its sessions are in one process, and what that holds is theirs.
 """
 
 from __future__ import annotations
@@ -22,14 +24,16 @@ import click
 
 from ...client.api import DaemonClient
 from ...client.errors import ApiRefused, ClientError, RequestFailed
-from ...client.sources import read_source, working_folder
+from ...client.sources import check_source, read_source, working_folder
+from ...schema.operation_options import EnvironmentTestOptions
 from ...schema.spec import LaunchOptions
+from ...schema.states import RequestState
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
 from .. import completion, exit_codes
-from ..following import run, submit
+from ..following import follow_request, run, submit
 from ..help_pages import set_option
-from ..options import connect, declared_options, given_options, json_option
+from ..options import connect, declared_options, given_options, json_option, read_action
 from ..output import phrases
 from ..output.failures import error_lines
 from ..output.output import Output, bad, faint, good
@@ -64,7 +68,10 @@ def check(source: str | None, provider: str | None, output: Output, **options: A
     if provider is None:
         if source is not None or given:
             raise click.UsageError("name the --provider to try")
-        return _look(output)
+        result = run(connect(output), "check", {})["result"]
+        output.json(result)
+        output.result(*_lines(dict(result)))
+        return exit_codes.OK
     here = working_folder()
     payload = {
         "source": read_source(source or "echo", here).text,
@@ -76,13 +83,6 @@ def check(source: str | None, provider: str | None, output: Output, **options: A
     }
     with ended_by_signals():
         return _Trial(output, payload).run()
-
-
-def _look(output: Output) -> int:
-    result = run(connect(output), "check", {})["result"]
-    output.json(result)
-    output.result(*_lines(dict(result)))
-    return exit_codes.OK
 
 
 def _lines(result: Json) -> list[str]:
@@ -151,7 +151,7 @@ class _Trial:
             if self._step("launch", lambda: self._launch(client)):
                 self._step("session", lambda: self._session(client))
         finally:
-            self._step("down", self._down)
+            self._step("down", lambda: take_down(connect(self.output), self.name))
 
     def _step(self, step: str, take: Callable[[], list[str]]) -> bool:
         """Take a step and tell its outcome; whether it was good."""
@@ -206,18 +206,15 @@ class _Trial:
         result = run(client, "probe", payload)["result"]
         return [f"reset in {1000 * result['session_seconds']:.0f} ms"]
 
-    def _down(self) -> list[str]:
-        take_down(connect(self.output), self.name)
-        return ["nothing of it is left"]
 
-
-def take_down(client: DaemonClient, name: str) -> None:
+def take_down(client: DaemonClient, name: str) -> list[str]:
     """Take down what was launched; if the launch was refused, there is nothing of that name."""
     try:
         run(client, "down", {"name": name})
     except ApiRefused as exc:
         if exc.kind != "not_found":
             raise
+    return ["nothing of it is left"]
 
 
 @contextlib.contextmanager
@@ -234,3 +231,97 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+_OF_LAUNCH = ("env", "with_packages", "memory_mb", "gpus", "isolate")
+_RARE = ("serve_as_is", "ready_timeout_seconds")  # as `openenv launch` has them
+_MARKS = {"passed": good("✓"), "failed": bad("✗"), "warned": "!", "skipped": faint("-")}
+
+
+@click.command()
+@click.argument("source", shell_complete=completion.sources)
+@click.option(
+    "--action", "actions", multiple=True, metavar="JSON",
+    help="An action to play; by default the examples in its schema, or random ones. Repeatable.",
+)  # fmt: skip
+@declared_options(EnvironmentTestOptions)
+@declared_options(LaunchOptions, _OF_LAUNCH)
+@set_option(LaunchOptions, only=_RARE)
+@click.option("--keep", is_flag=True, help="Leave the environment running, to look at its log.")
+@json_option
+def test(source: str, actions: tuple[str, ...], keep: bool, output: Output, **options: Any) -> int:
+    """Find the faults of an environment on a real server: a folder, module:Class, or a name.
+
+    Plays as a client what a training run would: OpenEnv's protocol; memory that a session holds;
+    steps that block the event loop; the same episode under the same seed; what stays of 1,000
+    sessions (memory, descriptors, threads, tasks, processes). Each finding says what it means and
+    how to fix it. The exit code is 1 if a check fails.
+    """
+    chosen = [action for text in actions if (action := read_action(text)) is not None]
+    here = working_folder()
+    found = read_source(source, here)
+    name = f"test-{secrets.token_hex(3)}"
+    launch = {
+        "source": found.text,
+        "cwd": str(here),
+        "name": name,
+        **given_options(LaunchOptions, options, only=(*_OF_LAUNCH, *_RARE)),
+    }
+    if not launch.get("serve_as_is"):
+        launch["shards"] = 1
+    given = given_options(EnvironmentTestOptions, options)
+    payload = {"name": name, "actions": chosen, **given}
+    client = connect(output, before_start=lambda: check_source(launch))
+    with ended_by_signals():
+        try:
+            return _test(client, launch, payload, output)
+        finally:
+            if keep:
+                output.note(f"{name} is left running: openenv logs {name}; openenv down {name}")
+            else:
+                take_down(client, name)
+
+
+def _test(client: DaemonClient, launch: Json, payload: Json, output: Output) -> int:
+    for operation, of_it in (("launch", launch), ("test", payload)):
+        final = _run(client, operation, of_it, output)
+        if final["state"] != RequestState.SUCCEEDED:
+            output.json({"passed": False, "error": final.get("error"), "checks": []})
+            return exit_codes.of_request(final)
+    report = final["result"]
+    output.json({**report, "source": launch["source"]})
+    output.result(*_report_lines(report))
+    return exit_codes.OK if report["passed"] else exit_codes.FAILED
+
+
+def _run(client: DaemonClient, operation: str, payload: Json, output: Output) -> Json:
+    """Queue a request, and follow it; it is cancelled with the command."""
+    request = submit(client, operation, payload, {})
+    try:
+        return follow_request(
+            client, request, output, is_shown_later=lambda _: operation == "test", detaches=False
+        )
+    except KeyboardInterrupt:
+        client.cancel(request["id"])
+        raise
+
+
+def _report_lines(report: Json) -> list[str]:
+    """The report of a test, for people."""
+    width = max(len(each["check"]) for each in report["checks"])
+    lines = []
+    for each in report["checks"]:
+        took = faint(f"({each['seconds']:.1f} s)")
+        lines.append(
+            f"{_MARKS[each['outcome']]} {each['check']:{width}}  {plain(each['summary'])} {took}"
+        )
+        for finding in each["findings"]:
+            lines += [
+                f"    {plain(finding['found'])}",
+                faint(f"    means: {plain(finding['means'])}"),
+                faint(f"    fix:   {plain(finding['remedy'])}"),
+            ]
+    failed = sum(each["outcome"] == "failed" for each in report["checks"])
+    if failed:
+        return [*lines, "", bad(f"{failed} of {len(report['checks'])} checks failed")]
+    return [*lines, "", good("passed")]

@@ -15,6 +15,7 @@ from ...client.sources import check_source, folder_note, read_source, working_fo
 from ...schema.operation_options import DrainOptions, ImageOptions, RequestOptions
 from ...schema.spec import LaunchOptions, suggest_name, why_not
 from ...schema.states import RequestState
+from ...system.text.json_lines import Json
 from .. import completion, following, passthrough
 from ..following import carry_out, follow, leave, submit, submit_options
 from ..help_pages import grouped, set_option
@@ -54,32 +55,23 @@ WITHOUT_SESSIONS = "http"  # what a replica says of itself whose app has none
 @json_option
 def launch(source: str, output: Output, is_async: bool, **options: Any) -> int:
     """Run a bundled name, a folder, module:Class or docker://IMAGE at an address."""
-    payload, note = _payload(source, options)
-    if note is not None:
-        output.note(note)
+    payload = _payload(source, options, output)
     client = connect(output, before_start=lambda: check_source(payload))
     request = submit(client, "launch", payload, options)
-    if is_async:
-        return leave(request, output)
-    return follow_launch(client, request, output)
+    return leave(request, output) if is_async else follow_launch(client, request, output)
 
 
-def launch_by_default(
-    client: DaemonClient, name: str, source: str, output: Output
-) -> dict[str, Any]:
+def launch_by_default(client: DaemonClient, name: str, source: str, output: Output) -> Json:
     """Queue the launch of a source without any options; returns the request."""
-    payload, note = _payload(source, {"name": name, "update": None})
-    if note is not None:
-        output.note(note)
-    return client.submit("launch", payload)
+    return client.submit("launch", _payload(source, {"name": name, "update": None}, output))
 
 
-def follow_launch(client: DaemonClient, request: dict[str, Any], output: Output) -> int:
+def follow_launch(client: DaemonClient, request: Json, output: Output) -> int:
     """Follow a launch that was submitted, and print how to use what it launched."""
     serving = _report_update(client, request, output)
     ready = f"{request['environment']} is ready at "  # what we end with ourselves
 
-    def conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    def conclude(final: Json) -> tuple[Json, list[str]]:
         if serving is not None and final["state"] != RequestState.SUCCEEDED:
             output.note(f"{final['environment']} continues with generation {serving}")
         return _conclude(final, client, output)
@@ -89,7 +81,7 @@ def follow_launch(client: DaemonClient, request: dict[str, Any], output: Output)
     )
 
 
-def _report_update(client: DaemonClient, request: dict[str, Any], output: Output) -> int | None:
+def _report_update(client: DaemonClient, request: Json, output: Output) -> int | None:
     """Print that a launch updates what runs; return the generation that serves till then."""
     if not (request.get("payload") or {}).get("replaces"):
         return None
@@ -100,22 +92,23 @@ def _report_update(client: DaemonClient, request: dict[str, Any], output: Output
     return int(environment["generation"])
 
 
-def _payload(text: str, options: dict[str, Any]) -> tuple[dict[str, Any], str | None]:
-    """Return what the operation is given, and a note for the user. Only what was said is sent."""
+def _payload(text: str, options: Json, output: Output) -> Json:
+    """Return what the operation is given: only what was said. Notes what else was possible."""
     here = working_folder()
     source = read_source(text, here)
     name = source.name if options["name"] is None else check_name(options["name"])
     given = given_options(LaunchOptions, options) | given_options(DrainOptions, options)
     if given.get("token", "").startswith("@"):
-        given["token"] = _read_token(given["token"][1:])
+        path = given["token"][1:]  # of a file, as which no other user sees the token in `ps`
+        try:
+            given["token"] = Path(path).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as exc:
+            raise click.BadParameter(f"{path}: {exc}", param_hint="--token") from None
     if options["update"] is not None:
         given["update"] = options["update"]
-    return {
-        "name": name,
-        "source": source.text,
-        "cwd": str(here),
-        **given,
-    }, source.note or folder_note()
+    if note := source.note or folder_note():
+        output.note(note)
+    return {"name": name, "source": source.text, "cwd": str(here), **given}
 
 
 def check_name(name: str) -> str:
@@ -130,21 +123,7 @@ def check_name(name: str) -> str:
     raise click.BadParameter(text, param_hint="--name")
 
 
-def _read_token(path: str) -> str:
-    """Read a token from a file, as which no other user sees it in `ps`.
-
-    Raises:
-        click.BadParameter: The file cannot be read.
-    """
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except (OSError, ValueError) as exc:
-        raise click.BadParameter(f"{path}: {exc}", param_hint="--token") from None
-
-
-def _conclude(
-    final: dict[str, Any], client: DaemonClient, output: Output
-) -> tuple[dict[str, Any], list[str]]:
+def _conclude(final: Json, client: DaemonClient, output: Output) -> tuple[Json, list[str]]:
     launched = (final.get("result") or {}).get("environment")
     if launched is None:
         unknown = {"name": final["environment"], "state": final["state"], "address": None}
@@ -165,7 +144,7 @@ def _conclude(
     ]
 
 
-def _code_for(name: str, base_url: str, replica: dict[str, Any]) -> list[str]:
+def _code_for(name: str, base_url: str, replica: Json) -> list[str]:
     """Return lines that run in this Python: with upstream's client where that is installed.
 
     An app without sessions has no client; it is called from the shell.
@@ -218,7 +197,7 @@ def build(source: str, output: Output, is_async: bool, **options: Any) -> int:
     )
 
 
-def _print_image(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _print_image(final: Json) -> tuple[Json, list[str]]:
     built = (final.get("result") or {}).get("image")
     if built is None:
         return {"image": None}, []

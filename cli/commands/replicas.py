@@ -14,11 +14,12 @@ from ...client.api import DaemonClient
 from ...client.errors import ApiRefused
 from ...schema.operation_options import DrainOptions
 from ...schema.states import RequestState
+from ...system.text.json_lines import Json
 from .. import completion, exit_codes
-from ..following import async_option, carry_out, follow_request, run, wait_quietly
+from ..following import async_option, carry_out, follow_request, run
 from ..options import connect, declared_options, given_options, json_option
 from ..output import phrases
-from ..output.failures import error_lines, request_failure
+from ..output.failures import error_lines
 from ..output.output import Output, good
 
 
@@ -53,7 +54,7 @@ def restart(name: str, replica: int | None, is_async: bool, output: Output, **op
     return carry_out(connect(output), "restart", payload, output, _restarted, is_async=is_async)
 
 
-def _scaled(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _scaled(final: Json) -> tuple[Json, list[str]]:
     result = final.get("result")
     if result is None:
         return {"environment": None}, []
@@ -65,7 +66,7 @@ def _scaled(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return result, [line]
 
 
-def _restarted(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _restarted(final: Json) -> tuple[Json, list[str]]:
     result = final.get("result")
     if result is None:
         return {"environment": None}, []
@@ -87,13 +88,21 @@ def down(
     """Take environments down, and cancel launches that are still under way."""
     if [bool(names), everything, strays].count(True) != 1:
         raise click.UsageError("name environments, or use --all, or --strays")
-    if strays:
-        return _down_strays(output, is_async=is_async)
     client = connect(output)
-    wanted = [e["name"] for e in client.environments()] if everything else list(names)
-    if not wanted:
-        output.result("no environments to take down")
-    submitted, refused = _submit(client, wanted, output, ignore_gone=everything)
+    refused: list[ApiRefused] = []
+    if strays:
+        found = client.status()["strays"]
+        if not found:
+            output.result("no strays")
+            output.json({"stopped": []})
+            return exit_codes.OK
+        named = [{"provider": stray["provider"], "id": stray["id"]} for stray in found]
+        submitted = [client.submit("down_strays", {"strays": named})]
+    else:
+        wanted = [e["name"] for e in client.environments()] if everything else list(names)
+        if not wanted:
+            output.result("no environments to take down")
+        submitted, refused = _submit(client, wanted, output, ignore_gone=everything)
     worst = max((exit_codes.of_error(error) for error in refused), default=exit_codes.OK)
     errors = {"errors": [error.details for error in refused]} if refused else {}
     if is_async:
@@ -104,30 +113,6 @@ def down(
     ended = [_follow(client, request, output) for request in submitted]
     output.json({"requests": ended, **errors})
     return max(worst, exit_codes.of_requests(ended))
-
-
-def _down_strays(output: Output, *, is_async: bool) -> int:
-    """Stop what `status` shows as strays."""
-    client = connect(output)
-    found = client.status()["strays"]
-    if not found:
-        output.result("no strays")
-        output.json({"stopped": []})
-        return exit_codes.OK
-    named = [{"provider": stray["provider"], "id": stray["id"]} for stray in found]
-    request = client.submit("down_strays", {"strays": named})
-    if is_async:
-        output.result(request["id"])
-        output.json({"request_ids": [request["id"]]})
-        return exit_codes.OK
-    ended = wait_quietly(client, request["id"])
-    if ended["state"] == RequestState.SUCCEEDED:
-        stopped = ended["result"]["stopped"]
-        output.result(f"{good('✓')} stopped {phrases.plural(len(stopped), 'stray')}")
-    else:
-        output.note(*request_failure(ended))
-    output.json({"requests": [ended]})
-    return exit_codes.of_requests([ended])
 
 
 @click.command()
@@ -154,7 +139,7 @@ def prune(output: Output) -> int:
 
 def _submit(
     client: DaemonClient, names: list[str], output: Output, *, ignore_gone: bool
-) -> tuple[list[dict[str, Any]], list[ApiRefused]]:
+) -> tuple[list[Json], list[ApiRefused]]:
     """One request each, and what was refused; an unknown name does not keep the others up."""
     submitted, refused = [], []
     for name in names:
@@ -168,15 +153,20 @@ def _submit(
     return submitted, refused
 
 
-def _follow(client: DaemonClient, request: dict[str, Any], output: Output) -> dict[str, Any]:
+def _follow(client: DaemonClient, request: Json, output: Output) -> Json:
     """Show how far it is, without its log, and why it failed; returns the request, final."""
     final = follow_request(client, request, output, is_shown_later=lambda _: True, detaches=False)
-    if final["state"] == RequestState.SUCCEEDED:
-        output.result(f"{good('✓')} {final['environment']} is down{_what_it_was(client, final)}")
+    if final["state"] != RequestState.SUCCEEDED:
+        return final
+    if final["operation"] == "down":
+        what = f"{final['environment']} is down{_what_it_was(client, final)}"
+    else:
+        what = f"stopped {phrases.plural(len(final['result']['stopped']), 'stray')}"
+    output.result(f"{good('✓')} {what}")
     return final
 
 
-def _what_it_was(client: DaemonClient, down: dict[str, Any]) -> str:
+def _what_it_was(client: DaemonClient, down: Json) -> str:
     """Return a sentence about a cancelled launch, or that there was nothing to stop."""
     # The newest, or the one before: the name may have been taken again meanwhile.
     launches = client.requests(operation="launch", environment=down["environment"], limit=2)

@@ -10,13 +10,13 @@ import sys
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import click
 
 from ...client.errors import ApiRefused
 from ...schema.spec import LaunchOptions
 from ...schema.states import FINAL_STATES, RequestState
+from ...system.text.json_lines import Json
 from ...system.text.safe_text import TextStream
 from .. import completion, exit_codes
 from ..following import async_option, follow, leave, wait_quietly
@@ -131,7 +131,7 @@ def retry(request_id: str, output: Output, is_async: bool, **limits: int | None)
     return follow(client, request, output, lambda final: ({"result": final.get("result")}, []))
 
 
-def _tell(request: dict[str, Any], output: Output) -> None:
+def _tell(request: Json, output: Output) -> None:
     if request["state"] == RequestState.SUCCEEDED:
         ran = phrases.duration(request["finished_at"] - request["created_at"])
         output.result(f"{good('✓')} {request['label']}  SUCCEEDED  in {ran}")
@@ -174,10 +174,14 @@ def logs(
     environment, request = find_target(client, target)
     if environment is not None:
         name = environment["name"]
+
+        def say_change(serving: str | None) -> None:
+            now = f"replica {serving} serves now; this is its log:"
+            output.note(f"{name} is down" if serving is None else now)
+
         pieces = client.environment_log(
-            name, tail=tail, follow=follow, replica=replica,
-            on_change=partial(_say_change, output, name),
-        )  # fmt: skip
+            name, tail=tail, follow=follow, replica=replica, on_change=say_change
+        )
         try:
             if not shown(pieces) and tail != 0:
                 silent = name if replica is None else f"replica {replica} of {name}"
@@ -196,13 +200,6 @@ def logs(
         if request["state"] == RequestState.FAILED:
             output.note(*request_failure(request, shown=seen))
     return exit_codes.OK
-
-
-def _say_change(output: Output, name: str, replica: str | None) -> None:
-    if replica is None:
-        output.note(f"{name} is down")
-    else:
-        output.note(f"replica {replica} serves now; this is its log:")
 
 
 def _show(pieces: Iterator[str], *, output: Output, follow: bool, plain: bool) -> list[str]:

@@ -14,11 +14,13 @@ from ...client.errors import ApiRefused
 from ...client.sources import MANIFEST, bundled_names, read_source, variables_of, working_folder
 from ...schema.operation_options import RequestOptions, RolloutOptions
 from ...schema.states import EnvironmentState, RequestState
+from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
 from .. import completion, exit_codes, following
 from ..following import Detached, follow, follow_request, leave, submit, submit_options
 from ..help_pages import grouped, set_option
 from ..options import connect, declared_options, given_options, json_option
+from ..output import phrases
 from ..output.output import Output, bad, good
 from .launch import launch_by_default
 
@@ -78,7 +80,7 @@ def rollout(
     return leave(request, output) if is_async else follow_rollout(client, request, output)
 
 
-def follow_rollout(client: DaemonClient, request: dict[str, Any], output: Output) -> int:
+def follow_rollout(client: DaemonClient, request: Json, output: Output) -> int:
     """Follow a rollout that was submitted, and print what is in its folder."""
     kept = f" in {request['payload'].get('out')}; "  # what we begin our summary with
     return follow(client, request, output, _conclude, is_shown_later=lambda line: kept in line)
@@ -86,7 +88,7 @@ def follow_rollout(client: DaemonClient, request: dict[str, Any], output: Output
 
 def _launch_to_wait_for(
     client: DaemonClient, text: str, output: Output, *, launches: bool
-) -> dict[str, Any] | None:
+) -> Json | None:
     """Return the launch of an environment that is not ready; None when it runs.
 
     Raises:
@@ -114,7 +116,7 @@ def _launch_to_wait_for(
     raise ApiRefused(HTTPStatus.NOT_FOUND, details)
 
 
-def _wait_for(client: DaemonClient, launch: dict[str, Any], output: Output) -> int:
+def _wait_for(client: DaemonClient, launch: Json, output: Output) -> int:
     """Show a launch's log until it has ended; returns the exit code."""
     try:
         final = follow_request(client, launch, output)
@@ -153,7 +155,7 @@ def _source_of(text: str) -> str | None:
     return text if is_project or text in bundled_names() else None
 
 
-def _payload(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
+def _payload(names: tuple[str, ...], options: Json) -> Json:
     """The operation's payload, with given options only."""
     here = working_folder()
     given = given_options(RolloutOptions, options)
@@ -164,7 +166,7 @@ def _payload(names: tuple[str, ...], options: dict[str, Any]) -> dict[str, Any]:
     return {"name": names[0], **more, "out": str(out), "cwd": str(here), **given}
 
 
-def _conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _conclude(final: Json) -> tuple[Json, list[str]]:
     result = final.get("result")
     if result is not None:
         return {"rollout": result}, _summary(result)
@@ -172,17 +174,14 @@ def _conclude(final: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return {"rollout": None}, [KEPT] if is_cancelled else []  # a failure's hint says what to do
 
 
-def _summary(result: dict[str, Any]) -> list[str]:
+def _summary(result: Json) -> list[str]:
     there = result["there"]
     mark = good("✓") if there >= result["wanted"] else bad("!")
     are = "episode is" if result["wanted"] == 1 else "episodes are"
     lines = [f"{mark} {there} of {result['wanted']} {are} in {result['out']}"]
     if result["steps"]:
-        lines.append(
-            f"  {result['steps']:,} {'step' if result['steps'] == 1 else 'steps'} in "
-            f"{result['seconds']:.1f} s "
-            f"({result['steps_per_second']:,.0f} steps/s)"
-        )
+        rate = f"{result['seconds']:.1f} s ({result['steps_per_second']:,.0f} steps/s)"
+        lines.append(f"  {result['steps']:,} step{'' if result['steps'] == 1 else 's'} in {rate}")
     lines += _rewards(result)
     if result["filtered"]:
         lines.append(f"  {sum(result['filtered'].values())} dropped: {_counts(result['filtered'])}")
@@ -197,7 +196,7 @@ def _summary(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _rewards(result: dict[str, Any]) -> list[str]:
+def _rewards(result: Json) -> list[str]:
     """The mean rewards of complete and of truncated episodes, and what is no number in neither."""
     lines = []
     if result["mean_reward"] is not None:
@@ -205,16 +204,16 @@ def _rewards(result: dict[str, Any]) -> list[str]:
     if count := result["truncated"]:
         mean = result["truncated_mean_reward"]
         reward_note = "" if mean is None else f"; their mean reward {mean:.4g}"
-        steps = "1 step" if result["max_steps"] == 1 else f"{result['max_steps']} steps"
+        steps = phrases.plural(result["max_steps"], "step")
         lines.append(f"  {count} truncated at {steps}{reward_note}")
     if odd := result["odd_rewards"]:
         number = result["episodes_with_odd_rewards"]
-        have = "1 episode has" if number == 1 else f"{number} episodes have"
+        have = f"{phrases.plural(number, 'episode')} {'has' if number == 1 else 'have'}"
         lines.append(f"  {have} rewards that are no numbers, left out of the mean: {_counts(odd)}")
     return lines
 
 
-def _failures(result: dict[str, Any]) -> list[str]:
+def _failures(result: Json) -> list[str]:
     """Return how many failed, and of what most often; what became of them."""
     counts = result["failures"]
     if not counts:

@@ -1,20 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`openenv status`: the daemon, its environments, requests, and what went wrong."""
+"""`openenv status`: the daemon, its environments, requests, and what went wrong.
+
+    --watch   thread ──▶ /v1/events ──▶ sets `happened` ──▶ the drawing thread clears it, and reads
+
+On a terminal `--watch` fills the screen, and waits for a daemon that is lost; elsewhere it prints
+one picture, or one line of JSON, after the other, and ends with the daemon. Between changes only
+the ages are drawn again.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ...client.api import DaemonClient
-from ...client.errors import ApiRefused
+from ...client.errors import ApiRefused, ClientError, ConnectionLost
 from ...schema.states import EnvironmentState, RequestState
+from ...system.text.json_lines import Json
 from .. import completion, exit_codes
-from ..options import connect, find_target, json_option
+from ..options import connect, find_target, json_option, reconnect
 from ..output import phrases
 from ..output.failures import environment_failure, exit_lines, request_failure
 from ..output.output import (
@@ -23,13 +34,22 @@ from ..output.output import (
     bad,
     environments_table,
     faint,
+    for_rich,
     generations_table,
+    new_console,
     requests_table,
 )
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
 
 REQUESTS_OF_ENVIRONMENT = 10
 FAILURES_SHOWN = 3  # the latest in full; the table has the message of each other one
 _ENDED = frozenset({"FAILED", "STOPPED"})
+REDRAW_SECONDS = 1.0  # for the ages
+MIN_PAUSE_SECONDS = 0.1  # between two drawings, however much happens
+RECONNECT_SECONDS = 0.5  # between two attempts to reach a daemon that is lost
+MIN_REQUESTS = 3  # that are shown, however low the terminal is
 
 
 @click.command()
@@ -48,9 +68,7 @@ def status(target: str | None, watch: bool, shows_all: bool, output: Output) -> 
     """Show the daemon, environments and requests, or one of them."""
     client = connect(output)
     if watch:
-        from .watch import watch as draw_changes
-
-        draw_changes(client, partial(read_status, target=target, shows_all=shows_all), output)
+        _watch(client, partial(read_status, target=target, shows_all=shows_all), output)
         return exit_codes.OK
     found = read_status(client, target, shows_all=shows_all)
     if output.as_json:
@@ -60,9 +78,7 @@ def status(target: str | None, watch: bool, shows_all: bool, output: Output) -> 
     return exit_codes.OK
 
 
-def read_status(
-    client: DaemonClient, target: str | None, *, shows_all: bool = False
-) -> dict[str, Any]:
+def read_status(client: DaemonClient, target: str | None, *, shows_all: bool = False) -> Json:
     """`{"daemon", "environments", "requests"}`, of everything or what is about `target`."""
     found = client.status(all_failed=shows_all)
     if target is None:
@@ -76,12 +92,12 @@ def read_status(
     return _about(found, _environments_of(client, request), [request])
 
 
-def _about(found: dict[str, Any], environments: list[Any], requests: list[Any]) -> dict[str, Any]:
+def _about(found: Json, environments: list[Any], requests: list[Any]) -> Json:
     left_out = {"failed_launches_left_out": 0}
     return {**found, "environments": environments, "requests": requests, **left_out}
 
 
-def picture(found: dict[str, Any], now: float) -> list[Drawn]:
+def picture(found: Json, now: float) -> list[Drawn]:
     """Return what is drawn: a headline, the two tables, and the failures."""
     environments, requests = found["environments"], found["requests"]
     said = {  # launches whose environment says why they failed
@@ -119,7 +135,7 @@ def picture(found: dict[str, Any], now: float) -> list[Drawn]:
     return parts
 
 
-def _remarks(environment: dict[str, Any], now: float) -> Iterator[str]:
+def _remarks(environment: Json, now: float) -> Iterator[str]:
     """How it is served, what keeps its sessions from beginning or going on, who may reach it."""
     name, serving = environment["name"], environment.get("serving") or {}
     if serving:
@@ -143,7 +159,7 @@ def _remarks(environment: dict[str, Any], now: float) -> Iterator[str]:
         yield f"  {name}: listens on {host}: other machines can connect, with its token"
 
 
-def _strays(strays: list[dict[str, Any]]) -> list[str]:
+def _strays(strays: list[Json]) -> list[str]:
     """Return the replicas that run although the database has no record of them."""
     head = f"{phrases.plural(len(strays), 'stray')} without a record"
     lines = [
@@ -154,7 +170,7 @@ def _strays(strays: list[dict[str, Any]]) -> list[str]:
     return [f"{head}; openenv down --strays stops them:", *lines]
 
 
-def _headline(daemon: dict[str, Any]) -> str:
+def _headline(daemon: Json) -> str:
     up = phrases.duration(daemon["uptime_seconds"])
     sessions = phrases.plural(daemon["sessions"], "session")
     text = f"openenvd {daemon['version']} at {daemon['address']}, up {up}, {sessions}"
@@ -165,9 +181,7 @@ def _headline(daemon: dict[str, Any]) -> str:
     return faint(text)
 
 
-def _failures(
-    environments: list[dict[str, Any]], failed: list[dict[str, Any]], left_out: int
-) -> list[str]:
+def _failures(environments: list[Json], failed: list[Json], left_out: int) -> list[str]:
     lines: list[str] = []
     for environment in environments:
         lines += environment_failure(environment)
@@ -179,7 +193,7 @@ def _failures(
     return lines
 
 
-def _failed(requests: list[dict[str, Any]], said: set[str]) -> list[dict[str, Any]]:
+def _failed(requests: list[Json], said: set[str]) -> list[Json]:
     """Return the failed requests, the newest first.
 
     A failed launch is left out if the table of environments shows its error (`said`), or if its
@@ -195,10 +209,120 @@ def _failed(requests: list[dict[str, Any]], said: set[str]) -> list[dict[str, An
     return failed
 
 
-def _environments_of(client: DaemonClient, request: dict[str, Any]) -> list[dict[str, Any]]:
+def _environments_of(client: DaemonClient, request: Json) -> list[Json]:
     if not request.get("environment"):
         return []
     try:
         return [client.environment(request["environment"])]
     except ApiRefused:
         return []  # taken down and forgotten since
+
+
+Read = Callable[[DaemonClient], Json]  # what is shown
+
+
+def _watch(client: DaemonClient, read: Read, output: Output) -> None:
+    """Draw what `status` shows until the command is interrupted."""
+    is_screen = not output.as_json and sys.stdout.isatty()
+    found = read(client)
+    changes = Changes(client, is_patient=is_screen)
+    if is_screen:
+        _fill_screen(changes, found, read)
+    else:
+        _print_each(changes, found, read, output)
+
+
+def _print_each(changes: Changes, found: Json, read: Read, output: Output) -> None:
+    while True:
+        output.json_line(found)
+        if not output.as_json:
+            output.draw(*picture(found, time.time()), "")
+        changes.happened.wait()
+        time.sleep(MIN_PAUSE_SECONDS)  # many changes at once are one picture
+        changes.happened.clear()  # before reading: what changes meanwhile is another picture
+        if changes.problem is not None:
+            raise changes.problem
+        found = read(changes.client)
+
+
+def _fill_screen(changes: Changes, found: Json, read: Read) -> None:
+    from rich.live import Live
+
+    console = new_console(sys.stdout)
+    problem: ClientError | None = None
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(_screen(console, found, problem), refresh=True)
+            if not changes.happened.wait(REDRAW_SECONDS):
+                continue
+            time.sleep(MIN_PAUSE_SECONDS)
+            changes.happened.clear()
+            problem = changes.problem
+            if problem is None:
+                try:
+                    found = read(changes.client)
+                except ConnectionLost as exc:
+                    problem = exc
+
+
+def _screen(console: Console, found: Json, problem: ClientError | None) -> Group:
+    """Return what fits the terminal: the oldest requests are left out first."""
+    from rich.console import Group
+
+    notice = [] if problem is None else [bad(f"{problem.message}; waiting for it to come back"), ""]
+    while True:
+        group = Group(*map(for_rich, [*notice, *picture(found, time.time())]))
+        excess = len(console.render_lines(group, pad=False)) - console.height
+        requests = found["requests"]
+        if excess <= 0 or len(requests) <= MIN_REQUESTS:
+            return group
+        found = {**found, "requests": requests[: max(MIN_REQUESTS, len(requests) - excess)]}
+
+
+class Changes:
+    """Tells that something has changed.
+
+    The stream breaks when the daemon exits or drops a slow reader. The thread then looks for the
+    daemon, and never starts one. When there is none, `problem` says so: for good, or, when patient,
+    until it is back.
+
+    Attributes:
+        client: The daemon as it was found last.
+        happened: Set at each change; the reader clears it before it reads.
+        problem: Why there is no daemon; None while there is one.
+    """
+
+    def __init__(self, client: DaemonClient, *, is_patient: bool) -> None:
+        self.client = client
+        self.happened = threading.Event()
+        self.problem: ClientError | None = None
+        self._is_patient = is_patient
+        threading.Thread(target=self._listen, name="changes", daemon=True).start()
+
+    def _listen(self) -> None:
+        after: str | None = None
+        while True:
+            # The stream's end and its break are answered alike.
+            with contextlib.suppress(ClientError):
+                for event in self.client.changes(after=after):
+                    after = event.id
+                    self.happened.set()
+            while (problem := self._look_for_daemon()) is not None:
+                self.problem = problem
+                self.happened.set()
+                if not self._is_patient:
+                    return
+                time.sleep(RECONNECT_SECONDS)
+            self.problem = None
+            self.happened.set()  # whatever was missed
+
+    def _look_for_daemon(self) -> ClientError | None:
+        """Find the daemon; return why there is none."""
+        try:
+            found = reconnect()
+        except ClientError as exc:
+            return exc
+        if found is None:
+            return ConnectionLost("the daemon has exited", "openenv up starts a new one")
+        self.client = found
+        return None

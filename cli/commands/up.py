@@ -23,6 +23,7 @@ from ...schema.settings import (
     given_settings,
 )
 from ...schema.states import EnvironmentState
+from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
 from .. import exit_codes
 from ..options import Command, Duration, connect, json_option
@@ -161,7 +162,7 @@ def _shown(value: Any) -> str:
     return "-" if value in (None, "") else str(value)
 
 
-def _become_daemon(settings: dict[str, Any]) -> None:
+def _become_daemon(settings: Json) -> None:
     paths = Paths.from_environment()
     client = daemon.find(paths, any_version=True)
     if client is not None:
@@ -174,7 +175,7 @@ def _become_daemon(settings: dict[str, Any]) -> None:
     os.execv(sys.executable, command)  # noqa: S606  # no shell is what is wanted
 
 
-def _summary(info: dict[str, Any]) -> list[str]:
+def _summary(info: Json) -> list[str]:
     identity = info["daemon"]
     passed_over, traces = identity.get("passed_over"), identity.get("traces")
     return [
@@ -187,7 +188,7 @@ def _summary(info: dict[str, Any]) -> list[str]:
     ]
 
 
-def _limits(limits: dict[str, Any]) -> str:
+def _limits(limits: Json) -> str:
     shown: dict[str, Callable[[float], str]] = {
         "cpus": lambda count: f"{count:g} CPUs",
         "memory_bytes": phrases.size,
@@ -202,7 +203,7 @@ def _limits(limits: dict[str, Any]) -> str:
     return ", ".join(found) or "none found"
 
 
-def _plan(plan: dict[str, Any]) -> str:
+def _plan(plan: Json) -> str:
     long, short = plan.get("guaranteed_long", 0), plan.get("guaranteed_short", 0)
     text = f"{long} long and {short} short"
     bursts = long + plan.get("burst_long", 0), short + plan.get("burst_short", 0)
@@ -213,7 +214,7 @@ def _plan(plan: dict[str, Any]) -> str:
     return text
 
 
-def _not_in_force(asked: dict[str, Any], info: dict[str, Any]) -> list[str]:
+def _not_in_force(asked: Json, info: Json) -> list[str]:
     """Return the settings that were asked for and differ from those of the running daemon."""
     in_force = info.get("settings") or {}
     flags = {item.name: item.flag for item in SETTINGS}
@@ -231,7 +232,7 @@ def _not_in_force(asked: dict[str, Any], info: dict[str, Any]) -> list[str]:
     return [message, "  openenv stop, then up again"]
 
 
-def _workers(workers: list[dict[str, Any]]) -> list[str]:
+def _workers(workers: list[Json]) -> list[str]:
     return [
         f"  {w['name']}  pid {w['pid']}  {w['label'] or 'idle'}"
         + ("" if w.get("guaranteed", True) else "  (burst)")

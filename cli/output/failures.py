@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from ...client.errors import ApiRefused, ClientError
 from ...schema.states import EnvironmentState, ErrorKind, ReplicaState, RequestState
+from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
 from ...system.text.units import MB
 from . import phrases
@@ -41,7 +41,7 @@ _PLAIN_WORD = re.compile(r"[a-z]+[\s,;]")
 _SETTLED = (ReplicaState.ASLEEP, ReplicaState.DRAINING, ReplicaState.STOPPED)
 
 
-def request_failure(request: dict[str, Any], *, shown: Iterable[str] = ()) -> list[str]:
+def request_failure(request: Json, *, shown: Iterable[str] = ()) -> list[str]:
     """The block of a request that failed or was cancelled.
 
     `shown` are log lines that the reader has just seen: a log tail among them is not repeated.
@@ -53,7 +53,7 @@ def request_failure(request: dict[str, Any], *, shown: Iterable[str] = ()) -> li
     return [*_block(request["label"], request["state"], error or {}, shown), f"  {log}"]
 
 
-def environment_failure(environment: dict[str, Any]) -> list[str]:
+def environment_failure(environment: Json) -> list[str]:
     """The block of an environment that failed, or some of whose replicas are not well."""
     lines: list[str] = []
     name = environment["name"]
@@ -65,7 +65,7 @@ def environment_failure(environment: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _remarks(name: str, replica: dict[str, Any]) -> Iterator[str]:
+def _remarks(name: str, replica: Json) -> Iterator[str]:
     """Why a replica is not well: its state, abandoned steps, programs left behind, last exits."""
     where, now = f"  {name} replica {replica['ordinal']}:", time.time()
     if replica.get("message") and (replica["state"] not in _SETTLED or replica.get("restarts")):
@@ -84,7 +84,7 @@ def _remarks(name: str, replica: dict[str, Any]) -> Iterator[str]:
         yield from exit_lines(where, replica, now)
 
 
-def exit_lines(where: str, replica: dict[str, Any], now: float) -> Iterator[str]:
+def exit_lines(where: str, replica: Json, now: float) -> Iterator[str]:
     """The last exits of processes of a replica, or of the gateway, and how many there were."""
     exits = replica.get("exits") or []
     for one in exits[:_MAX_EXITS]:
@@ -108,7 +108,7 @@ def error_lines(error: ClientError) -> list[str]:
     return lines
 
 
-def _block(subject: str, state: str, error: dict[str, Any], shown: Iterable[str] = ()) -> list[str]:
+def _block(subject: str, state: str, error: Json, shown: Iterable[str] = ()) -> list[str]:
     word = _WORDS.get(error.get("kind", ""), "")
     subject, message = plain(subject), plain(error.get("message") or "no details are known")
     lines = [f"{bad('✗')} {subject}  {bad(state)}  {word}".rstrip()]
@@ -131,7 +131,7 @@ def _sentence(text: str, subject: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _evidence(error: dict[str, Any], message: str) -> list[str]:
+def _evidence(error: Json, message: str) -> list[str]:
     """Evidence that the message lacks: the killed process, and how the kill was detected."""
     exit_reason = error.get("evidence") or {}
     lines = []

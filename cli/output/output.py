@@ -28,6 +28,7 @@ from ...schema.states import (
     ReplicaState,
     RequestState,
 )
+from ...system.text.json_lines import Json
 from ...system.text.safe_text import coloured, plain
 from . import phrases
 
@@ -62,7 +63,7 @@ class Cell(NamedTuple):
     """A text of a table, and how it is styled: `click.style`'s arguments."""
 
     text: str
-    style: dict[str, Any]
+    style: Json
 
 
 class Table:
@@ -81,12 +82,22 @@ class Table:
 
     def lines(self, columns: int) -> list[str] | None:
         """Return the aligned lines; None when they do not fit, or only rich knows their width."""
-        widths = [max(len(cell.text) for cell in cells) for cells in zip(*self._rows, strict=True)]
+        widths = self._widths()
         if sum(widths) + len(_GAP) * len(widths) > columns:
             return None
         if not all(_is_plain(cell.text) for row in self._rows for cell in row):
             return None
-        return [_aligned(row, widths) for row in self._rows]
+        lines = []
+        for row in self._rows:
+            parts = []
+            for (text, style), width in zip(row, widths, strict=True):
+                styled = click.style(text, **style) if style and text else text
+                parts.append(styled + " " * (width - len(text)))
+            lines.append(_GAP.join(parts).rstrip(" "))
+        return lines
+
+    def _widths(self) -> list[int]:
+        return [max(len(cell.text) for cell in cells) for cells in zip(*self._rows, strict=True)]
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[rich.table.Table]:
         from rich.table import Table
@@ -108,7 +119,7 @@ class Table:
 
     def _fitting(self, columns: int) -> tuple[list[int], bool]:
         """Return the columns that are shown, and whether they fit; a remark may be folded."""
-        widths = [max(len(cell.text) for cell in cells) for cells in zip(*self._rows, strict=True)]
+        widths = self._widths()
         if not self._headings[-1]:
             widths[-1] = min(widths[-1], _MIN_REMARK)
         kept = list(range(len(widths)))
@@ -117,14 +128,6 @@ class Table:
                 return kept, True
             kept = [number for number in kept if self._headings[number] != heading]
         return kept, False
-
-
-def _aligned(row: tuple[Cell, ...], widths: list[int]) -> str:
-    parts = []
-    for cell, width in zip(row, widths, strict=True):
-        text = click.style(cell.text, **cell.style) if cell.style and cell.text else cell.text
-        parts.append(text + " " * (width - len(cell.text)))
-    return _GAP.join(parts).rstrip(" ")
 
 
 def _is_plain(text: str) -> bool:
@@ -143,7 +146,11 @@ def draw(parts: Sequence[Drawn], stream: TextIO) -> None:
     for part in parts:
         drawn = part.lines(columns) if isinstance(part, Table) else _fitting(part, columns)
         if drawn is None:
-            lines = _folded(parts, stream)
+            console = new_console(stream)
+            with console.capture() as captured:  # rich would end the process at a broken pipe
+                for each in parts:
+                    console.print(for_rich(each))
+            lines = captured.get().splitlines()
             break
         lines += drawn if is_styled else map(click.unstyle, drawn)
     stream.write("".join(f"{line.rstrip(' ')}\n" for line in lines))
@@ -156,14 +163,6 @@ def _fitting(text: str, columns: int) -> list[str] | None:
     if columns < _UNWRAPPED_COLUMNS and not all(map(_is_plain, unstyled)):
         return None
     return lines if max(map(len, unstyled)) <= columns else None
-
-
-def _folded(parts: Sequence[Drawn], stream: TextIO) -> list[str]:
-    console = new_console(stream)
-    with console.capture() as captured:  # rich would end the process at a broken pipe
-        for part in parts:
-            console.print(for_rich(part))
-    return captured.get().splitlines()
 
 
 def for_rich(part: Drawn) -> RenderableType:
@@ -192,23 +191,24 @@ def new_console(stream: TextIO) -> Console:
     )
 
 
-def environments_table(environments: Sequence[dict[str, Any]], now: float) -> Table:
+def environments_table(environments: Sequence[Json], now: float) -> Table:
     """One line for each environment."""
     table = Table("ENVIRONMENT", "STATE", "ADDRESS", "SESSIONS", "REPLICAS", "SOURCE", "AGE")
     for environment in environments:
+        most = environment.get("max_sessions")
         table.add_row(
             environment["name"],
             state_cell(environment["state"]),
             environment["address"] or "-",
-            count_sessions(environment),
-            count_replicas(environment["replicas"]),
+            f"{environment['sessions']}/{most}" if most else str(environment["sessions"]),
+            _count_replicas(environment["replicas"]),
             environment.get("source") or "-",
             phrases.duration(now - environment["created_at"]),
         )
     return table
 
 
-def generations_table(generations: Sequence[dict[str, Any]], now: float) -> Table:
+def generations_table(generations: Sequence[Json], now: float) -> Table:
     """One line for each generation of an environment."""
     table = Table("GENERATION", "LAUNCH", "STATE", "WHEN", "SOURCE", "")
     for generation in generations:
@@ -224,7 +224,7 @@ def generations_table(generations: Sequence[dict[str, Any]], now: float) -> Tabl
 
 
 def requests_table(
-    requests: Sequence[dict[str, Any]], now: float, *, explained: Container[str] = ()
+    requests: Sequence[Json], now: float, *, explained: Container[str] = ()
 ) -> Table:
     """One line for each request, with a remark unless its id is in `explained`."""
     table = Table("REQUEST", "ID", "STATE", "WHEN", "")
@@ -246,7 +246,7 @@ def state_cell(state: str) -> Cell:
     return Cell(state, {"fg": colour} if (colour := _COLOURS.get(state)) else {})
 
 
-def count_replicas(replicas: Sequence[dict[str, Any]]) -> str:
+def _count_replicas(replicas: Sequence[Json]) -> str:
     """Return how many replicas are ready, of how many."""
     states = Counter(replica["state"] for replica in replicas)
     draining = states.pop(ReplicaState.DRAINING, 0)
@@ -254,13 +254,7 @@ def count_replicas(replicas: Sequence[dict[str, Any]]) -> str:
     return f"{states[ReplicaState.READY]}/{states.total()}{more}" if replicas else "-"
 
 
-def count_sessions(environment: dict[str, Any]) -> str:
-    """Return how many sessions there are, of how many."""
-    most = environment.get("max_sessions")
-    return f"{environment['sessions']}/{most}" if most else str(environment["sessions"])
-
-
-def remark(request: dict[str, Any]) -> str:
+def remark(request: Json) -> str:
     """Return why a request waits, is being ended, or failed."""
     if request.get("pending_reason"):
         return str(request["pending_reason"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from ...system.text.json_lines import Json
 from ...system.text.safe_text import plain
 from ...system.text.units import MB
 
@@ -40,7 +41,7 @@ def short_id(request_id: str) -> str:
     return request_id[:SHOWN_ID_LENGTH]
 
 
-def timing(request: dict[str, Any], now: float) -> str:
+def timing(request: Json, now: float) -> str:
     """Return how long a request has waited, runs, or ran."""
     if request["finished_at"] is not None:
         began = request["started_at"] or request["created_at"]
@@ -51,7 +52,7 @@ def timing(request: dict[str, Any], now: float) -> str:
     return f"queued {duration(now - request['created_at'])}"
 
 
-def generation_timing(generation: dict[str, Any], now: float) -> str:
+def generation_timing(generation: Json, now: float) -> str:
     """Return how long a generation of an environment has served, and when it ended."""
     served_at, ended_at = generation["served_at"], generation["ended_at"]
     if ended_at is None:
@@ -108,7 +109,7 @@ def _flat(value: Any) -> str:
     return ", ".join(shown)
 
 
-def cancellation(answer: dict[str, Any]) -> str:
+def cancellation(answer: Json) -> str:
     """Return what a `cancel` has done: `launch trial is being cancelled`."""
     request = answer["request"]
     if answer["cancelled"]:

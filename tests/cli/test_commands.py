@@ -935,7 +935,7 @@ FULL, READ_ONLY = f"{UNWRITTEN}: No space left on device\n", f"{UNWRITTEN}: Bad 
         *((each, "nonsense", 2, False, None) for each in CLOSED),
         *((">/dev/full", words, 1, False, FULL) for words in ("config", "--help", "config --json")),
         *(("1</dev/null", w, 1, False, READ_ONLY) for w in ("config", "--help", "config --json")),
-        ("2>/dev/full", "nonsense", 1, False, ""),  # what is written there is stopped alone
+        ("2>/dev/full", "nonsense", 2, False, ""),  # what is written there is stopped alone
         ("2>/dev/full", "config", 0, True, ""),
     ],
 )

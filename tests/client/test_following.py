@@ -5,20 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from openenvd.client import api, daemon, following
+from openenvd.client import daemon, following
 from openenvd.client.api import DaemonClient
 from openenvd.client.errors import ApiRefused, ConnectionLost, RequestFailed
-from openenvd.schema import states
 
 from .fake_daemon import Call, FakeDaemon, new_request
 
 RUNNING = new_request("1", state="RUNNING", finished_at=None)
 DONE = new_request("1")
-
-
-def test_final_states_are_the_queues() -> None:
-    assert {state.value for state in states.FINAL_STATES} == following.FINAL_STATES
-    assert states.EnvironmentState.STOPPED == api._DOWN
 
 
 def test_the_final_state_comes_last_even_when_the_log_comes_after_it(

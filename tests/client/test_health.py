@@ -14,7 +14,7 @@ from .fake_daemon import FakeDaemon
 
 
 def probe(paths: Paths) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "openenvd.client.health"]
+    command = [sys.executable, "-m", "openenvd.client.daemon"]
     environ = {**os.environ, "OPENENV_HOME": str(paths.home)}
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
 
