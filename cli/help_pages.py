@@ -232,6 +232,10 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
         ("openenv cancel 7f3a91c2", "one request"),
         ("openenv cancel 7f3a91c2 9b1d0c44", "several"),
     ),
+    "openenv play": (
+        ("openenv play echo", "a prompt with completion; `help` lists what can be typed"),
+        ("openenv play echo --json < lines.txt", "lines from a file, the answers as JSON"),
+    ),
     "openenv bench": (
         ("openenv bench benchmark", "32, 128 and 512 sessions at once, three times"),
         (

@@ -30,6 +30,7 @@ COMMANDS = {
     "up": ("commands.up", "Start the daemon, and print the limits found."),
     "launch": ("commands.launch", "Run an environment."),
     "rollout": ("commands.rollout", "Run many episodes of a policy."),
+    "play": ("commands.play", "Reset and step an environment by hand, at a prompt."),
     "status": ("commands.status", "Show environments and requests, or one of them."),
     "dashboard": ("commands.addresses", "Open the dashboard in a browser."),
     "address": ("commands.addresses", "Print what clients of an environment connect to."),

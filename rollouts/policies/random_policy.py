@@ -74,6 +74,14 @@ def action_schema(address: str) -> Json:
     return schema
 
 
+def properties(schema: Json) -> dict[str, Json]:
+    """The fields of an action by their names, each with its own schema; empty for a union."""
+    resolve, fields = _Sampler(schema, random.Random()), schema.get("properties", {})  # noqa: S311
+    return {
+        name: resolve.simplest(of) for name, of in fields.items() if name not in _LEFT_TO_THE_SERVER
+    }
+
+
 def sample(schema: Json, rng: random.Random) -> Any:
     """A value that the schema allows."""
     return _Sampler(schema, rng).draw(schema, 0)
@@ -143,6 +151,12 @@ class _Sampler:
         least = schema.get("minLength", 0)
         most = max(least, min(schema.get("maxLength", MAX_TEXT), MAX_TEXT))
         return "".join(self.rng.choices(_LETTERS, k=self.rng.randint(max(least, 1), max(most, 1))))
+
+    def simplest(self, schema: Json) -> Json:
+        """A schema without references, and of `X | None` that of X."""
+        schema = self._resolved(schema)
+        parts = [part for part in schema.get("anyOf", ()) if part.get("type") != "null"]
+        return self._resolved(parts[0]) if len(parts) == 1 else schema
 
     def _resolved(self, schema: Json) -> Json:
         while "$ref" in schema:

@@ -14,11 +14,11 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_681,
-    "code lines": 48_203,
-    "modules": 406,
-    "test lines": 72_292,
-    "words of pages": 24_892,
+    "shipped lines": 76_069,
+    "code lines": 48_490,
+    "modules": 407,
+    "test lines": 72_540,
+    "words of pages": 24_918,
     "words of decisions": 7_091,
     "folders at the root": 15,
     "large classes": 3,

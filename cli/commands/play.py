@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`openenv play`: reset and step an environment by hand, at a prompt.
+
+A line is a command of `_HELP`, or an action in one of three forms:
+
+    {"message": "hi"}        JSON
+    message=hi count=3       fields of the action's schema, quoted as in a shell
+    hi there                 the text of the only field, where the schema has one that is text
+
+Actions are checked against the schema before they are sent, so that a mistake is named by its
+field; the server decides. Where stdin is no terminal, lines are read without a prompt, and the
+first error ends the command with exit code 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import sys
+import time
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import click
+
+from ...client.errors import ClientError
+from ...client.session import Session, StepResult
+from ...client.synchronous import Client
+from ...rollouts.episodes import Episode, EpisodeStatus, Step, episode_id
+from ...rollouts.errors import RolloutError
+from ...rollouts.images import Image, take_images
+from ...rollouts.policies.random_policy import action_schema, properties, sample
+from ...schema.settings import Paths
+from ...system.text.json_lines import Json
+from ...system.text.safe_text import plain
+from .. import completion, exit_codes
+from ..output.output import Output, bad, faint
+
+_HELP = """\
+  ACTION               take a step: {"field": value}, field=value …, or the text of the only field
+  step ACTION          the same, for an action that begins with the name of a command
+  reset [seed=N …]     begin an episode
+  random               take a step with an action that is drawn from the schema
+  state, schema        print the environment's state, or the schema of its actions
+  save PATH            save what was played: NAME.py as a pytest, any other as a folder of rollouts
+  help, quit           this; the end (Ctrl-D)"""
+_COMMANDS = ("reset", "step", "random", "state", "schema", "save", "help", "quit")
+_HISTORY_LINES = 1_000
+_KITTY_CHUNK = 4_096  # characters of one escape sequence
+_PYTEST = '''\
+"""An episode that was played by hand: pytest --openenv-source={source}"""
+
+import json
+
+EPISODE = json.loads(r"""
+{episode}
+""")
+
+
+def test_the_episode_is_answered_as_it_was_played(openenv_session):
+    answer = openenv_session.reset(**EPISODE["reset"])
+    assert answer.observation == EPISODE["first"]
+    for step in EPISODE["steps"]:
+        answer = openenv_session.step(step["action"])
+        found = {{"observation": answer.observation, "reward": answer.reward, "done": answer.done}}
+        assert found == step["answer"], step["action"]
+'''
+
+
+class PlayError(Exception):
+    """A line that cannot be carried out; the session continues."""
+
+
+@dataclass
+class Played:
+    """An episode as it was played: the arguments of its reset, and each action with its answer."""
+
+    reset: Json
+    first: StepResult
+    steps: list[tuple[Json, StepResult]] = field(default_factory=list)
+    started_at: float = field(default_factory=time.time)
+
+    def save_test(self, path: Path, source: str) -> None:
+        """Write a test for the plug-in of pytest, which plays the same and expects the same."""
+        steps = [{"action": action, "answer": _json_of(answer)} for action, answer in self.steps]
+        episode = {"reset": self.reset, "first": self.first.observation, "steps": steps}
+        text = json.dumps(episode, indent=1).replace('"""', '\\u0022""')
+        path.write_text(_PYTEST.format(source=source, episode=text))
+
+    async def save_rollout(self, folder: Path, environment: str) -> None:
+        """Add it to a folder of rollouts, as its next episode.
+
+        Raises:
+            RolloutError: The folder cannot be written.
+        """
+        from ...rollouts.folder.writer import RolloutWriter
+
+        async with await RolloutWriter.open(folder) as writer:
+            name = episode_id(len(writer.finished_episode_ids()))
+            seen = self.first.observation
+            for number, (action, answer) in enumerate(self.steps):
+                step = Step.of(seen, action, answer.reward, answer.done)
+                await writer.put_step(name, number, step)
+                seen = answer.observation
+            is_done = bool(self.steps) and self.steps[-1][1].done
+            episode = Episode(
+                id=name,
+                environment=environment,
+                seed=self.reset.get("seed"),
+                steps=(),
+                total_reward=sum(answer.reward or 0.0 for _, answer in self.steps),
+                status=EpisodeStatus.DONE if is_done else EpisodeStatus.TRUNCATED,
+                started_at=self.started_at,
+                finished_at=time.time(),
+                final_observation_json=json.dumps(seen).encode(),
+            )
+            await writer.finish(episode)
+
+
+def read_action(line: str, schema: Json) -> Json:
+    """Read an action from a line, in any of the three forms.
+
+    Raises:
+        PlayError: It is none, or the schema refuses it; the message names the field.
+    """
+    fields = properties(schema)
+    texts = [name for name, of in fields.items() if of.get("type") == "string"]
+    if line.startswith("{"):
+        try:
+            action = json.loads(line)
+        except ValueError as exc:
+            raise PlayError(f"no JSON: {exc}") from None
+    elif len(fields) == 1 and texts and not line.startswith(f"{texts[0]}="):
+        action = {texts[0]: line}
+    else:
+        action = read_fields(line, fields)
+    if not isinstance(action, dict):
+        raise PlayError("an action is a JSON object: {…}")
+    _check(action, fields, schema)
+    return action
+
+
+def read_fields(line: str, fields: Json) -> Json:
+    """Read `name=value …`, each value by the type of its field.
+
+    Raises:
+        PlayError: A word is none, or a value is not of its field's type.
+    """
+    try:
+        words = shlex.split(line)
+    except ValueError as exc:
+        raise PlayError(f"{exc}: quote as in a shell") from None
+    found = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            known = f"the fields are: {', '.join(fields)}" if fields else "or write a JSON object"
+            raise PlayError(f"{word!r} is not FIELD=VALUE; {known}")
+        found[name] = _value(name, text, fields.get(name, {}))
+    return found
+
+
+def _value(name: str, text: str, schema: Json) -> Any:
+    if schema.get("type") == "string" or ("enum" in schema and text in schema["enum"]):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError:
+        if schema.get("type") in ("integer", "number", "boolean", "array", "object"):
+            raise PlayError(f"{name}: {text!r} is not of type {schema['type']}") from None
+        return text
+
+
+def _check(action: Json, fields: Json, schema: Json) -> None:
+    """Refuse what the schema certainly refuses: unknown and missing fields, values of an enum."""
+    missing = [name for name in schema.get("required", ()) if name not in action]
+    unknown = [name for name in action if name not in fields]
+    if missing:
+        raise PlayError(f"missing: {', '.join(missing)}")
+    if unknown and schema.get("additionalProperties") is False:
+        raise PlayError(f"unknown: {', '.join(unknown)}; the fields are: {', '.join(fields)}")
+    for name, value in action.items():
+        choices = fields.get(name, {}).get("enum")
+        if choices and value not in choices:
+            raise PlayError(f"{name}: {value!r} is none of {', '.join(map(str, choices))}")
+
+
+def candidates(line: str, schema: Json) -> list[str]:
+    """Return what may stand for the last word of a line: commands, fields, values of an enum."""
+    before, _, word = line.rpartition(" ")
+    fields = properties(schema)
+    name, equals, begun = word.partition("=")
+    if equals:
+        of = fields.get(name, {})
+        values = of.get("enum") or (["true", "false"] if of.get("type") == "boolean" else [])
+        return [f"{name}={value} " for value in map(str, values) if value.startswith(begun)]
+    known = [f"{each}=" for each in fields]
+    return [each for each in (known if before else [*_COMMANDS, *known]) if each.startswith(word)]
+
+
+def shown_image(image: Image, environ: dict[str, str]) -> str | None:
+    """Return the escape sequences that show an image; None where the terminal has none.
+
+    Sources: iTerm2's inline images (also WezTerm); kitty's graphics protocol (also Ghostty), which
+    takes PNG alone.
+    """
+    data, program = b64encode(image.data).decode(), environ.get("TERM_PROGRAM", "")
+    if program in ("iTerm.app", "WezTerm"):
+        return f"\x1b]1337;File=inline=1:{data}\a"
+    is_kitty = "KITTY_WINDOW_ID" in environ or program == "ghostty"
+    if not is_kitty or image.media_type != "image/png":
+        return None
+    parts = [data[at : at + _KITTY_CHUNK] for at in range(0, len(data), _KITTY_CHUNK)]
+    return "".join(
+        f"\x1b_G{'a=T,f=100,' if at == 0 else ''}m={int(at < len(parts) - 1)};{part}\x1b\\"
+        for at, part in enumerate(parts)
+    )
+
+
+class _Game:
+    """A session that is played, and what was played in it."""
+
+    def __init__(self, session: Session, schema: Json, output: Output, name: str, source: str):
+        self._session, self._schema, self._output = session, schema, output
+        self._name, self._source = name, source
+        self._played: Played | None = None
+        self._random = Random()  # noqa: S311  an action is no secret
+
+    def carry_out(self, line: str) -> None:
+        """Carry out a line.
+
+        Raises:
+            PlayError: It cannot be.
+            SessionError: The environment refused it, or the session has ended.
+        """
+        word, _, rest = line.partition(" ")
+        match word:
+            case "help":
+                self._output.result(_HELP)
+            case "reset":
+                given = read_fields(rest, {})
+                self._played = Played(given, self._session.reset(**given))
+                self._show(self._played.first)
+            case "random":
+                action = sample(self._schema, self._random)
+                self._output.note(faint(json.dumps(action)))
+                self._step(action)
+            case "state":
+                self._print(self._session.state())
+            case "schema":
+                self._print(self._schema)
+            case "save":
+                self._save(rest.strip())
+            case _:
+                self._step(read_action(rest if word == "step" else line, self._schema))
+
+    def _step(self, action: Json) -> None:
+        answer = self._session.step(action)
+        if self._played is not None:
+            self._played.steps.append((action, answer))
+        self._show(answer)
+
+    def _save(self, where: str) -> None:
+        if not where:
+            raise PlayError("save where? A file NAME.py, or a folder")
+        if self._played is None:
+            raise PlayError("nothing was played: an episode begins with `reset`")
+        path = Path(where).expanduser()
+        try:
+            if path.suffix == ".py":
+                self._played.save_test(path, self._source)
+            else:
+                asyncio.run(self._played.save_rollout(path, self._name))
+        except (OSError, RolloutError) as exc:
+            raise PlayError(str(exc)) from exc
+        self._output.note(f"saved an episode of {len(self._played.steps)} steps in {path}")
+
+    def _show(self, answer: StepResult) -> None:
+        if self._output.as_json:
+            self._output.json_line(_json_of(answer))
+            return
+        observation, images = take_images(answer.observation)
+        self._print(observation)
+        for _, image in images if sys.stdout.isatty() else ():
+            if (shown := shown_image(image, dict(os.environ))) is not None:
+                click.echo(shown)
+        ended = ", the episode has ended" if answer.done else ""
+        self._output.result(faint(f"reward {answer.reward}{ended}"))
+
+    def _print(self, value: Any) -> None:
+        self._output.result(plain(json.dumps(value, indent=2, ensure_ascii=False)))
+
+
+def _json_of(answer: StepResult) -> Json:
+    return {"observation": answer.observation, "reward": answer.reward, "done": answer.done}
+
+
+def _lines(prompt: str, schema: Json) -> Iterator[str]:
+    """Yield what is typed, until Ctrl-D; Ctrl-C drops the line. The history is kept in the home."""
+    import readline
+
+    history = Paths.from_environment().home / "play_history"
+    found: list[str] = []
+
+    def complete(_word: str, number: int) -> str | None:
+        if number == 0:
+            found[:] = candidates(readline.get_line_buffer()[: readline.get_endidx()], schema)
+        return found[number] if number < len(found) else None
+
+    readline.set_completer(complete)
+    readline.set_completer_delims(" ")
+    readline.parse_and_bind("tab: complete")
+    with suppress(OSError):
+        readline.read_history_file(history)
+    readline.set_history_length(_HISTORY_LINES)
+    try:
+        while True:
+            try:
+                yield input(prompt)
+            except KeyboardInterrupt:
+                click.echo()
+            except EOFError:
+                click.echo()
+                return
+    finally:
+        with suppress(OSError):
+            readline.write_history_file(history)
+
+
+@click.command()
+@click.argument("name", shell_complete=completion.usable_environments)
+@click.option("--json", "as_json", is_flag=True, help="An answer as a line of JSON each.")
+def play(name: str, as_json: bool) -> int:
+    """Reset and step an environment by hand, at a prompt with completion.
+
+    `help` lists what can be typed. What was played is saved as a rollout or as a pytest.
+    """
+    output = Output(as_json=as_json)
+    environment = Client().environment(name)
+    schema = action_schema(environment.base_url())
+    source = str(environment.data["source"])
+    is_terminal = sys.stdin.isatty()
+    with environment.connect() as session:
+        game = _Game(session, schema, output, name, source)
+        if is_terminal:
+            output.note(
+                f"{name}: {', '.join(properties(schema)) or 'actions without fields'}", _HELP
+            )
+        for line in _lines(f"{name}> ", schema) if is_terminal else sys.stdin:
+            if line.strip() == "quit":
+                break
+            try:
+                if line.strip():
+                    game.carry_out(line.strip())
+            except (PlayError, ClientError) as exc:
+                output.note(bad(plain(str(exc))))
+                if not is_terminal:
+                    return exit_codes.FAILED
+            except KeyboardInterrupt:
+                output.note("interrupted: the session has ended")
+                return exit_codes.INTERRUPTED
+    return exit_codes.OK
