@@ -234,7 +234,7 @@ EXAMPLES: dict[str, tuple[Example, ...]] = {
     ),
     "openenv play": (
         ("openenv play echo", "a prompt with completion; `help` lists what can be typed"),
-        ("openenv play echo --json < lines.txt", "lines from a file, the answers as JSON"),
+        ("openenv play --json echo", "the answers as JSON, a line each"),
     ),
     "openenv bench": (
         ("openenv bench benchmark", "32, 128 and 512 sessions at once, three times"),
