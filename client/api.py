@@ -224,9 +224,12 @@ class DaemonClient:
         """Return `{"daemon", "limits", "plan", "workers", "settings"}`."""
         return self._http.request("GET", "/v1/info")
 
-    def dashboard_link(self) -> Json:
-        """Return `{"address", "url", "expires_seconds"}`: a link that signs a browser in, once."""
-        return self._http.request("POST", "/v1/dashboard/link")
+    def dashboard_link(self, folder: str | None = None) -> Json:
+        """Return `{"address", "url", "expires_seconds"}`: a link that signs a browser in, once.
+
+        In the launch form, relative paths begin in `folder`.
+        """
+        return self._http.request("POST", "/v1/dashboard/link", {"folder": folder})
 
     def health(self) -> Json:
         """Return `{"status": "ok", "version"}`."""

@@ -83,7 +83,7 @@ class Hungry(Environment[Action, Observation, State]):
 FIRST_SCREEN = """
 () => new Promise((resolve, reject) => {
   setTimeout(() => reject(new Error("nothing is shown")), 30000);
-  const parts = ["#memory .bar[aria-label]", "#environments tbody tr", "#queue tbody tr"];
+  const parts = ["#memory .memory-bar[aria-label]", "#environments tbody tr", "#queue tbody tr"];
   const look = () => {
     if (!parts.every(each => document.querySelector(each))) requestAnimationFrame(look);
     else requestAnimationFrame(() => setTimeout(() => resolve(performance.now())));
@@ -127,7 +127,7 @@ class Flood(EchoEnvironment):
 """
 DEATH_SHOWN = """
 () => new Promise((resolve, reject) => {
-  const look = () => document.querySelector("#deaths article")
+  const look = () => document.querySelector("#faults article")
     ? resolve((performance.timeOrigin + performance.now()) / 1000) : setTimeout(look, 5);
   setTimeout(() => reject(new Error("no death is shown")), 30000);
   look();

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from ...client.sources import working_folder
 from ...schema.settings import Paths
 from ...system.text.json_lines import Json
 from .. import completion, exit_codes
@@ -63,7 +64,7 @@ def dashboard(no_open: bool, output: Output) -> int:
     The link works once, for a few minutes. From another machine: forward the port with
     ssh -L 8585:127.0.0.1:8585 first.
     """
-    link = connect(output).dashboard_link()
+    link = connect(output).dashboard_link(str(working_folder()))
     output.json(link)
     output.result(link["url"])
     good_for = phrases.duration(link["expires_seconds"])

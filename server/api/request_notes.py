@@ -4,8 +4,8 @@
 memory is short for it                    waiting for memory: needs 210 MB, 95 MB free
 it is an update, and the same             …; an update needs memory for both generations at once
 there is room for it and all before it    about to start
-others are before it                      queued behind 70 LONG requests
-no other is before it                     waiting for a LONG worker
+others are before it                      queued behind 70 requests
+no other is before it                     waiting for a free worker
 
 A request that was killed for memory and queued again (`--retry-oom`) continues, and has no error;
 what its attempt died of is in the event log.
@@ -38,14 +38,13 @@ def reason_when_new(deps: Dependencies, request: Request) -> str | None:
     if request.state is not RequestState.PENDING:
         return None
     has_room = deps.executor.room(request.schedule) > 0
-    return reason_of(request.schedule, None, room=int(has_room), is_short=False)
+    return reason_of(None, room=int(has_room), is_short=False)
 
 
-def reason_of(schedule: Schedule, ahead: int | None, *, room: int, is_short: bool) -> str:
+def reason_of(ahead: int | None, *, room: int, is_short: bool) -> str:
     """Return why a request waits.
 
     Args:
-        schedule: the request's.
         ahead: how many requests are before it; None when that is not known.
         room: how many workers could start now.
         is_short: whether the head of the queue waits for memory.
@@ -53,12 +52,12 @@ def reason_of(schedule: Schedule, ahead: int | None, *, room: int, is_short: boo
     if (ahead or 0) < room and not is_short:
         return "about to start"
     if not ahead:
-        return f"waiting for a {schedule} worker"
+        return "waiting for a free worker"
     many = f"more than {MAX_COUNTED}" if ahead > MAX_COUNTED else f"{ahead}"
     noun = "request" if ahead == 1 else "requests"
     if not is_short:
-        return f"queued behind {many} {schedule} {noun}"
-    return f"queued behind {many} {schedule} {noun}, the first of which waits for memory"
+        return f"queued behind {many} {noun}"
+    return f"queued behind {many} {noun}, the first of which waits for memory"
 
 
 def reason_of_shortage(sentence: str, *, is_update: bool) -> str:
@@ -83,7 +82,7 @@ def reason_at(deps: Dependencies, request: Request, ahead: int, room: int) -> st
         is_update = request.payload.get("replaces") is not None
         return reason_of_shortage(shortage.sentence(), is_update=is_update)
     is_short = claimer.is_short(request.schedule)
-    return reason_of(request.schedule, ahead, room=room, is_short=is_short)
+    return reason_of(ahead, room=room, is_short=is_short)
 
 
 async def retries(deps: Dependencies, requests: Sequence[Request]) -> dict[str, Json]:

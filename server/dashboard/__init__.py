@@ -53,9 +53,10 @@ Kinds, and the fields of their entities (times are seconds since the epoch, size
     requests      id        as `GET /v1/requests`, without `payload` and `result`: the first 50
                             that wait of each schedule, with their `place`, those that run, with
                             their last `progress`, and those that ended lately
-    deaths        id        each death for memory that is known: {id, at, subject, environment,
-                            message, hint, evidence, log_tail, log, again,
-                            runs_again_with_bytes: of an attempt that `--retry-oom` repeats}
+    faults        cause     what is wrong, those of a cause as one: {ids, count, kind, at, subject,
+                            environment, message, hint, command, evidence, log_tail, page, is_seen,
+                            runs_again_with_bytes: of an attempt that `--retry-oom` repeats}; see
+                            `FaultKind` in environments.py
     rollouts      id        the newest 50: id, state, environments, policy, out, episodes,
                             created_at, started_at, finished_at, error, report: as a row of
                             the history of `GET /v1/rollouts/{id}`

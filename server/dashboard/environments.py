@@ -1,21 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments and their replicas, with what shims tell of them, and deaths of servers for memory.
+"""Environments and their replicas, with what shims report of them; and faults.
 
-Rows are read when an event says that one has changed; what shims tell is in memory, and looked at
+Rows are read when an event says that one has changed; what shims report is in memory, and looked at
 once a second.
 
-Deaths for memory as the page shows them: what died, the evidence, and what to do next. Pure.
+    source ──found──▶ Faults.put ──those of one cause as one──▶ kind `faults`
 
-`again` says what the button beside the command does: submit `request_id` once more, with `limits`
-(`POST /v1/requests/{id}/retry`). It is None where the command is for a terminal alone.
+A fault has a cause, evidence, and the command that is its button: `FaultKind` lists them all. One
+that ends (a step returns, a request gets its worker) goes by itself; others stay until a user has
+seen them, which is kept in a file. The functions that make faults are pure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import chain
+from pathlib import Path
+from typing import Any
 
+from ...environments.shim.files import read_json, write_json
 from ...requests_db.records import Environment, Event, Replica, Request, label_of
 from ...requests_db.sql import queries
 from ...requests_db.transactions.journal import (
@@ -24,19 +32,22 @@ from ...requests_db.transactions.journal import (
     REPLICA_STATE,
 )
 from ...schema.replica import StatusLine, max_sessions_of
-from ...schema.states import ReplicaState
+from ...schema.states import EnvironmentState, ErrorKind, ReplicaState
 from ...system.process.exit_reason import ExitKind, ExitReason
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials
 from ..api.dependencies import Dependencies
-from ..api.views import environment_view, error_view
-from ..dispatch.outcomes import MoreMemory, is_over_session_limit, more_memory_after
+from ..api.views import environment_view, error_view, exit_views
+from ..dispatch.outcomes import is_over_session_limit, more_memory_after
 from .live_state import LiveState, Turn
 from .memory import MemoryHistory
 
 REPORT_SECONDS = 5.0  # between two reports of a replica with something to do (`env_host`)
 RATE_REPORTS = 4  # over which steps a second are counted
 SILENT_SECONDS = 12.0  # without a report: it has nothing to do
+WAITING_SECONDS = 60.0  # after which it is a fault that a request, or a client, waits
+ABANDONED_SECONDS = 10.0  # after which it is one that a step runs whose session has ended
+MAX_SEEN = 2000
 READ_TICKS = 10  # between two readings of the rows, when no event has announced a change
 _ROUNDING_BYTES = 100_000
 _OF_ROWS = (ENVIRONMENT_STATE, GENERATION_STATE, REPLICA_STATE)
@@ -67,11 +78,13 @@ class StepRate:
 
 
 class EnvironmentSource:
-    """Kinds `environments` and `replicas`, and of `deaths` those of servers."""
+    """Kinds `environments` and `replicas`, and the faults of these."""
 
-    def __init__(self, deps: Dependencies, memory: MemoryHistory) -> None:
+    def __init__(self, deps: Dependencies, memory: MemoryHistory, faults: Faults) -> None:
         self._deps = deps
         self._memory = memory
+        self._faults = faults
+        self._waiting_since: dict[str, float] = {}  # of environments whose clients wait
         self._environments: list[Environment] = []
         self._replicas: dict[str, list[Replica]] = {}
         self._rates: defaultdict[str, StepRate] = defaultdict(StepRate)
@@ -84,8 +97,7 @@ class EnvironmentSource:
         if has_changed or (turn.is_tick and self._ticks == 0):
             await self._read()
         if has_changed or turn.is_tick:
-            self._put_all(state, turn.now)
-            self._put_deaths(state, None if turn.is_first else turn.now)
+            self._put_all(state, turn)
 
     async def _read(self) -> None:
         read = self._deps.store.read
@@ -96,26 +108,49 @@ class EnvironmentSource:
             replicas[replica.environment].append(replica)
         self._replicas = dict(replicas)
 
-    def _put_all(self, state: LiveState, now: float) -> None:
+    def _put_all(self, state: LiveState, turn: Turn) -> None:
         live = self._deps.reconciler.replicas.live
         rates = {name: self._rates[name] for name in self._rates.keys() & live.keys()}
         self._rates = defaultdict(StepRate, rates)
         environments: dict[str, Json] = {}
         replicas: dict[str, Json] = {}
+        gateway = self._deps.reconciler.gateway.watch
+        exits = exit_views(gateway.status, server="Envoy") if gateway else []
+        faults = [exit_of_envoy(each) for each in exits]
         for environment in self._environments:
             rows = self._replicas.get(environment.name, [])
             view = environment_view(environment, rows, live)
             own = [
-                self._replica(each, environment.name, live.get(each["id"]) or {}, now)
+                self._replica(each, environment.name, live.get(each["id"]) or {}, turn.now)
                 for each in view["replicas"]
             ]
             replicas |= {each["id"]: each for each in own}
-            for each in own:
-                if (death := death_of_shard(each, environment)) is not None:
-                    state.put_new("deaths", death["id"], death)
-            environments[environment.name] = view | _totals(own)
+            environments[environment.name] = shown = view | _totals(own)
+            faults += faults_of(environment, rows, shown, own, turn.now)
+            if (fault := self._waiting(shown, turn.now)) is not None:
+                faults.append(fault)
         state.replace("environments", environments)
         state.replace("replicas", replicas)
+        self._faults.put(state, "environments", faults, None if turn.is_first else turn.now)
+
+    def _waiting(self, environment: Json, now: float) -> Json | None:
+        name, count = environment["name"], environment["waiting"]
+        if not count:
+            self._waiting_since.pop(name, None)
+            return None
+        since = self._waiting_since.setdefault(name, now)
+        if now - since < WAITING_SECONDS:
+            return None
+        clients = "1 client waits" if count == 1 else f"{count} clients wait"
+        room = f"{environment['sessions']} of {environment['max_sessions']} sessions are open"
+        return _fault(
+            FaultKind.WAITING,
+            f"{name}:waiting:{since:.0f}",
+            f"{clients} for a session: {room}",
+            environment=name,
+            at=since,
+            command=f"openenv scale {name} {environment['replicas'] + 1}",
+        )
 
     def _replica(self, view: Json, environment: str, live: StatusLine, now: float) -> Json:
         capacity = live.get("capacity")
@@ -131,12 +166,6 @@ class EnvironmentSource:
             "shards": capacity["shards"] if capacity else None,
             "memory_bytes": None if size is None else size // _ROUNDING_BYTES * _ROUNDING_BYTES,
         }
-
-    def _put_deaths(self, state: LiveState, at: float | None) -> None:
-        for environment in self._environments:
-            for replica in self._replicas.get(environment.name, []):
-                if (death := death_of_replica(replica, environment, at)) is not None:
-                    state.put_new("deaths", death["id"], death)
 
 
 def _totals(replicas: list[Json]) -> Json:
@@ -156,65 +185,183 @@ def _totals(replicas: list[Json]) -> Json:
     }
 
 
-_MEMORY = re.compile(r"--memory (\d+)M")
 # Of these states, a replica's last death is not yet followed by a restart.
 _DOWN = frozenset({ReplicaState.BACKING_OFF, ReplicaState.FAILED})
+_RUNS = _DOWN | {ReplicaState.READY, ReplicaState.STARTING}
+_NUMBER = re.compile(r"\b[0-9a-f]{8,}\b|\d+")
 
 
-def death_of_request(request: Request) -> Json:
-    """A worker that died, or a replica that a request was starting."""
+class FaultKind(StrEnum):
+    """Everything that can be wrong."""
+
+    OUT_OF_MEMORY = "out_of_memory"  # a worker, replica, shard or session was killed for memory
+    FAILED = "failed"  # a long request failed otherwise
+    FAILING = "failing"  # an environment has failed, or none of its sessions can begin
+    RESTARTING = "restarting"  # a replica's server exited, and was or is started again
+    WAITING = "waiting"  # a request waits for a worker, or a client for a session, too long
+    ABANDONED = "abandoned"  # steps run whose sessions have ended
+    GATEWAY = "gateway"  # Envoy exited
+
+
+def _fault(kind: FaultKind, fault_id: str, message: str, **facts: Any) -> Json:
+    """Return a fault. Its `facts` are the fields that are not as they are here."""
+    name = facts.get("environment")
+    return {
+        "id": fault_id,
+        "kind": kind,
+        "at": None,
+        "subject": name,
+        "environment": name,
+        "message": message,
+        "hint": None,
+        "command": None,  # which the button carries out
+        "evidence": None,
+        "log_tail": [],
+        "page": f"#/environment/{name}",  # which it is about
+        "count": 1,
+        **facts,
+    }
+
+
+class Faults:
+    """What all sources have found wrong; which of it was seen, in the file `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = dict.fromkeys((read_json(path) or {}).get("seen", ()))
+        self._found: dict[str, Sequence[Json]] = {}
+        self._since: dict[str, float | None] = {}
+
+    def put(
+        self, state: LiveState, source: str, found: Sequence[Json], now: float | None = None
+    ) -> None:
+        """Replace what a source has found; at `now`, those of which no time is known."""
+        self._found[source] = found
+        causes: defaultdict[str, list[Json]] = defaultdict(list)
+        for fault in chain(*self._found.values()):
+            since = fault["at"] or self._since.setdefault(fault["id"], now)
+            seen = " seen" if fault["id"] in self._seen else ""
+            causes[f"{cause_of(fault)}{seen}"].append(fault | {"at": since, "is_seen": bool(seen)})
+        self._since = {f["id"]: f["at"] for each in causes.values() for f in each}
+        state.replace("faults", {cause: _together(group) for cause, group in causes.items()})
+
+    def see(self, fault_ids: Iterable[str]) -> None:
+        """Mark faults as seen; blocks while it writes."""
+        self._seen = dict.fromkeys([*self._seen, *fault_ids][-MAX_SEEN:])
+        with contextlib.suppress(OSError):  # a full disk: they are known until the daemon ends
+            write_json(str(self._path), {"seen": list(self._seen)})
+
+
+def cause_of(fault: Json) -> str:
+    """Return what is the same for all faults of one cause."""
+    where = "" if fault["kind"] == FaultKind.FAILED else fault["environment"]
+    words = fault["message"].replace(fault["environment"] or " ", " ")
+    return f"{fault['kind']} {where} {_NUMBER.sub('0', words)}"
+
+
+def _together(faults: Sequence[Json]) -> Json:
+    newest = max(faults, key=lambda fault: fault["at"] or 0.0)
+    ids = sorted(fault["id"] for fault in faults)
+    return newest | {"ids": ids, "count": sum(fault["count"] for fault in faults)}
+
+
+def faults_of(
+    environment: Environment,
+    rows: Iterable[Replica],
+    view: Json,
+    replicas: Sequence[Json],
+    at: float,
+) -> list[Json]:
+    """Return what is wrong with an environment and its replicas, as `views` and rows have it."""
+    name = environment.name
+    found = [exit_of_replica(row, environment) for row in rows]
+    cause = (view["error"] or {}).get("message") or view["sessions_fail"]
+    if environment.state is EnvironmentState.FAILED or view["sessions_fail"]:
+        found = [each for each in found if each and each["kind"] != FaultKind.RESTARTING]
+        fault_id, command = f"{name}:{environment.generation}", f"openenv restart {name}"
+        if environment.state is EnvironmentState.FAILED and environment.request_id:
+            command = f"openenv retry {environment.request_id}"
+        hint = (view["error"] or {}).get("hint")
+        tail = (view["error"] or {}).get("log_tail") or []
+        message = f"No session can begin: {cause}" if view["sessions_fail"] else str(cause)
+        told = {"environment": name, "command": command, "hint": hint, "log_tail": tail}
+        found.append(_fault(FaultKind.FAILING, f"{fault_id}:failing", message, **told))
+    for replica in replicas:
+        found += [death_of_shard(replica, environment), _abandoned(replica, name, at)]
+    return [each for each in found if each is not None]
+
+
+def fault_of_request(request: Request) -> Json:
+    """A worker that died, a replica that a request was starting, or what the operation raised."""
     assert request.error is not None
     error = error_view(request.error, request.payload) or {}
-    suggested = _MEMORY.search(request.error.hint or "")
-    megabytes = int(suggested[1]) if suggested else None
-    again = None
-    if megabytes is not None and request.operation in ("launch", "rollout"):
-        again = _again(MoreMemory(request.id, "memory_mb", megabytes))
-    return {
+    is_memory = request.error.kind is ErrorKind.OOM_KILLED
+    return _of_request(request) | {
         "id": request.id,
+        "kind": FaultKind.OUT_OF_MEMORY if is_memory else FaultKind.FAILED,
         "at": request.finished_at,
-        "subject": hide_credentials(label_of(request)),
-        "environment": hide_credentials(request.environment),
         "message": error["message"],
         "hint": error["hint"],
+        "command": None if is_memory else f"openenv retry {request.id}",
         "evidence": _evidence(error["evidence"]),
         "log_tail": error["log_tail"],
-        "log": f"#/request/{request.id}",
-        "again": again,
     }
 
 
 def death_of_attempt(request: Request, event: Event) -> Json:
     """A worker or a replica that died, after which its request was queued again with more."""
     error: Json = event.data.get("error") or {}
-    return {
+    return _of_request(request) | {
         "id": f"{request.id}:{event.seq}",
         "at": event.at,
-        "subject": hide_credentials(label_of(request)),
-        "environment": hide_credentials(request.environment),
         "message": hide_credentials(event.data["message"]),
-        "hint": None,
         "evidence": _evidence(error.get("evidence")),
         "log_tail": hide_credentials(error.get("log_tail") or []),
-        "log": f"#/request/{request.id}",
-        "again": None,
         "runs_again_with_bytes": event.data.get("memory_bytes"),
     }
 
 
-def death_of_replica(replica: Replica, environment: Environment, at: float | None) -> Json | None:
-    """The last death of a replica's server, seen at this time; None: it was not for memory."""
-    reason = replica.exit
-    if reason is None or reason.get("kind") != ExitKind.OOM_KILLED:
-        return None
-    exited = ExitReason.from_json(reason)
-    return _of_environment(environment, exited, more_memory_after(environment, exited)) | {
-        # Pids alone are not enough: those of instances of some engines are not known.
-        "id": f"{replica.id}:{exited.pid}:{replica.restarts + (replica.state in _DOWN)}",
-        "at": at,
-        "subject": f"{environment.name} replica {replica.ordinal}",
-        "message": exited.sentence(),
+def waiting_request(request: Request, reason: str, count: int) -> Json:
+    """The first in the queue, when it and `count` of those shown have waited too long."""
+    return _of_request(request) | {
+        "id": f"{request.id}:waiting",
+        "kind": FaultKind.WAITING,
+        "at": request.created_at,
+        "message": reason,
+        "command": f"openenv cancel {request.id}",
+        "count": count,
     }
+
+
+def _of_request(request: Request) -> Json:
+    environment, page = hide_credentials(request.environment), f"#/request/{request.id}"
+    told = {"environment": environment, "subject": hide_credentials(label_of(request))}
+    return _fault(FaultKind.OUT_OF_MEMORY, request.id, "", page=page, **told)
+
+
+def exit_of_replica(replica: Replica, environment: Environment) -> Json | None:
+    """The last exit of a replica's server, if it was no end that was asked for."""
+    if replica.exit is None or replica.state not in _RUNS:
+        return None
+    exited = ExitReason.from_json(replica.exit)
+    is_down = replica.state in _DOWN
+    exits = replica.restarts + is_down
+    if exited.kind == ExitKind.OOM_KILLED:
+        more = more_memory_after(environment, exited)
+        kind, command, count = FaultKind.OUT_OF_MEMORY, more.command if more else None, 1
+    else:
+        kind, command, count = FaultKind.RESTARTING, f"openenv restart {environment.name}", exits
+    return _fault(
+        kind,
+        # Pids alone are not enough: those of instances of some engines are not known.
+        f"{replica.id}:{exited.pid}:{exits}",
+        f"its server {exited.sentence()}",
+        environment=environment.name,
+        subject=f"{environment.name} replica {replica.ordinal}",
+        command=command,
+        evidence=_evidence(replica.exit),
+        count=max(1, count),
+    )
 
 
 def death_of_shard(replica: Json, environment: Environment) -> Json | None:
@@ -225,27 +372,52 @@ def death_of_shard(replica: Json, environment: Environment) -> Json | None:
         return None
     exited = ExitReason.from_json(reason)
     more = more_memory_after(environment, exited, is_session=is_over_session_limit(last))
-    return _of_environment(environment, exited, more) | {
-        "id": f"{replica['id']}:{last.get('pid') or last.get('number')}",
-        "at": last.get("at"),
-        "subject": f"{environment.name} replica {replica['ordinal']}",
-        "message": last["message"],
-    }
+    return _fault(
+        FaultKind.OUT_OF_MEMORY,
+        f"{replica['id']}:{last.get('pid') or last.get('number')}",
+        last["message"],
+        environment=environment.name,
+        subject=f"{environment.name} replica {replica['ordinal']}",
+        at=last.get("at"),
+        command=more.command if more else None,
+        evidence=_evidence(reason),
+    )
 
 
-def _of_environment(environment: Environment, exited: ExitReason, more: MoreMemory | None) -> Json:
-    return {
-        "environment": environment.name,
-        "hint": more.command if more else None,
-        "evidence": _evidence(exited.to_json()),
-        "log_tail": [],
-        "log": f"#/environment/{environment.name}",
-        "again": _again(more) if more else None,
-    }
+def _abandoned(replica: Json, name: str, now: float) -> Json | None:
+    """Steps of a replica that run although their sessions have ended."""
+    found = [one for one in replica["abandoned"] if now - one["since"] > ABANDONED_SECONDS]
+    if not found:
+        return None
+    since, count = min(one["since"] for one in found), sum(one["count"] for one in found)
+    is_one = count == 1
+    steps = (
+        "1 step runs although its session has" if is_one else f"{count} steps run although their"
+    )
+    return _fault(
+        FaultKind.ABANDONED,
+        f"{replica['id']}:abandoned:{since:.0f}",
+        f"{steps} ended" if is_one else f"{steps} sessions have ended",
+        environment=name,
+        subject=f"{name} replica {replica['ordinal']}",
+        at=since,
+        command=f"openenv restart {name}",
+    )
 
 
-def _again(more: MoreMemory) -> Json:
-    return {"request_id": more.request_id, "limits": {more.limit: more.megabytes}}
+def exit_of_envoy(view: Json) -> Json:
+    """An exit of the gateway's process, as `exit_views` has it."""
+    reason = view.get("reason") or {}
+    return _fault(
+        FaultKind.GATEWAY,
+        f"gateway:{reason.get('pid')}:{view.get('at')}",
+        f"{view['message']}; its sessions ended, and it is started again",
+        subject="Envoy",
+        at=view.get("at"),
+        command="openenv gateway status",
+        evidence=_evidence(reason),
+        page="#/",
+    )
 
 
 def _evidence(reason: Json | None) -> Json | None:

@@ -6,18 +6,23 @@ takes long, as many replicas do: it takes half a percent of a core at most, and 
 looks a twentieth.
 Sizes are bytes.
 
+The hour is kept in a file, and so survives a restart of the daemon.
+
 `MachineSource` shows the daemon, memory, plan and workers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import shlex
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, fields
 
+from ...environments.shim.files import read_json, write_json
 from ...executor.messages import ExecutorStatus
 from ...requests_db.sql import queries
 from ...schema.replica import StatusLine
@@ -27,6 +32,7 @@ from ..api.dependencies import Dependencies
 from .live_state import LiveState, Turn
 
 SAMPLE_SECONDS = 30.0
+HOUR_SECONDS = 3600.0
 MAX_SAMPLES = 120  # an hour of them
 POLL_INTERVAL_SECONDS = 2.0  # while a page is open
 MAX_SHARE = 0.05  # of a core
@@ -59,6 +65,7 @@ class MemoryHistory:
     def __init__(self, deps: Dependencies) -> None:
         self._deps = deps
         self.samples: deque[tuple[int, MemoryUse]] = deque(maxlen=MAX_SAMPLES)
+        self._file = str(deps.paths.home / "memory.json")
         self.now: MemoryUse | None = None
         self.replicas: dict[str, int] = {}  # by id, those whose memory is on this machine
         self._next_look = 0.0  # monotonic
@@ -69,12 +76,25 @@ class MemoryHistory:
 
     async def measure_regularly(self) -> None:
         """Take a sample twice a minute."""
+        await asyncio.to_thread(self._restore)
         while True:
             self._next_look = 0.0
             await self.look()
             if self.now is not None:
                 self.samples.append((int(time.time()), self.now))
+                await asyncio.to_thread(self._write)
             await asyncio.sleep(max(SAMPLE_SECONDS, self._took_seconds / IDLE_SHARE))
+
+    def _restore(self) -> None:
+        """Read the samples of the last hour; one that is not as ours are is left out."""
+        for at, *sizes in (read_json(self._file) or {}).get("samples", ()):
+            if at > time.time() - HOUR_SECONDS and len(sizes) == len(fields(MemoryUse)):
+                self.samples.append((at, MemoryUse(*sizes)))
+
+    def _write(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk: the chart begins again later
+            kept = [[at, *astuple(use)] for at, use in self.samples]
+            write_json(self._file, {"samples": kept})
 
     def look_soon(self) -> None:
         """Begin to measure again, without waiting."""
@@ -140,6 +160,9 @@ class MachineSource:
         self._deps = deps
         self._memory = memory
         self._page = page
+        home = os.environ.get("OPENENV_HOME")
+        # What brings the daemon back in a terminal, once it is away.
+        self._start = f"OPENENV_HOME={shlex.quote(home)} openenv up" if home else "openenv up"
 
     async def refresh(self, state: LiveState, turn: Turn) -> None:
         """Look at workers in each turn, at the rest once a second."""
@@ -164,7 +187,7 @@ class MachineSource:
             "daemon",
             "",
             {name: self._deps.identity[name] for name in _IDENTITY}
-            | {"page": self._page}
+            | {"page": self._page, "start": self._start}
             | {"requests": counts, "loop": _rounded(lag.to_json())},
         )
 

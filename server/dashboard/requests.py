@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The queue, what runs and what ended lately, and the deaths of workers for memory.
+"""The queue, what runs and what ended lately, and the faults of these.
 
 Of what waits, the head of each schedule's queue is shown: a queue of ten thousand costs no more
 than one of fifty, whose places are their order. A request that is as it was is not rendered again.
@@ -22,13 +22,19 @@ from ..api.request_notes import may_have_run_before, reason_at
 from ..api.routes_daemon import FAILED_LAUNCHES_SHOWN, worth_showing
 from ..api.routes_rollouts import last_mark, mark_of
 from ..api.views import error_view, short_request_view
-from .environments import death_of_attempt, death_of_request
+from .environments import (
+    WAITING_SECONDS,
+    Faults,
+    death_of_attempt,
+    fault_of_request,
+    waiting_request,
+)
 from .live_state import LiveState, Turn
 
 MAX_WAITING = 50  # of each schedule
 MAX_RUNNING = 200
 LOOKED_AT = 60  # ended ones, among which those worth showing are
-MAX_FAILED = 100  # among which deaths are looked for
+MAX_FAILED = 100  # among which faults are looked for
 REASON_TICKS = 3  # between two looks at why requests wait, when none has changed
 
 NEWEST = 20  # events of a request, among which its last progress is looked for
@@ -41,10 +47,12 @@ _FINAL = [state for state in RequestState if state.is_final]
 
 
 class RequestSource:
-    """Kind `requests`, and of `deaths` those of workers."""
+    """Kind `requests`, and the faults of these."""
 
-    def __init__(self, deps: Dependencies) -> None:
+    def __init__(self, deps: Dependencies, faults: Faults) -> None:
         self._deps = deps
+        self._faults = faults
+        self._attempts: dict[str, Json] = {}  # those that died and were followed by another
         self._views: dict[str, tuple[Request, Json]] = {}  # as they were rendered last
         self._progress: dict[str, Json] = {}  # of LONG requests that run, what they reported last
         self._ticks = 0
@@ -56,24 +64,29 @@ class RequestSource:
         self._ticks = 0 if has_changed else self._ticks + turn.is_tick
         if has_changed or self._ticks >= REASON_TICKS:
             self._ticks = 0
-            await self._put_requests(state)
+            await self._put_requests(state, turn.now)
         if turn.is_first or any(_is_failure(event.data) for event in turn.events):
-            await self._put_deaths(state)
+            await self._put_failed(state)
         again = {e.request_id for e in turn.events if e.data.get("phase") == RETRYING}
         if turn.is_first:
             again |= {known.id for known, _ in self._views.values() if may_have_run_before(known)}
         for request_id in again:
             await self._put_retries(state, request_id)
 
-    async def _put_requests(self, state: LiveState) -> None:
+    async def _put_requests(self, state: LiveState, now: float) -> None:
         read = self._deps.store.read
         shown: dict[str, Json] = {}
+        late: list[Json] = []
         for schedule in Schedule:
             room = self._deps.executor.room(schedule)
             waiting = await read(queries.first_pending(schedule, MAX_WAITING))
+            too_long = sum(now - request.created_at > WAITING_SECONDS for request in waiting)
             for place, request in enumerate(waiting):
                 reason = reason_at(self._deps, request, place, room)
                 shown[request.id] = self._view(request) | {"place": place, "pending_reason": reason}
+                if place == 0 and now - request.created_at > WAITING_SECONDS:
+                    late.append(waiting_request(request, reason, too_long))
+        self._faults.put(state, "queue", late)
         running = await read(
             queries.list_requests(states=[RequestState.RUNNING], limit=MAX_RUNNING)
         )
@@ -118,20 +131,26 @@ class RequestSource:
         return view
 
     async def _put_retries(self, state: LiveState, request_id: str | None) -> None:
-        """Put the deaths of attempts that were followed by another."""
+        """Find the deaths of attempts that were followed by another."""
         request = await self._deps.store.read(queries.get(request_id or ""))
         if isinstance(request, Request):
             for event in await self._deps.store.read(queries.retries_of(request.id)):
                 death = death_of_attempt(request, event)
-                state.put_new("deaths", death["id"], death)
+                self._attempts[death["id"]] = death
+            self._faults.put(state, "attempts", list(self._attempts.values()))
 
-    async def _put_deaths(self, state: LiveState) -> None:
+    async def _put_failed(self, state: LiveState) -> None:
         failed = await self._deps.store.read(
             queries.list_requests(states=[RequestState.FAILED], limit=MAX_FAILED)
         )
-        for request in failed:
-            if request.error is not None and request.error.kind is ErrorKind.OOM_KILLED:
-                state.put("deaths", request.id, death_of_request(request))
+        faults = [
+            fault_of_request(request)
+            for request in failed
+            if request.error is not None
+            and (request.schedule is Schedule.LONG or request.error.kind is ErrorKind.OOM_KILLED)
+            and request.error.kind is not ErrorKind.INVALID  # whoever asked was answered at once
+        ]
+        self._faults.put(state, "failed", faults)
 
 
 def _progress_of(event: Event) -> Json | None:

@@ -12,16 +12,17 @@ daemon's loads itself again.
 The sources of the entities each read a part of the daemon, and none blocks the loop:
 
     memory.py          the daemon, memory, plan and workers
-    environments.py    environments, their replicas, and deaths of these, as they are shown
-    requests.py        the queue, what runs and what ended lately, and deaths of workers; rollouts,
-                       with their last reports
+    environments.py    environments, their replicas, and faults
+    requests.py        the queue, what runs and what ended lately; rollouts, with their last reports
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
+import shlex
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,33 +38,42 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ...environments.sources.resolve import bundled
+from ...requests_db.sql import queries
+from ...schema.states import RequestState
 from ...system.text.json_lines import Json
+from ...system.text.safe_text import hide_credentials
 from ..api.dependencies import Dependencies, Injected
 from ..api.security import LINK_SECONDS, PAGE, PAGE_FILES, SIGN_IN, BrowserSessions
 from ..errors import Unauthorized
-from .environments import EnvironmentSource
+from .environments import EnvironmentSource, Faults
 from .followed_log import open_log
 from .live_state import Feed, Source
 from .memory import MachineSource, MemoryHistory
 from .requests import RequestSource, RolloutSource
 
 
-def make_sources(deps: Dependencies, memory: MemoryHistory, page: str) -> Sequence[Source]:
+def make_sources(
+    deps: Dependencies, memory: MemoryHistory, faults: Faults, page: str
+) -> Sequence[Source]:
     """All of them, for the time in which a page is open.
 
     Args:
         deps: The daemon's parts.
         memory: What is known of its memory.
+        faults: Those that are known, and were seen.
         page: The version of the page's files.
     """
     return (
         MachineSource(deps, memory, page),
-        EnvironmentSource(deps, memory),
-        RequestSource(deps),
+        EnvironmentSource(deps, memory, faults),
+        RequestSource(deps, faults),
         RolloutSource(deps),
     )
 
 
+MAX_LAUNCHES = 50  # among which recent folders are looked for
+MAX_RECENT = 8
 INDEX = "index.html"
 FOLDER = Path(__file__).with_name("static")
 SECURITY_HEADERS = {
@@ -149,7 +159,9 @@ def add_dashboard(app: FastAPI, deps: Dependencies, sessions: BrowserSessions) -
     memory = MemoryHistory(deps)
     app.state.browser_sessions = sessions
     app.state.dashboard_page = PageFiles()
-    sources = partial(make_sources, deps, memory, version_of_files())
+    app.state.dashboard_folder = str(Path.home())  # of who has asked for a link last
+    app.state.dashboard_faults = faults = Faults(deps.paths.home / "seen_faults.json")
+    sources = partial(make_sources, deps, memory, faults, version_of_files())
     app.state.dashboard_feed = Feed(deps, sources)
     # The innermost, behind the guard.
     app.user_middleware.append(Middleware(Compressed, paths=(PAGE_FILES, PREFIX)))
@@ -165,12 +177,63 @@ class Code(BaseModel):
     code: str = Field(max_length=100, description="Of a link that was not used.")
 
 
+class Shell(BaseModel):
+    """Where the user is who asks for a link."""
+
+    folder: str | None = Field(None, max_length=4096, description="That relative paths begin in.")
+
+
 @router.post("/link")
-async def new_link(request: Request, deps: Injected) -> Json:
+async def new_link(request: Request, deps: Injected, shell: Shell | None = None) -> Json:
     """A link that signs a browser in, once."""
+    if shell is not None and shell.folder is not None:
+        request.app.state.dashboard_folder = shell.folder
     code = _sessions(request).new_code()
     address = deps.identity["address"]
     return {"address": address, "url": f"{address}/#{code}", "expires_seconds": LINK_SECONDS}
+
+
+@router.get("/sources")
+async def sources(request: Request, deps: Injected) -> Json:
+    """What the launch form offers: bundled names, what was launched lately, the user's folder."""
+    names = list(bundled())
+    launches = await deps.store.read(queries.list_requests(operation="launch", limit=MAX_LAUNCHES))
+    recent = dict.fromkeys(  # the newest first
+        (hide_credentials(launch.payload["source"]), launch.payload.get("cwd") or "")
+        for launch in launches
+        if launch.payload["source"] not in names and launch.state is not RequestState.FAILED
+    )
+    offered = [{"source": source, "cwd": cwd} for source, cwd in recent][:MAX_RECENT]
+    folder = request.app.state.dashboard_folder
+    return {"bundled": names, "recent": offered, "folder": folder}
+
+
+@router.get("/paths")
+async def paths(source: str = "", cwd: str = "") -> Json:
+    """What a shell makes of what was typed: `~`, variables and quotes."""
+    return {"source": as_a_shell_reads(source), "cwd": as_a_shell_reads(cwd)}
+
+
+def as_a_shell_reads(typed: str) -> str:
+    """Return the word that a shell passes on; what is no single word stays as it is."""
+    with contextlib.suppress(ValueError):  # a quote that does not end
+        words = shlex.split(typed)
+        if len(words) == 1:
+            return os.path.expandvars(os.path.expanduser(words[0]))  # noqa: PTH111  never raises
+    return typed
+
+
+class Seen(BaseModel):
+    """Which faults a user has seen."""
+
+    ids: list[str] = Field(max_length=500, description="Each fault has `ids`.")
+
+
+@router.post("/seen", status_code=204)
+async def see(seen: Seen, request: Request) -> None:
+    """Mark faults as seen, in all windows."""
+    faults: Faults = request.app.state.dashboard_faults
+    await asyncio.to_thread(faults.see, seen.ids)
 
 
 @router.get("/stream", response_class=EventSourceResponse)

@@ -110,7 +110,7 @@ DESCRIBE = """
   const shows = [];
   for (const each of root.querySelectorAll(
     "section, figure, h2, thead th, dt, figcaption, label, legend, summary, a.button, button")) {
-    if (!isSeen(each) || each.closest("tbody, #deaths dl")) continue;
+    if (!isSeen(each) || each.closest("tbody, #faults dl")) continue;
     const { x, width } = each.getBoundingClientRect();
     const isBox = each.matches("section, figure");
     const place = `at ${twelfths(x)}/12, ${twelfths(width)}/12 wide`;

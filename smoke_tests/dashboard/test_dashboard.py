@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -144,15 +146,15 @@ def test_a_launch_that_dies_of_memory_cannot_be_missed(dashboard: Dashboard) -> 
     page.get_by_label("Name", exact=True).fill("hungry")
     page.get_by_label("Memory (MB)", exact=True).fill("100")
     page.get_by_text("More options").click()
-    page.get_by_label("Cwd").fill(str(HERE))
+    page.get_by_label("Folder").fill(str(HERE))
     page.get_by_role("button", name="Launch", exact=True).click()
     page.locator("section#page-request").wait_for()
     dashboard.show("/")
-    death = body_of(page, "deaths").locator("article").first
+    death = body_of(page, "faults").locator("article").first
     death.wait_for()
     assert "Out of memory" in death.inner_text()
     assert "100 MB" in death.inner_text()
-    assert body_of(page, "deaths").bounding_box()["y"] < 400, "it is not at the top"
+    assert body_of(page, "faults").bounding_box()["y"] < 400, "it is not at the top"
     death.get_by_role("button", name=re.compile("Run again with")).click()
     page.locator("section#page-request").wait_for()
     dashboard.machine.ok("down", "hungry")
@@ -163,13 +165,13 @@ def test_a_death_after_which_a_launch_runs_again_cannot_be_missed(dashboard: Das
     told = ("--memory", "100M", "--retry-oom", "--async")
     request_id = machine.ok("launch", "hungry_env:Hungry", "--name", "fed", *told, cwd=HERE).out
     page = dashboard.show("/")
-    deaths = body_of(page, "deaths").locator("article")
+    deaths = body_of(page, "faults").locator("article")
     death = deaths.filter(has_text="It runs again by itself, with 200 MB").first
     death.wait_for()
     assert "launch fed" in death.inner_text()
-    assert "Peak" in death.inner_text()
     death.get_by_role("link", name="Timeline and log").click()
-    body_of(page, "page-request").get_by_role("alert").get_by_text("it runs again with").wait_for()
+    deaths.get_by_text("it runs again with").first.wait_for()
+    deaths.get_by_text("Peak").first.wait_for()
     retried = machine.request(request_id.strip())["retried"]
     assert retried["error"]["kind"] == "oom_killed"
     machine.run("cancel", request_id.strip())
@@ -179,7 +181,8 @@ def test_the_page_of_a_request_has_the_button_after_its_death_was_seen(
     dashboard: Dashboard, killed: str
 ) -> None:
     page = dashboard.show(f"/request/{killed}")
-    death = body_of(page, "deaths").locator("article").filter(has_text="launch killed")
+    death = body_of(page, "faults").locator("article").filter(has_text="launch killed")
+    death.get_by_text("Evidence").wait_for()
     death.get_by_role("button", name="Seen").click()
     death.wait_for(state="detached")
     problem = body_of(page, "page-request").get_by_role("alert")
@@ -220,9 +223,9 @@ def test_the_death_of_a_process_below_a_server_has_its_command_as_a_button(
     session = Session(machine.environment(name)["address"])
     with session, pytest.raises(SessionError):
         step_for_ever(session)
-    death = body_of(page, "deaths").locator("article").filter(has_text=name)
-    death.get_by_text(f"{limit} 400M").wait_for()
+    death = body_of(page, "faults").locator("article").filter(has_text=name)
     death.get_by_role("link", name="Environment and log").click()
+    death.get_by_text(f"{limit} 400M").wait_for()
     shown = body_of(page, "page-environment").get_by_role("table", name=f"Replicas of {name}")
     shown.get_by_text(f"{limit} 400M").wait_for()
     death.get_by_role("button", name=button, exact=True).click()
@@ -369,7 +372,7 @@ PLACES = (
 def settled(dashboard: Dashboard, place: str, rollout: str, killed: str) -> Any:
     """The page of a place, with what it loads; of each, a death for memory is a part."""
     page = dashboard.show(place.format(rollout=rollout, killed=killed))
-    body_of(page, "deaths").locator("article").first.wait_for()
+    body_of(page, "faults").locator("article").first.wait_for()
     if place.endswith("000003"):
         page.get_by_role("img", name="screen at step 0").wait_for()
     elif place.startswith("/environment"):
@@ -472,12 +475,105 @@ OUTLINED = """
 """
 
 
+def test_every_fault_has_its_cause_evidence_and_button_on_its_page_and_is_a_bar_elsewhere(
+    dashboard: Dashboard, open_dashboard: Open, tmp_path: Path
+) -> None:
+    """Three launches of one cause are one row; what one window has seen, another does not show."""
+    machine = dashboard.machine
+    for number in "123":
+        machine.run("launch", "json:nonesuch", "--name", f"no-such-{number}", cwd=tmp_path)
+    machine.ok("launch", "echo", "--name", "shot")
+    os.kill(machine.environment("shot")["replicas"][0]["pid"], signal.SIGKILL)
+    page = dashboard.show("/")
+    faults = body_of(page, "faults").locator("article")
+    one = faults.filter(has_text="no-such-3")
+    one.get_by_text(TIMES_3).wait_for()
+    assert row_of(page, "ended", "no-such-3").inner_text().count(TIMES_3) == 1
+    one.get_by_role("link", name="Timeline and log").click()
+    one.get_by_text("openenv retry").wait_for()
+    assert one.get_by_role("button", name="Run again").is_visible()
+    dashboard.show("/environment/shot")
+    restarted = faults.filter(has_text="its server was killed by SIGKILL")
+    restarted.get_by_text("Certainty").wait_for()
+    assert restarted.get_by_role("button", name="Restart").is_visible()
+    page.get_by_role("button", name="All seen").click()
+    faults.first.wait_for(state="detached")
+    other = open_dashboard().show("/")
+    row_of(other, "environments", "shot").wait_for()
+    other.wait_for_function("() => document.querySelector('#ended tbody tr')")
+    assert not faults.count()
+    assert not body_of(other, "faults").locator("article").count()
+    machine.ok("down", "shot")
+
+
+def test_what_is_empty_launches_something_and_keys_lead_everywhere(
+    open_dashboard: Open, dashboard_machine: Machine
+) -> None:
+    for environment in dashboard_machine.status()["environments"]:
+        dashboard_machine.ok("down", environment["name"])
+    dashboard = open_dashboard(permissions=["clipboard-read", "clipboard-write"])
+    page = dashboard.show("/")
+    body_of(page, "environments").get_by_text(re.compile(r"^openenvd \d")).wait_for()
+    page.keyboard.press("?")
+    page.get_by_role("dialog").get_by_text("g e").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Launch echo").click()
+    page.get_by_role("log").get_by_text("echo is ready at").wait_for()
+    page.keyboard.press("/")
+    assert page.evaluate(FOCUSED) == "Search the log"
+    page.get_by_role("heading", name="Log").click()
+    page.keyboard.type("ge")
+    row_of(page, "environments", "echo").wait_for()
+    commands = page.evaluate(COMMANDS)
+    assert commands == [
+        "openenv logs NAME",
+        "openenv retry ab --memory 200M",
+        "pip install x",
+        None,
+    ]
+    dashboard_machine.ok("down", "echo")
+
+
+TIMES_3 = "\N{MULTIPLICATION SIGN} 3"
+COMMANDS = """
+async () => {
+  const { commandIn } = await import("/dashboard/actions.js");
+  return ["openenv logs NAME shows what it printed; the traceback is there",
+    "openenv retry ab --memory 200M   or fewer at once: openenv up --max-long-workers 1",
+    "pip install x", "fix the error above"].map(commandIn);
+}
+"""
+
+
+def test_the_form_offers_sources_and_reads_paths_as_the_shell_that_asked_for_the_link(
+    dashboard: Dashboard, tmp_path: Path
+) -> None:
+    machine = dashboard.machine
+    shutil.copy(HERE / "maze_env.py", tmp_path / "own_env.py")
+    machine.ok("dashboard", "--no-open", cwd=tmp_path)
+    page = dashboard.show("/launch")
+    page.get_by_role("button", name="brigade").click()
+    source = page.get_by_label("Source")
+    assert source.input_value() == "brigade"
+    source.fill("'own_env:Maze'")
+    page.get_by_label("Name", exact=True).fill("own")
+    page.get_by_role("button", name="Launch", exact=True).click()
+    page.get_by_role("log").get_by_text("own is ready at").wait_for()
+    dashboard.show("/launch")
+    page.get_by_role("button", name="own_env:Maze").click()
+    page.get_by_text("More options").click()
+    assert page.get_by_label("Folder").input_value() == str(tmp_path)
+    machine.ok("down", "own")
+
+
 def test_a_page_outlives_its_daemon(dashboard: Dashboard, launched: str) -> None:
     page, machine = dashboard.show("/"), dashboard.machine
     row_of(page, "environments", launched).wait_for()
     machine.kill_daemon()
     page.locator("[data-connection=lost]").wait_for()
     assert row_of(page, "environments", launched).is_visible(), "what was known is gone"
+    command = page.get_by_role("alert").locator("code").inner_text()
+    assert command == f"OPENENV_HOME={machine.home} openenv up"
     machine.ok("up")
     page.locator("[data-connection=connected]").wait_for()
     page.wait_for_function(
@@ -681,9 +777,7 @@ def test_the_pictures_of_the_documentation_show_what_the_pages_do(
         row.get_by_text("3/3").wait_for()
         row.get_by_text(re.compile(r"\d MB$")).wait_for()  # measured since it was launched
         row_of(page, "environments", "maze").get_by_text(re.compile(r"^\d+\.\d$")).wait_for()
-        replicas = body_of(page, "memory").locator("dl div").filter(has_text="Replicas")
-        replicas.locator("dd", has_not_text="0.0 MB").wait_for()
-        deaths = body_of(page, "deaths").locator("article")
+        deaths = body_of(page, "faults").locator("article")
         deaths.first.wait_for()
         while deaths.count() > 1:
             deaths.last.get_by_role("button", name="Seen").click()

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What can be done to environments and requests. Whatever loses something asks first.
 
-import { h, plural, text } from "./dom.js";
+import { copyButton, h, plural, text } from "./dom.js";
 
-/** Call, announce how it went; the answer, or null. */
+/** Call, announce how it went; the answer, or false. */
 async function doing(app, what, work) {
   try {
     const answer = await work();
@@ -11,7 +11,7 @@ async function doing(app, what, work) {
     return answer;
   } catch (error) {
     app.say(`${error.message}${error.hint ? ` (${error.hint})` : ""}`);
-    return null;
+    return false;
   }
 }
 
@@ -26,7 +26,7 @@ export const environmentActions = {
       fields: [{ name: "replicas", label: "Replicas", type: "number", min: 1, max: 10000, step: 1, required: true, value: environment.replicas }],
       action: "Scale",
     });
-    if (answer) await submitted(app, `Scaling ${environment.name} to ${answer.replicas}`, "scale", { name: environment.name, replicas: answer.replicas });
+    return answer ? submitted(app, `Scaling ${environment.name} to ${answer.replicas}`, "scale", { name: environment.name, replicas: answer.replicas }) : false;
   },
   async restart(app, environment) {
     const isSure = await app.confirm({
@@ -34,7 +34,7 @@ export const environmentActions = {
       text: `Its ${plural(environment.replicas, "replica")} are replaced one after another. Sessions go on until they end, or for ten minutes.`,
       action: "Restart", danger: true,
     });
-    if (isSure) await submitted(app, `Restarting ${environment.name}`, "restart", { name: environment.name });
+    return isSure && submitted(app, `Restarting ${environment.name}`, "restart", { name: environment.name });
   },
   async down(app, environment) {
     const isSure = await app.confirm({
@@ -52,7 +52,7 @@ export async function cancel(app, request, lost = "what it has done so far is lo
     text: request.state === "RUNNING" ? `It is running: ${lost}.` : "It has not begun.",
     action: "Cancel it", danger: request.state === "RUNNING",
   });
-  if (isSure) await doing(app, `Cancelled ${request.label}`, () => app.api("POST", `/v1/requests/${request.id}/cancel`));
+  return isSure && doing(app, `Cancelled ${request.label}`, () => app.api("POST", `/v1/requests/${request.id}/cancel`));
 }
 
 /** Whether a launch may run again: it replaces what another launch of that name runs by now. */
@@ -72,21 +72,57 @@ export async function retry(app, requestId, label, limits = {}) {
   if (!(await doing(app, null, () => mayReplace(app, requestId)))) return false;
   const answer = await doing(app, `${label} runs again`, () => app.api("POST", `/v1/requests/${requestId}/retry`, limits));
   if (answer) app.go(`#/request/${answer.request_id}`);
-  return answer !== null;
+  return answer !== false;
 }
 
-const moreOf = ({ memory_mb: all, session_memory_mb: session }) => (session ? `${session} MB a session` : `${all} MB`);
+// Commands that are buttons, and what each does.
+const BUTTONS = [
+  [/^openenv retry (\S+) --(session-)?memory (\d+)M$/, (app, [, id, session, megabytes], subject) => ({
+    title: `Run again with ${megabytes} MB${session ? " a session" : ""}`,
+    act: () => retry(app, id, subject, { [session ? "session_memory_mb" : "memory_mb"]: Number(megabytes) }) })],
+  [/^openenv retry (\S+)$/, (app, [, id], subject) => ({ title: "Run again", act: () => retry(app, id, subject) })],
+  [/^openenv (restart|scale) (\S+)/, (app, [, name, environment]) => ({
+    title: name === "scale" ? "Scale" : "Restart", act: () => environmentActions[name](app, app.store.get("environments", environment)) })],
+  [/^openenv cancel (\S+)$/, (app, [, id]) => ({ title: "Cancel it", act: () => cancel(app, app.store.get("requests", id)) })],
+];
 
-/** The button that does what a death for memory suggests; hidden where there is nothing that it can do. */
-export function moreButton(app, deathOf, done = () => {}) {
+// Words after which a hint goes on in prose.
+const PROSE = /^(and|below|choose|ends|for|free|has|have|if|in|is|it|lists?|makes?|of|opens?|or|says|see|shows?|starts?|stops?|the|then|to|what|with|…)$/;
+
+/** The first command of a hint, alone: "openenv logs NAME shows …" has "openenv logs NAME". */
+export function commandIn(hint) {
+  const at = hint?.search(/(^|[\s(])(openenv [a-z]|pip |uv )/) ?? -1;
+  if (at < 0) return null;
+  const taken = [];
+  for (const word of hint.slice(at).trim().replace(/^\(/, "").split(/ /)) {
+    if (word === "" || PROSE.test(word)) break;
+    taken.push(word.replace(/[;,.:)]+$/, ""));
+    if (/[;,:)]$/.test(word)) break;
+  }
+  return taken.join(" ");
+}
+
+/** A hint as it is shown: its command with a button that copies it, and nothing else. */
+export function hintOf(app, hint) {
+  const command = commandIn(hint);
+  if (!command) return [hint];
+  const [before, after] = [hint.slice(0, hint.indexOf(command)), hint.slice(hint.indexOf(command) + command.length)];
+  return [before, h("code", { class: "command" }, command), " ", copyButton(app, "command", () => command), after];
+}
+
+/** The button that carries out the command of a fault ({command, hint, subject}); hidden where it is for a terminal alone. */
+export function commandButton(app, faultOf, done = () => {}) {
+  let found = null;
   const button = h("button", { type: "button", class: "primary", onclick: async () => {
-    const { again, subject } = deathOf();
-    if (await retry(app, again.request_id, subject, again.limits)) done();
+    if ((await found.act()) !== false) done();
   } });
   button.update = () => {
-    const again = deathOf()?.again;
-    button.hidden = !again;
-    if (again) text(button, `Run again with ${moreOf(again.limits)}`);
+    const fault = faultOf();
+    const command = fault?.command ?? commandIn(fault?.hint) ?? "";
+    const [pattern, make] = BUTTONS.find(([each]) => each.test(command)) ?? [];
+    found = pattern ? make(app, command.match(pattern), fault.subject) : null;
+    button.hidden = !found;
+    if (found) text(button, found.title);
   };
   button.update();
   return button;

@@ -12,7 +12,7 @@
 //   now()                    the daemon's clock, in seconds
 
 import { ask, confirm, say } from "./dialogs.js";
-import { age, h, lag, number, renewAges, text } from "./dom.js";
+import { age, copyButton, h, lag, number, renewAges, text } from "./dom.js";
 import { pages, panels } from "./panels.js";
 import { Stream, api, call, signIn } from "./session.js";
 import { Store } from "./store.js";
@@ -56,7 +56,7 @@ function show() {
     main.append(h("p", { class: "back" }, h("a", { href: "#/" }, "← Overview")));
     mount(page, main, decodeURIComponent(rest.join("/")));
   } else {
-    const places = { top: h("div"), main: h("div"), side: h("div") };
+    const places = { top: h("div"), main: h("div"), machine: h("div") };
     for (const [name, place] of Object.entries(places)) { place.className = name; main.append(place); }
     for (const panel of panels) mount(panel, places[panel.place ?? "main"]);
   }
@@ -72,7 +72,6 @@ const sessions = figure("sessions", "Sessions open in all environments");
 const running = figure("running", "Requests that run");
 const waiting = figure("waiting", "Requests that wait");
 const failed = figure("failed", "Requests that failed, and are not forgotten yet");
-const loopLag = figure("loop lag", "99th percentile of the daemon's event-loop lag over the last minute");
 const up = figure("up", "How long the daemon has run");
 up.append(age(null));
 
@@ -108,17 +107,23 @@ store.listen(["daemon", "environments"], () => {
   text(running, number(daemon.requests.RUNNING));
   text(waiting, number(daemon.requests.PENDING));
   text(failed, number(daemon.requests.FAILED));
-  text(loopLag, lag(daemon.loop.p99_seconds));
   up.firstChild.dataset.since = daemon.started_at;
   renewAges(figures, app.now());
   address = daemon.address.split("//")[1];
   showTitle();
-  connection.title = `openenvd ${daemon.version}, pid ${daemon.pid}, ${daemon.home}`;
+  connection.title = `openenvd ${daemon.version}, pid ${daemon.pid}, ${daemon.home}; answers within ${lag(daemon.loop.p99_seconds)}`;
+  text(document.getElementById("version"), daemon.version);
 });
 
 function setConnection(state) {
-  const words = { connected: "● live", lost: "✕ daemon not reachable; trying again", "signed-out": "○ signed out" };
+  const words = { connected: "● live", lost: "✕ daemon away; trying again", "signed-out": "○ signed out" };
   text(connection, words[state]);
+  document.getElementById("away")?.remove();
+  if (state === "lost") {
+    const command = store.one("daemon")?.start ?? "openenv up";
+    document.querySelector("header").append(h("p", { id: "away", class: "notice", role: "alert" },
+      "The daemon has ended or does not answer; environments go on. Bring it back: ", h("code", {}, command), " ", copyButton(app, "command", () => command)));
+  }
   document.body.dataset.connection = state;
   if (state === "signed-out") showSignIn();
 }
@@ -128,7 +133,7 @@ function showSignIn(error) {
     h("h2", { id: "sign-in" }, "Sign in"),
     error ? h("p", { role: "alert" }, `${error.message}.`) : null,
     h("p", {}, "Run this on the machine of the daemon, and open the link that it prints:"),
-    h("pre", {}, "openenv dashboard")));
+    h("p", { class: "buttons" }, h("code", { class: "command" }, "openenv dashboard"), copyButton(app, "command", () => "openenv dashboard"))));
 }
 
 const themes = ["system", "light", "dark"];
@@ -142,6 +147,23 @@ themeButton.addEventListener("click", () => {
   showTheme();
 });
 showTheme();
+
+const SHORTCUTS = { "g e": ["#/", "environments"], "g l": ["#/launch", "launch"], "g r": ["#/rollouts", "rollouts"] };
+const showShortcuts = () => ask({ title: "Shortcuts", action: "Close", text: ["?   this list", "/   search or filter",
+  ...Object.entries(SHORTCUTS).map(([keys, [, title]]) => `${keys}   ${title}`)].join("\n") });
+document.getElementById("shortcuts").addEventListener("click", showShortcuts);
+let pressed = "";
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea, dialog")) return;
+  const place = SHORTCUTS[`${pressed} ${event.key}`]?.[0];
+  pressed = event.key;
+  if (place) app.go(place);
+  else if (event.key === "?") showShortcuts();
+  else if (event.key === "/") {
+    const search = [...document.querySelectorAll("[data-search]")].find((each) => each.checkVisibility());
+    if (search) { event.preventDefault(); search.focus(); }
+  }
+});
 
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
 

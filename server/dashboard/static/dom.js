@@ -159,10 +159,12 @@ export function copyButton(app, label, what) {
   } }, "Copy");
 }
 
-/** A table: `columns` are [title, class]; returns its element and its body. */
+export const DELAY = "How late its server gets to its work, but for the slowest hundredth";
+
+/** A table: `columns` are [title, class, help]; returns its element and its body. */
 export function table(caption, columns) {
   const body = h("tbody");
-  const head = h("tr", {}, columns.map(([title, kind]) => h("th", { scope: "col", class: kind }, title)));
+  const head = h("tr", {}, columns.map(([title, kind, help]) => h("th", { scope: "col", class: kind, title: help }, title)));
   const element = h("table", {}, h("caption", { class: "unseen" }, caption), h("thead", {}, head), body);
   return { element: h("div", { class: "scroll" }, element), body, table: element };
 }

@@ -138,7 +138,7 @@ export function logView(app, name) {
     } catch (error) { app.say(error.message); }
   } }, "Download");
   const note = h("span", { class: "note" });
-  const bar = h("p", { class: "log-bar" }, search, found, step("↑", "Previous match", -1), step("↓", "Next match", 1),
+  const bar = h("p", { class: "log-bar", hidden: true }, search, found, step("↑", "Previous match", -1), step("↓", "Next match", 1),
     h("label", {}, wrap, " Wrap"), pause, download, note);
 
   function addRows(line, at) {
@@ -269,6 +269,7 @@ export function logView(app, name) {
     if (!isPaused) take(until);
     const isSearching = searchOn(until);
     attribute(element, "data-empty", lines.length ? null : "yes");
+    bar.hidden = !lines.length;
     text(pause, isPaused ? `Resume${arrived.length ? " (more has arrived)" : ""}` : "Pause");
     text(note, `${number(lines.length)} lines${first + left ? `; ${number(first + left)} earlier ones are not kept here: Download has them` : ""}`);
     draw();

@@ -70,7 +70,7 @@ const CONTROLS = { boolean: booleanControl, integer: numberControl, number: numb
 /** `memory_mb` → Memory (MB); `step_timeout_seconds` → Step timeout (seconds). */
 function titleOf(name) {
   const [, stem, unit] = name.match(/^(.*?)(?:_(mb|seconds))?$/);
-  const words = stem.replaceAll("_", " ");
+  const words = stem === "cwd" ? "folder" : stem.replaceAll("_", " ");
   const shown = { mb: " (MB)", seconds: " (seconds)" }[unit] ?? "";
   return words[0].toUpperCase() + words.slice(1) + shown;
 }

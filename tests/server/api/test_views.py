@@ -388,19 +388,19 @@ LONG = Schedule.LONG
         (0, 1, False, "about to start"),
         (3, 4, False, "about to start"),
         (None, 1, False, "about to start"),
-        (4, 4, False, "queued behind 4 LONG requests"),
-        (1, 0, False, "queued behind 1 LONG request"),
-        (0, 0, False, "waiting for a LONG worker"),
-        (None, 0, False, "waiting for a LONG worker"),
-        (0, 8, True, "waiting for a LONG worker"),
-        (70, 8, True, "queued behind 70 LONG requests, the first of which waits for memory"),
-        (MAX_COUNTED + 1, 0, False, f"queued behind more than {MAX_COUNTED} LONG requests"),
+        (4, 4, False, "queued behind 4 requests"),
+        (1, 0, False, "queued behind 1 request"),
+        (0, 0, False, "waiting for a free worker"),
+        (None, 0, False, "waiting for a free worker"),
+        (0, 8, True, "waiting for a free worker"),
+        (70, 8, True, "queued behind 70 requests, the first of which waits for memory"),
+        (MAX_COUNTED + 1, 0, False, f"queued behind more than {MAX_COUNTED} requests"),
     ],
 )
 def test_the_reason_follows_from_who_is_ahead(
     ahead: int | None, room: int, is_short: bool, expected: str
 ) -> None:
-    assert reason_of(LONG, ahead, room=room, is_short=is_short) == expected
+    assert reason_of(ahead, room=room, is_short=is_short) == expected
 
 
 def test_an_update_that_waits_for_memory_says_that_it_needs_both_generations() -> None:

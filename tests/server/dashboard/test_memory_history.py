@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from openenvd.server.dashboard.memory import MemoryHistory
 
 
 async def test_measuring_goes_on_after_a_failure(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(memory, "POLL_INTERVAL_SECONDS", 0.0)
     monkeypatch.setattr(memory, "MAX_SHARE", 1.0)
@@ -26,6 +27,7 @@ async def test_measuring_goes_on_after_a_failure(
         raise ProcessLookupError
 
     deps: Any = SimpleNamespace(
+        paths=SimpleNamespace(home=tmp_path),
         reconciler=SimpleNamespace(replicas=SimpleNamespace(live={})),
         executor=SimpleNamespace(status=status),
     )

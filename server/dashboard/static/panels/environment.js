@@ -2,14 +2,14 @@
 // One environment: figures, address and snippets, replicas, generations, its log, and what can be done.
 
 import { environmentActions } from "../actions.js";
-import { age, copyButton, h, keyed, lag, number, size, state, table, text } from "../dom.js";
+import { DELAY, age, copyButton, h, keyed, lag, number, size, state, table, text } from "../dom.js";
 import { IS_OVER, addressOf } from "./environments.js";
 import { logView } from "../log.js";
 
 const snippet = (name) => `from openenvd import Client\nwith Client().environment("${name}").connect() as env:\n    print(env.reset())`;
 const upstreamSnippet = (url) => `from openenv import GenericEnvClient\nwith GenericEnvClient(base_url="${url}").sync() as env:\n    print(env.reset())`;
 
-const REPLICA = [["Replica"], ["State"], ["Sessions", "number"], ["Steps/s", "number p2"], ["Restarts", "number p2"], ["Lag p99", "number p2"], ["Memory", "number"], ["Pid", "number p2"]];
+const REPLICA = [["Replica"], ["State"], ["Sessions", "number"], ["Steps/s", "number p2"], ["Restarts", "number p2"], ["Delay", "number p2", DELAY], ["Memory", "number"], ["Pid", "number p2"]];
 
 function replicaRow(first) {
   const shown = state(first.state);
@@ -44,14 +44,14 @@ function messageRow() {
 export default {
   id: "environment",
   title: "Environment",
-  kinds: ["environments", "replicas"],
+  kinds: ["environments", "replicas", "faults"],
   mount(body, app, name) {
     text(app.heading, name);
     const shown = state("");
     const facts = h("dl", { class: "facts" });
     const fact = (title) => { const value = h("dd"); facts.append(h("div", {}, h("dt", {}, title), value)); return value; };
     const [how, provider, generation, ready, sessions, steps, restarts, late, memory, serving] =
-      ["State", "Provider", "Generation", "Replicas", "Sessions", "Steps/s", "Restarts", "Loop lag p99", "Memory", "Served by"].map(fact);
+      ["State", "Provider", "Generation", "Replicas", "Sessions", "Steps/s", "Restarts", "Delay", "Memory", "Served by"].map(fact);
     how.append(shown);
     const problem = h("p", { class: "notice bad", role: "status" });
     let now = null;
@@ -97,9 +97,10 @@ export default {
         text(late, lag(environment.lag_p99_seconds));
         text(memory, size(environment.memory_bytes));
         text(serving, environment.serving?.sentence ?? "–");
-        const error = environment.error;
-        text(problem, error ? `${error.message}${error.hint ? ` Try: ${error.hint}` : ""}` : environment.sessions_fail ? `Sessions fail: ${environment.sessions_fail}. See: openenv logs ${name}` : "");
-        problem.hidden = !problem.textContent;
+        const why = environment.error?.message ?? environment.sessions_fail;
+        const isToldAbove = [...app.store.all("faults").values()].some((fault) => !fault.is_seen && fault.kind === "failing" && fault.environment === name);
+        text(problem, why ? `${environment.sessions_fail ? "No session can begin: " : ""}${why}` : "");
+        problem.hidden = !why || isToldAbove;
         for (const each of buttons) each.disabled = isOver;
         address.hidden = !environment.address || isOver;
         text(address.querySelector(".address"), environment.address);

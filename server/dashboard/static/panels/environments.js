@@ -2,11 +2,11 @@
 // Environments: one line each.
 
 import { environmentActions } from "../actions.js";
-import { attribute, copyButton, h, keyed, lag, number, size, state, table, text } from "../dom.js";
+import { DELAY, attribute, copyButton, h, keyed, lag, number, size, state, table, text } from "../dom.js";
 
 const COLUMNS = [
-  ["Name"], ["State"], ["Provider", "p3"], ["Gen.", "number p3"], ["Replicas", "number"], ["Sessions", "number"],
-  ["Steps/s", "number p2"], ["Restarts", "number p3"], ["Lag p99", "number p3"], ["Memory", "number p2"], ["Address", "p2"], ["Actions", "p2"],
+  ["Name"], ["State"], ["Provider", "p3"], ["Replicas", "number"], ["Sessions", "number"],
+  ["Steps/s", "number p2"], ["Restarts", "number p3"], ["Delay", "number p3", DELAY], ["Memory", "number p2"], ["Address", "p2"], ["Actions", "p2"],
 ];
 export const IS_OVER = new Set(["FAILED", "STOPPED"]);
 const SERVES = new Set(["READY", "FAILING", "DEGRADED", "ASLEEP"]);
@@ -15,7 +15,7 @@ export const addressOf = async (app, name) => (await app.api("GET", `/v1/environ
 
 function row(app, first) {
   const cells = COLUMNS.map(([, kind]) => h("td", { class: kind }));
-  const [name, how, provider, generation, replicas, sessions, steps, restarts, late, memory, address, actions] = cells;
+  const [name, how, provider, replicas, sessions, steps, restarts, late, memory, address, actions] = cells;
   const shown = state(first.state);
   const heading = h("th", { scope: "row" }, h("a", { href: `#/environment/${first.name}` }, first.name));
   how.append(shown);
@@ -34,7 +34,6 @@ function row(app, first) {
     const isOver = IS_OVER.has(environment.state);
     shown.update(environment.state);
     text(provider, environment.provider ?? "local");
-    text(generation, environment.generation);
     text(replicas, `${environment.ready}/${environment.replicas}`);
     text(sessions, `${number(environment.sessions)}/${environment.max_sessions ? number(environment.max_sessions) : "?"}`);
     text(steps, number(environment.steps_per_second));
@@ -58,16 +57,24 @@ export default {
   kinds: ["environments"],
   mount(body, app) {
     const { element, body: rows } = table("Environments", COLUMNS);
-    const none = h("p", { class: "empty" }, "None runs. Try: ", h("code", {}, "openenv launch echo"));
-    body.append(element, none);
-    return {
-      update() {
-        const found = [...app.store.all("environments").values()].sort((a, b) => (a.name < b.name ? -1 : 1)); // not by localeCompare, whose first call loads locales for 18 ms
-        element.hidden = found.length === 0;
-        none.hidden = found.length > 0;
-        text(app.heading, `Environments (${found.length})`);
-        keyed(rows, found, ({ name }) => name, (first) => row(app, first));
-      },
-    };
+    const first = h("button", { type: "button", class: "primary", onclick: async () => {
+      try { app.go(`#/request/${(await app.submit("launch", { source: "echo" })).id}`); } catch (error) { app.say(error.message); }
+    } }, "Launch echo");
+    const version = h("small");
+    const none = h("p", { class: "empty buttons" }, "No environment runs yet. ", first, h("a", { class: "button", href: "#/launch" }, "Launch your own"), version);
+    const filter = h("input", { type: "search", "data-search": "", placeholder: "Filter", "aria-label": "Filter environments", oninput: () => show() });
+    body.append(filter, element, none);
+    function show() {
+      const all = [...app.store.all("environments").values()].sort((a, b) => (a.name < b.name ? -1 : 1)); // not by localeCompare, whose first call loads locales for 18 ms
+      const words = filter.value.toLowerCase();
+      const found = all.filter(({ name, state: how, source }) => `${name} ${how} ${source}`.toLowerCase().includes(words));
+      element.hidden = found.length === 0;
+      none.hidden = all.length > 0;
+      filter.hidden = all.length < 2;
+      text(version, `openenvd ${app.store.one("daemon")?.version ?? ""}`);
+      text(app.heading, `Environments (${all.length})`);
+      keyed(rows, found, ({ name }) => name, (each) => row(app, each));
+    }
+    return { update: show };
   },
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One request: its timeline, its live log, and why it failed.
 
-import { cancel, moreButton, retry } from "../actions.js";
-import { age, attribute, clock, copyButton, duration, h, showProgress, size, state, text } from "../dom.js";
+import { cancel, commandButton, hintOf, retry } from "../actions.js";
+import { age, attribute, clock, duration, h, showProgress, size, state, text } from "../dom.js";
 import { logView } from "../log.js";
 
 const READ_SECONDS = 3; // between two readings of a request that the stream does not have
@@ -11,7 +11,7 @@ const FINAL = new Set(["SUCCEEDED", "FAILED", "CANCELLED"]);
 export default {
   id: "request",
   title: "Request",
-  kinds: ["requests", "deaths"],
+  kinds: ["requests", "faults"],
   mount(body, app, id) {
     const shown = state("");
     const timeline = h("ol", { class: "timeline" });
@@ -23,7 +23,7 @@ export default {
     let now = null;
     const stop = h("button", { type: "button", onclick: () => now && cancel(app, now) }, "Cancel");
     const again = h("button", { type: "button", onclick: () => now && retry(app, now.id, now.label) }, "Retry");
-    const more = moreButton(app, () => now && app.store.get("deaths", now.id));
+    const more = commandButton(app, () => now && { hint: now.error?.hint, subject: now.label });
     const log = logView(app, `requests/${id}`);
     body.append(problem, h("p", {}, shown, " ", progress), timeline, facts, h("p", { class: "buttons" }, stop, again),
       h("h3", {}, "Log"), log.element,
@@ -41,7 +41,7 @@ export default {
         request.started_at ? step(`${isFinal ? "ran" : "runs"} on ${request.worker ?? "a worker"}`, request.started_at, request.finished_at, !isFinal) : null,
         isFinal ? step(request.state.toLowerCase(), request.finished_at) : null,
       ].filter(Boolean));
-      const known = { Id: request.id, Schedule: request.schedule, Attempt: `${request.attempts} of ${request.max_attempts}`, Priority: request.priority, "Memory cap": size(request.memory_bytes), Peak: size(request.peak_bytes), Environment: request.environment ? h("a", { href: `#/environment/${request.environment}` }, request.environment) : "–" };
+      const known = { Id: request.id, Kind: { LONG: "long request", SHORT: "short request" }[request.schedule], Attempt: `${request.attempts} of ${request.max_attempts}`, Priority: request.priority, "Memory cap": size(request.memory_bytes), Peak: size(request.peak_bytes), Environment: request.environment ? h("a", { href: `#/environment/${request.environment}` }, request.environment) : "–" };
       if (request.operation === "rollout") known.Rollout = h("a", { href: `#/rollouts/${request.id}` }, "charts and episodes");
       facts.replaceChildren(...Object.entries(known).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
       text(payload, JSON.stringify(request.payload, null, 2));
@@ -52,18 +52,19 @@ export default {
       again.hidden = !isFinal || request.state === "SUCCEEDED";
       if (isFinal) showProgress(progress, request);
     };
+    const isToldAbove = () => [...app.store.all("faults").values()].some((fault) => !fault.is_seen && fault.page === `#/request/${now.id}` && fault.kind !== "waiting");
     const showProblem = (error, retried) => {
       attribute(problem, "data-kind", null);
       if (!error && retried) {
-        problem.hidden = false;
+        problem.hidden = isToldAbove();
         problem.replaceChildren(h("p", {}, h("strong", {}, "Out of memory. "), retried.message, "."));
         return;
       }
-      problem.hidden = !error;
+      problem.hidden = !error || isToldAbove();
       if (!error) return;
       attribute(problem, "data-kind", error.kind);
       problem.replaceChildren(h("p", {}, h("strong", {}, error.kind === "oom_killed" ? "Out of memory. " : ""), error.message),
-        error.hint ? h("p", { class: "buttons" }, more, "Try: ", h("code", {}, error.hint), " ", copyButton(app, "command", () => error.hint)) : "",
+        error.hint ? h("p", { class: "buttons" }, more, h("span", {}, hintOf(app, error.hint))) : "",
         error.log_tail?.length ? h("pre", {}, error.log_tail.join("\n")) : "");
     };
     // The store has no payload and no result, and of a long queue the first requests alone.
@@ -87,7 +88,7 @@ export default {
     const mayHaveChanged = () => !now || !FINAL.has(now.state);
     return {
       update() {
-        more.update();
+        if (now) problem.hidden = isToldAbove() || !(now.error || now.retried);
         const found = app.store.get("requests", now?.id ?? id) ?? null;
         if (found && !FINAL.has(found.state)) showProgress(progress, found);
         const version = found && JSON.stringify({ ...found, progress: null, place: null });

@@ -15,7 +15,7 @@ function queued(app, first) {
   const progress = h("span", { class: "progress" });
   let now = first;
   const stop = h("button", { type: "button", class: "quiet small", "aria-label": `Cancel ${first.label} ${first.id.slice(0, 8)}`, onclick: () => cancel(app, now) }, "Cancel");
-  const element = h("tr", {}, link(first), h("td", {}, shown), h("td", { class: "p3" }, first.schedule), h("td", { class: "number" }, since), h("td", { class: "why" }, why, " ", progress), h("td", {}, stop));
+  const element = h("tr", {}, link(first), h("td", {}, shown), h("td", { class: "number" }, since), h("td", { class: "why" }, why, " ", progress), h("td", {}, stop));
   element.update = (request) => {
     now = request;
     const isRunning = request.state === "RUNNING";
@@ -34,7 +34,7 @@ export const queue = {
   title: "Queue",
   kinds: ["requests", "daemon"],
   mount(body, app) {
-    const { element, body: rows } = table("Requests that run or wait", [["Request"], ["State"], ["Schedule", "p3"], ["For", "number"], ["Why"], ["Action"]]);
+    const { element, body: rows } = table("Requests that run or wait", [["Request"], ["State"], ["For", "number"], ["Why"], ["Action"]]);
     const none = h("p", { class: "empty" }, "Nothing runs, and nothing waits.");
     const more = h("p", { class: "more" });
     body.append(element, more, none);
@@ -60,9 +60,12 @@ function past(app, first) {
   const peak = h("td", { class: "number p2" });
   const why = h("span", { class: "clamp" });
   const again = h("button", { type: "button", class: "quiet small", "aria-label": `Retry ${first.label} ${first.id.slice(0, 8)}`, onclick: () => retry(app, first.id, first.label) }, "Retry");
-  const element = h("tr", {}, link(first), h("td", {}, shown), h("td", { class: "number p2" }, age(first.finished_at)), took, h("td", { class: "why" }, why), peak, h("td", {}, again));
+  const heading = link(first);
+  const count = heading.appendChild(h("strong"));
+  const element = h("tr", {}, heading, h("td", {}, shown), h("td", { class: "number p2" }, age(first.finished_at)), took, h("td", { class: "why" }, why), peak, h("td", {}, again));
   element.update = (request) => {
     shown.update(request.state);
+    text(count, request.count > 1 ? ` × ${request.count}` : "");
     text(took, request.started_at ? duration(request.finished_at - request.started_at) : "–");
     text(why, request.error?.message.split("\n")[0]);
     why.title = request.error?.message ?? "";
@@ -70,6 +73,18 @@ function past(app, first) {
     again.hidden = request.state === "SUCCEEDED";
   };
   return element;
+}
+
+/** Failures of one cause as the newest of them, with their count. */
+function byCause(requests) {
+  const found = new Map();
+  for (const each of requests) {
+    const words = each.error?.message.replaceAll(each.environment ?? " ", " ").replace(/\b[0-9a-f]{8,}\b|\d+/g, "0");
+    const cause = words ? `${each.operation} ${words}` : each.id;
+    const known = found.get(cause);
+    found.set(cause, { ...(known ?? each), count: (known?.count ?? 0) + 1 });
+  }
+  return [...found.values()];
 }
 
 export const ended = {
@@ -82,7 +97,8 @@ export const ended = {
     body.append(element, none);
     return {
       update() {
-        const found = [...app.store.all("requests").values()].filter((each) => !ACTIVE.has(each.state)).sort((a, b) => b.finished_at - a.finished_at);
+        const all = [...app.store.all("requests").values()].filter((each) => !ACTIVE.has(each.state)).sort((a, b) => b.finished_at - a.finished_at);
+        const found = byCause(all);
         keyed(rows, found, ({ id }) => id, (first) => past(app, first));
         element.hidden = found.length === 0;
         none.hidden = found.length > 0;

@@ -214,7 +214,7 @@ function tilesOf(rollout, marks) {
     tile("Mean reward", short(report.mean_reward), truncated(report)),
     ...(odd ? [tile("Rewards that are no numbers", odd)] : []),
     tile("Failed", short(report.failed ?? 0), failed),
-    tile("Loop lag p99", short(milliseconds(report.lag_p99_seconds ?? null)), "ms"),
+    tile("Delay", short(milliseconds(report.lag_p99_seconds ?? null)), "ms"),
   ];
 }
 
@@ -235,7 +235,7 @@ function makeCharts() {
   const histogram = histogramChart("Reward of the episodes");
   const speed = lineChart("Steps a second", { fromZero: true });
   const failures = lineChart("Failed episodes", { fromZero: true, names: ["failed", "retries"] });
-  const lag = lineChart("Loop lag", { unit: "ms", fromZero: true, names: ["p99", "max"] });
+  const lag = lineChart("Delay", { unit: "ms", fromZero: true, names: ["but for a hundredth", "longest"] });
   const all = [rewards, histogram, speed, failures, lag];
   const element = h("div", { class: "charts" }, ...all.map((chart) => chart.element));
   rewards.draw([]);
@@ -249,8 +249,8 @@ function makeCharts() {
       { name: "retries", points: of("retries") },
     ]);
     lag.draw([
-      { name: "p99", points: marks.map((m) => [m.at, milliseconds(m.lag_p99_seconds)]) },
-      { name: "max", points: marks.map((m) => [m.at, milliseconds(m.lag_max_seconds)]) },
+      { name: "delay", points: marks.map((m) => [m.at, milliseconds(m.lag_p99_seconds)]) },
+      { name: "longest", points: marks.map((m) => [m.at, milliseconds(m.lag_max_seconds)]) },
     ]);
   }
 

@@ -3,7 +3,7 @@
 
 import { age, attribute, h, keyed, plural, size, text } from "../dom.js";
 
-const SCHEDULES = ["LONG", "SHORT"];
+const SCHEDULES = { LONG: "Long requests", SHORT: "Short requests" };
 
 function cell(app) {
   const kind = h("span", { class: "kind" });
@@ -16,7 +16,7 @@ function cell(app) {
     h("span", { class: "meter", "aria-hidden": "true" }, fill), memory);
   element.update = (worker) => {
     text(element.firstChild, worker.name);
-    text(kind, worker.guaranteed ? "guaranteed" : "burst");
+    text(kind, worker.guaranteed ? "" : "extra");
     attribute(element, "data-busy", worker.task_id ? "yes" : null);
     attribute(element, "data-burst", worker.guaranteed ? null : "yes");
     if (worker.task_id) {
@@ -43,25 +43,25 @@ function cell(app) {
 export default {
   id: "workers",
   title: "Workers",
-  place: "side",
+  place: "machine",
   kinds: ["workers", "plan", "requests"],
   mount(body, app) {
-    const groups = SCHEDULES.map((schedule) => {
+    const groups = Object.entries(SCHEDULES).map(([schedule, words]) => {
       const title = h("h3");
-      const list = h("ul", { class: "strip", tabindex: "0", "aria-label": `${schedule} workers` });
+      const list = h("ul", { class: "strip", tabindex: "0", "aria-label": `Workers for ${words.toLowerCase()}` });
       body.append(title, list);
-      return { schedule, title, list };
+      return { schedule, words, title, list };
     });
     return {
       update() {
         const plan = app.store.one("plan");
-        for (const { schedule, title, list } of groups) {
+        for (const { schedule, words, title, list } of groups) {
           const workers = [...app.store.all("workers").values()].filter((each) => each.schedule === schedule)
             .sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
           const busy = workers.filter((each) => each.task_id).length;
           const key = schedule.toLowerCase();
-          const planned = plan ? `; ${plan[`guaranteed_${key}`]} guaranteed, up to ${plan[`burst_${key}`]} in a burst` : "";
-          text(title, `${schedule}: ${workers.length ? `${busy} busy of ${workers.length}` : "none needed yet"}${planned}`);
+          const planned = plan ? `; ${plan[`guaranteed_${key}`]} kept ready, up to ${plan[`burst_${key}`]} more while memory allows` : "";
+          text(title, `${words}: ${workers.length ? `${busy} busy of ${workers.length}` : "none needed yet"}${planned}`);
           keyed(list, workers, (each) => each.name, () => cell(app));
         }
       },
