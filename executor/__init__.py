@@ -6,7 +6,7 @@ Where to look:
     executor.py   `BurstableExecutor`, the façade; its docstring draws the data flow
     supervisor/   the one thread that starts workers, assigns tasks and reaps (see `loop.py`)
     spawning/     where workers come from: a zygote, or a program each where fork is not safe
-    worker/       what runs in a worker: one task at a time, its log, its end with the daemon
+    worker.py     what runs in a worker: one task at a time, its log, its end with the daemon
     policy/       pure decisions: the plan, admission by memory, scaling, the watchdog; and `Timing`
     messages.py   the executor's messages: a task, events; JSON over a worker's pipe
     errors.py     what it raises

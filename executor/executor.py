@@ -100,7 +100,6 @@ class BurstableExecutor:
         home: str,
         on_event: EventSink,
         cancel_grace_seconds: float = 5.0,
-        log_tail_lines: int = 20,
         use_zygote: bool = FORK_IS_SAFE,
         use_cgroups: bool = True,
         preforked_zygote: PreforkedZygote | None = None,
@@ -108,18 +107,11 @@ class BurstableExecutor:
     ) -> None:
         """Make an executor, which `start` starts.
 
-        Args:
-            plan: how many workers there may be, and what memory they share.
-            preload: modules that operations need, which the zygote imports once.
-            home: the workers' directory, which is passed to operations.
-            on_event: is called with every event.
-            cancel_grace_seconds: from SIGTERM to SIGKILL, when a task is cancelled or timed out.
-            log_tail_lines: how many of a log's last lines `Died` carries.
-            use_zygote: fork workers from a zygote; else each is a program of its own.
-            use_cgroups: hold workers to their caps by cgroups; else by a watchdog.
-            preforked_zygote: the first zygote, forked before there were threads; a later one is a
-                program of its own.
-            timing: how long to wait for what.
+        The zygote imports the modules of `preload` once; the first one may have been forked before
+        there were threads, and a later one is a program of its own. `home` is the workers' folder,
+        which is passed to operations. The grace is from SIGTERM to SIGKILL, when a task is
+        cancelled or timed out; `Died` carries some last lines of the log. Without a zygote each
+        worker is a program of its own; without cgroups a watchdog holds workers to their caps.
         """
         self._plan = plan
         self._preload = preload
@@ -137,7 +129,6 @@ class BurstableExecutor:
             use_cgroups=use_cgroups,
             on_event=on_event,
             grace_seconds=cancel_grace_seconds,
-            log_tail_lines=log_tail_lines,
         )
         self._available = AvailableMemory(plan.reserve_bytes)  # under the pools' lock
         self._running = False  # under the pools' lock
@@ -179,10 +170,6 @@ class BurstableExecutor:
                 guaranteed_free=max(0, pool.guaranteed - pool.runs),
                 is_alone=pool.runs == 0,
             )
-
-    def is_short(self, schedule: str, count: int, largest_bytes: int) -> bool:
-        """Say whether some of `count` tasks, each of `largest_bytes` or less, must wait."""
-        return not self.free_memory(schedule).fits_all(count, largest_bytes)
 
     def _held_bytes(self) -> int:
         """What busy workers use of their own, what they share with the zygote left out."""

@@ -4,15 +4,16 @@
 Plain values alone. The executor knows no HTTP and no SQL: an operation reaches it as a dotted
 name and a JSON payload, and only the worker imports it.
 
-A frame is four bytes of length, then JSON; `worker/main.py` describes them. A length comes first,
+A frame is four bytes of length, then JSON; `worker.py` describes them. A length comes first,
 so that a 10 MB result is parsed once, when it is complete.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
@@ -113,21 +114,8 @@ class Cancelled:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class RoomFreed:
-    """A worker became free: the dispatcher may claim again."""
-
-    schedule: str
-
-
-ExecutorEvent = Started | Progressed | Succeeded | Raised | Died | Cancelled | RoomFreed
-
-
-class EventSink(Protocol):
-    """Receives events."""
-
-    def __call__(self, event: ExecutorEvent, /) -> None:
-        """Take an event, on the supervisor thread; must return at once."""
+ExecutorEvent = Started | Progressed | Succeeded | Raised | Died | Cancelled
+EventSink = Callable[[ExecutorEvent], None]  # on the supervisor thread; must return at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +145,6 @@ class ExecutorStatus:
 
 
 _LENGTH = struct.Struct("<I")
-HEADER_BYTES = _LENGTH.size
 
 # Beyond this a result is a file, not a message; the daemon must hold it in memory.
 MAX_FRAME_BYTES = 256 * MB
@@ -175,18 +162,6 @@ def encode_frame(message: Any) -> bytes:
         size, most = len(body) / MB, MAX_FRAME_BYTES // MB
         raise FrameError(f"{size:,.0f} MB of JSON are too much for a pipe, which takes {most} MB")
     return _LENGTH.pack(len(body)) + body
-
-
-def body_length(header: bytes | bytearray) -> int:
-    """Return how long the body after this header is, in bytes.
-
-    Raises:
-        FrameError: no frame of ours is that long.
-    """
-    (length,) = _LENGTH.unpack_from(header)
-    if length > MAX_FRAME_BYTES:
-        raise FrameError(f"a frame of {length} bytes was announced")
-    return int(length)
 
 
 def encode_result(result: Any) -> orjson.Fragment:
@@ -222,23 +197,17 @@ class FrameReader:
         """
         buffer, frames = self._buffer, []
         buffer += data
-        while len(buffer) >= HEADER_BYTES:
-            end = HEADER_BYTES + body_length(buffer)
+        while len(buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer)
+            if length > MAX_FRAME_BYTES:
+                raise FrameError(f"a frame of {length} bytes was announced")
+            end = _LENGTH.size + length
             if len(buffer) < end:
                 break
-            body = bytes(buffer[HEADER_BYTES:end])
+            body = bytes(buffer[_LENGTH.size : end])
             del buffer[:end]
-            frames.append(parse_body(body))
+            try:
+                frames.append(orjson.loads(body))
+            except orjson.JSONDecodeError as exc:
+                raise FrameError("a frame held no JSON") from exc
         return frames
-
-
-def parse_body(body: bytes) -> Any:
-    """Parse the body of one frame.
-
-    Raises:
-        FrameError: it is not JSON.
-    """
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError as exc:
-        raise FrameError("a frame held no JSON") from exc

@@ -26,7 +26,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -41,12 +40,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One transaction's work, and the future of its answer."""
-
-    work: Callable[[Connection], Any]
-    future: asyncio.Future[Any]
+_Call = tuple[Callable[[Connection], Any], asyncio.Future[Any]]  # a transaction, and its answer
 
 
 class AsyncStore:
@@ -88,12 +82,11 @@ class AsyncStore:
             DatabaseError: nothing of the transaction has been done.
         """
         loop = asyncio.get_running_loop()
-        call = _Call(lambda connection: work(connection, *args, **kwargs), loop.create_future())
-        self._waiting.append(call)
+        answer: asyncio.Future[R] = loop.create_future()
+        self._waiting.append((lambda connection: work(connection, *args, **kwargs), answer))
         if self._performing is None:
             self._perform_next(loop)
-        result: R = await call.future
-        return result
+        return await answer
 
     async def close(self) -> None:
         """Finish the calls that wait, then close the connections; safe to call twice."""
@@ -115,25 +108,26 @@ class AsyncStore:
         self, group: list[_Call], answers: list[Any], loop: asyncio.AbstractEventLoop
     ) -> None:
         self._perform_next(loop)  # first: the thread works while the answers are delivered
-        for call, answer in zip(group, answers, strict=True):
-            if call.future.cancelled():
+        for (_, future), answer in zip(group, answers, strict=True):
+            if future.cancelled():
                 continue  # its client has gone; the transaction is committed all the same
             if isinstance(answer, Exception):
-                call.future.set_exception(answer)
+                future.set_exception(answer)
             else:
-                call.future.set_result(answer)
+                future.set_result(answer)
 
     def _perform(self, group: list[_Call]) -> list[Any]:
         """On the thread: the answer, or the exception, of each call."""
         if len(group) > 1:
             with suppress(Exception), self._connection.transaction() as connection:
-                return [call.work(connection) for call in group]
+                return [work(connection) for work, _ in group]
             # One of them raised, so the transaction was rolled back: each is run alone.
-        return [self._perform_alone(call) for call in group]
-
-    def _perform_alone(self, call: _Call) -> Any:
-        try:
-            with self._connection.transaction() as connection:
-                return call.work(connection)
-        except Exception as exc:
-            return exc
+        answers: list[Any] = []
+        for work, _ in group:
+            try:
+                with self._connection.transaction() as connection:
+                    answer = work(connection)
+            except Exception as exc:  # also of the commit
+                answer = exc
+            answers.append(answer)
+        return answers

@@ -45,7 +45,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -91,32 +90,27 @@ _ERRORS: dict[int, tuple[type[DatabaseError], str]] = {
 }
 
 
-def create_engine(path: Path, busy_timeout_seconds: float, *, syncs: bool = False) -> Engine:
+def create_engine(path: Path, *, syncs: bool = False) -> Engine:
     """An engine whose connections write: each transaction begins by taking the write lock.
 
     With `syncs`, each commit makes one fsync, and survives a power cut.
     """
     arguments = {
-        "timeout": busy_timeout_seconds,
+        "timeout": BUSY_TIMEOUT_SECONDS,
         "check_same_thread": False,  # `WriteConnection` sees to one thread at a time
-        "isolation_level": None,  # the driver begins nothing by itself: see _begin_immediate
+        "isolation_level": None,  # the driver begins nothing by itself
     }
     url = URL.create("sqlite", database=str(path))
     engine = _create_engine(url, poolclass=NullPool, connect_args=arguments)
     durability = _SYNCED if syncs else ("PRAGMA synchronous=NORMAL",)
-    event.listen(engine, "connect", partial(_set_up, (*_PRAGMAS, *durability)))
-    event.listen(engine, "begin", _begin_immediate)
+
+    def set_up(connection: Any, _record: Any) -> None:
+        for pragma in (*_PRAGMAS, *durability):
+            connection.execute(pragma).fetchall()
+
+    event.listen(engine, "connect", set_up)
+    event.listen(engine, "begin", lambda begun: begun.exec_driver_sql("BEGIN IMMEDIATE"))
     return engine
-
-
-def connect_read_only(path: Path) -> sqlite3.Connection:
-    """A connection that can only read, and sees each commit from its next statement on.
-
-    Raises:
-        sqlite3.Error: the file is missing, or cannot be opened.
-    """
-    address = f"{path.as_uri()}?mode=ro"
-    return sqlite3.connect(address, uri=True, timeout=BUSY_TIMEOUT_SECONDS, isolation_level=None)
 
 
 def check(connection: Connection, path: Path) -> None:
@@ -169,15 +163,6 @@ def error_of(exc: BaseException | None, path: Path) -> DatabaseError:
     kind, reason = _ERRORS.get(family, (DatabaseError, str(exc)))
     hint = _read_only_hint(path) if kind is DatabaseUnwritable else None
     return kind(f"{path}: {reason} ({name})", hint)
-
-
-def _set_up(pragmas: Iterable[str], connection: Any, _record: Any) -> None:
-    for pragma in pragmas:
-        connection.execute(pragma).fetchall()
-
-
-def _begin_immediate(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _full(path: Path, reason: str) -> DatabaseFull:
@@ -255,7 +240,8 @@ class Reader:
         """On aiosqlite's thread."""
         self._thread = threading.current_thread()
         self._thread.name = "requests-db-reader"
-        return connect_read_only(self._path)
+        address, timeout = f"{self._path.as_uri()}?mode=ro", BUSY_TIMEOUT_SECONDS
+        return sqlite3.connect(address, uri=True, timeout=timeout, isolation_level=None)
 
 
 P = ParamSpec("P")
@@ -270,22 +256,10 @@ _locks_guard = threading.Lock()
 class WriteConnection:
     """One connection that writes; any thread may use it, one at a time."""
 
-    def __init__(
-        self,
-        path: Path | str,
-        busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS,
-        *,
-        syncs: bool = False,
-    ) -> None:
-        """Connects when first used.
-
-        Args:
-            path: the database's file.
-            busy_timeout_seconds: how long to wait for another process that writes.
-            syncs: each commit survives a power cut, and waits for the disk.
-        """
+    def __init__(self, path: Path | str, *, syncs: bool = False) -> None:
+        """Connects when first used; with `syncs`, each commit waits for the disk."""
         self._path = Path(path).resolve()
-        self._engine = create_engine(self._path, busy_timeout_seconds, syncs=syncs)
+        self._engine = create_engine(self._path, syncs=syncs)
         with _locks_guard:
             self._lock = _locks.setdefault(self._path, threading.Lock())
         self._connection: Connection | None = None
@@ -311,11 +285,7 @@ class WriteConnection:
     def write(
         self, work: Callable[Concatenate[Connection, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Run `work` in a transaction, and return what it returns. Blocks.
-
-        Raises:
-            DatabaseError: SQLite refused.
-        """
+        """Run `work` in a transaction, and return what it returns. Blocks."""
         with self.transaction() as connection:
             return work(connection, *args, **kwargs)
 

@@ -52,7 +52,10 @@ def _bring_up_to_date(connection: Connection, path: str) -> None:
     if not tables:
         _create(connection)
         return
-    found = _revision(connection) if _VERSION_TABLE in tables else None
+    found: str | None = None
+    if _VERSION_TABLE in tables:
+        stamp = text(f"SELECT version_num FROM {_VERSION_TABLE}")  # noqa: S608
+        found = connection.execute(stamp).scalar()
     if found == LATEST:
         return
     if found in REVISIONS:
@@ -88,9 +91,3 @@ def _create(connection: Connection) -> None:
     )
     stamp = text(f"INSERT INTO {_VERSION_TABLE} (version_num) VALUES (:revision)")  # noqa: S608
     connection.execute(stamp, {"revision": LATEST})
-
-
-def _revision(connection: Connection) -> str | None:
-    query = text(f"SELECT version_num FROM {_VERSION_TABLE}")  # noqa: S608
-    revision: str | None = connection.execute(query).scalar()
-    return revision

@@ -30,7 +30,7 @@ import sys
 import types
 from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from setproctitle import getproctitle
 
@@ -85,13 +85,20 @@ DAEMON_NICE = -10
 def main(arguments: list[str] | None = None) -> int:
     """Parse, detach from the starter, and run the daemon."""
     getproctitle()  # finds where titles are written; later the environment may have moved
-    options = _parser().parse_args(arguments)
+    parser = argparse.ArgumentParser("openenvd.server", description="The openenvd daemon.")
+    parser.add_argument("--ready-fd", type=int, help="write one line there when it answers")
+    for item in SETTINGS:
+        parser.add_argument(item.flag, type=item.type, help=item.help)
+    options = parser.parse_args(arguments)
     os.umask(0o077)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # its starter may ignore it
     close_all_but(fd for fd in (options.ready_fd,) if fd is not None)
     paths = Paths.from_environment()
     try:
-        given = given_settings(paths, flags_of_killed(paths) | _flags(options))
+        # Flags override variables; a value that cannot be is a `ValueError`.
+        flags = {item.name: getattr(options, item.name) for item in SETTINGS}
+        checked = {s.name: s.check(flags[s.name]) for s in SETTINGS if flags[s.name] is not None}
+        given = given_settings(paths, flags_of_killed(paths) | checked)
         settings = Settings(**{name: each.value for name, each in given.items()})
     except ValueError as exc:
         error = DaemonError("invalid", str(exc), "openenv up --help shows every setting")
@@ -155,22 +162,8 @@ def _fork_zygote(paths: Paths) -> PreforkedZygote | None:
     return None
 
 
-def _flags(options: argparse.Namespace) -> dict[str, Any]:
-    """The settings that were given as flags: they override variables.
-
-    Raises:
-        ValueError: saying which one cannot be.
-    """
-    flags = {item.name: getattr(options, item.name) for item in SETTINGS}
-    return {s.name: s.check(flags[s.name]) for s in SETTINGS if flags[s.name] is not None}
-
-
 def _check_floor(settings: Settings) -> None:
-    """Refuse before the imports: the kernel would kill the process on the way there.
-
-    Raises:
-        DaemonError: a daemon and two workers do not fit.
-    """
+    """Refuse before the imports: the kernel would kill the process on the way there."""
     from ..system.memory.limits import read_limits
     from ..system.memory.pids_limit import process_room
     from .dispatch.memory_estimates import check_process_room, plan_for
@@ -185,14 +178,6 @@ def _refuse(ready_fd: int | None, error: DaemonError, *, code: int) -> int:
     if ready_fd is not None:
         os.write(ready_fd, json.dumps(error.to_json()).encode() + b"\n")
     return code
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("openenvd.server", description="The openenvd daemon.")
-    parser.add_argument("--ready-fd", type=int, help="write one line there when it answers")
-    for item in SETTINGS:
-        parser.add_argument(item.flag, type=item.type, help=item.help)
-    return parser
 
 
 if __name__ == "__main__":

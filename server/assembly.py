@@ -61,15 +61,10 @@ async def running_parts(
     zygote: PreforkedZygote | None,
     stopping: asyncio.Event,
 ) -> AsyncIterator[Dependencies]:
-    """Run everything but HTTP within the block.
+    """Run everything but HTTP within the block, in a home whose lock is held.
 
-    Args:
-        paths: the daemon's home, whose lock is held.
-        settings: those in force.
-        limits: what this machine gives.
-        identity: the contents of `daemon.json`.
-        zygote: the workers' fork server, when it was forked before the daemon's imports.
-        stopping: set when the block ends; the API's streams end with it.
+    `identity` is the content of `daemon.json`; the API's streams end with `stopping`, which is set
+    when the block ends.
 
     Raises:
         DaemonError: the database cannot be used, or a daemon does not fit on this machine.

@@ -103,7 +103,10 @@ class Daemon:
             DaemonError: it could not start.
         """
         setproctitle("openenvd: daemon")
-        self._handle_signals()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self.stopping.set)
+        # The terminal that started the daemon may close; the daemon stays.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         self.watch_threads()
         tcp, unix = bind(self.paths, self.settings)
         identity = identity_of(self.paths, tcp, self.given, self.settings.port)
@@ -116,7 +119,10 @@ class Daemon:
                     await self._serve(deps, [tcp, unix])
         finally:
             if not self.lock.is_anothers():
-                self._remove_files()
+                stop_fork_servers()
+                for path in (self.paths.daemon_file, self.paths.socket):  # clients find us by these
+                    with contextlib.suppress(OSError):  # the home may be unwritable by now
+                        path.unlink()
 
     async def _serve(self, deps: Dependencies, sockets: list[socket.socket]) -> None:
         """Answer until the daemon is stopped; return when the last stream has ended."""
@@ -128,16 +134,19 @@ class Daemon:
         serving = asyncio.create_task(server.serve(sockets=sockets), name="uvicorn")
         _write_ready_line(self.ready_fd, {"ready": True, **deps.identity})
         log.info("openenvd %s answers at %s", __version__, deps.identity["address"])
-        cleanup = asyncio.create_task(collect_daily(self.paths, self.settings, deps.store))
-        sweeping = asyncio.create_task(sweep_regularly(self.paths, sweep_cgroups))
-        measuring = asyncio.create_task(memory.measure_regularly())
-        await self._until_stopped(serving)
+        stopping = asyncio.create_task(self.stopping.wait())
+        home = asyncio.create_task(self._watch_home())
+        regular = [
+            asyncio.create_task(collect_daily(self.paths, self.settings, deps.store)),
+            asyncio.create_task(sweep_regularly(self.paths, sweep_cgroups)),
+            asyncio.create_task(memory.measure_regularly()),
+        ]
+        await asyncio.wait([stopping, serving, home], return_when=asyncio.FIRST_COMPLETED)
         self.stopping.set()
         deps.bus.wake_all()  # streams end by themselves, before they would be cut
         server.request_exit()
-        cleanup.cancel()
-        sweeping.cancel()
-        measuring.cancel()
+        for task in (stopping, home, *regular):
+            task.cancel()
         await serving
 
     def watch_threads(self) -> None:
@@ -158,20 +167,6 @@ class Daemon:
 
         threading.excepthook = died
 
-    def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stopping.set)
-        # The terminal that started the daemon may close; the daemon stays.
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    async def _until_stopped(self, serving: asyncio.Task[None]) -> None:
-        stopping = asyncio.create_task(self.stopping.wait())
-        home = asyncio.create_task(self._watch_home())
-        await asyncio.wait([stopping, serving, home], return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        home.cancel()
-
     async def _watch_home(self) -> None:
         """Return when the home was removed or moved.
 
@@ -184,13 +179,6 @@ class Daemon:
         log.critical("%s", text)
         syslog.syslog(syslog.LOG_CRIT, f"openenvd: {text}")  # our own log went with the folder
 
-    def _remove_files(self) -> None:
-        """Remove what clients find the daemon by, unless the home can no longer be written."""
-        stop_fork_servers()
-        for path in (self.paths.daemon_file, self.paths.socket):
-            with contextlib.suppress(OSError):
-                path.unlink()
-
 
 @contextmanager
 def _no_processes_as_reason() -> Iterator[None]:
@@ -201,16 +189,12 @@ def _no_processes_as_reason() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, OSError) as exc:
-        if not any(is_no_room(each) for each in _chain(exc)):
+        cause: BaseException | None = exc
+        while cause is not None and not is_no_room(cause):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
             raise
         raise DaemonError("no_processes", no_room_text(), NO_PROCESSES_HINT) from exc
-
-
-def _chain(exc: BaseException) -> Iterator[BaseException]:
-    last: BaseException | None = exc
-    while last is not None:
-        yield last
-        last = last.__cause__ or last.__context__
 
 
 def _write_ready_line(ready_fd: int | None, line: dict[str, Any]) -> None:

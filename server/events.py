@@ -146,14 +146,9 @@ class LogFile:
             file.readline(MAX_READ_BYTES)
             self.offset = file.tell()
 
-    def read_lines(self) -> Iterator[str]:
-        """Yield the whole lines since the last call, in pieces."""
-        while text := self.read():
-            yield text
-
-    def read_all(self) -> Iterator[str]:
-        """Yield everything up to the end, the unfinished line too, in pieces."""
-        while text := self.read(final=True):
+    def pieces(self, *, final: bool = False) -> Iterator[str]:
+        """Yield what `read` gives until the end, in pieces."""
+        while text := self.read(final=final):
             yield text
 
 
@@ -173,18 +168,14 @@ def offset_of_last_lines(path: Path, count: int, block_bytes: int = TAIL_BLOCK_B
                 block = file.read(min(block_bytes, size - start))
                 found = block.count(b"\n")
                 if found >= missing:
-                    return start + _newline_from_the_end(block, missing) + 1
+                    index = len(block)
+                    for _ in range(missing):
+                        index = block.rindex(b"\n", 0, index)
+                    return start + index + 1
                 missing -= found
             return 0
     except FileNotFoundError:
         return 0
-
-
-def _newline_from_the_end(block: bytes, number: int) -> int:
-    index = len(block)
-    for _ in range(number):
-        index = block.rindex(b"\n", 0, index)
-    return index
 
 
 @contextmanager

@@ -159,9 +159,13 @@ class Sweeper:
         }
 
     def _sockets(self) -> dict[str, Callable[[], object]]:
+        def remove(found: tuple[Path, int]) -> None:
+            if found in self._ownerless_sockets():  # a repeated launch may have begun meanwhile
+                found[0].unlink(missing_ok=True)
+
         return {
-            f"socket {path}, whose replica is gone": partial(self._remove_socket, path, inode)
-            for path, inode in self._ownerless_sockets()
+            f"socket {found[0]}, whose replica is gone": partial(remove, found)
+            for found in self._ownerless_sockets()
         }
 
     def _ownerless_sockets(self) -> Iterator[tuple[Path, int]]:
@@ -175,10 +179,6 @@ class Sweeper:
                 is_owned = path.stem in owned or str(path).startswith(doors)
                 if _SOCKET.fullmatch(path.name) and not is_owned and has_no_listener(path):
                     yield path, path.lstat().st_ino
-
-    def _remove_socket(self, path: Path, inode: int) -> None:
-        if (path, inode) in self._ownerless_sockets():  # a repeated launch may have begun meanwhile
-            path.unlink(missing_ok=True)
 
     def _is_there(self, replica: str) -> bool:
         return (self._layout.runs / replica).is_dir()
@@ -309,21 +309,17 @@ def collect_abandoned(folders: Iterable[Path]) -> list[Path]:
 
     Other users' folders, and folders that hold anything but sockets, stay.
     """
-    return [folder for folder in folders if _remove_if_abandoned(folder)]
-
-
-def _remove_if_abandoned(folder: Path) -> bool:
-    try:
-        with _locked(folder, wait=False):
+    removed = []
+    for folder in folders:
+        # An `OSError`: it was removed meanwhile, is held, or is another user's.
+        with contextlib.suppress(OSError), _locked(folder, wait=False):
             sockets = list(folder.iterdir())
-            if not all(has_no_listener(path) for path in sockets):
-                return False
-            for path in sockets:
-                path.unlink(missing_ok=True)
-            folder.rmdir()
-    except OSError:  # removed meanwhile, held, or another user's
-        return False
-    return True
+            if all(has_no_listener(path) for path in sockets):
+                for path in sockets:
+                    path.unlink(missing_ok=True)
+                folder.rmdir()
+                removed.append(folder)
+    return removed
 
 
 def has_no_listener(path: Path) -> bool:

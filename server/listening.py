@@ -93,29 +93,24 @@ def state_unwritable(paths: Paths, exc: OSError) -> DaemonError:
     return DaemonError("state_unwritable", *disk_space.why_unwritable(paths.home, exc))
 
 
-def _keep_private(paths: Paths) -> None:
-    """Take a home that others can read from them: it holds tokens, logs and variables.
-
-    Raises:
-        DaemonError: it also holds what is not ours, so that it is the user's to decide.
-    """
-    if not stat.S_IMODE(paths.home.stat().st_mode) & 0o077:
-        return
-    is_ours = paths.database.exists() or {path.name for path in paths.home.iterdir()} <= OURS
-    if not is_ours:
-        raise DaemonError(
-            "state_exposed",
-            f"others can read the state folder {paths.home}, which holds more than our state",
-            f"chmod 700 {shlex.quote(str(paths.home))}, or choose another folder (OPENENV_HOME)",
-        )
-    paths.home.chmod(0o700)
-
-
 def _make_folders(paths: Paths) -> None:
+    """Make the folders, and take a home that others can read from them.
+
+    It holds tokens, logs and variables. Where it also holds what is not ours, the user decides.
+    """
     folders = (paths.home, paths.sockets, paths.request_logs, paths.environment_logs, paths.runs)
     for folder in folders:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _keep_private(paths)
+    if stat.S_IMODE(paths.home.stat().st_mode) & 0o077:
+        is_ours = paths.database.exists() or {path.name for path in paths.home.iterdir()} <= OURS
+        if not is_ours:
+            home = shlex.quote(str(paths.home))
+            raise DaemonError(
+                "state_exposed",
+                f"others can read the state folder {paths.home}, which holds more than our state",
+                f"chmod 700 {home}, or choose another folder (OPENENV_HOME)",
+            )
+        paths.home.chmod(0o700)
     if paths.sockets.stat().st_uid != os.getuid():
         raise DaemonError(
             "state_unwritable",
@@ -150,11 +145,7 @@ def bind(paths: Paths, settings: Settings) -> tuple[socket.socket, socket.socket
 
 
 def _listening(port: int | None) -> socket.socket:
-    """Listen on this TCP port of the loopback interface; on the first free one, if None is given.
-
-    Raises:
-        DaemonError: the port is in use, or all of them are.
-    """
+    """Listen on this port of the loopback interface; on the first free one, if None is given."""
     candidates = range(FIRST_PORT, FIRST_PORT + PORTS) if port is None else (port,)
     for each in candidates:
         tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -179,12 +170,8 @@ def identity_of(
 ) -> dict[str, Any]:
     """Describe this daemon for `daemon.json`.
 
-    Args:
-        paths: Its own.
-        tcp: The socket that it listens on.
-        given: Its settings that are not left to their defaults; the flags among them are for the
-            next one, if this one is killed.
-        asked: The port that was asked for.
+    `given` are its settings that are not left to their defaults; the flags among them are for the
+    next one, if this one is killed. `asked` is the port that was asked for.
     """
     port = tcp.getsockname()[1]
     is_next = asked is None and port != FIRST_PORT

@@ -22,7 +22,7 @@ the most. `find_violation` decides, `supervisor/memory.py` reads and kills.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...system.text.units import MB
 from ..messages import SHORT
@@ -124,57 +124,37 @@ class Usage:
     name: str
     held_bytes: int
     limit_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class LimitViolation:
-    """A worker that must be killed, and the evidence. Sizes in bytes."""
-
-    name: str
-    held_bytes: int
-    limit_bytes: int | None
-    evidence: str
+    evidence: str = ""  # of a worker that must be killed
 
 
 def find_violation(
     usages: Sequence[Usage], *, available_bytes: int, reserve_bytes: int
-) -> LimitViolation | None:
+) -> Usage | None:
     """Choose the worker to kill now, the largest first; None when all is well."""
     over = [u for u in usages if u.limit_bytes is not None and u.held_bytes > u.limit_bytes]
     if over:
         worst = max(over, key=lambda usage: usage.held_bytes)
-        return LimitViolation(
-            worst.name, worst.held_bytes, worst.limit_bytes, "openenvd's watchdog: over its limit"
-        )
+        return replace(worst, evidence="openenvd's watchdog: over its limit")
     if available_bytes >= reserve_bytes * _DANGER_SHARE or not usages:
         return None
     largest = max(usages, key=lambda usage: usage.held_bytes)
     if largest.held_bytes < _MIN_WORTH_KILLING_BYTES:
         return None
     left = f"{available_bytes / MB:.0f} MB were left on the machine, and it held the most"
-    return LimitViolation(largest.name, largest.held_bytes, None, f"openenvd's watchdog: {left}")
+    return replace(largest, limit_bytes=None, evidence=f"openenvd's watchdog: {left}")
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The executor's waits, all in seconds.
+    """The executor's waits, all in seconds."""
 
-    Attributes:
-        burst_idle: a worker that is not kept exits after so long without a task, so that memory
-            falls back after a burst.
-        leave: a worker that has no task and was asked to exit is killed after it.
-        exit_status: between a worker's exit and the report of its reaper.
-        source_silence: a zygote that owes an answer for so long hangs or is stopped, and is
-            replaced. Far more than a preload takes on a busy machine.
-        source_exit: a zygote that was asked to exit is killed after it.
-        watchdog: between looks at busy workers that have no cgroup.
-        cgroup_look: between looks at the counters of busy workers' cgroups.
-    """
-
+    # A worker that is not kept exits after so long without a task: memory falls back after a burst.
     burst_idle: float = 10.0
-    leave: float = 1.0
-    exit_status: float = 1.0
+    leave: float = 1.0  # a worker that has no task and was asked to exit is killed after it
+    exit_status: float = 1.0  # between a worker's exit and the report of its reaper
+    # A zygote that owes an answer for so long hangs or is stopped, and is replaced. Far more than a
+    # preload takes on a busy machine.
     source_silence: float = 30.0
-    source_exit: float = 2.0
-    watchdog: float = 0.1
-    cgroup_look: float = 1.0
+    source_exit: float = 2.0  # a zygote that was asked to exit is killed after it
+    watchdog: float = 0.1  # between looks at busy workers that have no cgroup
+    cgroup_look: float = 1.0  # between looks at the counters of busy workers' cgroups

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -26,6 +25,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+import psutil
 
 from ...system.memory.pids_limit import why_not_started
 from ...system.process.descriptors import Message, receive_message, send_message
@@ -177,7 +178,7 @@ class ZygoteClient:
     """A running zygote, as a `WorkerSource`."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes] | _ForkedProcess, control: socket.socket
+        self, process: subprocess.Popen[bytes] | psutil.Process, control: socket.socket
     ) -> None:
         control.setblocking(False)
         self._process = process
@@ -213,7 +214,7 @@ class ZygoteClient:
     @classmethod
     def adopt(cls, zygote: PreforkedZygote) -> ZygoteClient:
         """Take over the zygote that was forked before there was an executor."""
-        return cls(_ForkedProcess(zygote.pid), zygote.control)
+        return cls(psutil.Process(zygote.pid), zygote.control)
 
     @property
     def pid(self) -> int:
@@ -250,35 +251,9 @@ class ZygoteClient:
         self._socket.close()
         try:
             self._process.wait(grace_seconds)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
             self._process.kill()
             self._process.wait()
-
-
-class _ForkedProcess:
-    """A child that `os.fork` made, as `subprocess.Popen` shows one; nothing else reaps it."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status.
-
-        Raises:
-            subprocess.TimeoutExpired: it lives on.
-        """
-        ended = os.pidfd_open(self.pid)
-        try:
-            readable, _, _ = select.select([ended], [], [], timeout)
-        finally:
-            os.close(ended)
-        if not readable:
-            raise subprocess.TimeoutExpired("zygote", timeout or 0.0)
-        return os.waitpid(self.pid, 0)[1]
-
-    def kill(self) -> None:
-        """Send SIGKILL; the pid is its own until it has been waited for."""
-        os.kill(self.pid, signal.SIGKILL)
 
 
 def _parse(message: Json, descriptors: Sequence[int]) -> SourceEvent:
@@ -371,7 +346,7 @@ class SubprocessSource:
         }
         with workers:
             child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "openenvd.executor.worker.main", json.dumps(config)],
+                [sys.executable, "-P", "-m", "openenvd.executor.worker", json.dumps(config)],
                 pass_fds=(workers.fileno(), self._death_pipe),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

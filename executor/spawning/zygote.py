@@ -51,7 +51,7 @@ from ...system.process.forking import close_all_but, preload, reset_handlers, th
 from ...system.process.prctl import adopt_orphans
 from ...system.process.proc import children_of
 from ...system.process.signal_pipe import SignalPipe
-from ..worker.main import run_worker
+from ..worker import run_worker
 from .source import worker_environment
 
 

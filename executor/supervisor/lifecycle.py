@@ -28,6 +28,7 @@ import selectors
 import signal
 import socket
 import time
+from dataclasses import dataclass, field
 from functools import partial
 
 from ..errors import FrameError
@@ -42,34 +43,26 @@ from .tasks import Tasks
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Lifecycle:
     """Starts, stops and reaps workers."""
 
-    def __init__(
-        self,
-        pools: Pools,
-        wake_up: WakeUp,
-        selector: selectors.BaseSelector,
-        make_source: SourceFactory,
-        channels: Channels,
-        memory: WorkerMemory,
-        tasks: Tasks,
-        timing: Timing,
-        *,
-        grace_seconds: float,
-    ) -> None:
-        self._pools = pools
-        self._wake_up = wake_up
-        self._channels = channels
-        self._memory = memory
-        self._tasks = tasks
-        self._timing = timing
-        self._grace_seconds = grace_seconds
-        self.starter = WorkerStarter(
-            pools, wake_up, selector, make_source, tasks, timing, self._on_source
-        )
+    _pools: Pools
+    _wake_up: WakeUp
+    _selector: selectors.BaseSelector
+    _make_source: SourceFactory
+    _channels: Channels
+    _memory: WorkerMemory
+    _tasks: Tasks
+    _timing: Timing
+    _grace_seconds: float
+    starter: WorkerStarter = field(init=False)
 
-    # ------------------------------------------------------------------ what has become readable
+    def __post_init__(self) -> None:
+        pools, wake_up, tasks, timing = self._pools, self._wake_up, self._tasks, self._timing
+        self.starter = WorkerStarter(
+            pools, wake_up, self._selector, self._make_source, tasks, timing, self._on_source
+        )
 
     def _on_source(self) -> None:
         news = self.starter.read()
@@ -136,8 +129,6 @@ class Lifecycle:
             return False
         return True
 
-    # ------------------------------------------------------------------ starting
-
     def _add(self, worker: PooledWorker) -> None:
         """Give a worker that has started something to do."""
         self._memory.join(worker)
@@ -160,8 +151,6 @@ class Lifecycle:
                 self._reap(worker)
             else:
                 self._leave_if_idle(worker)
-
-    # ------------------------------------------------------------------ stopping
 
     def stop_run(self, run: Run, reason: StopReason, grace_seconds: float) -> None:
         """Tell a running task to stop; it is killed after the grace. Any thread, under the lock."""
@@ -239,8 +228,6 @@ class Lifecycle:
             worker.pipe.shutdown(socket.SHUT_WR)
         worker.deadline = time.monotonic() + self._timing.leave
         self._wake_up.wake_by(worker.deadline)
-
-    # ------------------------------------------------------------------ reaping
 
     def _mark_exited(self, worker: PooledWorker) -> None:
         with self._pools.lock:

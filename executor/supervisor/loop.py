@@ -25,7 +25,7 @@ from ..messages import EventSink
 from ..policy.memory import Timing
 from ..policy.plan import Plan
 from ..spawning.source import SourceFactory
-from .channels import Channels, Handler, WakeUp
+from .channels import Channels, WakeUp
 from .lifecycle import Lifecycle
 from .memory import WorkerMemory
 from .pool import Pools
@@ -35,9 +35,7 @@ from .tasks import EventBuffer, Tasks
 class Supervisor:
     """Owns the workers' processes; runs on a thread of its own.
 
-    Attributes:
-        tasks: where other threads place and withdraw tasks.
-        lifecycle: where they stop one that runs.
+    Other threads place and withdraw tasks through `tasks`, and stop one through `lifecycle`.
     """
 
     def __init__(
@@ -50,7 +48,6 @@ class Supervisor:
         use_cgroups: bool,
         on_event: EventSink,
         grace_seconds: float,
-        log_tail_lines: int,
     ) -> None:
         self._pools = pools
         self._timing = timing
@@ -60,7 +57,7 @@ class Supervisor:
         self._events = events = EventBuffer(on_event)
         self._channels = channels = Channels(self._selector, wake_up, pools.lock)
         self._memory = memory = WorkerMemory(pools, wake_up, plan, timing, use_cgroups=use_cgroups)
-        self.tasks = Tasks(pools, wake_up, channels, memory, events, timing, log_tail_lines)
+        self.tasks = Tasks(pools, wake_up, channels, memory, events, timing)
         self.lifecycle = Lifecycle(
             pools,
             wake_up,
@@ -70,16 +67,12 @@ class Supervisor:
             memory,
             self.tasks,
             timing,
-            grace_seconds=grace_seconds,
+            grace_seconds,
         )
         self._thread = threading.Thread(target=self._run, name="executor-supervisor", daemon=True)
 
     def start(self) -> None:
-        """Start the source of workers, and the thread.
-
-        Raises:
-            OSError: the zygote's program cannot be started at all.
-        """
+        """Start the source of workers, and the thread."""
         self._selector.register(self._wake_up, selectors.EVENT_READ, self._wake_up.clear)
         self.lifecycle.starter.start()
         self._thread.start()
@@ -96,24 +89,16 @@ class Supervisor:
     def _run(self) -> None:
         try:
             while not self._is_done():
-                for handle in self._wait():
-                    handle()
-                self._take_notices()
+                for key, _ in self._selector.select(self._wake_up.seconds_left(time.monotonic())):
+                    key.data()
+                self._channels.watch_blocked()
                 self._act_on_deadlines()
                 self.lifecycle.starter.request_workers()
                 self._events.deliver()
         finally:
-            self._close()
-
-    def _wait(self) -> list[Handler]:
-        ready = self._selector.select(self._wake_up.seconds_left(time.monotonic()))
-        # Notices first: a task's `Started` was noted before its frame was sent.
-        self._take_notices()
-        return [key.data for key, _ in ready]
-
-    def _take_notices(self) -> None:
-        self._events.take_notices()
-        self._channels.watch_blocked()
+            self.lifecycle.starter.close(self._timing.source_exit)
+            self._memory.close()
+            self._selector.unregister(self._wake_up)
 
     def _act_on_deadlines(self) -> None:
         now = time.monotonic()
@@ -144,8 +129,3 @@ class Supervisor:
         requested = any(pool.requested for pool in self._pools.by_schedule.values())
         waits_for_forks = requested and time.monotonic() < self._stop_deadline
         return not self._pools.workers() and not waits_for_forks
-
-    def _close(self) -> None:
-        self.lifecycle.starter.close(self._timing.source_exit)
-        self._memory.close()
-        self._selector.unregister(self._wake_up)

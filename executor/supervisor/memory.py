@@ -91,8 +91,6 @@ class WorkerMemory:
         self._look_at = math.inf  # the cgroups of the others
         self._was_busy = False  # one of the latter had a task at the last look or since
 
-    # ------------------------------------------------------------------ cgroups
-
     def join(self, worker: PooledWorker) -> None:
         """Put a new worker into its cgroup, before it is given anything to do."""
         if self._manager is None:
@@ -141,8 +139,6 @@ class WorkerMemory:
         self._groups[name] = group = _Group(cgroup, limit, cgroup.oom_kills())
         return group
 
-    # ------------------------------------------------------------------ evidence
-
     def evidence(
         self, worker: PooledWorker, run: Run, wait_status: int | None, *, has_exited: bool
     ) -> Evidence:
@@ -179,8 +175,6 @@ class WorkerMemory:
         """Leave what was counted until now out of the evidence of later tasks."""
         if worker.cgroup is not None:
             self._groups[worker.name].read_counters()
-
-    # ------------------------------------------------------------------ looks
 
     def note_busy(self, worker: PooledWorker, now: float) -> None:
         """Begin to look, since a worker gets a task. Under the pools' lock."""
@@ -331,7 +325,7 @@ def sweep_orphans(records: Iterable[tuple[int, float]]) -> list[int]:
     """End every worker of `(pid, started_at)` that still lives, its whole session with it.
 
     Workers of a killed daemon are named so by its database. As a rule none is left: the kernel
-    ends a worker's process group with its daemon (`worker/process.py`). This is for a machine
+    ends a worker's process group with its daemon (`worker.py`). This is for a machine
     where that does not exist or was defeated. A pid that now belongs to another process is left
     alone. Returns the pids that were ended.
     """

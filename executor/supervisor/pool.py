@@ -28,7 +28,7 @@ from ..policy.plan import KEPT_WORKERS, Plan, workers_wanted
 
 if TYPE_CHECKING:
     from ...system.memory.cgroups import Cgroup
-    from ..policy.memory import LimitViolation
+    from ..policy.memory import Usage
     from ..spawning.source import Exited
 
 
@@ -89,7 +89,7 @@ class PooledWorker:
     pipe_ended: bool = False
     sentinel_watched: bool = True
     exited_idle: bool = False  # by itself, with nothing to do
-    limit_violation: LimitViolation | None = None  # for which the watchdog killed it
+    limit_violation: Usage | None = None  # for which the watchdog killed it
     exited: Exited | None = None
 
     def send(self, frame: bytes = b"") -> bool:
@@ -144,13 +144,11 @@ class PooledWorker:
 class Pool:
     """The workers of one schedule, and the tasks that wait for one of them."""
 
-    def __init__(
-        self, schedule: str, *, guaranteed: int, capacity: int, share_bytes: int = 0
-    ) -> None:
+    def __init__(self, schedule: str, plan: Plan) -> None:
         self.schedule = schedule
-        self.share_bytes = share_bytes  # set aside for each guaranteed worker
-        self.guaranteed = guaranteed
-        self.capacity = capacity
+        self.share_bytes = plan.share_bytes(schedule)  # set aside for each guaranteed worker
+        self.guaranteed = plan.guaranteed(schedule)
+        self.capacity = plan.capacity(schedule)
         self.workers: dict[int, PooledWorker] = {}  # by ordinal
         self.requested: set[int] = set()  # ordinals; the supervisor thread's alone
         self.waiting: deque[Run] = deque()
@@ -183,13 +181,6 @@ class Pool:
             waiting=len(self.waiting),
             requested=len(self.requested),
         )
-
-    def next_ordinal(self) -> int:
-        """Return the smallest that is free, so that guaranteed workers keep their names."""
-        ordinal = 1
-        while ordinal in self.workers or ordinal in self.requested:
-            ordinal += 1
-        return ordinal
 
     def enter(self, worker: PooledWorker, stage: Stage, *, deadline: float = math.inf) -> None:
         """Move a worker to a stage: stages and counts change together."""
@@ -247,29 +238,16 @@ class Pool:
 
 
 class Pools:
-    """Both pools, the tasks in them, and the lock over all of it.
-
-    Attributes:
-        source_number: which worker source is in use; none, right after one was lost. Workers of
-            another one finish their task and leave.
-        failed_starts: sources and fresh workers that have failed in a row.
-        is_stopping: whether the executor was asked to stop.
-    """
+    """Both pools, the tasks in them, and the lock over all of it."""
 
     def __init__(self, plan: Plan) -> None:
         self.lock = threading.Lock()
-        self.by_schedule = {
-            schedule: Pool(
-                schedule,
-                guaranteed=plan.guaranteed(schedule),
-                capacity=plan.capacity(schedule),
-                share_bytes=plan.share_bytes(schedule),
-            )
-            for schedule in (LONG, SHORT)
-        }
+        self.by_schedule = {schedule: Pool(schedule, plan) for schedule in (LONG, SHORT)}
         self.runs: dict[str, Run] = {}
+        # Which worker source is in use; none, right after one was lost. Workers of another one
+        # finish their task and leave.
         self.source_number = 0
-        self.failed_starts = 0
+        self.failed_starts = 0  # of sources and fresh workers, in a row
         self.is_stopping = False
 
     def add_run(self, run: Run) -> None:

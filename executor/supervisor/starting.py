@@ -15,6 +15,7 @@ source is decided in `lifecycle.py`.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import selectors
@@ -25,15 +26,7 @@ from ...system.memory.usage import anonymous_bytes
 from ...system.process.process_identity import ProcessIdentity
 from ..policy.memory import Timing
 from ..policy.plan import FAILED_STARTS_BEFORE_BARE, MAX_FAILED_STARTS, back_off_seconds
-from ..spawning.source import (
-    Exited,
-    Forked,
-    Ready,
-    Refused,
-    SourceFactory,
-    Unsafe,
-    WorkerSource,
-)
+from ..spawning.source import Exited, Forked, Ready, Refused, SourceFactory, Unsafe, WorkerSource
 from .channels import Handler, WakeUp
 from .pool import PooledWorker, Pools
 from .tasks import Tasks
@@ -89,7 +82,9 @@ class WorkerStarter:
             with self._pools.lock:
                 ordinals = []
                 for _ in range(pool.wanted()):
-                    ordinals.append(pool.next_ordinal())
+                    # The smallest that is free, so that guaranteed workers keep their names.
+                    taken = pool.workers.keys() | pool.requested
+                    ordinals.append(next(i for i in itertools.count(1) if i not in taken))
                     pool.requested.add(ordinals[-1])
             for ordinal in ordinals:
                 self._source.request(f"{pool.schedule.lower()}-{ordinal}")

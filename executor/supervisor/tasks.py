@@ -17,14 +17,9 @@ exited ends its task, and nothing is left to be decided about the worker.
 The pools' lock: `place`, `withdraw` and `employ` find it taken, the others take it. `place` and
 `withdraw` are called on any thread; all else on the supervisor's.
 
-The events wait for the end of a round:
-
-    other threads ──notify──▶ notices ──take_notices──┐
-    supervisor thread ───────────────────────────add──┴▶ events ──┐
-                      ──────────────────────────add_room─▶ freed ─┴─deliver──▶ on_event
-
-No lock: the notices are a deque, whose ends may be used by two threads at once; all else is the
-supervisor thread's. `on_event` is called without the pools' lock, and may call the executor.
+The events wait in a deque, which needs no lock, for the end of a round: when a task's end is
+delivered, there is room for another. `on_event` is called without the pools' lock, and may call the
+executor.
 
 `failure_event` and `exit_event` are pure, but for reading the tail of the log. What a worker's exit
 means is decided in `system/process/diagnose.py`, from the evidence of `memory.py`.
@@ -51,7 +46,6 @@ from ..messages import (
     ExecutorEvent,
     Progressed,
     Raised,
-    RoomFreed,
     Started,
     Succeeded,
     TaskError,
@@ -65,41 +59,25 @@ from .pool import Pool, PooledWorker, Pools, Run, Stage, StopReason
 log = logging.getLogger(__name__)
 
 
+LOG_TAIL_LINES = 20  # of the log, in `Died`
 Frame = dict[str, Any]
 
 
 class EventBuffer:
-    """Events in their order; after them, in which pools there is room again."""
+    """Events in their order, until they are delivered."""
 
     def __init__(self, on_event: EventSink) -> None:
         self._on_event = on_event
-        self._notices: deque[ExecutorEvent] = deque()
-        self._events: list[ExecutorEvent] = []
-        self._freed: set[str] = set()
-
-    def notify(self, event: ExecutorEvent) -> None:
-        """Add an event before any later event of a worker. Any thread."""
-        self._notices.append(event)
-
-    def take_notices(self) -> None:
-        """Move what other threads added behind the events that are here."""
-        while self._notices:
-            self._events.append(self._notices.popleft())
+        self._events: deque[ExecutorEvent] = deque()
 
     def add(self, event: ExecutorEvent) -> None:
-        """Have the event delivered at the end of the round."""
+        """Have the event delivered at the end of the round. Any thread."""
         self._events.append(event)
-
-    def add_room(self, schedule: str) -> None:
-        """Note that a task of that schedule is over."""
-        self._freed.add(schedule)
 
     def deliver(self) -> None:
         """Deliver all events; a listener that fails misses one."""
-        events, self._events = self._events, []
-        events.extend(RoomFreed(schedule) for schedule in self._freed)
-        self._freed.clear()
-        for event in events:
+        while self._events:
+            event = self._events.popleft()
             try:
                 self._on_event(event)
             except Exception:
@@ -120,9 +98,6 @@ class Tasks:
     _memory: WorkerMemory
     _events: EventBuffer
     _timing: Timing
-    _log_tail_lines: int
-
-    # ------------------------------------------------------------------ any thread, under the lock
 
     def place(self, run: Run) -> Started | None:
         """Give the task to an idle worker, here and now; else have it wait for one.
@@ -141,7 +116,7 @@ class Tasks:
         """Cancel a task that waits for a worker."""
         self._pools.remove_run(run)
         self._pools.by_schedule[run.task.schedule].waiting.remove(run)
-        self._events.notify(Cancelled(run.task.id, time.time()))
+        self._events.add(Cancelled(run.task.id, time.time()))
         self._wake_up.wake()
 
     def _assign(self, pool: Pool, worker: PooledWorker, run: Run) -> Started:
@@ -158,8 +133,6 @@ class Tasks:
             self._channels.write_when_ready(worker)
         self._wake_up.wake_by(worker.deadline)
         return started
-
-    # ------------------------------------------------------------------ the supervisor's thread
 
     def employ(self, pool: Pool, worker: PooledWorker) -> None:
         """Give a free worker the next waiting task, or let it idle. Under the lock."""
@@ -184,7 +157,6 @@ class Tasks:
             return False
         event = self._outcome(worker, run, frame)
         self._events.add(event)
-        self._events.add_room(worker.schedule)
         self._pools.failed_starts = 0
         worker.tasks_run += 1
         worker.rss_bytes = frame["rss_bytes"]
@@ -211,22 +183,21 @@ class Tasks:
             if run is not None:
                 self._pools.remove_run(run)
         if run is not None and evidence is not None:
-            self._events.add(exit_event(worker, run, evidence, self._log_tail_lines))
-            self._events.add_room(worker.schedule)
+            self._events.add(exit_event(worker, run, evidence))
 
     def refuse_waiting(self, why: str, *, stopped: bool) -> None:
         """Let the tasks that wait fail, rather than hang."""
         with self._pools.lock:
             refused: list[Run] = []
             for pool in self._pools.by_schedule.values():
-                if pool.waiting:
-                    self._events.add_room(pool.schedule)
                 refused += pool.waiting
                 pool.waiting.clear()
             for run in refused:
                 self._pools.remove_run(run)
         for run in refused:
-            self._events.add(never_started(run, why, stopped=stopped))
+            kind = ExitKind.STOPPED if stopped else ExitKind.LOST
+            reason = ExitReason(kind, pid=0, evidence=why)
+            self._events.add(Died(run.task.id, "", reason, (), None, time.time()))
 
     def _outcome(self, worker: PooledWorker, run: Run, frame: Frame) -> ExecutorEvent:
         if frame["kind"] == "succeeded":
@@ -234,7 +205,7 @@ class Tasks:
                 self._memory.read_counters(worker)
             return Succeeded(run.task.id, frame["result"], frame["peak_bytes"], time.time())
         evidence = self._memory.evidence(worker, run, None, has_exited=False)
-        return failure_event(worker, run, frame, evidence, self._log_tail_lines)
+        return failure_event(worker, run, frame, evidence)
 
     def _free(self, worker: PooledWorker, run: Run, why_leave: str | None) -> bool:
         """Free the worker for the next task; True when it is LEAVING instead."""
@@ -262,7 +233,7 @@ class Tasks:
 
 
 def failure_event(
-    worker: PooledWorker, run: Run, frame: Frame, evidence: Evidence, tail_lines: int
+    worker: PooledWorker, run: Run, frame: Frame, evidence: Evidence
 ) -> ExecutorEvent:
     """Make the event of a task whose failure its worker reported."""
     task_id, peak = run.task.id, frame["peak_bytes"]
@@ -280,12 +251,10 @@ def failure_event(
         memory_error=memory_error,
         peak_bytes=_largest(peak, evidence.peak_bytes),
     )
-    return replace(_died(worker, run, known, tail_lines), peak_bytes=peak)
+    return replace(_died(worker, run, known), peak_bytes=peak)
 
 
-def exit_event(
-    worker: PooledWorker, run: Run, evidence: Evidence, tail_lines: int
-) -> Died | Cancelled:
+def exit_event(worker: PooledWorker, run: Run, evidence: Evidence) -> Died | Cancelled:
     """Make the event of a task whose worker has exited."""
     if run.stop_reason is StopReason.CANCELLED:
         return Cancelled(run.task.id, time.time())
@@ -299,16 +268,10 @@ def exit_event(
             limit_bytes=violation.limit_bytes,
             peak_bytes=violation.held_bytes,
         )
-    return _died(worker, run, known, tail_lines)
+    return _died(worker, run, known)
 
 
-def never_started(run: Run, why: str, *, stopped: bool) -> Died:
-    """Make the event of a task that no worker ever took."""
-    kind = ExitKind.STOPPED if stopped else ExitKind.LOST
-    return Died(run.task.id, "", ExitReason(kind, pid=0, evidence=why), (), None, time.time())
-
-
-def _died(worker: PooledWorker, run: Run, evidence: Evidence, tail_lines: int) -> Died:
+def _died(worker: PooledWorker, run: Run, evidence: Evidence) -> Died:
     reason = diagnose_exit(
         replace(
             evidence,
@@ -317,7 +280,7 @@ def _died(worker: PooledWorker, run: Run, evidence: Evidence, tail_lines: int) -
             seconds=time.monotonic() - run.started,
         )
     )
-    tail = tuple(last_lines(run.task.log_path, tail_lines))
+    tail = tuple(last_lines(run.task.log_path, LOG_TAIL_LINES))
     return Died(run.task.id, worker.name, reason, tail, reason.peak_bytes, time.time())
 
 

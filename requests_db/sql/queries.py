@@ -25,15 +25,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.sql.base import Executable
 
 from ...schema.states import RequestState, Schedule
-from ..records import (
-    RETRYING,
-    Environment,
-    Event,
-    Generation,
-    MemoryEstimate,
-    Replica,
-    Request,
-)
+from ..records import RETRYING, Environment, Event, Generation, MemoryEstimate, Replica, Request
 from . import statements
 from .rows import ENVIRONMENTS, ESTIMATES, EVENTS, GENERATIONS, REPLICAS, REQUESTS, Row
 
@@ -173,6 +165,11 @@ def get(id_or_prefix: str) -> Query[Request | tuple[str, ...]]:
     # "g" comes after every hex digit: a range of the index, where LIKE would read the table.
     bounds = {"lowest": wanted, "beyond": f"{wanted}g", "up_to": MAX_MATCHES}
     return Query(statements.REQUESTS_BY_PREFIX, bounds, result)
+
+
+def request(id_: str) -> Query[Request | None]:
+    """The request of this whole id."""
+    return Query(statements.REQUEST_BY_ID, {"of_id": id_}, REQUESTS.read_first)
 
 
 def list_requests(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection
@@ -59,15 +60,11 @@ def claim_chosen(connection: Connection, chosen: Sequence[Request], now: float) 
 
 def _claimed(connection: Connection, rows: Sequence[Any], now: float) -> Claim:
     # RETURNING has no order of its own.
-    requests = sorted(REQUESTS.read_all(rows), key=_place_in_queue)
+    requests = sorted(REQUESTS.read_all(rows), key=attrgetter("rank", "seq"))
     journal = Journal()
     for request in requests:
         journal.moved(request, RequestState.PENDING, RequestState.RUNNING, now)
     return Claim(tuple(requests), journal.write(connection))
-
-
-def _place_in_queue(request: Request) -> tuple[float, int]:
-    return request.rank, request.seq
 
 
 def record(
@@ -97,21 +94,19 @@ def record(
     current = _current(connection, {*(p[0] for p in progress), *(r.request_id for r in retries)})
     workers = {row[0]: dict(zip(_WORKER_FIELDS, row[1:], strict=True)) for row in started}
     journal = Journal()
-    _note_progress(journal, progress, current)
+    for request_id, data, at in progress:
+        known = current.get(request_id)
+        if known is not None and known.state is RequestState.RUNNING:
+            journal.noted(REQUEST_PROGRESS, at, data, request=known, environment=known.environment)
     _record_retries(connection, journal, retries, current)
     _record_outcomes(connection, journal, outcomes, workers)
     ended = {outcome.request_id for outcome in outcomes}
     still = [{"of_id": i, **values} for i, values in workers.items() if i not in ended]
     queries.each(connection, statements.STARTED, still)
-    _learn(connection, learned)
-    return journal.write(connection)
-
-
-def _learn(connection: Connection, estimates: Sequence[MemoryEstimate]) -> None:
-    keys = [{"of_operation": e.operation, "of_source": e.source} for e in estimates]
+    keys = [{"of_operation": each.operation, "of_source": each.source} for each in learned]
     queries.each(connection, statements.DELETE_ESTIMATE, keys)
-    values = [ESTIMATES.values(estimate) for estimate in estimates]
-    queries.each(connection, statements.INSERT_ESTIMATE, values)
+    queries.each(connection, statements.INSERT_ESTIMATE, [ESTIMATES.values(e) for e in learned])
+    return journal.write(connection)
 
 
 def release(connection: Connection, ids: Sequence[str], now: float) -> tuple[Event, ...]:
@@ -157,15 +152,6 @@ def _current(connection: Connection, ids: Iterable[str]) -> dict[str, CurrentReq
                 id_, seq, environment, RequestState(state), asked is not None
             )
     return found
-
-
-def _note_progress(
-    journal: Journal, progress: Sequence[ProgressRow], current: dict[str, CurrentRequest]
-) -> None:
-    for request_id, data, at in progress:
-        known = current.get(request_id)
-        if known is not None and known.state is RequestState.RUNNING:
-            journal.noted(REQUEST_PROGRESS, at, data, request=known, environment=known.environment)
 
 
 def _record_retries(
@@ -258,13 +244,11 @@ def _after(request: Request, state: RequestState, now: float) -> Request:
         return replace(
             request, started_at=None, worker=None, worker_pid=None, worker_started_at=None
         )
-    error = _lost(request) if state is RequestState.FAILED else None
+    error = None
+    if state is RequestState.FAILED:
+        message = "the daemon was lost while this request ran"
+        if request.lost_daemons:
+            message += f", {request.lost_daemons + 1} times in all"
+        hint = "submit it again; its log ends with its last output"
+        error = RequestError(ErrorKind.WORKER_LOST, message, hint)
     return replace(request, state=state, finished_at=now, error=error)
-
-
-def _lost(request: Request) -> RequestError:
-    message = "the daemon was lost while this request ran"
-    if request.lost_daemons:
-        message += f", {request.lost_daemons + 1} times in all"
-    hint = "submit it again; its log ends with its last output"
-    return RequestError(ErrorKind.WORKER_LOST, message, hint)

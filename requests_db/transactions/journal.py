@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import Connection
 
@@ -101,27 +100,24 @@ class Journal:
         if not self._drafts:
             return ()
         first = last - len(self._drafts) + 1
-        queries.each(connection, statements.INSERT_EVENT, self._rows(first))
-        return tuple(
-            Event(seq, at, kind, about.id if about else None, environment, data, request)
-            for seq, (at, kind, about, environment, data, _, request) in enumerate(
-                self._drafts, first
+        rows, events = [], []
+        for seq, draft in enumerate(self._drafts, first):
+            at, kind, about, environment, data, text, request = draft
+            id_, request_seq = (about.id, about.seq) if about else (None, None)
+            rows.append(
+                {
+                    "seq": seq,
+                    "at": at,
+                    "kind": kind,
+                    "request_id": id_,
+                    "request_seq": request_seq,
+                    "environment": environment,
+                    "data": text,
+                }
             )
-        )
-
-    def _rows(self, first: int) -> list[dict[str, Any]]:
-        return [
-            {
-                "seq": seq,
-                "at": at,
-                "kind": kind,
-                "request_id": about.id if about else None,
-                "request_seq": about.seq if about else None,
-                "environment": environment,
-                "data": text,
-            }
-            for seq, (at, kind, about, environment, _, text, _) in enumerate(self._drafts, first)
-        ]
+            events.append(Event(seq, at, kind, id_, environment, data, request))
+        queries.each(connection, statements.INSERT_EVENT, rows)
+        return tuple(events)
 
     def _state(self, request: _Subject, state: RequestState, at: float) -> None:
         data = {"state": state.value}

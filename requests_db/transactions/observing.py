@@ -32,17 +32,11 @@ from ...schema.states import (
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import redact, without_secrets
 from ..records import Environment, Event, Generation, Replica, RequestError
-from ..sql import statements
-from ..sql.rows import ENVIRONMENTS, GENERATIONS, REPLICAS, REQUESTS
+from ..sql import queries, statements
+from ..sql.rows import ENVIRONMENTS, GENERATIONS, REPLICAS
 from .journal import ENVIRONMENT_STATE, GENERATION_STATE, REPLICA_STATE, write_event
 
 log = logging.getLogger(__name__)
-
-
-def find_environment(connection: Connection, name: str) -> Environment | None:
-    """The environment of a name, ended or not."""
-    found = connection.execute(statements.ENVIRONMENT_BY_NAME, {"of_name": name}).all()
-    return ENVIRONMENTS.read_first(list(found))
 
 
 def set_environment_state(
@@ -59,7 +53,7 @@ def set_environment_state(
     An address of None stays what it was. An error is kept while the state stays
     FAILED, and cleared by any other.
     """
-    if (before := find_environment(connection, name)) is None:
+    if (before := queries.environment(name).run(connection)) is None:
         return None
     if before.state is not to_state and to_state not in ENVIRONMENT_TRANSITIONS[before.state]:
         text = "environment %s: transition from %s to %s refused"
@@ -97,7 +91,7 @@ def switch_generation(
     Nothing when the environment was taken down meanwhile.
     """
     name = generation.environment
-    before = find_environment(connection, name)
+    before = queries.environment(name).run(connection)
     if before is None or before.state not in UPDATABLE:
         return ()
     after = replace(
@@ -136,7 +130,7 @@ def end_generation(
 
 def set_replicas(connection: Connection, name: str, replicas: int, *, now: float) -> None:
     """Write how many replicas an environment is to have from now on."""
-    if (before := find_environment(connection, name)) is None:
+    if (before := queries.environment(name).run(connection)) is None:
         return
     after = replace(before, spec=before.spec | {"replicas": replicas})
     given = {"to_spec": ENVIRONMENTS.values(after)["spec"], "to_updated_at": now}
@@ -148,7 +142,7 @@ def upsert_replica(connection: Connection, replica: Replica, *, now: float) -> E
 
     One that has stopped after it was drained is forgotten: it is wanted no more.
     """
-    found = connection.execute(statements.REPLICA_BY_ID, {"of_id": replica.id}).one_or_none()
+    found = queries.row(connection, statements.REPLICA_BY_ID, {"of_id": replica.id})
     values = REPLICAS.values(replica)
     if found is None:
         connection.execute(statements.INSERT_REPLICA, values)
@@ -196,12 +190,13 @@ def spec_of(payload: Json) -> Json:
     return {name: value for name, value in payload.items() if name not in OF_UPDATE}
 
 
-def begin(connection: Connection, environment: Environment, now: float) -> int:
+def begin(connection: Connection, environment: Environment) -> int:
     """Write the next generation of an environment, of this launch and spec; its number."""
-    name, request_id, spec = environment.name, str(environment.request_id), environment.spec
-    found = connection.execute(statements.GENERATIONS_OF, {"of_environment": name}).first()
-    number = 1 if found is None else GENERATIONS.read(found).number + 1
-    new = Generation(name, number, request_id, redact(spec), GenerationState.STARTING, now)
+    name, request_id, spec = environment.name, str(environment.request_id), redact(environment.spec)
+    generations = queries.generations(name).run(connection)
+    number = generations[0].number + 1 if generations else 1
+    created_at, state = environment.created_at, GenerationState.STARTING
+    new = Generation(name, number, request_id, spec, state, created_at)
     connection.execute(statements.INSERT_GENERATION, GENERATIONS.values(new))
     forget(connection, name, number - KEPT)
     return number
@@ -225,13 +220,13 @@ def move(
 ) -> None:
     """Move a generation to a state; nothing when it is there, or may no longer go there."""
     key = {"of_environment": name, "of_number": number}
-    found = connection.execute(statements.GENERATION, key).one_or_none()
-    if found is None:
+    if (found := queries.row(connection, statements.GENERATION, key)) is None:
         return
     before = GENERATIONS.read(found)
     if state is GenerationState.RETIRED and before.state is GenerationState.STARTING:
         # Taken down before it was seen to serve: it was ready, or its launch was cancelled.
-        if _has_succeeded(connection, before.request_id):
+        launch = queries.request(before.request_id).run(connection)
+        if launch is not None and launch.state is RequestState.SUCCEEDED:
             before = replace(before, served_at=now)
         else:
             state, error = GenerationState.FAILED, CANCELLED
@@ -251,11 +246,6 @@ def move(
         f"to_{column}": values[column] for column in ("state", "served_at", "ended_at", "error")
     }
     connection.execute(statements.MOVE_GENERATION, key | given | {"from_state": before.state.value})
-
-
-def _has_succeeded(connection: Connection, request_id: str) -> bool:
-    found = connection.execute(statements.REQUEST_BY_ID, {"of_id": request_id}).one_or_none()
-    return found is not None and REQUESTS.read(found).state is RequestState.SUCCEEDED
 
 
 def forget(connection: Connection, name: str, up_to_number: int = _EVERY) -> None:

@@ -72,10 +72,7 @@ class Progress:
 def note_time(connection: Connection, elapsed_seconds: float, keep_seconds: float) -> int:
     """Add to the time that daemons have run; returns the last event that is older than to be kept.
 
-    Args:
-        connection: in a transaction.
-        elapsed_seconds: for which the daemon has run since it noted that before.
-        keep_seconds: for how long things are kept.
+    `elapsed_seconds` is for how long the daemon has run since it noted that before.
     """
     added = queries.row(connection, statements.ADD_RUN_SECONDS, {"elapsed": elapsed_seconds})
     run_seconds, last_event = added
@@ -92,22 +89,17 @@ def note_time(connection: Connection, elapsed_seconds: float, keep_seconds: floa
 def collect(store: WriteConnection, old_event: int, keep_requests: int) -> Iterator[list[str]]:
     """Remove ended requests with their events; never a launch of an environment that may run.
 
-    Then old events of environments and replicas, and memory estimates beyond the latest.
-
-    Args:
-        store: the database.
-        old_event: requests without an event after this one are removed.
-        keep_requests: how many of the newest ended requests stay, unless they are that old.
-
-    Yields:
-        The ids of the requests that a step has removed.
+    Those go that have no event after `old_event`, or are more than the newest `keep_requests`; then
+    old events of environments and replicas, and memory estimates beyond the latest. Yields the ids
+    of the requests that a step has removed.
     """
     progress = store.write(_begin, old_event, keep_requests)
     while not progress.is_over:
         yield store.write(_collect_requests, progress)
     while store.write(_collect_events, old_event):
         yield []
-    store.write(_collect_estimates)
+    keep = {"keep": MAX_ESTIMATES}
+    store.write(lambda connection: connection.execute(statements.DELETE_OLD_ESTIMATES, keep))
 
 
 def _begin(connection: Connection, old_event: int, keep_requests: int) -> Progress:
@@ -137,10 +129,6 @@ def _collect_events(connection: Connection, old_event: int) -> int:
     """Remove some old events that belong to no request; how many."""
     parameters = {"old": old_event, "up_to": EVENTS_BATCH}
     return connection.execute(statements.DELETE_OLD_EVENTS, parameters).rowcount
-
-
-def _collect_estimates(connection: Connection) -> None:
-    connection.execute(statements.DELETE_OLD_ESTIMATES, {"keep": MAX_ESTIMATES})
 
 
 class Ages:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
-from typing import Any
 
 from sqlalchemy import Connection
 
@@ -41,10 +40,9 @@ from ..records import (
     Submitted,
 )
 from ..sql import queries, statements
-from ..sql.rows import ENVIRONMENTS, GENERATIONS, REQUESTS, insert_values, new_request
+from ..sql.rows import ENVIRONMENTS, REQUESTS, insert_values, new_request
 from . import observing
 from .journal import ENVIRONMENT_STATE, Journal
-from .observing import find_environment, set_environment_state
 
 # Operations that change an environment: one at a time, but for `down`, which calls others off.
 CHANGES = ("launch", "down", "scale", "restart")
@@ -78,7 +76,7 @@ def submit(
             launches or changes it, and is still under way, is cancelled.
         changing: the name of an environment that has to serve, and that no other request changes.
     """
-    holder = None if environment is None else _live(connection, environment.name)
+    holder = None if environment is None else _live_holder(connection, environment.name)
     refusal = _refusal(connection, new, holder, max_pending, changing)
     if refusal is not None:
         return refusal
@@ -92,7 +90,12 @@ def submit(
     journal = Journal()
     journal.created(request, now)
     if environment is not None:
-        _launch(connection, replace(environment, request_id=request.id), holder, journal)
+        spec = observing.spec_of(environment.spec)
+        environment = replace(environment, request_id=request.id, spec=spec)
+        if holder is None:
+            _take_name(connection, environment, journal)
+        else:  # another generation of what has the name
+            observing.begin(connection, environment)
     events = journal.write(connection)
     if stopping is None:
         return Submitted(request, events)
@@ -109,10 +112,9 @@ def adopt(connection: Connection, environment: Environment) -> tuple[Event, ...]
 
 def cancel(connection: Connection, request_id: str, now: float) -> Cancellation | None:
     """Cancel a pending request; mark a running one for cancellation."""
-    row = connection.execute(statements.REQUEST_BY_ID, {"of_id": request_id}).one_or_none()
-    if row is None:
+    request = queries.request(request_id).run(connection)
+    if request is None:
         return None
-    request = REQUESTS.read(row)
     if request.state.is_final:
         return Cancellation(request, request.state)
     parameters = {"of_id": request_id, "now": now}
@@ -138,8 +140,8 @@ def _refusal(
 ) -> Refusal | None:
     """The reason to write nothing; None if there is none. An existing request comes first."""
     if new.idempotency_key is not None:
-        known = _one(connection, statements.REQUEST_BY_KEY, key=new.idempotency_key)
-        if known is not None:
+        key = {"key": new.idempotency_key}
+        if (known := queries.row(connection, statements.REQUEST_BY_KEY, key)) is not None:
             first = REQUESTS.read(known)
             asked = dict.fromkeys(observing.OF_UPDATE & first.payload.keys())
             is_same = (first.operation, first.payload | asked) == (
@@ -159,8 +161,7 @@ def _refusal(
 def _why_no_update(connection: Connection, new: NewRequest, holder: Environment) -> Refusal | None:
     if changes := _changes(connection, holder.name, ALTERING):
         return CannotChange(holder, changes[0])
-    for row in connection.execute(statements.GENERATIONS_OF, {"of_environment": holder.name}):
-        generation = GENERATIONS.read(row)
+    for generation in queries.generations(holder.name).run(connection):
         if generation.request_id != holder.request_id and _is_under_way(connection, generation):
             return BeingUpdated(generation)
     wanted = new.payload.get("update")
@@ -176,8 +177,7 @@ def _is_under_way(connection: Connection, generation: Generation) -> bool:
     """Whether its launch may still make it serve."""
     if generation.state is not GenerationState.STARTING:
         return False
-    row = _one(connection, statements.REQUEST_BY_ID, of_id=generation.request_id)
-    launch = None if row is None else REQUESTS.read(row)
+    launch = queries.request(generation.request_id).run(connection)
     return launch is not None and not (launch.state.is_final or launch.cancel_requested_at)
 
 
@@ -189,13 +189,13 @@ def _source_of(spec: Json) -> tuple[str | None, ...]:
 
 
 def _cannot_change(connection: Connection, name: str) -> CannotChange | None:
-    environment = ENVIRONMENTS.read(_one(connection, statements.ENVIRONMENT_BY_NAME, of_name=name))
-    changes = _changes(connection, name, CHANGES)
-    if changes:
+    environment = queries.environment(name).run(connection)
+    assert environment is not None  # none is removed that may be changed
+    if changes := _changes(connection, name, CHANGES):
         return CannotChange(environment, changes[0])
     if environment.state in SERVING or _is_just_launched(connection, environment):
         return None
-    return CannotChange(environment, None)
+    return CannotChange(environment)
 
 
 def _is_just_launched(connection: Connection, environment: Environment) -> bool:
@@ -207,9 +207,8 @@ def _end_of_launch(connection: Connection, environment: Environment) -> RequestS
     """The final state of an environment's launch which the reconciler has not acted on yet."""
     if environment.state not in (EnvironmentState.PENDING, EnvironmentState.STARTING):
         return None
-    row = _one(connection, statements.REQUEST_BY_ID, of_id=environment.request_id)
-    state = None if row is None else REQUESTS.read(row).state
-    return state if state is not None and state.is_final else None
+    launch = queries.request(str(environment.request_id)).run(connection)
+    return launch.state if launch is not None and launch.state.is_final else None
 
 
 def _changes(connection: Connection, name: str, operations: tuple[str, ...]) -> list[Request]:
@@ -234,47 +233,32 @@ def _stop(connection: Connection, name: str, now: float) -> tuple[tuple[Event, .
     Returns:
         The events, and the launches that run, whose workers have yet to be ended.
     """
-    marked = set_environment_state(connection, name, EnvironmentState.STOPPING, now=now)
+    stopping = EnvironmentState.STOPPING
+    marked = observing.set_environment_state(connection, name, stopping, now=now)
     events: tuple[Event, ...] = () if marked is None else (marked,)
     ends: list[str] = []
-    rows = connection.execute(statements.GENERATIONS_OF, {"of_environment": name}).all()
-    launches = [g for g in GENERATIONS.read_all(rows) if g.state is GenerationState.STARTING]
-    changes = [change.id for change in _changes(connection, name, ALTERING)]
-    for request_id in [*(generation.request_id for generation in launches), *changes]:
+    generations = queries.generations(name).run(connection)
+    under_way = [g.request_id for g in generations if g.state is GenerationState.STARTING]
+    under_way += [change.id for change in _changes(connection, name, ALTERING)]
+    for request_id in under_way:
         if (called_off := cancel(connection, request_id, now)) is not None:
             events += called_off.events
             ends += [request_id] if called_off.is_under_way else []
     return events, ends
 
 
-def _one(connection: Connection, statement: Any, **parameters: Any) -> Any:
-    return connection.execute(statement, parameters).one_or_none()
-
-
-def _live(connection: Connection, name: str) -> Environment | None:
+def _live_holder(connection: Connection, name: str) -> Environment | None:
     """The environment that has the name now; one that is being updated has it, failed or not."""
-    found = find_environment(connection, name)
+    found = queries.environment(name).run(connection)
     if found is None or not found.state.is_live:
         return None
     has_failed = _end_of_launch(connection, found) in (RequestState.FAILED, RequestState.CANCELLED)
     return None if has_failed else found
 
 
-def _launch(
-    connection: Connection, environment: Environment, holder: Environment | None, journal: Journal
-) -> None:
-    """Give the environment its name; or one that has it already, another generation."""
-    environment = replace(environment, spec=observing.spec_of(environment.spec))
-    if holder is None:
-        _take_name(connection, environment, journal)
-    else:
-        observing.begin(connection, environment, environment.created_at)
-
-
 def _take_name(connection: Connection, environment: Environment, journal: Journal) -> None:
     """Write the environment, with its generation, in the place of an ended one of its name."""
-    number = observing.begin(connection, environment, environment.created_at)
-    environment = replace(environment, generation=number)
+    environment = replace(environment, generation=observing.begin(connection, environment))
     connection.execute(statements.DELETE_REPLICAS_OF, {"of_environment": environment.name})
     connection.execute(statements.DELETE_ENVIRONMENT, {"of_name": environment.name})
     connection.execute(statements.INSERT_ENVIRONMENT, ENVIRONMENTS.values(environment))

@@ -13,24 +13,39 @@ what its attempt died of is in the event log.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from ...requests_db.records import Event, Request
+from ...requests_db.records import Request
 from ...requests_db.sql import queries
 from ...schema.states import RequestState, Schedule
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials
 from .dependencies import Dependencies
+from .views import request_view
 
 MAX_COUNTED = 10_000
+_SHOWN_OF_DEATH = ("message", "memory_bytes", "error")
 
 
-async def reasons(deps: Dependencies, requests: Sequence[Request]) -> dict[str, str]:
+async def request_views(deps: Dependencies, requests: Sequence[Request]) -> list[Json]:
+    """Return the views of requests, with why they wait and what their attempts died of."""
+    why, again = await _reasons(deps, requests), await _retries(deps, requests)
+    return [request_view(each, why.get(each.id), again.get(each.id)) for each in requests]
+
+
+async def _reasons(deps: Dependencies, requests: Sequence[Request]) -> dict[str, str]:
     """Return why each pending one among the requests waits, by its id."""
     pending = [request for request in requests if request.state is RequestState.PENDING]
     schedules = {request.schedule for request in pending}
     queues = {s: await deps.store.read(queries.places(s, MAX_COUNTED)) for s in schedules}
-    return {request.id: _reason(deps, request, queues) for request in pending}
+    found = {}
+    for request in pending:
+        places, room = queues[request.schedule], deps.executor.room(request.schedule)
+        found[request.id] = "about to start"  # also where it was claimed meanwhile
+        if len(places) >= MAX_COUNTED or request.seq in places:
+            ahead = places.get(request.seq, MAX_COUNTED + 1)
+            found[request.id] = reason_at(deps, request, ahead, room)
+    return found
 
 
 def reason_when_new(deps: Dependencies, request: Request) -> str | None:
@@ -42,12 +57,10 @@ def reason_when_new(deps: Dependencies, request: Request) -> str | None:
 
 
 def reason_of(ahead: int | None, *, room: int, is_short: bool) -> str:
-    """Return why a request waits.
+    """Return why a request waits, with so many `ahead` (None: that is not known).
 
-    Args:
-        ahead: how many requests are before it; None when that is not known.
-        room: how many workers could start now.
-        is_short: whether the head of the queue waits for memory.
+    `room` is how many workers could start now, `is_short` whether the head of the queue waits for
+    memory.
     """
     if (ahead or 0) < room and not is_short:
         return "about to start"
@@ -66,15 +79,6 @@ def reason_of_shortage(sentence: str, *, is_update: bool) -> str:
     return sentence + both if is_update else sentence
 
 
-def _reason(
-    deps: Dependencies, request: Request, queues: Mapping[Schedule, Mapping[int, int]]
-) -> str:
-    places, room = queues[request.schedule], deps.executor.room(request.schedule)
-    if len(places) < MAX_COUNTED and request.seq not in places:  # it was claimed meanwhile
-        return "about to start"
-    return reason_at(deps, request, places.get(request.seq, MAX_COUNTED + 1), room)
-
-
 def reason_at(deps: Dependencies, request: Request, ahead: int, room: int) -> str:
     """Return why a request waits, by how many are before it; `room` is as of `reason_of`."""
     claimer = deps.dispatcher.claimer
@@ -85,14 +89,17 @@ def reason_at(deps: Dependencies, request: Request, ahead: int, room: int) -> st
     return reason_of(ahead, room=room, is_short=is_short)
 
 
-async def retries(deps: Dependencies, requests: Sequence[Request]) -> dict[str, Json]:
-    """The last such death of each of the requests that had one, by the request's id."""
+async def _retries(deps: Dependencies, requests: Sequence[Request]) -> dict[str, Json]:
+    """Return the last such death of each of the requests that had one, by the request's id.
+
+    The memory is what the next attempt was given.
+    """
     found = {}
-    for request in requests:
-        if may_have_run_before(request):
-            events = await deps.store.read(queries.retries_of(request.id))
-            if events:
-                found[request.id] = retry_view(events[-1])
+    for request in filter(may_have_run_before, requests):
+        if events := await deps.store.read(queries.retries_of(request.id)):
+            last = events[-1]
+            shown = {name: hide_credentials(last.data.get(name)) for name in _SHOWN_OF_DEATH}
+            found[request.id] = {"at": last.at, **shown}
     return found
 
 
@@ -100,9 +107,3 @@ def may_have_run_before(request: Request) -> bool:
     """Return whether it is worth asking: an attempt may have died for memory."""
     attempts = request.attempts + (request.state is RequestState.PENDING)
     return request.retry_oom and attempts > 1
-
-
-def retry_view(event: Event) -> Json:
-    """One of them: `{"at", "message", "memory_bytes", "error"}`, the memory of what came next."""
-    names = ("message", "memory_bytes", "error")
-    return {"at": event.at, **{name: hide_credentials(event.data.get(name)) for name in names}}

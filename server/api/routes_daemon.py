@@ -29,9 +29,9 @@ from ...system.text.prometheus import metric_family
 from ..dispatch.dispatcher import Dispatcher
 from ..reconcile.gateway import gateway_problem
 from .dependencies import Dependencies, Injected
-from .request_notes import reasons, retries
+from .request_notes import request_views
 from .routes_environments import environment_views
-from .views import daemon_view, exit_views, request_view
+from .views import exit_views
 
 # Name, key in what a replica says of itself, help; a name that ends so is a counter.
 _COUNTED = "_total"
@@ -184,7 +184,8 @@ root = APIRouter()
 async def status(deps: Injected, all_failed: bool = False) -> Json:
     """The daemon, its environments, strays, and the requests that are active or ended lately.
 
-    A launch that failed is a request, and no environment: the newest of them, or all.
+    A launch that failed is a request, and no environment: the newest of them, or all. A stray is
+    a replica that runs although the database has no record of it.
     """
     store = deps.store
     active = await store.read(queries.list_requests(states=ACTIVE, limit=MAX_ACTIVE))
@@ -194,26 +195,18 @@ async def status(deps: Injected, all_failed: bool = False) -> Json:
     shown_failed = count if all_failed else FAILED_LAUNCHES_SHOWN
     recent = worth_showing(latest, await store.read(queries.never_launched(shown_failed)))
     environments = await environment_views(deps, queries.LAUNCHED_ENVIRONMENTS)
-    shown = [*active, *recent]
     gateway = deps.reconciler.gateway
     envoy = None if gateway.watch is None else gateway.watch.status
     problem = None if envoy is None else await gateway_problem(gateway.layout)
-    why, again = await reasons(deps, active), await retries(deps, shown)
+    local = [each for each in deps.reconciler.replicas.strays if each.run_dir.exists()]
     return {
         "daemon": await _daemon(deps, environments),
         "environments": environments,
         "gateway": {"exits": exit_views(envoy, server="Envoy"), "problem": problem},
-        "strays": await _strays(deps),
-        "requests": [request_view(r, why.get(r.id), again.get(r.id)) for r in shown],
+        "strays": [*map(stray_of, local), *await asyncio.to_thread(strays_seen, deps.paths)],
+        "requests": await request_views(deps, [*active, *recent]),
         "failed_launches_left_out": max(0, count - shown_failed),
     }
-
-
-async def _strays(deps: Dependencies) -> list[Json]:
-    """Return the replicas that run although the database has no record of them."""
-    local = deps.reconciler.replicas.strays
-    kept = [run_file for run_file in local if run_file.run_dir.exists()]
-    return [*map(stray_of, kept), *await asyncio.to_thread(strays_seen, deps.paths)]
 
 
 def worth_showing(ended: Iterable[Request], failed: Iterable[Request]) -> list[Request]:
@@ -283,7 +276,10 @@ async def metrics(deps: Injected) -> PlainTextResponse:
 
 
 async def _daemon(deps: Dependencies, environments: list[Json]) -> Json:
-    sessions = sum(environment["sessions"] for environment in environments)
-    counts = await deps.store.read(queries.COUNTS)
-    uptime_seconds = time.monotonic() - deps.began_at
-    return daemon_view(deps.identity, uptime_seconds, counts, sessions, deps.lag.snapshot())
+    return {
+        **deps.identity,
+        "uptime_seconds": time.monotonic() - deps.began_at,
+        "requests": await deps.store.read(queries.COUNTS),
+        "sessions": sum(environment["sessions"] for environment in environments),
+        "loop": deps.lag.snapshot().to_json(),
+    }

@@ -167,12 +167,9 @@ def _logs(deps: Dependencies, environment: Environment) -> list[Path]:
 
 
 def log_to_show(logs: Sequence[Path], serving: Collection[str], shown: str) -> Path | None:
-    """The log that is shown, as long as its replica serves; else the youngest of one that does.
+    """The log that is `shown`, as long as its replica serves; else the youngest of one that does.
 
-    Args:
-        logs: Those there are, the oldest first.
-        serving: The ids of the replicas that do not drain.
-        shown: The name of the file that is shown; one that does not exist: none is.
+    The logs are given with the oldest first; `serving` are the replicas that do not drain.
     """
     return max(
         reversed(logs), key=lambda log: (log.stem in serving, log.name == shown), default=None

@@ -8,7 +8,7 @@ refused with the field's name before anything is written.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,12 +23,12 @@ from ...requests_db.sql import queries
 from ...schema.protocol import MIN_SESSION_MEMORY_MB
 from ...schema.states import RequestState
 from ...system.text.json_lines import Json
-from ..dispatch.submission import CHANGING, Submission
+from ..dispatch.submission import CHANGING, request_of
 from ..errors import Invalid, near_matches
 from ..operations import registry
 from ..operations.base import MAX_SECONDS, Operation
-from .dependencies import Dependencies, Injected
-from .request_notes import reason_when_new, reasons, retries
+from .dependencies import Injected
+from .request_notes import reason_when_new, request_views
 from .streams import (
     TAIL,
     TEXT,
@@ -103,18 +103,19 @@ def invalid_of(error: Mapping[str, Any]) -> Invalid:
         case "union_tag_not_found":
             return Invalid("operation: is missing", _SEE, field="operation")
         case "union_tag_invalid":
-            return _unknown_operation(str(context.get("tag")))
+            name = str(context.get("tag"))
+            known = [operation.name for operation in registry.OPERATIONS]
+            near, hint = near_matches(name, known, f"there are {', '.join(known)}")
+            return Invalid(f"there is no operation {name!r}", hint, field="operation", near=near)
         case "extra_forbidden" if (unknown := _unknown_field(error["loc"])) is not None:
             return unknown
-    field = _field_of(error["loc"])
+    # The location of a field starts with `body` and the operation's name.
+    where, *path = [str(part) for part in error["loc"]] or [""]
+    if where == "body":
+        path = [part for part in path[1:] if part != "payload"]
+    field = ".".join(path)
     why = str(error["msg"]).removeprefix("Value error, ")
     return Invalid(f"{field}: {why}" if field else f"body: {why}", _SEE, field=field)
-
-
-def _unknown_operation(name: str) -> Invalid:
-    known = [operation.name for operation in registry.OPERATIONS]
-    near, hint = near_matches(name, known, f"there are {', '.join(known)}")
-    return Invalid(f"there is no operation {name!r}", hint, field="operation", near=near)
 
 
 def _unknown_field(location: Sequence[int | str]) -> Invalid | None:
@@ -132,20 +133,6 @@ def _unknown_field(location: Sequence[int | str]) -> Invalid | None:
     return Invalid(f"{operation} has no option {field!r}", hint, field=field, near=near)
 
 
-def _field_of(location: Sequence[int | str]) -> str:
-    """Name the field at a location that starts with `body` and the operation's name."""
-    where, *path = [str(part) for part in location] or [""]
-    if where == "body":
-        path = [part for part in path[1:] if part != "payload"]
-    return ".".join(path)
-
-
-def submit_union(operations: Iterable[type[Operation]]) -> Any:
-    """Make the union of all operations' bodies, discriminated by `operation`."""
-    models: Any = reduce(or_, [submit_model(operation) for operation in operations])
-    return Annotated[models, Field(discriminator="operation")]
-
-
 MAX_WAIT_SECONDS = 60.0
 MAX_LIST = 1000
 
@@ -154,7 +141,9 @@ router = APIRouter()
 if TYPE_CHECKING:
     SubmitBody = Submit
 else:
-    SubmitBody = submit_union(registry.OPERATIONS)
+    SubmitBody = Annotated[
+        reduce(or_, map(submit_model, registry.OPERATIONS)), Field(discriminator="operation")
+    ]
 LastEventId = Annotated[str | None, Header(description="Continue a stream where it was.")]
 
 
@@ -169,10 +158,13 @@ Found = Annotated[Request, Depends(_found)]
 @router.post("/requests", status_code=202)
 async def submit(body: Annotated[SubmitBody, Body()], deps: Injected) -> Json:
     """Queue an operation; it is in the database when this answers."""
-    submission = _submission(body)
-    if submission.operation.name in CHANGING:
-        await until_settled(deps, submission.payload["name"])
-    request = await deps.submitter.submit(submission)
+    fields: Any = body  # a model of `submit_model`
+    options = body.model_dump(include=set(Submit.model_fields))
+    payload = fields.payload.model_dump(mode="json")
+    new = request_of(registry.by_name(fields.operation), payload, **options)
+    if new.operation in CHANGING:
+        await until_settled(deps, payload["name"])
+    request = await deps.submitter.submit(new)
     view = request_view(request, reason_when_new(deps, request))
     return {"request_id": request.id, "request": view}
 
@@ -187,10 +179,7 @@ async def list_requests(
 ) -> Json:
     """Show the queue and its history, newest first."""
     query = queries.list_requests(state, operation, environment, limit)
-    found = await deps.store.read(query)
-    why = await reasons(deps, found)
-    again = await retries(deps, found)
-    return {"requests": [request_view(r, why.get(r.id), again.get(r.id)) for r in found]}
+    return {"requests": await request_views(deps, await deps.store.read(query))}
 
 
 @router.get("/requests/{request_id}")
@@ -204,14 +193,15 @@ async def get_request(
         request = await wait_until_final(deps, request_id.lower(), wait_seconds)
     else:
         request = await deps.submitter.find(request_id)
-    return {"request": await _view(deps, request)}
+    [view] = await request_views(deps, [request])
+    return {"request": view}
 
 
 @router.post("/requests/{request_id}/cancel")
 async def cancel(request_id: str, deps: Injected) -> Json:
     """Cancel at once; a running request is `cancelling` until it is final."""
     done = await deps.submitter.cancel(request_id)
-    view = await _view(deps, done.request)
+    [view] = await request_views(deps, [done.request])
     return {"request": view, "cancelled": done.is_done, "cancelling": done.is_under_way}
 
 
@@ -258,20 +248,3 @@ async def all_events(
     """Server-sent events of everything that changes: `change`."""
     async for item in everything_stream(deps, Position.parse(last_event_id)):
         yield item
-
-
-def _submission(body: Submit) -> Submission:
-    fields: Any = body  # a model of `schemas.submit_model`
-    return Submission(
-        operation=registry.by_name(fields.operation),
-        payload=fields.payload.model_dump(mode="json"),
-        idempotency_key=body.idempotency_key,
-        priority=body.priority,
-        timeout_seconds=body.timeout_seconds,
-        retry_oom=body.retry_oom,
-    )
-
-
-async def _view(deps: Dependencies, request: Request) -> Json:
-    why, again = await reasons(deps, [request]), await retries(deps, [request])
-    return request_view(request, why.get(request.id), again.get(request.id))

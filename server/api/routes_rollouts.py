@@ -11,15 +11,15 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Response
 
 from ...requests_db.async_store import AsyncStore
-from ...requests_db.records import Event, Request
+from ...requests_db.records import Request
 from ...requests_db.sql import queries
 from ...system.text.json_lines import Json
 from ..errors import NotFound
 from .dependencies import Dependencies, Injected
+from .streams import event_pages
 from .views import request_view
 
 MAX_LIST = 200
-PAGE = 1000  # events read at once
 NEWEST = 20  # events among which the last report is looked for: nearly all are reports
 MAX_MARKS = 240  # of the history; a line of a chart has no more points
 FIGURES = (
@@ -87,11 +87,8 @@ async def history(store: AsyncStore, request_id: str) -> list[Json]:
     """Its reports, thinned out evenly where there are many; the last one is always there."""
     marks: list[Json] = []
     last: Json | None = None
-    number, every, seq = 0, 1, 0
-    page: list[Event] | None = None
-    while page is None or len(page) == PAGE:
-        page = await store.read(queries.events_after(seq, request_id=request_id, limit=PAGE))
-        seq = page[-1].seq if page else seq
+    number, every = 0, 1
+    async for page in event_pages(store, 0, request_id):
         for event in (event for event in page if "rollout" in event.data):
             last = mark_of(event.at, event.data["rollout"])
             if number % every == 0:

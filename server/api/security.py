@@ -40,7 +40,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import orjson
+from starlette.requests import cookie_parser
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...system.net.access import bearer, is_allowed_host, is_allowed_origin, is_token
@@ -89,28 +90,21 @@ class BrowserSessions:
         text = f"{self._clock() + SESSION_SECONDS:.0f}.{secrets.token_urlsafe(12)}"
         value = f"{text}.{self._signed('cookie', text)}"
         attributes = f"Path=/; Max-Age={SESSION_SECONDS}; HttpOnly; SameSite=Strict"
-        return BrowserSession(f"{self.cookie_name}={value}; {attributes}", self._key_of(text))
+        return BrowserSession(
+            f"{self.cookie_name}={value}; {attributes}", self._signed("key", text)
+        )
 
     def is_valid(self, cookie_header: bytes, key: bytes) -> bool:
         """Return whether a call carries the cookie and the key of a session that has not ended."""
-        text, _, signature = self._cookie_in(cookie_header).rpartition(".")
+        cookies = cookie_parser(cookie_header.decode("latin-1"))
+        text, _, signature = cookies.get(self.cookie_name, "").rpartition(".")
         ends = text.partition(".")[0]
         return (
-            hmac.compare_digest(signature, self._signed("cookie", text))
-            and hmac.compare_digest(key, self._key_of(text).encode())
+            hmac.compare_digest(signature.encode(), self._signed("cookie", text).encode())
+            and hmac.compare_digest(key, self._signed("key", text).encode())
             and ends.isdigit()
             and int(ends) > self._clock()
         )
-
-    def _cookie_in(self, header: bytes) -> str:
-        for pair in header.decode("latin-1").split(";"):
-            name, _, value = pair.strip().partition("=")
-            if name == self.cookie_name and value.isascii():
-                return value
-        return ""
-
-    def _key_of(self, text: str) -> str:
-        return self._signed("key", text)
 
     def _signed(self, *parts: str) -> str:
         digest = hmac.digest(self._secret, "\0".join(parts).encode(), "sha256")
@@ -166,15 +160,6 @@ def refuse_page(headers: Headers) -> ApiError | None:
     return None
 
 
-def refuse_browser(headers: Headers, sessions: BrowserSessions, method: str) -> ApiError | None:
-    """Return why a call without a token is refused: it is not the signed-in dashboard's own."""
-    found = dict(headers)
-    key = found.get(KEY_HEADER, b"")
-    if not sessions.is_valid(found.get(b"cookie", b""), key):
-        return _unauthorized()
-    return refuse_page(headers) or refuse_other_page(found, method)
-
-
 def refuse_other_page(found: Mapping[bytes, bytes], method: str) -> ApiError | None:
     """Return why a call is refused that the daemon's own page alone may make."""
     own = b"http://" + found.get(b"host", b"").lower()
@@ -206,20 +191,21 @@ class Guard:
             return
         headers = scope["headers"]
         refusal = self._refuse(scope["method"], scope["path"], headers)
-        refusal = refusal or _too_large(dict(headers))
-        if refusal is not None:
-            await _answer(refusal, send)
-            return
-        await self._app(scope, receive, send)
+        app = self._app
+        if (error := refusal or _too_large(dict(headers))) is not None:
+            app = JSONResponse(error.to_json(), error.status)
+        await app(scope, receive, send)
 
     def _refuse(self, method: str, path: str, headers: Headers) -> ApiError | None:
+        found = dict(headers)
         if path == SIGN_IN:
-            return refuse_page(headers) or refuse_other_page(dict(headers), method)
+            return refuse_page(headers) or refuse_other_page(found, method)
         if method in _READING and (path == PAGE or path.startswith(PAGE_FILES)):
             return refuse_page(headers)
-        found = dict(headers)
-        if b"cookie" in found and b"authorization" not in found:
-            return refuse_browser(headers, self._sessions, method)
+        if b"cookie" in found and b"authorization" not in found:  # the signed-in dashboard's
+            if not self._sessions.is_valid(found[b"cookie"], found.get(KEY_HEADER, b"")):
+                return _unauthorized()
+            return refuse_page(headers) or refuse_other_page(found, method)
         return refuse(headers, self._token)
 
 
@@ -232,9 +218,3 @@ def _too_large(headers: dict[bytes, bytes]) -> ApiError | None:
             "pass larger data in a file",
         )
     return None
-
-
-async def _answer(error: ApiError, send: Send) -> None:
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": orjson.dumps(error.to_json())})

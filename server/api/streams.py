@@ -25,16 +25,17 @@ import orjson
 from fastapi import Query
 from fastapi.sse import ServerSentEvent
 
+from ...requests_db.async_store import AsyncStore
 from ...requests_db.records import Event, Request
 from ...requests_db.sql import queries
 from ...schema.states import GenerationState, RequestState
-from ..events import LogFile, Subscription, followed, offset_of_last_lines
+from ..events import LogFile, followed, offset_of_last_lines
 from .dependencies import Dependencies
 from .views import event_view, request_view
 
 WAIT_SECONDS = 15.0  # for a request that is followed, before it is looked up again
 EFFECT_SECONDS = 30.0  # for the end of an update, or of a `down`, to show
-REPLAY_PAGE = 1000  # events read at once for a client that comes back
+PAGE = 1000  # events read at once
 TAIL = Query(ge=0, description="Start with this many lines from the end.")
 TEXT = "text/plain; charset=utf-8"
 
@@ -130,26 +131,23 @@ class RequestStream:
 
     async def items(self) -> AsyncIterator[ServerSentEvent]:
         """Yield events, each with its place in the stream."""
+        deps, request = self._deps, self._request
         with ExitStack() as stack:
-            subscription = self._subscribe(stack)
+            subscription = stack.enter_context(deps.bus.subscribe(request_id=request.id))
+            if self._logs and not request.state.is_final:
+                stack.enter_context(followed(self._log.path, subscription.wake))
             async for item in self._catch_up():
                 yield item
             ends = False
             while not ends:
                 subscription.wake.clear()
                 events = subscription.take()
-                ends = self._ends(events, subscription)
+                is_over = self._request.state.is_final or any(map(_is_final, events))
+                ends = is_over or deps.stopping.is_set() or subscription.lagged
                 async for item in self._turn(events, final=ends):
                     yield item
                 if not ends:
                     await subscription.wake.wait()
-
-    def _subscribe(self, stack: ExitStack) -> Subscription:
-        bus = self._deps.bus
-        subscription = stack.enter_context(bus.subscribe(request_id=self._request.id))
-        if self._logs and not self._request.state.is_final:
-            stack.enter_context(followed(self._log.path, subscription.wake))
-        return subscription
 
     async def _catch_up(self) -> AsyncIterator[ServerSentEvent]:
         """Yield what a client that reconnects has missed; to a new client, the current state."""
@@ -163,28 +161,19 @@ class RequestStream:
             await _until_in_effect(self._deps, self._request)
             yield sse("state", request_view(self._request), self._position)
             return
-        async for page in _missed(self._deps, self._position.seq, self._request.id):
+        async for page in event_pages(self._deps.store, self._position.seq, self._request.id):
             async for item in self._turn(page, final=any(map(_is_final, page))):
                 yield item
 
-    def _ends(self, events: list[Event], subscription: Subscription) -> bool:
-        over = self._request.state.is_final or any(_is_final(event) for event in events)
-        return over or self._deps.stopping.is_set() or subscription.lagged
-
     async def _turn(self, events: list[Event], *, final: bool) -> AsyncIterator[ServerSentEvent]:
         """The log first: what an operation printed before it ended comes before its end."""
-        for text in self._new_text(final):
+        for text in self._log.pieces(final=final) if self._logs else ():
             self._position.log_offset = self._log.offset
             yield sse("log", {"text": text}, self._position)
         for event in events:
             if event.seq > self._position.seq:
                 self._position.seq = event.seq
                 yield await _render(self._deps, self._position, event)
-
-    def _new_text(self, final: bool) -> Iterator[str]:
-        if not self._logs:
-            return iter(())
-        return self._log.read_all() if final else self._log.read_lines()
 
 
 async def everything_stream(
@@ -194,7 +183,7 @@ async def everything_stream(
     with deps.bus.subscribe() as subscription:
         position.seq = position.seq or await deps.store.read(queries.LAST_SEQ)
         yield ServerSentEvent(comment="listening")
-        async for page in _missed(deps, position.seq):
+        async for page in event_pages(deps.store, position.seq):
             for item in _changes(position, page):
                 yield item
         while not deps.stopping.is_set() and not subscription.lagged:
@@ -211,17 +200,15 @@ def _changes(position: Position, events: Iterable[Event]) -> Iterator[ServerSent
             yield sse("change", event_view(event), position)
 
 
-async def _missed(
-    deps: Dependencies, seq: int, request_id: str | None = None
+async def event_pages(
+    store: AsyncStore, seq: int, request_id: str | None = None
 ) -> AsyncIterator[list[Event]]:
-    """The events after number `seq`, page by page."""
-    page: list[Event] | None = None
-    while page is None or len(page) == REPLAY_PAGE:
-        query = queries.events_after(seq, request_id=request_id, limit=REPLAY_PAGE)
-        page = await deps.store.read(query)
-        if page:
-            seq = page[-1].seq
-            yield page
+    """Yield the events after number `seq`, page by page."""
+    while page := await store.read(queries.events_after(seq, request_id, PAGE)):
+        yield page
+        seq = page[-1].seq
+        if len(page) < PAGE:
+            return
 
 
 async def text_stream(
@@ -237,13 +224,13 @@ async def text_stream(
         try:
             with followed(path, wake):
                 while not end.done():
-                    for text in log.read_lines():
+                    for text in log.pieces():
                         yield text
                     await wake.wait()
                     wake.clear()
         finally:
             end.cancel()
-    for text in log.read_all():
+    for text in log.pieces(final=True):
         yield text
 
 

@@ -21,14 +21,13 @@ from ...requests_db.records import (
     label_of,
 )
 from ...schema.protocol import LOOPBACK
-from ...schema.replica import EARLIER, WAITING, StatusLine, max_sessions_of
+from ...schema.replica import EARLIER, WAITING, Capacity, StatusLine, max_sessions_of
 from ...schema.states import FAILING, EnvironmentState, ReplicaState, RequestState
 from ...system.net.access import is_loopback
 from ...system.process.exit_reason import ExitKind, ExitReason
-from ...system.process.loop_lag import LagSnapshot
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials, redact, without_secrets
-from ...system.text.units import MB
+from ...system.text.units import MB, plural
 from ..dispatch.outcomes import is_over_session_limit, more_memory_after
 
 SLEEPING = "sleeping; wakes on connect"
@@ -48,12 +47,9 @@ _SHOWN_OF_REQUEST = (
 def request_view(
     request: Request, pending_reason: str | None = None, retried: Json | None = None
 ) -> Json:
-    """One request.
+    """One request, with why it waits, and the last death after which it was queued again.
 
-    Args:
-        request: The request.
-        pending_reason: Why a pending one does not run yet.
-        retried: The last death after which it was queued again (`request_notes.py`).
+    For these see `request_notes.py`.
     """
     return short_request_view(request) | {
         "payload": redact(request.payload),
@@ -85,10 +81,13 @@ def environment_view(
 ) -> Json:
     """One environment with its replicas. `live` holds the shims' last status by replica id."""
     spec = environment.spec
-    views = [replica_view(replica, live.get(replica.id), environment) for replica in replicas]
+    lives = [live.get(replica.id) for replica in replicas]
+    views = [replica_view(*each, environment) for each in zip(replicas, lives, strict=True)]
     staying = [replica for replica in replicas if replica.state is not ReplicaState.DRAINING]
     known = [size for r in staying if (size := max_sessions_of(live.get(r.id)))]
-    cause = sessions_fail(live.get(replica.id) for replica in replicas)
+    cause, serving = sessions_fail(lives), serving_view(lives)
+    if serving is not None and environment.state is EnvironmentState.ASLEEP:
+        serving["sentence"] = SLEEPING
     is_failing = cause is not None and environment.state is EnvironmentState.READY
     is_exposed = not is_loopback(spec.get("host") or LOOPBACK)
     return {
@@ -97,7 +96,7 @@ def environment_view(
         "address": environment.address,
         "sessions": sum(view["sessions"] for view in views),
         "max_sessions": sum(known) if known else spec.get("max_sessions"),
-        "serving": _serving_now(environment, [live.get(replica.id) for replica in replicas]),
+        "serving": serving,
         "sessions_fail": without_secrets(cause, spec),
         "provider": spec.get("provider"),
         "gpus": gpus_of(spec),
@@ -177,27 +176,7 @@ def event_view(event: Event) -> Json:
     return {**view, "environment": hide_credentials(event.environment)}
 
 
-def daemon_view(
-    identity: Json, uptime_seconds: float, counts: dict[str, int], sessions: int, lag: LagSnapshot
-) -> Json:
-    """The daemon itself."""
-    return {
-        **identity,
-        "uptime_seconds": uptime_seconds,
-        "requests": counts,
-        "sessions": sessions,
-        "loop": lag.to_json(),
-    }
-
-
 # How an environment is served, and which of its processes have exited.
-
-
-def _serving_now(environment: Environment, lives: list[StatusLine | None]) -> Json | None:
-    view = serving_view(lives)
-    if view is not None and environment.state is EnvironmentState.ASLEEP:
-        view["sentence"] = SLEEPING
-    return view
 
 
 def serving_view(lives: Iterable[StatusLine | None]) -> Json | None:
@@ -206,14 +185,20 @@ def serving_view(lives: Iterable[StatusLine | None]) -> Json | None:
     infos = [info for live in known if (info := live.get("info"))]
     if not infos:
         return None
+    capacities = [capacity for live in known if (capacity := live.get("capacity"))]
     shards = sum(info.get("shards", 1) for info in infos)
     is_isolated = any(info.get("isolate") for info in infos)
-    how = _OWN_SERVERS.get(infos[0].get("serving", ""))
+    how = _OWN_SERVERS.get(infos[0].get("serving", ""), plural(shards, "shard"))
+    if is_isolated:
+        # The private memory of a session's process, once one was measured.
+        measured = [size for each in capacities if (size := each.get("isolated_session_bytes"))]
+        cost = f", {max(measured) / MB:.0f} MB each" if measured else ""
+        how = f"isolated: a process per session{cost}"
     return {
         "shards": shards,
         "isolated": is_isolated,
-        "sentence": _isolated_serving(known) if is_isolated else how or _serving(shards),
-        "held": _held_view(known),
+        "sentence": how,
+        "held": _held_view(capacities),
     }
 
 
@@ -223,13 +208,12 @@ def sessions_fail(lives: Iterable[StatusLine | None]) -> str | None:
     return hide_credentials(next(causes, None))  # type: ignore[no-any-return]  # a text, or None
 
 
-def _held_view(lives: Iterable[StatusLine]) -> Json | None:
+def _held_view(capacities: Iterable[Capacity]) -> Json | None:
     """Count the shards whose event loop is blocked: `{"shards", "since"}`; None when none is.
 
     The shims' last status says so, which is seconds old at most.
     """
-    known = [capacity for live in lives if (capacity := live.get("capacity"))]
-    held = [capacity for capacity in known if "held_since" in capacity]
+    held = [capacity for capacity in capacities if "held_since" in capacity]
     if not held:
         return None
     shards = sum(
@@ -268,18 +252,6 @@ def _exit_view(one: Json, environment: Environment | None, server: str) -> Json:
     return {**one, "message": _exit_message(one, server), "hint": hint}
 
 
-def _serving(shards: int) -> str:
-    return "1 shard" if shards == 1 else f"{shards} shards"
-
-
-def _isolated_serving(lives: Iterable[StatusLine]) -> str:
-    """Give the private memory of a session's process, once one was measured."""
-    known = (capacity for live in lives if (capacity := live.get("capacity")))
-    measured = [size for each in known if (size := each.get("isolated_session_bytes"))]
-    cost = f", {max(measured) / MB:.0f} MB each" if measured else ""
-    return f"isolated: a process per session{cost}"
-
-
 def _exit_message(one: Json, server: str) -> str:
     how = "exited"
     if one.get("reason"):
@@ -294,8 +266,7 @@ def _exit_message(one: Json, server: str) -> str:
         what = "the process of the shared state"
     elif one.get("isolated"):
         what = "an isolated session"
-    lost = one.get("sessions", 0)
-    sessions = "1 session" if lost == 1 else f"{lost} sessions"
+    sessions = plural(one.get("sessions", 0), "session")
     ends_alone = one.get("isolated") or one.get("server")
     cost = "" if ends_alone else f"; {sessions} ended with it, and it was replaced"
     pid = f" (pid {one['pid']})" if one.get("pid") else ""
@@ -304,7 +275,7 @@ def _exit_message(one: Json, server: str) -> str:
 
 def _programs_message(one: Json, programs: int, how: str) -> str:
     """The kill of programs that an environment had started; their sessions continue."""
-    what = "a program" if programs == 1 else f"{programs} programs"
+    what = "a program" if programs == 1 else plural(programs, "program")
     whose = "an isolated session" if one.get("isolated") else "the environment"
     victim = one["reason"].get("victim_name")
     name = f" ({victim}, pid {one['reason']['victim_pid']})" if victim else ""

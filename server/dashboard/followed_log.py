@@ -71,7 +71,7 @@ class FollowedLog:
             yield _event("", log, is_first=True)
         if log is not None:
             is_over = self._end.done()
-            for text in log.read_all() if is_over else log.read_lines():
+            for text in log.pieces(final=is_over):
                 yield _event(text, log)
 
 

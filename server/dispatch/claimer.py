@@ -135,7 +135,11 @@ class Claimer:
             limit = min(room, MAX_CLAIM)
             before = self.shortages
             queue.has_pending = False  # before the claim: an insert meanwhile sets it again
-            if self._must_choose(schedule, queue, limit):
+            # LONG requests differ too much to be estimated together, and are few.
+            must_choose = schedule is Schedule.LONG or queue.look_at is not None
+            if must_choose or not self._executor.free_memory(schedule).fits_all(
+                limit, self._estimates.largest(schedule)
+            ):
                 claim = self._claim_what_fits(schedule, queue, limit)
             else:
                 self._note_shortages(queue, {})
@@ -155,12 +159,6 @@ class Claimer:
         """The requests that the daemon itself carries out now; all of them are LONG."""
         running, tasks = self._context.running, self._context.tasks
         return [] if tasks is None else [running[i] for i in running.long if i in tasks]
-
-    def _must_choose(self, schedule: Schedule, queue: _Queue, limit: int) -> bool:
-        """Whether each request must be looked at before it is claimed."""
-        if schedule is Schedule.LONG or queue.look_at is not None:
-            return True  # LONG requests differ too much to be estimated together, and are few
-        return self._executor.is_short(schedule, limit, self._estimates.largest(schedule))
 
     def _claim_what_fits(self, schedule: Schedule, queue: _Queue, limit: int) -> Claim:
         """Claim those at the head of the queue that memory suffices for."""

@@ -22,15 +22,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...executor.messages import (
-    Cancelled,
-    ExecutorEvent,
-    Progressed,
-    Raised,
-    Succeeded,
-    TaskError,
-)
-from ...executor.worker.main import describe_error
+from ...executor.messages import Cancelled, ExecutorEvent, Progressed, Raised, Succeeded, TaskError
+from ...executor.worker import describe_error
 from ...requests_db.records import Request
 from ...schema.settings import Paths
 from ...schema.states import ErrorKind
@@ -55,10 +48,7 @@ class DaemonTasks:
     def begin(self, request: Request, prepared: Any = None, peak_bytes: int = 0) -> None:
         """Carry out a request that has been claimed.
 
-        Args:
-            request: The request.
-            prepared: What its worker has returned, if it has had one.
-            peak_bytes: What that worker needed.
+        If it has had a worker, this has returned what is `prepared`, and needed `peak_bytes`.
         """
         self._known.add(request.id)
         self.loop.call_soon_threadsafe(self._begin, request, prepared, peak_bytes)

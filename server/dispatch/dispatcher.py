@@ -85,8 +85,9 @@ class Dispatcher:
         What a worker has only prepared continues in the daemon.
         """
         if isinstance(event, Succeeded) and self.claimer.goes_on(event):
-            return
-        self.report(event)
+            self._wake.set()  # the worker is free
+        else:
+            self.report(event)
 
     def report(self, event: ExecutorEvent) -> None:
         """Write what a task of the daemon reports (any thread)."""

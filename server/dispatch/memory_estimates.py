@@ -61,7 +61,10 @@ def estimate(samples: Iterable[PeakSample], *, default_bytes: int, most_bytes: i
     newest_first = list(samples)[::-1]
     if not newest_first:
         return min(default_bytes, most_bytes)
-    weighed = sorted((needed_bytes(s), _DECAY**age) for age, s in enumerate(newest_first))
+    weighed = sorted(
+        (int(s.peak_bytes * (_KILLED_FACTOR if s.killed else 1)), _DECAY**age)
+        for age, s in enumerate(newest_first)
+    )
     enough = _QUANTILE * math.fsum(weight for _, weight in weighed)
     sums = itertools.accumulate(weight for _, weight in weighed)
     # The last sum may fall short by rounding; then the highest it is.
@@ -76,11 +79,6 @@ def margin(needed: list[int]) -> float:
         return _MAX_MARGIN
     spread = (max(needed) - min(needed)) / max(1, max(needed))
     return min(_MAX_MARGIN, _MIN_MARGIN + spread)
-
-
-def needed_bytes(sample: PeakSample) -> int:
-    """What a run needed; more than its peak when it was killed there."""
-    return int(sample.peak_bytes * _KILLED_FACTOR) if sample.killed else sample.peak_bytes
 
 
 def left_bytes(result: Any) -> int:

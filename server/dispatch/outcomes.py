@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
-from ...requests_db.records import Environment, Outcome, Request, RequestError, Retry
+from ...requests_db.records import Environment, Outcome, Request, RequestError, Retry, label_of
 from ...schema.states import ErrorKind, RequestState
 from ...system.memory.pids_limit import HINT, tells_no_room
 from ...system.process.exit_reason import ExitKind, ExitReason
@@ -43,7 +43,6 @@ class FailureContext:
     """What the dispatcher knows of a request that ended. Sizes in bytes."""
 
     request: Request
-    label: str
     peaks: Sequence[int] = ()  # of earlier runs of the same
     long_running: int = 1  # LONG requests that ran, this one included
     budget_bytes: int = 0  # of all workers together
@@ -100,12 +99,14 @@ def what_happened(event: Died | Raised) -> str:
 
 def story(event: Died, known: FailureContext) -> str:
     """What happened, what ran, for how long, and what it used to need."""
-    ran = f"It was running `{known.label}`"
+    ran = f"It was running `{label_of(known.request)}`"
     if event.exit.seconds is not None:
         ran += f" for {event.exit.seconds:.1f} s"
     lines = [f"{what_happened(event)}.", f"{ran}."]
     if known.peaks:
-        lines[-1] += f" {_peak_of_the_last(known)}"
+        operation, count = known.request.operation, len(known.peaks)
+        which = operation if count == 1 else f"{count} {_PLURALS.get(operation, f'{operation}s')}"
+        lines[-1] += f" Peak of the last {which}: {max(known.peaks) / MB:.0f} MB."
     if known.request.retry_oom and known.request.attempts > 1:
         lines.append(f"It was attempt {known.request.attempts} of {known.request.max_attempts}.")
     return "\n".join(lines)
@@ -143,13 +144,8 @@ def more_memory_after(
 ) -> MoreMemory | None:
     """Return the update to twice what a process of an environment had, or held at most.
 
-    Args:
-        environment: The environment.
-        exited: How its process, which was killed for memory, ended.
-        is_session: Whether the limit was that of an isolated session.
-
-    Returns:
-        None when its launch is not known, or the memory.
+    It was killed for memory; `is_session` says whether the limit was that of an isolated session.
+    None when the environment's launch is not known, or the memory.
     """
     had = exited.limit_bytes or exited.peak_bytes
     if not (environment.request_id and had):
@@ -176,15 +172,6 @@ def _with_more(request: Request, memory_bytes: int) -> str:
     if request.operation != "launch":
         return f"openenv up --worker-memory-mb {megabytes}"
     return f"openenv retry {request.id} --memory {megabytes}M"
-
-
-def _peak_of_the_last(known: FailureContext) -> str:
-    operation, count = known.request.operation, len(known.peaks)
-    which = operation if count == 1 else f"{count} {_PLURALS.get(operation, f'{operation}s')}"
-    return f"Peak of the last {which}: {max(known.peaks) / MB:.0f} MB."
-
-
-# How it ended.
 
 
 def outcome_of(event: FinalEvent, known: FailureContext | None = None) -> Outcome:
@@ -223,15 +210,12 @@ def _kind_of(error: TaskError) -> ErrorKind:
     return ErrorKind(error.kind) if error.kind in set(ErrorKind) else ErrorKind.OPERATION_ERROR
 
 
-def _error_never_started(reason: ExitReason) -> RequestError:
-    why = reason.evidence or "no worker accepted it"
-    hint = HINT if tells_no_room(why) else "submit it again; the daemon's log has details"
-    return RequestError(ErrorKind.WORKER_LOST, f"it never started: {why}", hint, reason.to_json())
-
-
 def _error_of_death(event: Died, known: FailureContext | None) -> RequestError:
     if not event.worker:
-        return _error_never_started(event.exit)
+        why = event.exit.evidence or "no worker accepted it"
+        hint = HINT if tells_no_room(why) else "submit it again; the daemon's log has details"
+        message, evidence = f"it never started: {why}", event.exit.to_json()
+        return RequestError(ErrorKind.WORKER_LOST, message, hint, evidence)
     subject = f"worker {event.worker} (pid {event.exit.pid})"
     error = error_of_exit(subject, event.exit, event.log_tail)
     if known is None:

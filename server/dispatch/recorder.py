@@ -17,7 +17,6 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 
 from ...executor.messages import (
@@ -42,12 +41,7 @@ from ...requests_db.records import (
 from ...requests_db.transactions import dispatching
 from ...schema.states import ErrorKind, RequestState, Schedule
 from ...system.process.exit_reason import ExitReason
-from ...system.text.safe_text import (
-    hide_credentials,
-    hide_values,
-    secret_values,
-    without_secrets,
-)
+from ...system.text.safe_text import hide_credentials, hide_values, secret_values, without_secrets
 from .memory_estimates import left_bytes
 from .outcomes import FailureContext, FinalEvent, outcome_of, reason_of, retry_of, what_happened
 from .running import DispatchContext, log_fields
@@ -148,13 +142,16 @@ class Recorder:
         started = [e for e in batch if isinstance(e, Started)]
         progressed = [e for e in batch if isinstance(e, Progressed)]
         endings = [self._ending(e) for e in batch if isinstance(e, FinalEvent)]
-        learned = self.estimates.learned(_samples(endings), time.time())
+        samples = [
+            (ending.request, sample)
+            for ending in endings
+            if ending.request is not None and (sample := sample_of(ending.event)) is not None
+        ]
+        learned = self.estimates.learned(samples, time.time())
         unwritten = self._unwritten | {(each.operation, each.source): each for each in learned}
         # Of quick requests not each on its own.
         is_due = any(e.reason for e in endings) or time.monotonic() >= self._estimates_due
         estimates = list(unwritten.values()) if is_due else []
-        if not (started or progressed or endings or estimates):
-            return  # a worker became free, no more
         for ending in endings:
             self._end_log(ending)
         events = self._context.store.write(
@@ -171,19 +168,15 @@ class Recorder:
         self._unwritten = {} if is_due else unwritten
         if estimates:
             self._estimates_due = time.monotonic() + self._context.timing.learned_seconds
-        self._trace(started, progressed)
+        if (traces := self._context.traces) is not None:
+            for event in started:
+                traces.started(event.task_id, event.worker, event.pid, event.at)
+            for each in progressed:
+                traces.progressed(each.task_id, each.data, each.at)
         for event in started:
             self._log_start(event)
         for ending in endings:
             self._conclude(ending)
-
-    def _trace(self, started: Iterable[Started], progressed: Iterable[Progressed]) -> None:
-        if (traces := self._context.traces) is None:
-            return
-        for event in started:
-            traces.started(event.task_id, event.worker, event.pid, event.at)
-        for each in progressed:
-            traces.progressed(each.task_id, each.data, each.at)
 
     def _ending(self, event: FinalEvent) -> _Ending:
         request, reason = self._context.running.get(event.task_id), reason_of(event)
@@ -191,7 +184,6 @@ class Recorder:
         if request is not None and reason is not None and isinstance(event, Died | Raised):
             context = FailureContext(
                 request,
-                label_of(request),
                 self.estimates.peaks_of(request),
                 len(self._context.running.long),
                 self._context.budget_bytes,
@@ -285,14 +277,6 @@ def _log_end(request: Request, ending: _Ending) -> None:
     if isinstance(ending.event, Died):
         extra |= {"worker": ending.event.worker, "pid": ending.event.exit.pid}
     log.log(level, "request %s (%s) %s", request.id, label_of(request), how, extra=extra)
-
-
-def _samples(endings: Iterable[_Ending]) -> list[tuple[Request, PeakSample]]:
-    return [
-        (ending.request, sample)
-        for ending in endings
-        if ending.request is not None and (sample := sample_of(ending.event)) is not None
-    ]
 
 
 def sample_of(event: FinalEvent) -> PeakSample | None:

@@ -63,11 +63,7 @@ class _Attempt:
 
 
 class RequestTraces:
-    """Makes the spans of requests.
-
-    Args:
-        provider: What they are begun with.
-    """
+    """Makes the spans of requests."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self.provider = provider
@@ -139,18 +135,11 @@ class RequestTraces:
         exit_reason: ExitReason | None = None,
         peak_bytes: int | None = None,
     ) -> None:
-        """End the spans of an attempt.
+        """End the spans of an attempt at a request, whose `state` is PENDING if it will run again.
 
-        Args:
-            request: As it was claimed.
-            at: When it ended.
-            state: What it is now; PENDING when it will run again.
-            error: Why it failed.
-            exit_reason: How its worker, or a replica that it was starting, exited.
-            peak_bytes: The most memory that it used.
+        `exit_reason` says how its worker, or a replica that it was starting, exited.
         """
-        attempt = self._attempts.pop(request.id, None)
-        if attempt is None:
+        if (attempt := self._attempts.pop(request.id, None)) is None:
             return
         if state is RequestState.PENDING:
             self._requeued_at[request.id] = at
@@ -169,13 +158,7 @@ class RequestTraces:
             span.end(_nanoseconds(at))
 
     def lost(self, request: Request, at: float, *, is_requeued: bool) -> None:
-        """Make the spans of an attempt that a lost daemon left running.
-
-        Args:
-            request: As it was left.
-            at: When this daemon found it.
-            is_requeued: Whether it will run again.
-        """
+        """Make the spans of an attempt that a lost daemon left running, and this one has found."""
         self.begin(request)
         if request.worker is not None and request.started_at is not None:
             self.started(request.id, request.worker, request.worker_pid, request.started_at)

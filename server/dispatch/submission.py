@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ...environments.sources.resolve import check_source
 from ...requests_db import records
 from ...requests_db.async_store import AsyncStore
-from ...requests_db.records import Environment, Generation, NewRequest, Request, label_of
+from ...requests_db.records import Environment, NewRequest, Request, label_of
 from ...requests_db.sql import queries
 from ...requests_db.sql.rows import QueueClock
 from ...requests_db.transactions import submitting
@@ -30,6 +30,7 @@ from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials
 from ..errors import (
     AmbiguousId,
+    ApiError,
     CannotChange,
     Invalid,
     KeyReused,
@@ -63,16 +64,20 @@ _NOT_SERVING = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """What a client asks for, already validated against the operation's payload model."""
+def request_of(operation: type[Operation], payload: Json, **options: Any) -> NewRequest:
+    """Make the request of an operation, whose payload has been validated against its model.
 
-    operation: type[Operation]
-    payload: dict[str, Any]
-    idempotency_key: str | None = None
-    priority: int = 0
-    timeout_seconds: float | None = None
-    retry_oom: bool = False
+    `options` are what a client may choose beside: the key, the priority, the time limit, whether to
+    retry after a kill for memory.
+    """
+    return NewRequest(
+        operation=operation.name,
+        schedule=Schedule(operation.schedule),
+        payload=payload,
+        environment=payload.get("name"),
+        max_attempts=operation.max_attempts,
+        **options,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +91,31 @@ class Submitter:
     clock: QueueClock = field(default_factory=QueueClock)
     traces: RequestTraces | None = None  # where traces are on
 
-    async def submit(self, submission: Submission) -> Request:
+    async def submit(self, new: NewRequest) -> Request:
         """Write the request, and all that it changes, in one transaction; nothing after that fails.
 
         Raises:
             Invalid, NotFound, NameTaken, CannotChange, KeyReused, QueueFull, DatabaseError: nothing
                 was written.
         """
-        if submission.operation.name in FROM_SOURCE:
-            await asyncio.to_thread(_check_source, submission.payload)
-        new = _new_request(submission)
+        if new.operation in FROM_SOURCE:
+            try:
+                await asyncio.to_thread(check_source, new.payload)
+            except EnvironmentsError as exc:
+                raise Invalid(exc.message, exc.hint, field="source") from exc
         if self.traces is not None:
             new = self.traces.traced(new)
         changes: dict[str, Any] = {}
         if new.operation == "launch":
             changes["environment"] = _environment_of(new)
         elif new.operation == "down":
-            await self._check_can_stop(new)
+            environment = await self.environment(str(new.environment))
+            # With a key it may be the repetition of the `down` that did it.
+            if environment.state is EnvironmentState.STOPPED and new.idempotency_key is None:
+                raise NotFound(
+                    f"{new.environment} has been taken down already",
+                    "openenv status lists the rest",
+                )
             changes["stopping"] = new.environment
         elif new.operation in CHANGING:
             await self.environment(str(new.environment))
@@ -137,15 +150,14 @@ class Submitter:
             if running is not None and running.request_id == request.id:
                 payload |= await self._replicas_kept(running, payload)
             payload |= {"update": True, "replaces": None}
-        return await self.submit(
-            Submission(
-                registry.by_name(request.operation),
-                payload,
-                priority=request.priority,
-                timeout_seconds=request.timeout_seconds,
-                retry_oom=request.retry_oom,
-            )
+        again = request_of(
+            registry.by_name(request.operation),
+            payload,
+            priority=request.priority,
+            timeout_seconds=request.timeout_seconds,
+            retry_oom=request.retry_oom,
         )
+        return await self.submit(again)
 
     async def scale(self, name: str, replicas: int, reason: str) -> None:
         """Submit a `scale`, for the reason that the history is to show.
@@ -163,18 +175,13 @@ class Submitter:
         Raises:
             NotFound, CannotChange, QueueFull, DatabaseError: nothing was written.
         """
-        given = {
-            "name": name,
-            "together": replicas,
-            "drain_timeout_seconds": drain_timeout_seconds,
-            "reason": reason,
-        }
-        await self._submit_own("restart", given)
+        given = {"together": replicas, "drain_timeout_seconds": drain_timeout_seconds}
+        await self._submit_own("restart", {"name": name, **given, "reason": reason})
 
     async def _submit_own(self, name: str, given: dict[str, Any]) -> None:
         operation = registry.by_name(name)
         payload = operation.Payload.model_validate(given).model_dump(mode="json")
-        await self.submit(Submission(operation, payload))
+        await self.submit(request_of(operation, payload))
 
     async def _write(self, new: NewRequest, changes: dict[str, Any]) -> Request:
         """Write it; `changes` are those arguments of `submitting.submit`."""
@@ -195,22 +202,11 @@ class Submitter:
                 return outcome.request
             case records.Duplicate():
                 return outcome.request
-            case records.KeyReused():
-                raise _key_reused(new, outcome.request)
-            case records.NameTaken():
-                raise _name_taken(outcome.environment)
-            case records.OtherSource():
-                raise _other_source(outcome.environment, new)
-            case records.BeingUpdated():
-                raise _being_updated(outcome.generation)
             case records.CannotChange():
-                launch = await self._known(outcome.environment.request_id)
-                raise _cannot_change(outcome.environment, launch, outcome.change)
-            case records.QueueFull():
-                raise QueueFull(
-                    f"{outcome.pending} {new.schedule} requests are waiting already",
-                    "wait for some to finish (openenv requests), or raise OPENENV_MAX_PENDING",
-                )
+                launch = await self.store.read(queries.get(outcome.environment.request_id or ""))
+                is_known = isinstance(launch, Request)
+                raise _cannot_change(outcome.environment, outcome.change, launch_is_known=is_known)
+        raise _refusal(new, outcome)
 
     async def cancel(self, request_id: str) -> records.Cancellation:
         """Cancel at once, never through the queue.
@@ -269,41 +265,6 @@ class Submitter:
         replicas = environment.spec.get("replicas")
         return {} if replicas is None else {"replicas": replicas}
 
-    async def _known(self, request_id: str | None) -> Request | None:
-        """The request of this whole id; None when it is forgotten."""
-        found = await self.store.read(queries.get(request_id or ""))
-        return found if isinstance(found, Request) else None
-
-    async def _check_can_stop(self, new: NewRequest) -> None:
-        environment = await self.environment(str(new.environment))
-        # With a key it may be the repetition of the `down` that did it.
-        if environment.state is EnvironmentState.STOPPED and new.idempotency_key is None:
-            raise NotFound(
-                f"{new.environment} has been taken down already", "openenv status lists the rest"
-            )
-
-
-def _check_source(payload: Json) -> None:
-    try:
-        check_source(payload)
-    except EnvironmentsError as exc:
-        raise Invalid(exc.message, exc.hint, field="source") from exc
-
-
-def _new_request(submission: Submission) -> NewRequest:
-    operation = submission.operation
-    return NewRequest(
-        operation=operation.name,
-        schedule=Schedule(operation.schedule),
-        payload=submission.payload,
-        environment=submission.payload.get("name"),
-        priority=submission.priority,
-        idempotency_key=submission.idempotency_key,
-        max_attempts=operation.max_attempts,
-        timeout_seconds=submission.timeout_seconds,
-        retry_oom=submission.retry_oom,
-    )
-
 
 def _environment_of(new: NewRequest) -> Environment:
     try:
@@ -314,51 +275,55 @@ def _environment_of(new: NewRequest) -> Environment:
     return Environment(name, new.payload, EnvironmentState.PENDING, now, now)
 
 
-def _key_reused(new: NewRequest, first: Request) -> KeyReused:
-    asked = label_of(new)
-    if asked == label_of(first):
-        asked = f"{asked} with another payload"
-    return KeyReused(
-        f"the idempotency key {new.idempotency_key!r} is that of {label_of(first)} (request"
-        f" {first.id}); it cannot be used for {asked}",
-        "send another key with what is another request",
-        request_id=first.id,
-        operation=first.operation,
-    )
-
-
-def _name_taken(environment: Environment) -> NameTaken:
-    where = f" at {environment.address}" if environment.address else ""
-    return NameTaken(
-        f"{environment.name} is {environment.state.value.lower()} already{where}",
-        f"launch it under another --name, or take it down: openenv down {environment.name}",
-        address=environment.address,
-        environment=environment.name,
-    )
-
-
-def _other_source(environment: Environment, new: NewRequest) -> NameTaken:
-    runs, wanted = (hide_credentials(s.get("source")) for s in (environment.spec, new.payload))
-    return NameTaken(
-        f"{environment.name} runs from another source: {runs}, not {wanted}",
-        f"launch this one under another --name; to update {environment.name} to it, add --update",
-        address=environment.address,
-        environment=environment.name,
-    )
-
-
-def _being_updated(generation: Generation) -> NameTaken:
-    name, launch = generation.environment, generation.request_id
-    return NameTaken(
-        f"{name} is being updated to generation {generation.number} already (request {launch})",
-        f"wait for it (openenv status {name}), or cancel it: openenv cancel {launch[:8]}",
-        environment=name,
-        request_id=launch,
-    )
+def _refusal(
+    new: NewRequest,
+    why: records.KeyReused
+    | records.NameTaken
+    | records.OtherSource
+    | records.BeingUpdated
+    | records.QueueFull,
+) -> ApiError:
+    """Say why nothing was written, and what to do."""
+    match why:
+        case records.KeyReused(first):
+            asked = label_of(new)
+            if asked == label_of(first):
+                asked = f"{asked} with another payload"
+            return KeyReused(
+                f"the idempotency key {new.idempotency_key!r} is that of {label_of(first)} (request"
+                f" {first.id}); it cannot be used for {asked}",
+                "send another key with what is another request",
+                request_id=first.id,
+                operation=first.operation,
+            )
+        case records.NameTaken(holder):
+            name, address = holder.name, holder.address
+            where = f" at {address}" if address else ""
+            found = f"{name} is {holder.state.value.lower()} already{where}"
+            hint = f"launch it under another --name, or take it down: openenv down {name}"
+            return NameTaken(found, hint, address=address, environment=name)
+        case records.OtherSource(holder):
+            name, address = holder.name, holder.address
+            runs, wanted = (hide_credentials(s.get("source")) for s in (holder.spec, new.payload))
+            found = f"{name} runs from another source: {runs}, not {wanted}"
+            hint = f"launch this one under another --name; to update {name} to it, add --update"
+            return NameTaken(found, hint, address=address, environment=name)
+        case records.BeingUpdated(generation):
+            name, launch = generation.environment, generation.request_id
+            found = f"{name} is being updated to generation {generation.number} already"
+            hint = f"wait for it (openenv status {name}), or cancel it: openenv cancel {launch[:8]}"
+            return NameTaken(
+                f"{found} (request {launch})", hint, environment=name, request_id=launch
+            )
+        case records.QueueFull(pending):
+            return QueueFull(
+                f"{pending} {new.schedule} requests are waiting already",
+                "wait for some to finish (openenv requests), or raise OPENENV_MAX_PENDING",
+            )
 
 
 def _cannot_change(
-    environment: Environment, launch: Request | None, change: Request | None
+    environment: Environment, change: Request | None, *, launch_is_known: bool
 ) -> CannotChange:
     name = environment.name
     if change is not None:
@@ -373,9 +338,9 @@ def _cannot_change(
         if environment.state is EnvironmentState.STOPPING
         else f"wait until it is ready: openenv status {name}"
         if environment.state.is_live
+        else f"launch it again: openenv retry {environment.request_id}"
+        if launch_is_known
         else "launch it again: openenv launch SOURCE"
-        if launch is None
-        else f"launch it again: openenv retry {launch.id}"
     )
     return CannotChange(f"{name} is {_NOT_SERVING[environment.state]}", hint, environment=name)
 

@@ -114,26 +114,16 @@ class Operation:
     """One operation: these attributes and a static `run`. The defaults are a SHORT operation's.
 
     What the daemon does of one that is `in_daemon` is in `server/reconcile/changes.py`.
-
-    Attributes:
-        name: What requests call it.
-        summary: One sentence for lists.
-        schedule: `LONG` or `SHORT`: which workers may run it.
-        idempotent: Whether it may be run again after a lost daemon.
-        max_attempts: How often it is run at most.
-        expected_bytes: What it is expected to use, until that has been measured.
-        leaves_bytes: What each replica that it starts needs beside the worker.
-        in_daemon: Whether the daemon ends it: with what its `run`, if it has one, has prepared.
-        Payload: The model of its payload.
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
-    schedule: ClassVar[str] = "SHORT"
-    idempotent: ClassVar[bool] = True
+    summary: ClassVar[str]  # one sentence for lists
+    schedule: ClassVar[str] = "SHORT"  # or LONG: which workers may run it
+    idempotent: ClassVar[bool] = True  # whether it may be run again after a lost daemon
     max_attempts: ClassVar[int] = 3
-    expected_bytes: ClassVar[int] = 30 * MB
-    leaves_bytes: ClassVar[int] = 0
+    expected_bytes: ClassVar[int] = 30 * MB  # of a worker, until that has been measured
+    leaves_bytes: ClassVar[int] = 0  # what each replica that it starts needs beside the worker
+    # Whether the daemon ends it: with what its `run`, if it has one, has prepared.
     in_daemon: ClassVar[bool] = False
     Payload: ClassVar[type[Payload]] = Payload
 

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from ...environments import run_files
 from ...environments.access import ask, base_url_by_name
-from ...environments.shim.client import ShimClient, ShimGone
+from ...environments.shim.client import read_status_file
 from ...schema.errors import InvalidSpec
 from ...schema.layout import Layout, make_private
 from ...schema.operation_options import BenchmarkOptions
@@ -59,9 +59,8 @@ class BenchmarkPayload(base.payload_of(BenchmarkOptions)):  # type: ignore[misc]
 
     def plan(self) -> Plan:
         """The grid."""
-        from ...rollouts.bench.sweep import (
-            Plan,
-        )  # with uvloop and psutil, which others need not have
+        # With uvloop and psutil, which others need not have.
+        from ...rollouts.bench.sweep import Plan
 
         return Plan(
             requests_grid=tuple(self.requests_grid),
@@ -95,7 +94,12 @@ class Benchmark(base.Operation):
         from ...rollouts.bench.sweep import Sweep
 
         target = _target(payload, Layout(context.home).runs)
-        folder = _folder(payload, context)
+        if payload.output_dir is not None:
+            folder = Path(payload.output_dir)
+        else:
+            stamp = time.strftime("%Y%m%d-%H%M%S")
+            parent = make_private(context.home / "benchmarks")
+            folder = parent / f"{payload.name}-{stamp}-{context.request_id[:8]}"
         base.say(f"{payload.name} is measured at {target.url}; results go to {folder}")
         started_at = time.monotonic()
 
@@ -150,23 +154,7 @@ def _target(payload: BenchmarkPayload, runs: Path) -> Target:
             "openenv launch benchmark",
         )
     replicas = run_files.of_environment(runs, payload.name)
-    pids = tuple(pid for replica in replicas if (pid := _server_pid(replica)) is not None)
+    known_status = (read_status_file(replica.run_dir) or {} for replica in replicas)
+    pids = tuple(pid for status in known_status if (pid := status.get("pid")))
     address, token = without_token(base_url)
     return Target(payload.name, address, pids, token=token)
-
-
-def _folder(payload: BenchmarkPayload, context: base.OperationContext) -> Path:
-    if payload.output_dir is not None:
-        return Path(payload.output_dir)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    parent = make_private(context.home / "benchmarks")
-    return parent / f"{payload.name}-{stamp}-{context.request_id[:8]}"
-
-
-def _server_pid(replica: run_files.RunFile) -> int | None:
-    try:
-        with ShimClient.connect(replica.socket_path) as link:
-            pid: int | None = link.status.get("pid")
-            return pid or None
-    except (ShimGone, TimeoutError):
-        return None

@@ -21,7 +21,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -89,7 +89,11 @@ class Check(base.Operation):
             "gateway": _gateway(context.home),
             "machine": look(context.home),
             "exposed": _exposed(replicas),
-            "failing": _failing(replicas),
+            "failing": {
+                each.environment: cause
+                for each in replicas
+                if (cause := (read_status_file(each.run_dir) or {}).get("sessions_fail"))
+            },
         }
         return {**found, "problems": list(problems(found))}
 
@@ -128,14 +132,6 @@ def _exposed(found: list[RunFile]) -> Json:
     return {name: host for name, host in hosts if host and not is_loopback(host)}
 
 
-def _failing(found: list[RunFile]) -> Json:
-    """Why the sessions of an environment fail, by its name; only of those whose do."""
-    causes = {
-        r.environment: (read_status_file(r.run_dir) or {}).get("sessions_fail") for r in found
-    }
-    return {name: cause for name, cause in causes.items() if cause}
-
-
 def _uv() -> Json:
     try:
         path = find_uv()
@@ -162,19 +158,22 @@ MANY_FILES = 1_048_576  # what container runtimes and systemd's daemons give
 def look(home: Path) -> Json:
     """Look at everything; by name, as of an engine: `{"version", "problem", "remedy", "notes"}`."""
     planned = sum(each.max_sessions or 0 for each in run_files.all_of(Layout(home).runs))
-    looks: dict[str, Callable[[], EngineCheck]] = {
-        "open files": lambda: open_files(
+    manager, memory = CgroupManager("check"), psutil.swap_memory()
+    manager.remove()
+    why_not = "" if manager.available else manager.why_not
+    looks = {
+        "open files": open_files(
             resource.getrlimit(resource.RLIMIT_NOFILE)[1],
             max(planned, DEFAULT_SESSIONS),
             os.cpu_count() or 1,
         ),
-        "memory cgroups": _cgroups,
-        "kernel log": _kernel_log,
-        "ports": lambda: ports(_free_ports(FEW_PORTS)),
-        "swap": _swap,
-        "disk": lambda: disk(home, shutil.disk_usage(home).free),
+        "memory cgroups": cgroups(why_not, is_container=is_in_container()),
+        "kernel log": kernel_log(_kernel_log_error(), is_container=is_in_container()),
+        "ports": ports(_free_ports(FEW_PORTS)),
+        "swap": swap(memory.used, memory.total),
+        "disk": disk(home, shutil.disk_usage(home).free),
     }
-    return {name: asdict(one()) for name, one in looks.items()}
+    return {name: asdict(one) for name, one in looks.items()}
 
 
 def open_files(limit: int, sessions: int, cores: int) -> EngineCheck:
@@ -254,25 +253,12 @@ def disk(home: Path, free_bytes: int) -> EngineCheck:
     )
 
 
-def _cgroups() -> EngineCheck:
-    manager = CgroupManager("check")
-    manager.remove()
-    why_not = "" if manager.available else manager.why_not
-    return cgroups(why_not, is_container=is_in_container())
-
-
-def _kernel_log() -> EngineCheck:
-    error = None
+def _kernel_log_error() -> OSError | None:
     try:
         os.close(os.open(KMSG, os.O_RDONLY | os.O_NONBLOCK))
     except OSError as exc:
-        error = exc
-    return kernel_log(error, is_container=is_in_container())
-
-
-def _swap() -> EngineCheck:
-    found = psutil.swap_memory()
-    return swap(found.used, found.total)
+        return exc
+    return None
 
 
 def _free_ports(enough: int) -> int:

@@ -21,11 +21,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from ...environments import run_files
-from ...environments.engines.providers import (
-    check_options,
-    check_provider,
-    needs_gateway,
-)
+from ...environments.engines.providers import check_options, check_provider, needs_gateway
 from ...environments.gateway import process as gateway_process
 from ...environments.preparation.prepare import prepare
 from ...environments.sources.resolve import SCHEME, Bundled, Project, describe, resolve
@@ -33,12 +29,7 @@ from ...schema.errors import UnknownProvider
 from ...schema.layout import Layout
 from ...schema.operation_options import DrainOptions, ImageOptions
 from ...schema.protocol import LOOPBACK
-from ...schema.spec import (
-    EnvironmentSpec,
-    LaunchOptions,
-    name_of_source,
-    validate_name,
-)
+from ...schema.spec import EnvironmentSpec, LaunchOptions, name_of_source, validate_name
 from ...system.text.units import MB
 from . import base
 from .progress import Phases
@@ -89,8 +80,13 @@ class LaunchPayload(base.payload_of(LaunchOptions, DrainOptions)):  # type: igno
     def _consistent(self) -> Self:
         self.name = self.name or name_of_source(self.source)
         self.gateway: bool = self.gateway or needs_gateway(self.spec())
-        if self.gateway:
-            self.host: str = _gateway_host(self.host)
+        if self.gateway:  # whose address the environment is reached at, as the settings say
+            host = gateway_process.options_of_settings(os.environ).host
+            if self.host not in (LOOPBACK, host):
+                raise ValueError(
+                    "host: behind a gateway it is the gateway's (openenv up --gateway-host)"
+                )
+            self.host: str = host
         spec = self.spec()
         spec.check()
         check_options(spec)
@@ -100,14 +96,6 @@ class LaunchPayload(base.payload_of(LaunchOptions, DrainOptions)):  # type: igno
         """The environment as it is wanted, before its source has been looked at."""
         not_of_spec = {"cwd", "update", "replaces", "drain_timeout_seconds"}
         return EnvironmentSpec(**self.model_dump(exclude=not_of_spec))
-
-
-def _gateway_host(asked: str) -> str:
-    """The address that an environment behind the gateway is reached at, as the settings say."""
-    host = gateway_process.options_of_settings(os.environ).host
-    if asked not in (LOOPBACK, host):
-        raise ValueError("host: behind a gateway it is the gateway's (openenv up --gateway-host)")
-    return host
 
 
 class Launch(base.Operation):
@@ -129,63 +117,40 @@ class Launch(base.Operation):
         Raises:
             EnvironmentsError
         """
-        return _Launching(payload, context).run()
-
-
-class _Launching:
-    """The part of a launch that runs in a worker."""
-
-    def __init__(self, payload: LaunchPayload, context: base.OperationContext) -> None:
-        self._payload = payload
-        self._layout = Layout(context.home)
-        self._spec = payload.spec().with_access(self._token_in_use()).with_range()
-        self._cwd = Path(payload.cwd) if payload.cwd else Path.cwd()
-        self._phases = Phases.of_launch(context, self._spec)
-        self._request_id = context.request_id
-
-    def run(self) -> dict[str, Any]:
-        validate_name(self._spec.name)
+        layout, cwd = Layout(context.home), Path(payload.cwd) if payload.cwd else Path.cwd()
+        is_update = payload.replaces is not None
+        # The token that clients of what this replaces have already.
+        serving = run_files.that_serves(layout.runs, payload.name) if is_update else None
+        token = None if serving is None else serving.token
+        spec = payload.spec().with_access(token).with_range()
+        phases = Phases.of_launch(context, spec)
+        validate_name(spec.name)
         # Of an update, what an earlier attempt at it has started: the others serve.
         left = [
             each
-            for each in run_files.of_environment(self._layout.runs, self._spec.name)
-            if self._payload.replaces is None or each.request_id == self._request_id
+            for each in run_files.of_environment(layout.runs, spec.name)
+            if not is_update or each.request_id == context.request_id
         ]
         if stopped := run_files.stop_all(left, LEFTOVER_GRACE_SECONDS):
             text = f"stopped replicas of an earlier attempt: {', '.join(stopped)}"
-            self._phases.enter_aloud("clearing", text)
-        source = resolve(self._spec.source, self._cwd)
+            phases.enter_aloud("clearing", text)
+        source = resolve(spec.source, cwd)
         if isinstance(source, Bundled | Project):
             asked = source.manifest
-            self._spec = self._spec.or_else(asked.gpus, asked.episode_timeout_seconds)
-        self._phases.enter_aloud("resolved", describe(source))
+            spec = spec.or_else(asked.gpus, asked.episode_timeout_seconds)
+        phases.enter_aloud("resolved", describe(source))
         for note in source.notes if isinstance(source, Project) else ():
             base.say(note)
-        prepared = prepare(self._spec, source, self._phases, self._layout, self._cwd)
-        address = self._ensure_gateway()
-        self._phases.finish()
-        return {"spec": asdict(self._spec), "prepared": prepared.to_json(), "address": address}
-
-    def _token_in_use(self) -> str | None:
-        """The token that clients have already, of what this replaces."""
-        if self._payload.replaces is None:
-            return None
-        serving = run_files.that_serves(self._layout.runs, self._payload.name)
-        return None if serving is None else serving.token
-
-    def _ensure_gateway(self) -> str | None:
-        """Start the gateway where one is wanted; return the environment's address there.
-
-        Replicas judge requests by its address.
-        """
-        if not self._spec.gateway:
-            return None
-        wanted = gateway_process.options_of_settings(os.environ)
-        found = gateway_process.ensure_running(self._layout, wanted)
-        spec = replace(self._spec, host=found.options.host)
-        self._spec = spec.with_access(self._token_in_use())
-        self._phases.enter_aloud("gateway", f"the gateway listens at {found.options.address}")
-        return found.options.address_of(self._spec.name)
+        prepared, address = prepare(spec, source, phases, layout, cwd), None
+        if spec.gateway:
+            wanted = gateway_process.options_of_settings(os.environ)
+            options = gateway_process.ensure_running(layout, wanted).options
+            # Replicas judge requests by the gateway's address.
+            spec = replace(spec, host=options.host).with_access(token)
+            phases.enter_aloud("gateway", f"the gateway listens at {options.address}")
+            address = options.address_of(spec.name)
+        phases.finish()
+        return {"spec": asdict(spec), "prepared": prepared.to_json(), "address": address}
 
 
 class BuildImagePayload(base.payload_of(ImageOptions)):  # type: ignore[misc]  # a class made at run time

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import Any
 
@@ -94,24 +93,19 @@ def _begin_session(base_url: str, timeout_seconds: float, hint: str) -> float:
         NotAnswering
     """
     from ...rollouts.session.loop_thread import run_on_thread  # of few workers
-    from ...rollouts.session.session import Session, SessionFailed
+    from .testing.subject import Frame, SessionFailed, TrialSession
 
-    async def reset() -> bytes | bytearray:
-        session = await Session.open(
-            base_url, connect_seconds=timeout_seconds, close_seconds=timeout_seconds
-        )
-        try:
-            return await session.ask('{"type":"reset","data":{}}', timeout_seconds, "reset")
-        finally:
-            await session.close()
+    async def reset() -> Frame:
+        async with TrialSession(base_url, timeout_seconds, timeout_seconds) as session:
+            return await session.reset()
 
     started = time.monotonic()
     address, _ = without_token(base_url)
     try:
-        answer = json.loads(run_on_thread(reset()))
-    except (SessionFailed, ValueError) as exc:
+        answer = run_on_thread(reset())
+    except SessionFailed as exc:
         raise NotAnswering(f"no session at {address}: {exc}", hint) from exc
-    if answer.get("type") != "observation":
-        why = (answer.get("data") or {}).get("message") or answer
+    if answer.kind != "observation":
+        why = answer.data.get("message") or answer.kind
         raise NotAnswering(f"a reset at {address} is answered by an error: {why}", hint)
     return time.monotonic() - started

@@ -25,6 +25,7 @@ from ...environments.engines.started_replicas import StartedReplica
 from ...environments.shim.files import write_json
 from ...schema.spec import EnvironmentSpec
 from ...system.text.json_lines import Json
+from ...system.text.units import plural
 from .base import OperationContext
 
 FILE = "durations.json"
@@ -40,11 +41,6 @@ _FOLLOWING = {"Resolved": "downloading", "Prepared": "installing"}
 _DURATIONS = TypeAdapter(dict[str, dict[str, list[float]]])
 
 
-def plural(count: int, noun: str) -> str:
-    """`1 replica`, `2 replicas`."""
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def eta_seconds(done: float, total: float, seconds: float) -> float | None:
     """Return how long the rest takes at the speed until now; None when there is none yet."""
     return seconds / done * (total - done) if 0 < done <= total else None
@@ -54,11 +50,7 @@ class ReplicasAwaited:
     """The report of replicas that are being started: each that is ready, and why others are not.
 
     Why they wait is said once for each reason, with what ends it; the time left again and again.
-
-    Args:
-        context: Where that is reported.
-        total: How many are started.
-        offers_fewer: Whether there could be fewer of them, with `--replicas`.
+    `offers_fewer`: there could be fewer of them, with `--replicas`.
     """
 
     def __init__(
@@ -98,27 +90,16 @@ class ReplicasAwaited:
 
 
 class SessionsLeft:
-    """How many sessions are left of replicas that are being ended.
+    """How many sessions are left of replicas that are being ended, reported when it has changed.
 
-    Args:
-        context: Where that is reported: at once, and when it has changed.
-        sessions: Of each replica, by its id.
-        seconds: For which they may go on.
-        clock: Seconds.
+    `sessions` has those of each replica by its id; they may go on for some `seconds`.
     """
 
-    def __init__(
-        self,
-        context: OperationContext,
-        sessions: dict[str, int],
-        seconds: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, context: OperationContext, sessions: dict[str, int], seconds: float) -> None:
         self._context = context
         self._left = dict(sessions)
         self._total = sum(sessions.values())
-        self._clock = clock
-        self._deadline = clock() + seconds
+        self._deadline = time.monotonic() + seconds
         self._report()
 
     def note(self, replica_id: str, sessions: int) -> None:
@@ -133,7 +114,7 @@ class SessionsLeft:
         message = f"draining: {left} of {self._total} sessions left"
         if not self._total:
             message = f"ending {plural(len(self._left), 'replica')}"
-        at_most = round(max(0.0, self._deadline - self._clock()), 1)
+        at_most = round(max(0.0, self._deadline - time.monotonic()), 1)
         progress: Json = {"phase": "draining", "message": message, "at_most_seconds": at_most}
         if self._total:
             progress |= {"done": self._total - left, "total": self._total}
@@ -141,13 +122,7 @@ class SessionsLeft:
 
 
 class Phases:
-    """The phases of one request.
-
-    Args:
-        context: Where they are reported.
-        source: What they are about: the same one takes as long again.
-        clock: Seconds.
-    """
+    """The phases of one request, about a `source`: the same one takes as long again."""
 
     def __init__(
         self,

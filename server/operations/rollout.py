@@ -28,7 +28,7 @@ from ...environments.access import FollowedEnvironment
 from ...schema.layout import Layout
 from ...schema.operation_options import RolloutOptions
 from ...system.net.access import without_token
-from ...system.text.units import MB
+from ...system.text.units import MB, plural
 from ..tracing import start, stop
 from . import base
 from .progress import eta_seconds
@@ -146,7 +146,7 @@ class Rollout(base.Operation):
             {environment.base_url: environment for environment in named.values()},
         )
         addresses = (without_token(url)[0] for url in config.environments.values())
-        base.say(f"{_episodes(config.episodes)} at {', '.join(addresses)}")
+        base.say(f"{plural(config.episodes, 'episode')} at {', '.join(addresses)}")
         folder = Path(payload.cwd) if payload.cwd else None
         with (
             importable(folder),
@@ -209,13 +209,9 @@ class _ProgressReporter:
         kept = result["there"]
         steps = "1 step" if result["steps"] == 1 else f"{result['steps']:,} steps"
         base.say(
-            f"{_episodes(kept)} {'is' if kept == 1 else 'are'} in {result['out']}; "
+            f"{plural(kept, 'episode')} {'is' if kept == 1 else 'are'} in {result['out']}; "
             f"{steps} in {result['seconds']:.1f} s"
         )
-
-
-def _episodes(count: int) -> str:
-    return "1 episode" if count == 1 else f"{count} episodes"
 
 
 @contextmanager

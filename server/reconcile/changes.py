@@ -63,9 +63,10 @@ from ...schema.operation_options import DrainOptions
 from ...schema.spec import EnvironmentSpec, sleep_seconds_of
 from ...schema.states import RequestState
 from ...system.net.access import is_loopback
+from ...system.text.units import plural
 from ..dispatch.daemon_tasks import STOPPING
 from ..operations.base import OperationContext
-from ..operations.progress import Phases, ReplicasAwaited, SessionsLeft, plural
+from ..operations.progress import Phases, ReplicasAwaited, SessionsLeft
 from ..operations.scale import RestartPayload, ScalePayload
 from .replica_watch import ReplicaWatch, is_alive, is_over
 from .replicas import ACCEPT_SECONDS, ReplicaManager

@@ -17,11 +17,10 @@ from openenvd.executor.messages import (
     ExecutorEvent,
     Progressed,
     Raised,
-    RoomFreed,
     Started,
     Task,
 )
-from openenvd.executor.policy.memory import LimitViolation
+from openenvd.executor.policy.memory import Usage
 from openenvd.executor.spawning.source import Exited
 from openenvd.executor.supervisor.pool import PooledWorker, Run, StopReason
 from openenvd.executor.supervisor.tasks import EventBuffer, exit_event, failure_event
@@ -31,26 +30,14 @@ from openenvd.system.process.exit_reason import Detector, ExitKind
 MB = 2**20
 
 
-def test_an_event_of_another_thread_comes_before_what_a_worker_says_after_it() -> None:
+def test_events_are_delivered_once_in_their_order() -> None:
     delivered: list[ExecutorEvent] = []
     events = EventBuffer(delivered.append)
-    events.notify(started := Started("a", "long-1", 1, 1.0, 1.0))
-    events.take_notices()
+    events.add(started := Started("a", "long-1", 1, 1.0, 1.0))
     events.add(progressed := Progressed("a", {}, 2.0))
     events.deliver()
+    events.deliver()
     assert delivered == [started, progressed]
-
-
-def test_free_room_is_reported_once_after_the_outcomes_that_freed_it() -> None:
-    delivered: list[ExecutorEvent] = []
-    events = EventBuffer(delivered.append)
-    outcomes = [Cancelled("a", 1.0), Cancelled("b", 1.0)]
-    for outcome in outcomes:
-        events.add_room(LONG)
-        events.add(outcome)
-    events.deliver()
-    events.deliver()
-    assert delivered == [*outcomes, RoomFreed(LONG)]
 
 
 def test_a_listener_that_fails_misses_that_event_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -84,7 +71,7 @@ def worker() -> Iterator[PooledWorker]:
 
 def exit_of(worker: PooledWorker, evidence: Evidence) -> Any:
     assert worker.run is not None
-    return exit_event(worker, worker.run, evidence, tail_lines=5)
+    return exit_event(worker, worker.run, evidence)
 
 
 MOVED: dict[str, Any] = {"oom_kills_before": 0, "oom_kills_after": 1}
@@ -116,7 +103,7 @@ def test_an_exit_under_a_cancelled_task_is_its_cancellation(worker: PooledWorker
 
 def test_a_watchdog_kill_reports_the_peak_and_the_limit(worker: PooledWorker) -> None:
     worker.exited = Exited(7, 9, peak_bytes=MB)
-    worker.limit_violation = LimitViolation("long-1", 80 * MB, 64 * MB, "over its limit")
+    worker.limit_violation = Usage("long-1", 80 * MB, 64 * MB, "over its limit")
     reason = exit_of(worker, Evidence(7, 9)).exit
     assert reason.detector is Detector.WATCHDOG
     assert (reason.peak_bytes, reason.limit_bytes) == (80 * MB, 64 * MB)
@@ -145,6 +132,4 @@ def test_a_failure_is_an_error_of_the_operation_unless_memory_or_a_signal_caused
 ) -> None:
     assert worker.run is not None
     evidence = replace(Evidence(7, None), **known)
-    assert isinstance(
-        failure_event(worker, worker.run, {"peak_bytes": 1} | frame, evidence, 5), event
-    )
+    assert isinstance(failure_event(worker, worker.run, {"peak_bytes": 1} | frame, evidence), event)

@@ -29,8 +29,7 @@ from openenvd.executor.messages import (
 from openenvd.executor.policy.memory import Timing
 from openenvd.executor.spawning.source import SubprocessSource
 from openenvd.executor.supervisor.memory import sweep_orphans
-from openenvd.executor.worker.main import WORKER_OOM_SCORE_ADJ
-from openenvd.executor.worker.process import arm_parent_death_signal
+from openenvd.executor.worker import WORKER_OOM_SCORE_ADJ, arm_parent_death_signal
 from openenvd.system.memory.cgroups import CgroupManager
 from openenvd.system.memory.pids_limit import HINT, NO_ROOM
 from openenvd.system.process.exit_reason import Detector, ExitKind

@@ -14,6 +14,7 @@ from openenvd.executor.messages import LONG, SHORT, FrameReader, encode_frame
 from openenvd.executor.policy.plan import (
     BURST_LONG_PER_CPU,
     MIN_TASK_BYTES,
+    Plan,
     back_off_seconds,
     plan_workers,
     reason_to_recycle,
@@ -111,7 +112,7 @@ def test_workers_wanted(state: dict[str, Any], wanted: int) -> None:
 
 
 def test_a_worker_that_leaves_is_replaced_only_for_work() -> None:
-    pool = Pool(LONG, guaranteed=2, capacity=6)
+    pool = Pool(LONG, Plan(2, 1, 4, 0, budget_bytes=0, reserve_bytes=0))
     pipe, other = socket.socketpair()
     with pipe, other:
         for ordinal in (1, 2):

@@ -236,8 +236,11 @@ def test_the_search_for_damaged_pages_is_bounded_in_time(
     open_database(damaged)
 
 
-def test_another_process_that_holds_the_file_too_long_is_named(path: Path) -> None:
-    holder, queue = connections.create_engine(path, 0.0), Queue(path, busy_timeout_seconds=0.0)
+def test_another_process_that_holds_the_file_too_long_is_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "BUSY_TIMEOUT_SECONDS", 0.0)
+    holder, queue = connections.create_engine(path), Queue(path)
     with holder.begin(), pytest.raises(DatabaseBusy, match="another process"):
         queue.read(queries.RUNNING)
     assert queue.read(queries.RUNNING) == []

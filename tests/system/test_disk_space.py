@@ -13,7 +13,7 @@ import pytest
 from openenvd.client import daemon
 from openenvd.client.errors import DaemonNotStarted
 from openenvd.environments.preparation.uv import UvFailed
-from openenvd.executor.worker.main import describe_error
+from openenvd.executor.worker import describe_error
 from openenvd.schema.settings import Paths
 from openenvd.server.errors import DaemonError
 from openenvd.server.listening import hold_lock

@@ -20,40 +20,24 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault.
+    """One fault."""
 
-    Attributes:
-        found: What was seen, with its figures.
-        means: What follows from it for those who use the environment.
-        remedy: How to fix it.
-        is_failure: Whether the environment fails for it; otherwise it is a warning.
-    """
-
-    found: str
-    means: str
+    found: str  # what was seen, with its figures
+    means: str  # what follows from it for those who use the environment
     remedy: str
-    is_failure: bool = True
+    is_failure: bool = True  # otherwise it is a warning
 
 
 @dataclass(slots=True)
 class CheckResult:
-    """The outcome of one check.
+    """The outcome of one check."""
 
-    Attributes:
-        check: The check's name.
-        summary: One line that says what was looked at, and what came of it.
-        findings: Its faults.
-        figures: What was measured, by name.
-        seconds: How long it took.
-        was_skipped: Whether nothing was looked at, for the reason in `summary`.
-    """
-
-    check: str
-    summary: str = ""
+    check: str  # its name
+    summary: str = ""  # one line that says what was looked at, and what came of it
     findings: list[Finding] = field(default_factory=list)
-    figures: Json = field(default_factory=dict)
+    figures: Json = field(default_factory=dict)  # what was measured, by name
     seconds: float = 0.0
-    was_skipped: bool = False
+    was_skipped: bool = False  # nothing was looked at, for the reason in `summary`
 
     @property
     def outcome(self) -> Outcome:

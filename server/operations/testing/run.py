@@ -71,15 +71,17 @@ async def _run_one(check: Check, subject: Subject, result: CheckResult) -> None:
             "openenv logs NAME shows what it printed (--keep leaves it running for that); a "
             "call that takes longer has --step-timeout",
         )
-    await asyncio.sleep(
-        POLL_INTERVAL_SECONDS
-    )  # the shim hears of an exit a moment after the clients
+    # The shim hears of an exit a moment after the clients.
+    await asyncio.sleep(POLL_INTERVAL_SECONDS)
     if exits != (now := subject.exits()):
         servers, shards = (after - before for before, after in zip(exits, now, strict=True))
         last, shares_limit = subject.last_exit(of_shard=not servers)
         if note_exits(result, servers + shards, last, shares_limit=shares_limit):
             lost = None
-        await _wait_until_back(subject)
+        for _ in range(round(COME_BACK_SECONDS / POLL_INTERVAL_SECONDS)):
+            if subject.status().get("state") == "ready":
+                break
+            await asyncio.sleep(POLL_INTERVAL_SECONDS)
     if lost is not None:
         result.findings.append(lost)
     result.seconds = time.monotonic() - started
@@ -115,10 +117,3 @@ def note_exits(
     result.findings = [Finding(found, means, remedy), *kept]
     result.figures = {}
     return True
-
-
-async def _wait_until_back(subject: Subject) -> None:
-    for _ in range(round(COME_BACK_SECONDS / POLL_INTERVAL_SECONDS)):
-        if subject.status().get("state") == "ready":
-            return
-        await asyncio.sleep(POLL_INTERVAL_SECONDS)

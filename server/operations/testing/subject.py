@@ -64,23 +64,21 @@ class Frame:
         return f"{self.data.get('code')}: {self.data.get('message')}"
 
 
+@dataclass(eq=False)
 class TrialSession:
-    """A session, open inside of `async with`.
+    """A session, open inside of `async with`."""
 
-    Args:
-        base_url: The environment's address, with its token if it wants one.
-        answer_seconds: Until each answer must be there.
-    """
-
-    def __init__(self, base_url: str, answer_seconds: float) -> None:
-        self._base_url = base_url
-        self._seconds = answer_seconds
-        self._session: sessions.Session | None = None
+    base_url: str  # with the environment's token if it wants one
+    answer_seconds: float  # until each answer must be there
+    connect_seconds: float = CONNECT_SECONDS
+    _session: sessions.Session | None = None
 
     async def __aenter__(self) -> Self:
         try:
             self._session = await sessions.Session.open(
-                self._base_url, connect_seconds=CONNECT_SECONDS, close_seconds=self._seconds
+                self.base_url,
+                connect_seconds=self.connect_seconds,
+                close_seconds=self.answer_seconds,
             )
         except (sessions.SessionFailed, ValueError) as exc:
             raise SessionFailed(f"no session could be opened: {exc}") from exc
@@ -113,7 +111,7 @@ class TrialSession:
         started = time.monotonic()
         data = message if isinstance(message, str) else json.dumps(message)
         try:
-            text = await self._session.ask(data, self._seconds, what)
+            text = await self._session.ask(data, self.answer_seconds, what)
         except sessions.SessionFailed as exc:
             if exc.reason is not SessionEnd.CONNECTION_LOST:
                 raise SessionFailed(str(exc)) from exc
@@ -130,7 +128,7 @@ class TrialSession:
     async def end(self) -> bool:
         """Send the close message; whether the server closes the connection."""
         assert self._session is not None
-        return await self._session.end(self._seconds)
+        return await self._session.end(self.answer_seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +144,11 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True)
 class Actions:
-    """Where the actions of a test come from.
+    """Where the actions of a test come from."""
 
-    Attributes:
-        schema: The JSON schema of an action, as `GET /schema` says it.
-        known: Actions to choose from; empty: they are drawn from the schema.
-        origin: The words for it in the report.
-    """
-
-    schema: Json
-    known: Sequence[Json]
-    origin: str
+    schema: Json  # of an action, as `GET /schema` says it
+    known: Sequence[Json]  # to choose from; empty: they are drawn from the schema
+    origin: str  # the words for it in the report
 
     def player(self, seed: object) -> Player:
         """Return what draws actions, the same ones for the same seed."""

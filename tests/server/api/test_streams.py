@@ -76,7 +76,7 @@ async def rest_of(stream: AsyncIterator[ServerSentEvent]) -> Told:
 async def test_a_client_that_missed_many_pages_of_events_gets_them_all_and_then_the_end(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "REPLAY_PAGE", 4)
+    monkeypatch.setattr(streams, "PAGE", 4)
     world.progress(10)
     world.succeed()
     told = await rest_of(world.stream(Position(world.seq, 0)))
@@ -87,7 +87,7 @@ async def test_a_client_that_missed_many_pages_of_events_gets_them_all_and_then_
 async def test_the_stream_of_everything_makes_up_for_all_that_was_missed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "REPLAY_PAGE", 4)
+    monkeypatch.setattr(streams, "PAGE", 4)
     world.progress(10)
     world.stopping.set()
     told = await rest_of(everything_stream(world.deps, Position(1, 0)))

@@ -67,9 +67,6 @@ class Executor:
         free = self.free_mb * MB - sum(task.expected_bytes for task in self.tasks)
         return FreeMemory(schedule, free, 2**40, is_alone=not self.tasks)
 
-    def is_short(self, schedule: str, count: int, largest_bytes: int) -> bool:
-        return not self.free_memory(schedule).fits_all(count, largest_bytes)
-
     def submit(self, task: Task) -> Started:
         self.tasks.append(task)
         return Started(task.id, "long-7", 4711, 1.5, time.time())

@@ -52,9 +52,7 @@ def context(**changes: Any) -> FailureContext:
         environment="trial", attempts=1, max_attempts=3,
     )  # fmt: skip
     own = {name: changes.pop(name) for name in list(changes) if hasattr(asked, name)}
-    known = FailureContext(
-        replace(asked, **own), "launch trial", [200 * MB] * 19 + [214 * MB], 4, 2048 * MB
-    )
+    known = FailureContext(replace(asked, **own), [200 * MB] * 19 + [214 * MB], 4, 2048 * MB)
     return replace(known, **changes)
 
 

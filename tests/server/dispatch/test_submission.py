@@ -17,7 +17,7 @@ from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, observing
 from openenvd.schema.settings import Settings
 from openenvd.schema.states import EnvironmentState, RequestState, Schedule
-from openenvd.server.dispatch.submission import Submission, Submitter
+from openenvd.server.dispatch.submission import Submitter, request_of
 from openenvd.server.errors import (
     AmbiguousId,
     CannotChange,
@@ -51,7 +51,7 @@ class Desk:
     async def submit(self, operation: str, **payload: Any) -> Request:
         key, found = payload.pop("key", None), registry.by_name(operation)
         made = found.Payload(**payload).model_dump(mode="json")
-        return await self.submitter.submit(Submission(found, made, key))
+        return await self.submitter.submit(request_of(found, made, idempotency_key=key))
 
     async def launch(self, **payload: Any) -> Request:
         return await self.submit("launch", source="echo", **payload)

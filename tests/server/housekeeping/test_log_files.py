@@ -61,12 +61,12 @@ def test_an_unfinished_line_waits_for_its_end_but_at_the_end_of_all(path: Path) 
     path.write_bytes(b"whole\nhalf\n")
     assert log.read() == "half\n"
     path.write_bytes(b"whole\nhal")
-    assert "".join(LogFile(path).read_all()) == "whole\nhal"
+    assert "".join(LogFile(path).pieces(final=True)) == "whole\nhal"
 
 
 def test_a_line_longer_than_one_read_still_arrives(path: Path) -> None:
     path.write_bytes(b"x" * 600_000 + b"\n")
-    assert len("".join(LogFile(path).read_all())) == 600_001
+    assert len("".join(LogFile(path).pieces(final=True))) == 600_001
 
 
 def test_a_log_that_was_cut_is_read_on_from_its_end(path: Path) -> None:

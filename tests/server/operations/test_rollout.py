@@ -26,7 +26,7 @@ from openenvd.environments.shim.client import read_status_file
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve
 from openenvd.executor.errors import TaskCancelled
-from openenvd.executor.worker.main import print_traceback
+from openenvd.executor.worker import print_traceback
 from openenvd.rollouts.errors import OutputUnwritable, PolicyNotFound, RolloutError
 from openenvd.rollouts.session.loop_thread import run_on_thread
 from openenvd.schema.errors import NotAnswering

@@ -42,6 +42,7 @@ from openenvd.requests_db.sql import queries
 from openenvd.requests_db.transactions import dispatching, observing, submitting
 from openenvd.schema.errors import EngineFailed, GatewayFailed, NotReady
 from openenvd.schema.layout import Layout
+from openenvd.schema.replica import WAITING
 from openenvd.schema.settings import Paths
 from openenvd.schema.states import (
     EnvironmentState,
@@ -56,7 +57,7 @@ from openenvd.server.operations.base import OperationContext
 from openenvd.server.operations.down import Down
 from openenvd.server.reconcile import replica_watch, replicas
 from openenvd.server.reconcile.reconciler import Reconciler
-from openenvd.server.reconcile.replica_watch import WAITING, ReplicaWatch
+from openenvd.server.reconcile.replica_watch import ReplicaWatch
 from openenvd.server.reconcile.status_writer import Timing
 from openenvd.system.process.process_identity import ProcessIdentity
 from openenvd.system.text.json_lines import decode_line

@@ -37,7 +37,7 @@ def test_a_variable_that_no_header_can_carry_is_left_out(monkeypatch: pytest.Mon
     ("rooms", "absent"),
     [
         (("client.http", "cli.main", "rollouts.run", "server.operations.rollout"), "opentelemetry"),
-        (("env_host.__main__", "executor.worker.main"), "opentelemetry"),
+        (("env_host.__main__", "executor.worker"), "opentelemetry"),
         (("server.daemon",), "opentelemetry.sdk"),  # FastAPI imports the API by itself
     ],
 )

@@ -16,15 +16,24 @@ and writes:
 where usage is `peak_bytes`, `rss_bytes` and `retire`: why the worker must not be used again.
 
 The callable is called as `callable(payload, request_id, home, progress)`. Its stdout and stderr are
-the task's log by file descriptor, so that what it and its children wrote survives any exit
-(`process.py`).
+the task's log by file descriptor, so that what it and its children wrote survives any exit. The log
+is there from the task's start, and is removed at its end if nothing is in it: most SHORT tasks
+print nothing. A later attempt appends to what an earlier one has printed.
 
 SIGTERM means: stop what you are doing. Only a running operation is interrupted, by `TaskCancelled`
 in the main thread; a worker that is idle or still receiving is ended by it; one that reports its
 outcome finishes that. It is never given another task afterwards.
 
 A worker ends with its daemon in two ways: its pipe is at its end; and, should it be busy, the
-death pipe ends, on which the kernel sends SIGKILL to its whole process group (`process.py`).
+death pipe ends. That is never written: the daemon holds the writing end, which closes when it has
+exited. A busy worker does not look, may be stuck in C code, and may have children. So the *kernel*
+is asked to act: the worker opens the pipe again (an open file description of its own), makes its
+process group the owner and SIGKILL the signal of that file. When the last writer closes, which the
+death of the daemon does, the whole group gets it (fcntl(2), F_SETOWN and F_SETSIG).
+
+PR_SET_PDEATHSIG would not do: the parent of a worker is the zygote, whose exit must harm no task,
+and it covers neither the worker's children nor a parent whose *thread* ended. Elsewhere than on
+Linux a thread waits for the end of the pipe.
 """
 
 from __future__ import annotations
@@ -32,10 +41,12 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import fcntl
 import json
 import os
 import pkgutil
 import resource
+import select
 import signal
 import socket
 import sys
@@ -49,16 +60,15 @@ from typing import Any, NoReturn
 
 import setproctitle
 
-from ...system.files import disk_space
-from ...system.memory import pids_limit
-from ...system.memory.usage import private_bytes
-from ...system.net.traceparent import VARIABLE
-from ...system.process.proc import set_oom_score_adj
-from ...system.process.signal_pipe import take_over
-from ...system.text.units import MB
-from .. import messages
-from ..errors import FrameError, TaskCancelled
-from .process import arm_parent_death_signal, begin_log, end_log
+from ..system.files import disk_space
+from ..system.memory import pids_limit
+from ..system.memory.usage import private_bytes
+from ..system.net.traceparent import VARIABLE
+from ..system.process.proc import set_oom_score_adj
+from ..system.process.signal_pipe import take_over
+from ..system.text.units import MB
+from . import messages
+from .errors import FrameError, TaskCancelled
 
 Operation = Callable[[dict[str, Any], str, str, Callable[[dict[str, Any]], None]], Any]
 
@@ -70,6 +80,7 @@ WORKER_OOM_SCORE_ADJ = 600
 WORTH_MEASURING_SECONDS = 0.03  # a task that takes as long may be measured with care
 PEAK_RESOLUTION_BYTES = MB
 
+READ_BYTES = 65_536  # of the pipe at once
 MAX_MESSAGE_CHARS = 10_000
 MAX_TRACEBACK_CHARS = 32_000
 
@@ -110,6 +121,7 @@ class Worker:
         self._name = name
         self._pipe = pipe
         self._home = home
+        self._reader = messages.FrameReader()
         self._phase = Phase.IDLE
         self._was_stopped = False
         self._shielded = False  # the main thread is writing a frame, which must stay whole
@@ -184,18 +196,12 @@ class Worker:
         return "it was asked to stop" if self._was_stopped else None
 
     def _receive(self) -> dict[str, Any] | None:
-        header = self._read(messages.HEADER_BYTES)
-        if header is None:
-            return None
-        body = self._read(messages.body_length(header))
-        return None if body is None else messages.parse_body(body)
-
-    def _read(self, size: int) -> bytes | None:
-        """Exactly `size` bytes, or None at the end of the pipe."""
-        parts = bytearray()
-        while len(parts) < size and (data := self._pipe.recv(min(size - len(parts), MB))):
-            parts += data
-        return bytes(parts) if len(parts) == size else None
+        """Return the next task; None at the end of the pipe."""
+        while data := self._pipe.recv(READ_BYTES):
+            if tasks := self._reader.feed(data):
+                [task] = tasks  # the next is sent when this one is over
+                return dict(task)
+        return None
 
     def _send(self, message: dict[str, Any]) -> None:
         frame = messages.encode_frame(message)
@@ -374,6 +380,69 @@ def children_are_left() -> bool:
     except ChildProcessError:
         return False
     return True
+
+
+_F_SETSIG = 10  # not in the fcntl module; asm-generic/fcntl.h
+
+HAS_PARENT_DEATH_SIGNAL = sys.platform == "linux"
+
+
+def arm_parent_death_signal(descriptor: int) -> None:
+    """End this process group by SIGKILL when the writing end closes, or has closed already.
+
+    Call it as the leader of the group. Consumes `descriptor`.
+    """
+    if not HAS_PARENT_DEATH_SIGNAL:
+        threading.Thread(target=_wait_for_end, args=(descriptor,), daemon=True).start()
+        return
+    # Again, because owner and signal belong to the open file description, which forks share.
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    own = os.open(f"/proc/self/fd/{descriptor}", flags)
+    os.close(descriptor)
+    fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, flags | os.O_ASYNC)
+    # It may have ended before the kernel was asked.
+    poll = select.poll()
+    poll.register(own, 0)
+    if poll.poll(0):
+        _kill_group()
+
+
+def _wait_for_end(descriptor: int) -> None:
+    os.read(descriptor, 1)
+    _kill_group()
+
+
+def _kill_group() -> None:
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def begin_log(path: str) -> None:
+    """Point stdout and stderr at the end of the log; at nothing when it cannot be opened."""
+    try:
+        log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:  # a full disk must not fail a task that may be able to do without
+        log = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    if log > 2:  # an operation may have closed 1 or 2, so that the log was opened as one of them
+        os.close(log)
+    # New streams each time: an operation may have closed those of its process.
+    sys.stdout, sys.stderr = (
+        open(number, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        for number in (1, 2)
+    )
+
+
+def end_log(path: str) -> None:
+    """Flush: what the task printed is in its log when this returns."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    with contextlib.suppress(OSError):
+        if not Path(path).stat().st_size:
+            Path(path).unlink()
 
 
 def main() -> NoReturn:
