@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from ...requests_db.records import Request
 from ...requests_db.sql import queries
-from ...schema.states import RequestState, Schedule
+from ...schema.states import RequestState
 from ...system.text.json_lines import Json
 from ...system.text.safe_text import hide_credentials
 from .dependencies import Dependencies

@@ -14,16 +14,16 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_331,
-    "code lines": 48_137,
+    "shipped lines": 75_761,
+    "code lines": 48_358,
     "modules": 405,
-    "test lines": 72_524,
-    "words of pages": 24_916,
+    "test lines": 72_566,
+    "words of pages": 24_989,
     "words of decisions": 7_091,
     "folders at the root": 15,
     "large classes": 3,
     "crowded folders": 0,
-    "dialect words": 13,
+    "dialect words": 24,
     "private names": 0,
 }
 
