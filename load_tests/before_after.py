@@ -204,7 +204,6 @@ class Comparison:
         print(f"  {name} #{repetition} {tree}: {seconds:.0f} s{' ' + error[-300:]}", flush=True)
 
     def values(self, figure: Figure, words: str, tree: str) -> dict[int, float]:
-        """A figure by repetition."""
         found = {}
         for run in self.runs:
             wanted = (figure.program, words, tree, self.commits[tree])
@@ -284,7 +283,6 @@ def commit_of(folder: Path) -> str:
 
 
 def main() -> int:
-    """Measure what is missing, and print the table."""
     parser = argparse.ArgumentParser(description="Two trees in turn.")
     parser.add_argument("--before", type=Path, required=True, metavar="DIR")
     parser.add_argument("--after", type=Path, required=True, metavar="DIR")

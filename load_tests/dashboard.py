@@ -219,7 +219,6 @@ class _Repetition:
         asyncio.run(self._submit_all())
 
     async def _submit_all(self) -> None:
-        """Half of them run, the other half waits."""
         unreachable = f"http://127.0.0.1:{UNUSED_PORT}"
         half = self._requests // 2
 
@@ -293,7 +292,6 @@ class _Repetition:
         self._note(f"{name}: the daemon's loop lag, p99 (aim: 10)", "ms", self._lag_milliseconds())
 
     def _busy_seconds(self, session: Any) -> float:
-        """Of the page's main thread."""
         metrics = session.send("Performance.getMetrics")["metrics"]
         return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
 
@@ -302,7 +300,6 @@ class _Repetition:
         return float(loop["p99_seconds"]) * 1000
 
     def _flood(self, context: Any, page: Any, address: str) -> None:
-        """While it arrives, and is scrolled and searched through."""
         page = context.new_page()
         page.goto(f"{address}#/environment/flood")
         page.get_by_role("log").wait_for()

@@ -46,7 +46,6 @@ KB = 1024
 
 @contextmanager
 def held(target: Target, sessions: int, processes: int, window: int) -> Iterator[Clients]:
-    """So many sessions, open."""
     clients = Clients(processes)
     sources = SOURCES if sys.platform == "linux" else []
     address = {"host": target.host, "port": target.port, "path": target.path}

@@ -201,7 +201,6 @@ def _daemon_roles(environ: Mapping[str, str]) -> dict[str, list[int]]:
 
 
 def _environment_roles(home: Path) -> dict[str, list[int]]:
-    """The pids of all environments' processes, by role."""
     shims = [
         int(json.loads(path.read_text())["shim"]["pid"])
         for path in Layout(home).runs.glob("*/status.json")

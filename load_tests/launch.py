@@ -119,7 +119,6 @@ def _shards(report: Report, environ: dict[str, str], crew: Crew, source: str) ->
 
 @contextmanager
 def _launched(environ: dict[str, str], source: str, shards: int) -> Iterator[tuple[float, Target]]:
-    """From request to ready, and who is there then."""
     answer = openenv(environ, "launch", source, "--shards", str(shards), "--max-sessions", "400")
     name = answer["environment"]["name"]
     try:
@@ -144,7 +143,6 @@ def _seconds_until_back(crew: Crew, target: Target) -> float:
 
 
 def _serving(crew: Crew, target: Target) -> set[int]:
-    """The pids that answered a handful of sessions."""
     action: dict[str, Any] = {"wait_seconds": 0.0}
     batch = Batch(target.host, target.port, "", SESSIONS, action, BATCH_SECONDS, SESSIONS)
     outcomes = crew.run(batch).outcomes

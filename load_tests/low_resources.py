@@ -133,7 +133,6 @@ class Group:
         return int((self._memory / "memory.max_usage_in_bytes").read_text()) / 1e6
 
     def remove(self) -> None:
-        """Whoever is left inside goes first."""
         for folder in (self._memory, self._cpu):
             below = sorted(folder.rglob("cgroup.procs"), key=lambda p: -len(p.parts))
             for file in below:
@@ -314,7 +313,6 @@ async def _says_status(home: str) -> bool:
 
 
 def _short_of_peer(kind: Kind, size: Size) -> dict[Key, float]:
-    """In a group of its own."""
     group = Group(size)
     try:
         with started(kind, group.inside, START_SECONDS) as peer:

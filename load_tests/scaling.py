@@ -187,7 +187,6 @@ def _measure(options: argparse.Namespace, plan: Plan, started: list[Started]) ->
 
 @contextmanager
 def _started(options: argparse.Namespace, plan: Plan) -> Iterator[list[Started]]:
-    """Everybody who takes part, ours first."""
     arrangement = arrangement_of(options, plan)
     with ExitStack() as stack:
         started: list[Started] = []

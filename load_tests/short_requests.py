@@ -190,7 +190,6 @@ async def _repeat(call: Callable[[], Awaitable[Any]], count: int) -> list[float]
 
 
 async def _burst(many: Callable[[int], Awaitable[None]], count: int) -> float:
-    """Requests a second, of all clients together."""
     began = time.perf_counter()
     await asyncio.gather(*(many(count // CLIENTS) for _ in range(CLIENTS)))
     return count // CLIENTS * CLIENTS / (time.perf_counter() - began)

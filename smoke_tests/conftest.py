@@ -289,7 +289,6 @@ def docker_engine() -> Iterator[DockerEngine]:
 
 @pytest.fixture(scope="session")
 def swarm_engine() -> Iterator[DockerEngine]:
-    """The same, as the one node of a swarm."""
     with _running_docker(swarm=True) as engine:
         yield engine
 

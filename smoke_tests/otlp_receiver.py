@@ -43,7 +43,6 @@ class Receiver:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a daemon needs in its environment."""
         return {
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{self.port}",
             "OTEL_BSP_SCHEDULE_DELAY": "100",

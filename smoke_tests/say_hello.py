@@ -14,7 +14,6 @@ from websockets.sync.client import connect
 
 
 def main(address: str) -> None:
-    """Reset, step, and check what comes back."""
     with connect(address.replace("http", "ws", 1) + "/ws") as socket:
 
         def ask(message: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,6 @@ def _title(process: psutil.Process) -> str:
 
 
 def steps(machine: Machine, *words: str, cwd: Path | None = None) -> dict[str, dict[str, Any]]:
-    """The outcome of each step that was taken."""
     answer = machine.run("check", *words, "--json", cwd=cwd)
     taken = {step["step"]: step for step in answer.json["steps"]}
     is_good = all(step["problem"] is None for step in taken.values())

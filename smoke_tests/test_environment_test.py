@@ -99,7 +99,6 @@ def tester(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 def report(tester: Machine, folder: Path, fault: str, *words: str) -> dict[str, Any]:
-    """The report on an environment with that fault."""
     (folder / "sample_env.py").write_text(BEGIN + fault)
     answer = tester.run("test", "sample_env:Sample", *FEW, *words, "--json", cwd=folder)
     found: dict[str, Any] = answer.json
@@ -108,7 +107,6 @@ def report(tester: Machine, folder: Path, fault: str, *words: str) -> dict[str, 
 
 
 def faults(found: dict[str, Any]) -> dict[str, list[str]]:
-    """What was found, by the check that found it."""
     return {
         check["check"]: [finding["found"] for finding in check["findings"]]
         for check in found["checks"]

@@ -32,7 +32,6 @@ def needs(library: str) -> pytest.MarkDecorator:
 
 
 def run(machine: Machine, program: str, *arguments: str, timeout: float = 120) -> str:
-    """What an example prints, run in its folder."""
     words = (sys.executable, program, *arguments)
     return output_of(*words, cwd=EXAMPLES, env=machine.environ, timeout=timeout)
 
@@ -131,7 +130,6 @@ def _keep_config(self: Any, config: object, _schema: object) -> None:
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    """The URL of the chat endpoint's stub."""
     command = [sys.executable, "chat_endpoint.py"]
     with subprocess.Popen(command, cwd=EXAMPLES, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

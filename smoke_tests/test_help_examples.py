@@ -43,7 +43,6 @@ SHORTER = {
 
 @pytest.fixture(scope="module")
 def helped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """One user, who tries all of them."""
     with new_machine(tmp_path_factory.mktemp("examples") / "home") as machine:
         machine.environ |= {"API_KEY": "not-a-real-one"}
         for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):

@@ -22,7 +22,6 @@ _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")  # `openenv dashboard` wou
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """One user, who reads all pages."""
     with new_machine(tmp_path_factory.mktemp("pages") / "home") as machine:
         for name in _DISPLAYS:
             machine.environ.pop(name, None)

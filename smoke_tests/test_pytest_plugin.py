@@ -34,7 +34,6 @@ def test_without_it():
 
 
 def run_pytest(machine: Machine, folder: Path, *arguments: str) -> tuple[int, str]:
-    """Its exit code, and what it printed."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(
         command,

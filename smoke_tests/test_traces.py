@@ -20,7 +20,6 @@ OFF_MB = 80
 
 @pytest.fixture
 def receiver() -> Receiver:
-    """One that takes spans while a test lets it."""
     return Receiver()
 
 

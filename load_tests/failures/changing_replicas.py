@@ -129,7 +129,6 @@ class Crowd:
                 self.latencies.append(await session.step(due))
 
     def taken(self) -> list[float]:
-        """The latencies since this was asked last."""
         found, self.latencies = self.latencies, []
         return found
 

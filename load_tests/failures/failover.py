@@ -115,7 +115,6 @@ class Home:
 
     @property
     def base_url(self) -> str:
-        """What clients connect to."""
         return str(self.openenv("address", NAME)["base_url"])
 
     @property
@@ -140,7 +139,6 @@ Kill = Callable[[Home, dict[str, Any]], str | None]
 
 
 def kill_replica(home: Home, replica: dict[str, Any]) -> str | None:
-    """The first process of a replica's server."""
     os.kill(replica["pid"], signal.SIGKILL)
     return str(replica["id"])
 
@@ -161,7 +159,6 @@ def kill_shard(home: Home, replica: dict[str, Any]) -> str | None:
 
 
 def kill_agent(home: Home, replica: dict[str, Any]) -> str | None:
-    """The agent of the engine."""
     home.titled(f"openenvd: agent {home.provider}").kill()
     return None
 

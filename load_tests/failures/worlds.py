@@ -159,15 +159,12 @@ def kill_replicas(home: Home, chance: random.Random) -> Iterator[str]:
 
 
 def kill_shard(home: Home, chance: random.Random) -> Iterator[str]:
-    """One process of a replica that serves sessions."""
     replica = chance.choice(running(home))  # IndexError: there is none just now
     chance.choice(psutil.Process(replica["pid"]).children()).kill()
     yield replica["id"]
 
 
 def kill_titled(title: str) -> Kill:
-    """Kill one process of ours that is called so."""
-
     def kill(home: Home, chance: random.Random) -> tuple[()]:
         found = [each for each in home.processes() if title in " ".join(each.cmdline())]
         chance.choice(found).kill()  # IndexError: it has not come back yet
@@ -183,7 +180,6 @@ def kill_daemon(home: Home, _: random.Random) -> tuple[()]:
 
 
 def kill_gateway(home: Home, _: random.Random) -> tuple[()]:
-    """Envoy, with all sessions that go through it."""
     gateway = home.openenv("gateway", "status")["gateway"] or {}
     os.kill(gateway["pid"], signal.SIGKILL)  # KeyError: no gateway runs, or its pid is not known
     return ()

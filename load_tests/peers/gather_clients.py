@@ -24,7 +24,6 @@ UPSTREAM = "openenv"
 
 
 async def upstream_session(url: str, batch: Json, ends: Callable[[str], None]) -> Json:
-    """One session of OpenEnv's own client."""
     client = import_module(UPSTREAM).GenericEnvClient(  # not in our Python
         base_url=url, connect_timeout_s=batch["handshake_seconds"]
     )

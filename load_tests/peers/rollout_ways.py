@@ -211,8 +211,6 @@ async def idle(_address: str, _folder: Path, _task: Task, _told: Told) -> None:
 
 
 def _end_beyond(most_bytes: int, told: Told) -> None:
-    """Instead of taking the machine along."""
-
     def watch() -> None:
         while (now_bytes := _status("VmRSS")) <= most_bytes:
             time.sleep(WATCH_SECONDS)

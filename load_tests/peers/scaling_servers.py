@@ -73,7 +73,6 @@ class Arrangement:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the environment is told."""
         return {SYNC_VARIABLE: "1"} if self.is_synchronous else {}
 
 
@@ -87,14 +86,12 @@ class Started:
 
 @contextmanager
 def openenvd(arrangement: Arrangement) -> Iterator[Started]:
-    """Ours, as a user launches it."""
     with openenvd_all([arrangement]) as [started]:
         yield started
 
 
 @contextmanager
 def openenvd_of(arrangement: Arrangement, source: str) -> Iterator[Started]:
-    """Ours, serving a folder with an upstream project."""
     with daemon() as environ:
         yield _launch(environ, source, "openenvd", arrangement)
 
@@ -146,7 +143,6 @@ def seconds_to_ready(environ: dict[str, str], answer: Any) -> float:
 
 
 def write_project(folder: Path) -> Path:
-    """The benchmark as upstream's template would have it."""
     server = folder / "server"
     server.mkdir(parents=True)
     (folder / "openenv.yaml").write_text(MANIFEST)
@@ -253,7 +249,6 @@ def why_no_limit() -> str | None:
 
 @contextmanager
 def limit(processes: int = LIMIT_PROCESSES, name: str = "limit") -> Iterator[Started]:
-    """The bare server."""
     with tempfile.TemporaryDirectory(prefix="openenvd-limit-") as folder:
         command = [sys.executable, "-m", "load_tests.peers.bare_server"]
         command += ["--processes", str(processes)]
@@ -295,7 +290,6 @@ def _process(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """It and everything below it."""
     family: list[psutil.Process] = []
     if process.poll() is None:
         family = psutil.Process(process.pid).children(recursive=True)

@@ -91,7 +91,6 @@ class Running:
         ]
 
     def enqueue(self, ids: Sequence[str]) -> None:
-        """Their rows are written already."""
         for request_id in ids:
             self._ids.put(request_id)
 
@@ -100,7 +99,6 @@ class Running:
             dispatcher.start()
 
     def finish(self) -> None:
-        """Dispatch what is queued, run it, and end."""
         for _ in self._dispatchers:
             self._ids.put(None)
         for dispatcher in self._dispatchers:

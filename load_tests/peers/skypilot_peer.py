@@ -213,7 +213,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _all_of(process: subprocess.Popen[bytes]) -> set[psutil.Process]:
-    """Its session and whoever left that."""
     family = {*session_of(process.pid)}
     with suppress(psutil.Error):
         family.update(psutil.Process(process.pid).children(recursive=True))
@@ -221,7 +220,6 @@ def _all_of(process: subprocess.Popen[bytes]) -> set[psutil.Process]:
 
 
 def _is_alive(process: psutil.Process) -> bool:
-    """Not merely a zombie that nobody has collected."""
     with suppress(psutil.Error):
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     return False

@@ -23,7 +23,6 @@ Lines = dict[str, dict[int, list[float]]]  # by server and sessions: P99 of each
 
 
 def read(path: Path) -> tuple[Lines, str]:
-    """Return the lines, and a sentence on the machine."""
     report = json.loads(path.read_text())
     lines: Lines = {}
     for row in report["summaries"]:
@@ -33,7 +32,6 @@ def read(path: Path) -> tuple[Lines, str]:
 
 
 def draw(lines: Lines, note: str) -> str:
-    """Draw one line for each server."""
     batches = sorted({n for line in lines.values() for n in line})
     times = [t for line in lines.values() for values in line.values() for t in values]
     top = 2.0 ** math.ceil(math.log2(max(times)))

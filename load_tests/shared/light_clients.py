@@ -98,7 +98,6 @@ class LightSession(Connection):
         self.ended.set_result(None)
 
     async def opened(self) -> None:
-        """Wait for the answer to the reset."""
         await self._answer
 
     async def step(self, due: float) -> float:
@@ -178,7 +177,6 @@ class Served:
         return {"opened": len(self._held), **self._failed()}
 
     async def step(self, share: float, seconds: float, at: float, seed: int) -> Json:
-        """Have a share of them step."""
         count = round(len(self._held) * share)
         chosen = random.Random(seed).sample(self._held, count)
         latencies: list[float] = []
@@ -231,7 +229,6 @@ class Served:
         return {"playing": count}
 
     async def end(self) -> Json:
-        """End those that play."""
         found = {"lost": self._lost, "steps": self._steps}
         for task in self._playing:
             task.cancel()
@@ -258,7 +255,6 @@ class ClientProcess:
         self._process.stdin.flush()
 
     def hear(self) -> Json:
-        """Return the answer to the last command."""
         assert self._process.stdout is not None
         if not (line := self._process.stdout.readline()):
             raise SystemExit("error: a client process ended early")

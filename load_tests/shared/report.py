@@ -104,7 +104,6 @@ class Report:
 
 
 def machine() -> dict[str, Any]:
-    """What this ran on."""
     return {
         "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
@@ -174,7 +173,6 @@ def daemon() -> Iterator[dict[str, str]]:
 
 
 def daemon_pid(environ: Mapping[str, str]) -> int:
-    """Who the daemon of this home is."""
     identity = json.loads((Path(environ["OPENENV_HOME"]) / "daemon.json").read_text())
     return int(identity["pid"])
 

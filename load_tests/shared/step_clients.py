@@ -191,7 +191,6 @@ def plan_of(payload_bytes: int, *, is_echo: bool = False) -> Plan:
 
 
 async def let_go(plan: Plan, tally: Tally, sessions: int, seconds: float) -> None:
-    """Wait for all sessions, and for the word."""
     while len(plan.holding) + tally.failed < sessions:
         await asyncio.sleep(0.01)
     print("ready", flush=True)

@@ -32,7 +32,7 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 
 from openenvd.env_host.shard.connections import owner_of, read_head
-from openenvd.env_host.websocket.frames import FrameError, FrameParser, code_of_close
+from openenvd.env_host.websocket.frames import FrameError, FrameParser, code_of_close, whole_text
 from openenvd.env_host.websocket.handshake import acceptance, parse_upgrade
 from openenvd.system.net.websocket import (
     BINARY,
@@ -83,7 +83,6 @@ class FrameSpec:
 
     @property
     def size(self) -> int:
-        """The length that its head announces."""
         return len(self.payload) if self.announced is None else self.announced
 
     def encode(self) -> bytes:
@@ -244,6 +243,8 @@ def check_frames(specs: list[FrameSpec], lengths: list[int]) -> None:
     pieces = pieces_of(b"".join(spec.encode() for spec in specs), lengths)
     found, expected = seen_by_us(pieces), expected_of(specs)
     assert found == expected, f"{found} instead of {expected}"
+    whole = whole_text(b"".join(pieces))
+    assert whole is None or found == Seen([(TEXT, whole)], None)
 
 
 def expected_of(specs: list[FrameSpec]) -> Seen:
@@ -631,8 +632,6 @@ STREAMS: Given = (streams,)
 
 
 def conversation_check(port: int, path: str) -> Check:
-    """Return the check of conversations on this path."""
-
     def check(conversation: list[Item], lengths: list[int]) -> None:
         check_conversation(port, path, conversation, lengths)
 
@@ -640,8 +639,6 @@ def conversation_check(port: int, path: str) -> Check:
 
 
 def stream_check(port: int) -> Check:
-    """Return the check of arbitrary bytes."""
-
     def check(parts: list[bytes]) -> None:
         check_stream(port, parts)
 

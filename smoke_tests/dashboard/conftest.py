@@ -70,7 +70,6 @@ class Dashboard:
         return self.page
 
     def serious_findings(self) -> list[str]:
-        """What axe finds in the page as it is."""
         axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is missing")
         found = axe.Axe().run(self.page).response["violations"]
         return [

@@ -39,7 +39,6 @@ class Tabs:
         return len(self._tabs) - 1
 
     def show(self, number: int) -> None:
-        """Have this tab seen, and the others hidden."""
         self._call("Target.activateTarget", targetId=self._tabs[number][0])
 
     def value(self, number: int, expression: str) -> Any:

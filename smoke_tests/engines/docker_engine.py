@@ -61,12 +61,10 @@ class DockerEngine:
 
     @property
     def address(self) -> str:
-        """The address of its bridge."""
         return _address(self.bridge)
 
     @property
     def subnet(self) -> str:
-        """The network of its bridge."""
         return f"{self.address[:-1]}0/24"
 
     @property
@@ -89,7 +87,6 @@ class DockerEngine:
         return done.stdout.strip()
 
     def configure(self, settings: dict[str, object]) -> None:
-        """Restart dockerd with other settings."""
         (self.folder / CONFIGURATION).write_text(json.dumps(settings))
         self.stop()
         self.start()
@@ -313,7 +310,6 @@ def _address(bridge: str) -> str:
 
 
 def main() -> int:
-    """Run a command with an engine."""
     from ..conftest import smoke_cache
 
     if (reason := why_not()) is not None:

@@ -91,7 +91,6 @@ class RayCluster:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What leads to it."""
         return {"RAY_ADDRESS": f"{self.host}:{self.port}"}
 
     def start(self) -> None:
@@ -146,7 +145,6 @@ class RayCluster:
         return ["--head", *head, "--no-monitor", f"--node-ip-address={self.host}"]
 
     def address_of(self, number: int) -> str:
-        """The address of a node."""
         if not number or self.bridge is None:
             return self.host
         return _address(self.bridge, 1 + number)
@@ -156,7 +154,6 @@ class RayCluster:
         cut(f"{self.bridge}n{number}")
 
     def join(self, number: int) -> None:
-        """Join it to them again."""
         cut(f"{self.bridge}n{number}", is_cut=False)
 
     def stop(self) -> None:
@@ -179,12 +176,10 @@ class RayCluster:
         assert not members, f"these do not end: {members}"
 
     def processes_on(self, number: int) -> list[psutil.Process]:
-        """Everything that a node runs."""
         return [p for each in _members(self.groups.get(number, -1)) for p in (each, *_below(each))]
 
     @property
     def gcs(self) -> psutil.Process:
-        """The process that knows everything of the cluster."""
         [found] = [each for each in _members(self.groups[0]) if each.name() == "gcs_server"]
         return found
 
@@ -257,7 +252,6 @@ def _running(cluster: RayCluster) -> Iterator[None]:
 
 
 def _bare(environ: object) -> dict[str, str]:
-    """These variables, without those that lead to another cluster."""
     assert isinstance(environ, os._Environ)
     return {name: value for name, value in environ.items() if not name.startswith("RAY_")}
 
@@ -284,7 +278,6 @@ def _below(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _host() -> str:
-    """The address that Ray has for this machine."""
     from ray._private.services import get_node_ip_address
 
     return str(get_node_ip_address())
@@ -312,7 +305,6 @@ def _free_port() -> int:
 
 
 def main() -> int:
-    """Run a command with a cluster."""
     if (reason := why_not()) is not None:
         sys.exit(reason)
     with ray_cluster() as cluster:

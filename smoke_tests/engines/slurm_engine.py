@@ -138,7 +138,6 @@ class SlurmCluster:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What Slurm's commands need to find it."""
         return {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": _path()}
 
     def run(self, *command: str) -> str:
@@ -150,11 +149,9 @@ class SlurmCluster:
 
     @property
     def host(self) -> str:
-        """The address of this machine that all nodes reach."""
         return "127.0.0.1" if self.namespace is None else _address(self.namespace, 1)
 
     def address_of(self, node: str) -> str:
-        """The address that a node is reached at."""
         is_other = self.namespace is not None and node == self.nodes[-1]
         return _address(str(self.namespace), 2) if is_other else "127.0.0.1"
 
@@ -165,13 +162,11 @@ class SlurmCluster:
             process.suspend()
 
     def join(self) -> None:
-        """Join the last node to the rest again."""
         cut(str(self.namespace), is_cut=False)
         for process in self.writers():
             process.resume()
 
     def processes_there(self) -> list[psutil.Process]:
-        """Everything that runs on the last node."""
         told = subprocess.run(
             ["ip", "netns", "pids", str(self.namespace)], capture_output=True, text=True, check=True
         )
@@ -195,7 +190,6 @@ class SlurmCluster:
         self.processes.pop(f"slurmd-{self.nodes[-1]}").wait()
 
     def start_node(self, name: str) -> None:
-        """Start a node's daemon."""
         is_other = self.namespace is not None and name == self.nodes[-1]
         # Not `ip netns exec`, which hides the cgroups, too.
         inside = ["nsenter", f"--net=/run/netns/{self.namespace}"] if is_other else []
@@ -235,7 +229,6 @@ class SlurmCluster:
 
     @contextlib.contextmanager
     def hung_controller(self) -> Iterator[None]:
-        """Have slurmctld take questions, and answer none."""
         process = self.processes["slurmctld"]
         process.send_signal(signal.SIGSTOP)
         try:
@@ -377,7 +370,6 @@ def _make_folders(cluster: SlurmCluster) -> None:
 
 
 def _configure(cluster: SlurmCluster) -> None:
-    """Write everything that the daemons read."""
     folder, (first, *_) = cluster.folder, cluster.nodes
     port, *ports = cluster.ports
     has_cgroups = limits_memory() and not cluster.kills_over_memory
@@ -458,7 +450,6 @@ def _remove_cgroups(node: str) -> None:
 
 
 def main() -> int:
-    """Run a command with a cluster."""
     if (reason := why_not()) is not None:
         sys.exit(reason)
     with slurm_cluster() as cluster:

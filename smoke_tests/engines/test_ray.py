@@ -44,7 +44,6 @@ for each in ray.util.placement_group_table().values():
 
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[RayCluster]:
-    """A cluster of this run's own."""
     if (reason := ray_engine.why_not()) is not None:
         pytest.skip(f"no Ray: {reason}")
     with ray_engine.ray_cluster() as made:

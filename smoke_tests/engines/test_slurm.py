@@ -37,7 +37,6 @@ SLURM = ("--provider", "slurm", "--memory", "256M")
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
-    """A cluster of this run's own."""
     if (reason := slurm_clusters.why_not()) is not None:
         pytest.skip(f"no Slurm: {reason}")
     with slurm_clusters.slurm_cluster() as made:
@@ -137,7 +136,6 @@ def test_a_replica_has_a_successor_before_its_time_limit(
 
 
 def ready_ids(machine: Machine, name: str = "echo") -> list[str]:
-    """The replicas that take sessions."""
     replicas = machine.environment(name)["replicas"]
     return [each["id"] for each in replicas if each["state"] == "READY"]
 

@@ -31,7 +31,6 @@ def cluster() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def machine(tmp_path: Path, cluster: SlurmCluster) -> Iterator[Machine]:
-    """A user of that cluster."""
     with new_machine(tmp_path / "home") as made:
         made.environ.update(cluster.environ)
         yield made
@@ -70,7 +69,6 @@ def replica_of(machine: Machine, replica_id: str) -> dict[str, Any]:
 
 
 def on_the_last_node(machine: Machine, cluster: SlurmCluster) -> str:
-    """The replica there."""
     there = cluster.run("squeue", "--noheader", "--format=%i", f"--nodelist={cluster.nodes[-1]}")
     for replica in replicas(machine):
         path = machine.home / "run" / replica["id"] / "slurm.json"

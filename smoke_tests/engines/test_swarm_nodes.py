@@ -40,7 +40,6 @@ class SwarmOfTwo(Swarm):
                 yield
 
     def there(self) -> list[str]:
-        """The replicas that the other node runs."""
         label = f'{{{{.Label "{REPLICA_LABEL}"}}}}'
         return self.other.docker("ps", "--format", label).split()
 
@@ -58,7 +57,6 @@ def harness(swarm: SwarmOfTwo, tmp_path: Path) -> Iterator[Harness]:
 
 
 def address(harness: Harness) -> str:
-    """The base URL, with the token."""
     return harness.machine.ok("address", NAME).out.strip()
 
 

@@ -57,7 +57,6 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def changed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """One daemon for all pairs."""
     folder = tmp_path_factory.mktemp("pairs")
     (folder / "sample_env.py").write_text(WAITING)
     with new_machine(folder / "home") as made:

@@ -103,7 +103,6 @@ class Stage:
         self._sample = sample
 
     def begin(self, *words: str, seconds: float = LONG_SECONDS) -> None:
-        """Launch it, and return when both steps have begun."""
         words = ("launch", self._sample, "--name", "sample", *words, "--json")
         address = self.machine.ok(*words, timeout=300).json["environment"]["address"]
         folder, environ = self.machine.home.parent, self.machine.environ
@@ -120,7 +119,6 @@ class Stage:
         return dict(found)
 
     def outcomes(self) -> list[dict[str, Any]]:
-        """What the two clients have met."""
         found: list[dict[str, Any]] = json.loads(self._upstream.communicate())
         assert len(found) == 2
         return found
@@ -134,7 +132,6 @@ class Stage:
             assert outcome["has_session"], outcome
 
     def lost_nothing(self) -> None:
-        """Assert that both steps were answered."""
         assert [outcome.get("is_done") for outcome in self.outcomes()] == [True, True]
 
 

@@ -87,7 +87,6 @@ def hungry(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def with_cgroups() -> None:
-    """The kernel is to be the one who kills."""
     manager = CgroupManager("smoke-test")
     available, why_not = manager.available, manager.why_not
     manager.remove()

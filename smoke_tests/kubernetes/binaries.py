@@ -137,7 +137,6 @@ def _build_device_plugin(folder: Path) -> None:
 
 
 def _make_pause_image(folder: Path) -> None:
-    """Write an image of one file."""
     with _built("pause") as program:
         layer = _tar({"pause": program.read_bytes()})
     (folder / "pause.tar").write_bytes(image_of([layer], PAUSE_IMAGE, ["/pause"]))
@@ -145,7 +144,6 @@ def _make_pause_image(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _built(name: str, *required: str) -> Iterator[Path]:
-    """A program of ours, of one file."""
     with tempfile.TemporaryDirectory() as scratch:
         module = Path(scratch)
         needs = "".join(f"require {each}\n" for each in required)
@@ -198,7 +196,6 @@ def _digest(data: bytes) -> str:
 
 
 def main() -> None:
-    """Make what is missing."""
     from ..conftest import smoke_cache
 
     with smoke_cache() as cache:

@@ -78,11 +78,9 @@ class Node:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def load(self, archive: Path) -> None:
-        """Give it an image that was saved."""
         self.ctr("images", "import", str(archive))
 
     def inside(self, command: list[str]) -> list[str]:
-        """A command, in its network."""
         named = self.namespace
         return command if named is None else ["nsenter", f"--net=/run/netns/{named}", *command]
 
@@ -125,7 +123,6 @@ class Cluster:
         return done.stdout.strip()
 
     def get(self, path: str) -> Json:
-        """What the API server has at a path."""
         url = f"https://{self.address}:{self.ports['api']}{path}"
         request = Request(url, headers={"Authorization": f"Bearer {self.token}"})
         trusted = ssl.create_default_context(cafile=str(self.folder / "ca.crt"))
@@ -134,7 +131,6 @@ class Cluster:
         return found
 
     def pods(self, selector: str) -> list[Json]:
-        """The pods with these labels, by name."""
         found = self.get(f"/api/v1/pods?{urlencode({'labelSelector': selector})}")["items"]
         return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
 
@@ -146,7 +142,6 @@ class Cluster:
         node.ctr("tasks", "kill", "--signal", str(int(number)), container)
 
     def load(self, archive: Path) -> None:
-        """Give the first node an image that was saved."""
         self.nodes[0].load(archive)
 
     def load_files(self, archives: Sequence[Path], name: str, entrypoint: list[str]) -> None:
@@ -201,7 +196,6 @@ class Cluster:
 
     @contextlib.contextmanager
     def hung_api(self) -> Iterator[None]:
-        """Have the API server take requests, and answer none."""
         self.processes["apiserver"].send_signal(signal.SIGSTOP)
         try:
             yield
@@ -227,7 +221,6 @@ class Cluster:
             time.sleep(0.2)
 
     def log(self, name: str) -> str:
-        """What a process has printed."""
         path = self.folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -575,7 +568,6 @@ def _mounts_below(folder: Path) -> list[str]:
 
 
 def main() -> int:
-    """Run a command with a cluster."""
     from ..conftest import smoke_cache
 
     with smoke_cache() as cache:

@@ -32,12 +32,10 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubernetes]:
 
 @pytest.fixture
 def real(provider: Kubernetes) -> Cluster:
-    """Its cluster."""
     return provider.cluster
 
 
 @pytest.fixture
 def harness(provider: Kubernetes, tmp_path: Path) -> Iterator[Harness]:
-    """A home with nothing in it."""
     with home_of(provider, tmp_path) as made:
         yield made

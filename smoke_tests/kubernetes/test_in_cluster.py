@@ -89,7 +89,6 @@ def _build(engine: DockerEngine, folder: Path) -> None:
 
 @pytest.fixture
 def volume(in_cluster: Cluster) -> Iterator[Callable[[], None]]:
-    """Makes volumes for homes."""
     names: list[str] = []
 
     def make() -> None:

@@ -47,7 +47,6 @@ class Recorder:
         self.outcomes: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Keep the worst of a test's phases."""
         name = report.nodeid.rpartition("::")[2].partition("[")[0]
         if report.failed:
             self.outcomes[name] = FAILS
@@ -80,7 +79,6 @@ def try_provider(name: str, facts: Sequence[str]) -> page.Result:
 
 
 def try_facts(name: str, processes: int, facts: Sequence[str]) -> dict[str, str]:
-    """What became of these facts."""
     recorder = Recorder()
     options = ["-q", "-n", str(processes), "--dist=worksteal", "-r", "fE", "-p", "no:cacheprovider"]
     options.append(f"--timeout={OTHER_SECONDS.get(name, SECONDS)}")
@@ -90,7 +88,6 @@ def try_facts(name: str, processes: int, facts: Sequence[str]) -> dict[str, str]
 
 
 def report(name: str, outcomes: dict[str, str], seconds: float) -> list[str]:
-    """What to say of one provider that was tried."""
     wrong = {fact: outcome for fact, outcome in outcomes.items() if not page.is_settled(outcome)}
     counts = Counter(each.partition(":")[0] for each in outcomes.values() if page.is_settled(each))
     text = ", ".join(f"{count} {what}" for what, count in counts.items())
@@ -106,7 +103,6 @@ def write(results: page.Results) -> None:
 
 
 def main() -> int:
-    """Run the suite."""
     parser = argparse.ArgumentParser(prog="smoke_tests.providers", description=__doc__)
     parser.add_argument("providers", nargs="*", metavar="PROVIDER", help=", ".join(WITH_EXAMPLE))
     parser.add_argument("--must", default="", help="providers that must be able to run here")

@@ -42,7 +42,6 @@ def provider(
 def make_harness(
     request: pytest.FixtureRequest, provider: UnderTest, tmp_path: Path
 ) -> Iterator[MakeHarness]:
-    """Makes homes, all on the same engine."""
     if why := provider.does_not_apply.get(request.node.originalname):
         pytest.skip(DOES_NOT_APPLY + why)
     if why := provider.does_not_hold.get(request.node.originalname):

@@ -98,7 +98,6 @@ class Harness:
         return environment
 
     def queued(self, *options: str, name: str = NAME, start: str = "") -> str:
-        """The id of a launch that is under way."""
         answer = self.launch(*options, "--async", name=name, start=start)
         assert answer.code == 0, answer.text
         return answer.out.strip()
@@ -168,7 +167,6 @@ class Harness:
 
     @contextmanager
     def session(self, name: str = NAME, address: str | None = None) -> Iterator[Session]:
-        """Begin a session, with a reset."""
         address = address or self.environment(name)["address"]
         with connect(address.replace("http", "ws", 1) + "/ws", open_timeout=30) as socket:
             session = Session(socket)
@@ -176,7 +174,6 @@ class Harness:
             yield session
 
     def ask(self, do: str, argument: object = None, *, name: str = NAME) -> Any:
-        """One step of a session of its own."""
         with self.session(name) as session:
             return session.ask(do, argument)
 
@@ -239,7 +236,6 @@ class Harness:
     # Who takes part
 
     def run_dirs(self) -> list[Path]:
-        """A folder for each replica that was written down."""
         return [run_dir for run_dir in self._all_run_dirs() if run_dir.name != GATEWAY]
 
     def _all_run_dirs(self) -> list[Path]:

@@ -48,7 +48,6 @@ class System:
         return outcome, note
 
     def address(self, source: str) -> str:
-        """Where a source can be read."""
         return source if source.startswith("https://") else self.files + source
 
 

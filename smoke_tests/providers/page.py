@@ -84,7 +84,6 @@ def read_systems() -> list[System]:
 
 
 def render(results: Results, systems: list[System]) -> str:
-    """Return the whole page."""
     notes = _notes(results)
     columns = {f"`{name}`": _cells(result.facts, notes) for name, result in results.items()}
     columns |= {system.title: _cells_of_system(system) for system in systems}
@@ -125,7 +124,6 @@ def _notes(results: Results) -> dict[str, int]:
 
 
 def _cells(outcomes: dict[str, str], notes: dict[str, int]) -> dict[str, str]:
-    """What the table says of one provider, by fact."""
     return {fact.name: _cell(outcomes.get(fact.name), notes) for fact in facts()}
 
 
@@ -138,7 +136,6 @@ def _cell(outcome: str | None, notes: dict[str, int]) -> str:
 
 
 def _cells_of_system(system: System) -> dict[str, str]:
-    """What the table says of another system, by fact."""
     numbers = _numbers(system)
     cells = {}
     for fact in facts():
@@ -154,7 +151,6 @@ def _numbers(system: System) -> dict[str, str]:
 
 
 def _section(system: System) -> str:
-    """The notes of a system, with their sources."""
     lines = []
     for name, number in _numbers(system).items():
         note = system.notes[name]
@@ -165,5 +161,4 @@ def _section(system: System) -> str:
 
 
 def _short(source: str) -> str:
-    """The words of the link to a source."""
     return f"`{source}`" if "://" not in source else source.split("/")[2]

@@ -64,7 +64,6 @@ def step(socket: ClientConnection) -> str:
 
 @contextmanager
 def session(address: str) -> Iterator[ClientConnection]:
-    """A session that was reset."""
     with connect(address.replace("http", "ws", 1) + "/ws") as socket:
         socket.send('{"type": "reset"}')
         answer = json.loads(socket.recv())
@@ -73,7 +72,6 @@ def session(address: str) -> Iterator[ClientConnection]:
 
 
 def version_at(address: str) -> str:
-    """The version that a new session gets."""
     with session(address) as socket:
         return step(socket)
 

@@ -35,7 +35,6 @@ def main(folder: Path) -> None:
 
 
 def loaded(folder: Path) -> tuple[Any, Any]:
-    """What the page's own example makes of a folder."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     [block] = [block for block in blocks if "load_dataset" in block]
     names: dict[str, Any] = {}

@@ -79,7 +79,6 @@ async def write(folder: Path, episodes: int) -> None:
 
 
 def load(python: Path, folder: Path) -> str:
-    """Has it compared, without a network."""
     home = {"HF_HOME": str(folder.parent / "hugging"), "HF_HUB_OFFLINE": "1"}
     program = REPOSITORY / "smoke_tests" / "rollouts" / "load_datasets.py"
     environ = {**os.environ, **home}

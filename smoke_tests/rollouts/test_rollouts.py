@@ -80,7 +80,6 @@ def again(machine: Machine, policy: str = "slowly", *more: str) -> Any:
 
 
 def rows_of(machine: Machine, kind: str) -> list[dict[str, Any]]:
-    """The rows of a kind that a pattern finds."""
     files = out_of(machine).glob("[ep]*/**/*.jsonl")
     rows = (json.loads(line) for file in files for line in file.read_text().splitlines())
     return [row for row in rows if row["kind"] == kind]
@@ -99,7 +98,6 @@ def out_of(machine: Machine) -> Path:
 
 
 def recorded(machine: Machine) -> int:
-    """How many episodes are certain."""
     return len(recorded_ids(machine))
 
 

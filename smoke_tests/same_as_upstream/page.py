@@ -52,7 +52,6 @@ def cell(habit: Habit, way: str, reasons: dict[str, int]) -> str:
 
 
 def entries(page: str) -> set[str]:
-    """The names in the table of differences on purpose."""
     table = page.partition(DIFFERENCES)[2].partition("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ")]
     return {row.split("|")[1].strip() for row in rows[1:]}

@@ -92,7 +92,6 @@ class Group(NamedTuple):
 
 
 def groups_of(habits: Sequence[Habit]) -> list[Group]:
-    """The servers that these habits need."""
     found: dict[str, list[Habit]] = {}
     for habit in habits:
         shared = habit.module if len(habits) > FEW else ("few", "few-async")[is_async(habit)]
@@ -106,7 +105,6 @@ def is_async(habit: Habit) -> bool:
 
 
 def write_project(folder: Path, group: Group) -> Path:
-    """A project as upstream's users have them."""
     first = group.habits[0]
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(HERE / "habits", folder / "habits", ignore=ignored)
@@ -264,7 +262,6 @@ class Place:
         return False
 
     def see(self, habit: Habit, address: str, python: UpstreamPython) -> Seen:
-        """Talk, and look at what is left."""
         self._own = {process.pid for process in self._all()}
         before = self._files()
         asked = {
@@ -319,7 +316,6 @@ class Place:
 
 
 def compare(theirs: Seen, ours: Seen) -> list[Finding]:
-    """All differences."""
     if theirs.failure or ours.failure:
         refused = all(_rank(each) > 1 for answers in theirs.said.values() for each in answers)
         meant = refused and not theirs.failure and TOO_LATE not in ours.failure
@@ -384,7 +380,6 @@ def _short(answer: Json) -> str:
 
 
 def _without_chance(name: str) -> str:
-    """A file's name without what is random in it."""
     made = r"\btmp[a-z0-9_]{8}\b|(?<=tmp)\w+|(?<=pymp-)\w+|(?<=listener-)\w+"
     return re.sub(rf"{made}|(?<![a-z0-9_])[a-z0-9_]*\d[a-z0-9_]*", "*", name)
 

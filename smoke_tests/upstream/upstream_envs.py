@@ -153,7 +153,6 @@ class Examination:
         return row
 
     def _launch(self) -> str | None:
-        """What the launch said when it failed."""
         variables = [word for k, v in self._variables.items() for word in ("-e", f"{k}={v}")]
         more = [word for package in self._conversation.packages for word in ("--with", package)]
         seconds = ["--set", f"timeout={LAUNCH_SECONDS}"]
@@ -164,7 +163,6 @@ class Examination:
         return None if answer.code == 0 else answer.out + answer.err
 
     def _first_runs(self, python: Path, launched: str | None) -> tuple[list[Run], Run]:
-        """The first conversations with upstream's server, and ours."""
         if launched is not None:
             return [self._on_upstream(python)], Run(failure=cause_of(launched))
         address = str(self._machine.environment(self._name)["address"])
@@ -287,14 +285,12 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """A word for the table."""
         if self.differences:
             return "no"
         return "by type" if self.is_random else "yes"
 
     @property
     def note(self) -> str:
-        """One difference."""
         return self.differences[0] if self.differences else ""
 
     def _walk(self, path: str, theirs: list[Json], ours: Json) -> None:
@@ -443,7 +439,6 @@ def examine(
 
 
 def line_of(row: Row) -> str:
-    """A line of the table."""
     cells = (row.openenv, row.install, row.upstream, row.ours, row.equal)
     note = row.note.replace("\n", " ")
     return f"{row.environment:<24}" + "".join(f"{cell:<12}" for cell in cells) + note[:150]

@@ -85,7 +85,6 @@ class UpstreamPython:
         return self.communicate()
 
     def stop(self) -> None:
-        """End the process, and its program."""
         process, self._process = self._process, None
         self._is_busy = False
         if process is not None:

@@ -78,7 +78,6 @@ class Suite:
 
     @property
     def line(self) -> str:
-        """A line of the table."""
         cells = [self.name, *map(_count, (self.upstream, self.ours)), str(self.env_hosts)]
         return "".join(f"{cell:<28}" for cell in cells).rstrip()
 
@@ -98,7 +97,6 @@ class Tests:
         self._python = work / "suite-venv" / "bin" / "python"
 
     def prepare(self) -> None:
-        """Install what upstream's package needs, and pytest."""
         if (self._work / "suite-venv" / "complete").exists():
             return
         venv = [
@@ -172,7 +170,6 @@ def folder_for(work: Path | None) -> Iterator[Path]:
 
 
 def main() -> int:
-    """Run all suites on both servers."""
     parser = argparse.ArgumentParser(description="Upstream's server tests on both servers.")
     parser.add_argument("--upstream-source", type=Path, required=True, metavar="DIR")
     parser.add_argument("--only", default=",".join(SUITES), metavar="SUITE,...")

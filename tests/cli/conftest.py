@@ -49,8 +49,6 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeDaemon
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command line here."""
-
     def run(*arguments: str) -> Answer:
         code = main.run(list(arguments))
         captured = capsys.readouterr()
@@ -79,14 +77,12 @@ class Cli:
         self.ends(request, *(log or ("preparing\n", "ready\n")))
 
     def knows(self, environment: dict[str, Any], log: str = "", *requests: Any) -> None:
-        """One environment, what it has printed, and these requests."""
         path = f"/v1/environments/{environment['name']}"
         self.get(path, {"environment": environment})
         self.get(f"{path}/logs", text(log))
         self.get("/v1/requests", {"requests": requests})
 
     def has(self, *environments: Any, requests: Any = (), **more: Any) -> dict[str, Any]:
-        """The daemon's whole status."""
         told = {**self.fake.identity, "uptime_seconds": 5.0, "requests": {}, "sessions": 3}
         answer = {"daemon": told, "environments": environments, "requests": requests, **more}
         status: dict[str, Any] = json.loads(json.dumps(answer))
@@ -100,8 +96,6 @@ class Cli:
 
 
 def text(printed: str) -> Callable[[Call], None]:
-    """The answer of a log."""
-
     def stream(call: Call) -> None:
         call.begin_stream("text/plain")
         call.chunk(printed)

@@ -30,7 +30,6 @@ def opened(fake: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def run(started: subprocess.Popen[str]) -> str:
-    """What the command prints when it has ended well."""
     out, err = started.communicate(timeout=60)
     assert started.returncode == 0, err
     return out

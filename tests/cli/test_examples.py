@@ -20,7 +20,6 @@ TOP = click.Context(cli, info_name="openenv", help_option_names=["-h", "--help"]
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command, and those below it."""
     yield "openenv", cli
     for name in COMMANDS:
         command = cli.get_command(TOP, name)

@@ -126,7 +126,6 @@ ERRORS = (SessionError, EpisodeFailed, SessionFailed)
 
 
 async def outcome(call: Awaitable[int]) -> int | str:
-    """The answer, or why there is none."""
     try:
         return await call
     except ERRORS as exc:
@@ -251,7 +250,6 @@ async def test_a_session_that_nobody_has_any_more_is_closed(
 
 @pytest.fixture(params=["Client", "pytest"])
 def session(request: pytest.FixtureRequest, address: str) -> Iterator[Session]:
-    """A session as both open it."""
     environment = Environment(Client(start=False), {"name": "slow"})
     environment.base_url = lambda: address  # type: ignore[method-assign]  # no daemon is needed
     if request.param == "Client":
@@ -265,7 +263,6 @@ def session(request: pytest.FixtureRequest, address: str) -> Iterator[Session]:
 
 
 def said(session: Session, number: int) -> int | str:
-    """The answer, or why there is none."""
     try:
         return int(session.step({"number": number}).observation["number"])
     except SessionError as exc:
@@ -312,7 +309,6 @@ def test_a_forked_process_is_refused_and_may_open_a_session_of_its_own(
 
 
 def in_a_forked_child(function: Callable[[], object]) -> str:
-    """What the function returns there."""
     reading, writing = os.pipe()
     if (pid := os.fork()) == 0:
         with suppress(BaseException):

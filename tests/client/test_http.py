@@ -20,7 +20,6 @@ COMMANDS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 @pytest.fixture
 def kept() -> Iterator[KeptSpans]:
-    """A tracer, as the calling program has one."""
     spans = KeptSpans()
     yield spans
     spans.provider.shutdown()

@@ -45,7 +45,6 @@ def server(*answers: str | None) -> AbstractContextManager[str]:
 
 @contextmanager
 def running(handle: Callable[[ServerConnection], None], **named: Any) -> Iterator[str]:
-    """Serve each connection by a function."""
     with serve(handle, "127.0.0.1", 0, **named) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()

@@ -57,7 +57,6 @@ def close(payload: bytes = b"\x03\xe8") -> bytes:
 
 
 def fragments(payload: bytes, size: int, opcode: int = TEXT) -> bytes:
-    """A message in fragments of that size."""
     parts = [payload[at : at + size] for at in range(0, len(payload), size)]
     last = len(parts) - 1
     return b"".join(

@@ -153,7 +153,6 @@ class Host:
         return str(self.rpc("openenv/session/create")["result"]["session_id"])
 
     def children(self) -> list[psutil.Process]:
-        """Its shards, and the processes of its isolated sessions."""
         return psutil.Process(self.process.pid).children()
 
     def stop(self) -> int:
@@ -163,7 +162,6 @@ class Host:
         return self.process.wait(WAIT_SECONDS)
 
     def close(self) -> None:
-        """End it whatever it does."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait(WAIT_SECONDS)
@@ -186,17 +184,14 @@ class Client:
         self.connection.close()
 
     def send(self, kind: str, data: Any = None) -> None:
-        """Send one message of OpenEnv's."""
         message = {"type": kind} if data is None else {"type": kind, "data": data}
         self.connection.send(json.dumps(message))
 
     def receive(self) -> Json:
-        """The next frame."""
         frame: Json = json.loads(self.connection.recv(WAIT_SECONDS))
         return frame
 
     def ask(self, kind: str, data: Any = None) -> Json:
-        """Send one message and return the answer."""
         self.send(kind, data)
         return self.receive()
 
@@ -207,7 +202,6 @@ class Client:
         return str(answer["data"]["observation"]["text"])
 
     def pid(self) -> int:
-        """The process that serves the session."""
         return int(self.step("pid"))
 
     def last_word(self) -> tuple[Json, int]:
@@ -216,7 +210,6 @@ class Client:
         return answer, self.close_code()
 
     def close_code(self) -> int:
-        """The code of the close that comes next."""
         try:
             frame = self.receive()
         except ConnectionClosed as exc:
@@ -229,7 +222,6 @@ class Client:
         self.close_code()
 
     def say(self, text: str | bytes) -> Json:
-        """Send this very frame and return the answer."""
         self.connection.send(text)
         return self.receive()
 
@@ -262,7 +254,6 @@ def _decoded(body: bytes) -> Any:
 
 
 def until(is_so: Callable[[], bool]) -> None:
-    """Look for as long as one waits for anything."""
     deadline = time.monotonic() + WAIT_SECONDS
     while not is_so():
         assert time.monotonic() < deadline
@@ -270,7 +261,6 @@ def until(is_so: Callable[[], bool]) -> None:
 
 
 def python_with_few_descriptors(folder: Path, limit: int) -> str:
-    """A Python whose processes may have so many descriptors."""
     python = folder / "python-with-few-descriptors"
     python.write_text(f'#!/bin/sh\nulimit -n {limit}\nexec {sys.executable} "$@"\n')
     python.chmod(0o700)

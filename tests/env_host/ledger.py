@@ -150,7 +150,6 @@ class ShardProcess:
         self.process.stdin.flush()
 
     def said(self, what: str) -> Any:
-        """The next thing of that name that it says."""
         assert self.process.stdout is not None
         while line := self.process.stdout.readline():
             if what in (facts := json.loads(line)):
@@ -158,12 +157,10 @@ class ShardProcess:
         raise AssertionError(f"it never said {what}")
 
     def kill(self) -> None:
-        """SIGKILL, and the end of it."""
         self.process.kill()
         self.close()
 
     def close(self) -> None:
-        """End it."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()

@@ -46,11 +46,9 @@ class Raw:
         self.send(frame(Opcode.TEXT, text.encode()))
 
     def head(self) -> bytes:
-        """The head of the answer to a request."""
         return b"".join(iter(lambda: self._file.readline().strip(b"\r\n"), b""))
 
     def receive(self) -> tuple[int, bytes]:
-        """Opcode and payload of the next frame."""
         first, size = self.read(2)
         if size >= 126:
             size = int.from_bytes(self.read(2 if size == 126 else 8), "big")

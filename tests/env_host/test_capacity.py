@@ -40,7 +40,6 @@ def scoreboard() -> Iterator[Scoreboard]:
 
 
 def serving(counters: Counters, **words: int) -> Counters:
-    """A slot of a shard that does well, changed."""
     fields = {"PID": 7, "GENERATION": 1, "MAX_SESSIONS": 8, "READY": 1}
     fields |= {"HEARTBEAT": NOW} | words
     for name, value in fields.items():

@@ -209,7 +209,6 @@ class ProcessEngine:
         return replace(found, **told | {"state": InstanceState(told.get("state", state))})
 
     def tell(self, instance: Instance, **fields: Any) -> None:
-        """Have the engine say something else of an instance."""
         path = self.root / instance.id / "told"
         path.with_suffix(".new").write_text(json.dumps(fields))
         path.with_suffix(".new").rename(path)

@@ -128,7 +128,6 @@ class World:
         self.image.write_text(SERVER)
 
     def fault(self, name: str) -> Path:
-        """The file that the engine has a fault by."""
         return self.home / f"engine.{name}"
 
     def launch(self, image: Path | None = None, **fields: Any) -> Started:
@@ -143,7 +142,6 @@ class World:
         return Started(started)
 
     def ready(self, image: Path | None = None, **fields: Any) -> RunFile:
-        """Launch one replica, and leave it running."""
         self.launch(image, **fields).wait(SECONDS)
         return run_files.all_of(self.layout.runs)[0]
 
@@ -219,7 +217,6 @@ def plan_of(run_file: RunFile) -> ReplicaPlan:
 
 
 def status_of(run_file: RunFile) -> dict[str, Any]:
-    """The status that is written down."""
     return dict(read_status_file(run_file.run_dir) or {})
 
 

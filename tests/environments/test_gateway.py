@@ -187,7 +187,6 @@ async def begin(address: str, **options: Any) -> ClientConnection:
 async def begin_raw(
     gateway: Gateway, address: str, message: bytes
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Shake hands and send a message, without a library."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.options.port)
     path = f"{address.removeprefix(gateway.options.address)}/ws"
     writer.write(upgrade_request(f"127.0.0.1:{gateway.options.port}", path))
@@ -233,7 +232,6 @@ async def test_a_session_reaches_its_environment_by_path_and_the_host_is_the_cli
 
 
 async def crowd(address: str, clients: int) -> list[ClientConnection]:
-    """Begin sessions in one instant."""
     async with asyncio.TaskGroup() as group:
         begun = [group.create_task(begin(address)) for _ in range(clients)]
     return [task.result() for task in begun]
@@ -365,13 +363,11 @@ class LivesAtPorts:
         return dict(found)
 
     def stop(self) -> None:
-        """End all."""
         for host in self._hosts:
             host.close()
         self._hosts.clear()
 
     def close(self) -> None:
-        """End all, and free the ports."""
         self.stop()
         for listener in self.listeners:
             listener.close()

@@ -27,7 +27,6 @@ RUNS = (State.STARTING, State.READY, State.DRAINING)
 
 
 def rows(text: str) -> list[list[str]]:
-    """The table of events and states in a text."""
     lines = [line for line in text.splitlines() if line.startswith("|")]
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     begin = next(number for number, row in enumerate(found) if row[0] == "event")
@@ -83,12 +82,10 @@ def test_what_drains_is_ended_by_what_would_begin_it_anew(event: Event, state: S
 
 
 def stopping(grace_seconds: float) -> Life:
-    """One whose stop was requested."""
     return advance(Life(State.READY), Event.STOP, NOW, grace_seconds)[0]
 
 
 def draining(timeout_seconds: float) -> Life:
-    """One whose sessions are to end."""
     return advance(Life(State.READY), Event.DRAIN, NOW, timeout_seconds)[0]
 
 

@@ -16,7 +16,6 @@ EXIT = {"kind": "exited", "pid": 7, "exit_code": 1}
 
 
 def ready() -> ReplicaStatus:
-    """Of a server with sessions."""
     status = ReplicaStatus()
     status.note_ready({"ready": True, "max_sessions": 4}, NOW)
     status.advance(Event.READY, NOW)
@@ -25,7 +24,6 @@ def ready() -> ReplicaStatus:
 
 
 def exited() -> ReplicaStatus:
-    """Of a server that gave up."""
     status = ready()
     status.failed = "ImportError"
     status.note_exit(EXIT, ["the last line"], NOW)

@@ -219,7 +219,6 @@ _KEPT: list[bytearray] = []
 
 
 def keep(payload: Json, request_id: str, home: str, progress: Progress) -> Any:
-    """As an operation that leaks."""
     kept = bytearray(payload["size"])
     kept[::4096] = b"1" * len(kept[::4096])
     _KEPT.append(kept)

@@ -54,7 +54,6 @@ SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\n\r\n"
 
 @pytest.fixture
 def limit() -> Iterator[Any]:
-    """The bare server, started."""
     pytest.importorskip("picows")
     from load_tests.peers.scaling_servers import limit as bare
 

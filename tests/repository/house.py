@@ -44,7 +44,6 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def files(root: Path = ROOT) -> list[Path]:
-    """Return the files that count, relative to the root."""
     # A checkout may belong to another user than root, who runs this.
     command = ["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z"]
     if (root / ".git").exists():
@@ -72,7 +71,6 @@ def _walk(root: Path) -> Iterator[Path]:
 
 @cache
 def measure(root: Path = ROOT) -> dict[str, int]:
-    """Return every figure by its name."""
     paths = files(root)
     shipped = [p for p in paths if p.suffix in SHIPPED_SUFFIXES and p.parts[0] not in OUTSIDE]
     modules = {p: _read(root / p) for p in shipped if p.suffix == ".py"}
@@ -113,7 +111,6 @@ def large_classes(trees: dict[Path, ast.Module]) -> list[str]:
 
 
 def crowded_folders(paths: list[Path]) -> list[str]:
-    """Return the folders with too many modules."""
     modules = (path for path in paths if path.suffix == ".py" and path.parts[0] != ".types")
     counts = Counter(str(path.parent) for path in modules)
     return [folder for folder, count in counts.items() if count > CROWDED_FOLDER_MODULES]

@@ -37,7 +37,6 @@ CLASSES = (
 
 
 def render() -> str:
-    """Return the whole module."""
     return "\n\n".join([HEAD, *(_class(*each) for each in CLASSES)])
 
 

@@ -143,7 +143,6 @@ def test_who_imports_a_room_is_read_from_the_code(touched: ModuleType) -> None:
 
 
 def locked() -> dict[str, str]:
-    """The version of each package."""
     return dict(re.findall(r"^([a-z0-9-]+)==([^ ]+)", LOCK, re.MULTILINE))
 
 

@@ -109,7 +109,6 @@ def test_every_room_is_on_the_map() -> None:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """How smoke tests read and run pages."""
     # Behind everything else: the root has a folder `server`, as upstream's projects have.
     monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
     from smoke_tests import pages

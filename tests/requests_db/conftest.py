@@ -90,7 +90,6 @@ class Queue(WriteConnection):
         return found
 
     def sql(self, statement: str, values: Any = ()) -> Any:
-        """The first value that the statement returns."""
         with self.transaction() as connection:
             done = connection.exec_driver_sql(statement, values)
             return done.scalar() if done.returns_rows else None
@@ -132,7 +131,6 @@ class Api(AsyncStore):
     async def goes(
         self, state: EnvironmentState, now: float = 200.5, name: str = "trial", **more: Any
     ) -> Event | None:
-        """The environment goes to this state."""
         return await self.write(observing.set_environment_state, name, state, now=now, **more)
 
     async def environment(self, name: str = "trial") -> Environment:
@@ -151,13 +149,11 @@ class Api(AsyncStore):
 
 
 def new_environment(name: str = "trial", now: float = CREATED_AT, **spec: Any) -> Environment:
-    """As a launch hands it in."""
     return Environment(name, spec or {"source": "echo"}, EnvironmentState.PENDING, now, now)
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """The file of an empty, up-to-date database."""
     file = tmp_path / "requests.db"
     open_database(file)
     return file

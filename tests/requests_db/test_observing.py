@@ -23,7 +23,6 @@ ADDRESS = "http://127.0.0.1:21000"
 
 @pytest.fixture
 async def trial(api: Api) -> Environment:
-    """An environment whose launch is pending."""
     await api.launch()
     return await api.environment()
 

@@ -23,7 +23,6 @@ COUNT = "SELECT count(*) FROM requests"
 
 @pytest.fixture
 async def reader(path: Path) -> AsyncIterator[Reader]:
-    """Of an empty, up-to-date database."""
     reader = Reader(path)
     yield reader
     await reader.close()

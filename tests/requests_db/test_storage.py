@@ -33,7 +33,6 @@ PAGE_OF_TEXT = NewRequest("noop", Schedule.SHORT, {"text": "x" * 20_000})
 
 
 def fill(folder: Path) -> Path:
-    """Take whatever is left of the disk."""
     ballast = folder / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while file.write(b"\0" * 4096):
@@ -54,7 +53,6 @@ def use_up_files(folder: Path) -> list[Path]:
 
 @pytest.fixture
 async def sides(small_disk: Path) -> AsyncIterator[tuple[Api, Queue]]:
-    """Both sides of a database on a small disk."""
     file = small_disk / "requests.db"
     open_database(file)
     api, queue = Api(file), Queue(file)

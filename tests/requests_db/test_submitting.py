@@ -166,7 +166,6 @@ SPEC: dict[str, Any] = {"source": "/home/me/my_env", "cwd": "/home/me", "token":
 
 @pytest.fixture
 async def running(api: Api) -> Environment:
-    """An environment that is READY."""
     await api.launch(new_environment(**SPEC))
     await api.goes(E.READY, address="a")
     return await api.environment()
@@ -179,7 +178,6 @@ async def relaunch(api: Api, key: str | None = None, **changes: Any) -> SubmitRe
 
 
 async def updated(api: Api, **changes: Any) -> Submitted:
-    """An update that was accepted."""
     result = await relaunch(api, **changes)
     assert isinstance(result, Submitted)
     return result

@@ -53,11 +53,9 @@ def unused_port() -> int:
 
 
 def address_of(host: Host) -> str:
-    """Where it answers."""
     return f"http://127.0.0.1:{host.port}"
 
 
 def lines_of(host: Host, name: str) -> list[str]:
-    """What the environments of the host wrote down."""
     path = host.log.parent / name
     return path.read_text().splitlines() if path.exists() else []

@@ -41,7 +41,6 @@ async def put_steps(
 
 
 async def written(folder: Path, *episode_ids: str, **fields: Any) -> None:
-    """Finish these episodes, by a writer of their own."""
     async with await RolloutWriter.open(folder) as writer:
         for name in episode_ids:
             await finish(writer, name, **fields)
@@ -50,7 +49,6 @@ async def written(folder: Path, *episode_ids: str, **fields: Any) -> None:
 async def finish(
     writer: RolloutWriter, episode_id: str, steps: int = 3, text: str = "seen", **fields: Any
 ) -> None:
-    """An episode, step by step, to its end."""
     await put_steps(writer, episode_id, steps, text)
     await writer.finish(episode(episode_id, **fields))
 
@@ -68,5 +66,4 @@ def rows(folder: Path, kind: str = "end") -> list[dict[str, Any]]:
 
 
 def names(folder: Path) -> list[str]:
-    """The files of episodes and packs."""
     return sorted(str(path.relative_to(folder)) for path in folder.glob("**/*.jsonl"))

@@ -42,14 +42,12 @@ class Peer:
         return first & 0x0F
 
     async def answer(self, *frames: bytes) -> None:
-        """After a handshake and a question."""
         await self.shake_hands()
         await self.question()
         self.writer.write(b"".join(frames))
         await self.writer.drain()
 
     async def until_it_leaves(self) -> None:
-        """Read on, and say nothing."""
         while await self.reader.read(65536):
             pass
 
@@ -81,17 +79,14 @@ async def serving(
 
 
 def framed(text: bytes, opcode: Opcode = Opcode.TEXT) -> bytes:
-    """As a server sends it."""
     return Frame(opcode, text).serialize(mask=False)
 
 
 def observed(size_bytes: int = 1, *, done: bool = True) -> bytes:
-    """An answer with an observation of that size."""
     end = b"true" if done else b"false"
     text = b'{"type":"observation","data":{"observation":"%b","done":%b}}'
     return framed(text % (b"x" * size_bytes, end))
 
 
 def refused(message: bytes, code: bytes = b"SESSION_ERROR") -> bytes:
-    """An error."""
     return framed(b'{"type":"error","data":{"message":"%b","code":"%b"}}' % (message, code))

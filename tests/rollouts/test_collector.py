@@ -17,7 +17,7 @@ from openenvd.rollouts.collector import RolloutCollector
 from openenvd.rollouts.episodes import Array, Episode, EpisodeStatus, FailureReason
 from openenvd.rollouts.errors import NoEnvironment
 from openenvd.rollouts.policies.policy import Decision, Turn
-from openenvd.rollouts.session_pool import CLOSED_AT_ONCE, SessionPool, SessionTiming
+from openenvd.rollouts.session_pool import SessionTiming
 from openenvd.schema.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER
 
 from .conftest import Serve, address_of, lines_of
@@ -234,7 +234,6 @@ async def test_a_server_that_restarts_is_waited_for(serve: Serve) -> None:
 
 
 def said_by(name: str, launch: str = "1") -> dict[str, dict[str, str]]:
-    """What the handshakes of an environment say."""
     return {"headers": {ENVIRONMENT_HEADER: name, GENERATION_HEADER: launch}}
 
 
@@ -358,39 +357,3 @@ async def test_an_abandoned_connection_logs_no_error(
             await collecting
     gc.collect()
     assert "never retrieved" not in caplog.text
-
-
-@pytest.mark.parametrize("cancelled", [False, True])
-async def test_idle_sessions_are_closed_a_few_at_a_time(serve: Serve, cancelled: bool) -> None:
-    host = serve()
-    pool = SessionPool(64)
-    taken = [await pool.take(address_of(host)) for _ in range(3 * CLOSED_AT_ONCE)]
-    sessions = [session for session, _ in taken]
-    for session in sessions:
-        pool.give_back(address_of(host), session)
-    closing = asyncio.create_task(pool.close())
-    for _ in range(2):  # the first begins to close them
-        await asyncio.sleep(0)
-    assert sum(session.is_open for session in sessions) == 2 * CLOSED_AT_ONCE
-    if cancelled:
-        closing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await closing
-    else:
-        await closing
-    assert not any(session.is_open for session in sessions)
-    await asyncio.to_thread(host.emptied)
-
-
-async def test_a_session_that_the_server_closed_is_replaced(serve: Serve) -> None:
-    host = serve()
-    pool = SessionPool(2)
-    session, was_used = await pool.take(address_of(host))
-    pool.give_back(address_of(host), session)
-    assert (await pool.take(address_of(host)))[0] is session
-    pool.give_back(address_of(host), session)
-    session.abort()
-    other, was_used = await pool.take(address_of(host))
-    assert other is not session
-    assert not was_used
-    await pool.close()

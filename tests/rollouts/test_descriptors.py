@@ -20,7 +20,6 @@ def limit() -> Iterator[None]:
 
 
 def table_size() -> int:
-    """Slots in the kernel's table of our descriptors."""
     lines = Path("/proc/self/status").read_text().splitlines()
     [line] = [line for line in lines if line.startswith("FDSize:")]
     return int(line.split()[1])

@@ -19,7 +19,6 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "rollouts.md"
 
 
 def example(words: str) -> dict[str, Any]:
-    """What the one example with these words leaves behind."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     [block] = [block for block in blocks if words in block]
     names: dict[str, Any] = {}

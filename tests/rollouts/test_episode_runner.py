@@ -32,23 +32,6 @@ async def test_a_few_steps_are_taken_in_each_iteration_in_order() -> None:
     assert max(b - a for a, b in itertools.pairwise(seen)) <= 3
 
 
-async def test_a_single_episode_never_waits() -> None:
-    turns = StepTurns(1)
-    for _ in range(5):
-        async with asyncio.timeout(60):
-            await turns.take()
-
-
-async def test_a_cancelled_step_takes_no_turn() -> None:
-    turns = StepTurns(1)
-    tasks = [asyncio.create_task(turns.take()) for _ in range(6)]
-    await asyncio.sleep(0)
-    for task in tasks[1:4]:
-        task.cancel()
-    done = await asyncio.gather(*tasks, return_exceptions=True)
-    assert [isinstance(d, asyncio.CancelledError) for d in done] == [0, 1, 1, 1, 0, 0]
-
-
 def pairs(text: bytes) -> list[tuple[str, Any]]:
     """Names and values, in order: a name said twice is there twice."""
     found: list[tuple[str, Any]] = json.loads(text, object_pairs_hook=list)

@@ -209,7 +209,6 @@ async def test_no_socket_stays_open_to_a_server_that_never_closes(
 
 @pytest.fixture
 def no_collection() -> Iterator[None]:
-    """Of garbage."""
     gc.disable()
     tracemalloc.start()
     yield

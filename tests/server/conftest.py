@@ -25,7 +25,6 @@ Json = dict[str, Any]
 
 @pytest.fixture
 def paths(tmp_path: Path) -> Paths:
-    """A daemon's home with an empty database."""
     paths = Paths(tmp_path / "home")
     for folder in (paths.runs, paths.sockets, paths.request_logs, paths.environment_logs):
         folder.mkdir(parents=True, mode=0o700)
@@ -35,7 +34,6 @@ def paths(tmp_path: Path) -> Paths:
 
 @pytest.fixture
 async def store(paths: Paths) -> AsyncIterator[AsyncStore]:
-    """The API's side of the queue."""
     store = AsyncStore(paths.database)
     yield store
     await store.close()
@@ -43,7 +41,6 @@ async def store(paths: Paths) -> AsyncIterator[AsyncStore]:
 
 @pytest.fixture
 def dispatch(paths: Paths) -> Iterator[WriteConnection]:
-    """The dispatcher's side of the queue."""
     store = WriteConnection(paths.database)
     yield store
     store.close()
@@ -51,7 +48,6 @@ def dispatch(paths: Paths) -> Iterator[WriteConnection]:
 
 @pytest.fixture
 async def bus() -> EventBus:
-    """An event bus on the test's loop."""
     return EventBus(asyncio.get_running_loop())
 
 

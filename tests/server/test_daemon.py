@@ -257,7 +257,6 @@ def test_without_a_limit_on_processes_there_is_room() -> None:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Paths:
-    """A home whose path is too long for sockets."""
     paths = Paths(tmp_path / ("deep-" * 20) / "home")
     assert not paths.sockets.is_relative_to(paths.home)
     return paths

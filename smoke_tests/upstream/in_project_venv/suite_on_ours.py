@@ -197,7 +197,6 @@ def _env_host_command(
 
 
 def pytest_configure() -> None:
-    """Take upstream's server out of its tests' way."""
     spec = importlib.util.spec_from_file_location("openenvd_program", HOST_PROGRAM)
     assert spec is not None
     assert spec.loader is not None
@@ -218,12 +217,10 @@ def pytest_configure() -> None:
 
 @pytest.fixture(autouse=True)
 def env_hosts() -> Any:
-    """Stop a test's env hosts with it."""
     yield
     EnvHosts.stop()
 
 
 def pytest_sessionfinish() -> None:
-    """Say how many env hosts there were."""
     if report := os.environ.get("SUITE_REPORT"):
         Path(report).write_text(str(EnvHosts.started))

@@ -24,7 +24,6 @@ from typing import Any, get_args
 
 
 async def converse(folder: Path, address: str, calls: list[Any]) -> list[dict[str, Any]]:
-    """Make all calls, in one session."""
     module = importlib.import_module(f"{folder.name}.client")
     client_class, action_class = client_of(module)
     messages: list[Any] = []
@@ -93,7 +92,6 @@ def recording(client_class: Any, messages: list[Any]) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """As JSON."""
     if hasattr(value, "model_dump"):
         return plain(value.model_dump(mode="json", fallback=repr))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

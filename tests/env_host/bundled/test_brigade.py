@@ -172,7 +172,6 @@ def test_positions_outside_of_the_buffer_are_refused(position: int) -> None:
 
 @pytest.fixture
 def state() -> Iterator[StateProcess]:
-    """A brigade in a process of its own."""
     process = StateProcess(BrigadeEnvironment)
     process.start()
     yield process
@@ -181,7 +180,6 @@ def state() -> Iterator[StateProcess]:
 
 @pytest.fixture
 async def links(state: StateProcess) -> AsyncIterator[list[StateLink]]:
-    """Two shards."""
     links = [StateLink(state.address) for n in (0, 1)]
     yield links
     for link in links:
@@ -201,7 +199,6 @@ async def begin(leader: BrigadeEnvironment, at: int = 0) -> BrigadeObservation:
 
 
 async def sing(env: BrigadeEnvironment, voice: Pcm, at: int) -> BrigadeObservation:
-    """Sing at a position and hear what is there."""
     packet = base64.b64encode(pack(Encoder().encode(voice.tobytes()))).decode()
     return await env.step_async(BrigadeAction(audio=packet, write_at=at, read_at=at))
 

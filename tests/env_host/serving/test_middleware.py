@@ -143,8 +143,6 @@ Write = Callable[[str], None]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Writes a project with some middleware."""
-
     def write_project(middleware: str) -> None:
         write_upstream(tmp_path)
         (tmp_path / "app.py").write_text(PROJECT + middleware)
@@ -174,7 +172,6 @@ def reference(tmp_path: Path) -> Iterator[Callable[[], int]]:
 
 
 def handshake(port: int, path: str, token: str) -> Seen:
-    """Status and headers of the answer to a handshake."""
     url, headers = f"ws://127.0.0.1:{port}{path}", {"x-token": token}
     try:
         with connect(url, additional_headers=headers, open_timeout=WAIT_SECONDS) as opened:
@@ -202,7 +199,6 @@ def _compared(headers: Any) -> dict[str, str]:
 
 
 def conversation(port: int) -> list[Seen]:
-    """All that is compared."""
     return [
         *(handshake(port, path, token) for path in ("/ws", "/mcp") for token in ("good", "bad")),
         *(post(port, token) for token in ("good", "bad")),

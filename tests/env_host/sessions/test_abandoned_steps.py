@@ -35,7 +35,6 @@ SOON: dict[str, Any] = {"env": {"PATIENCE": "0.3"}, "step_timeout_seconds": 0.2}
 
 
 def abandon(client: Client, what: str, gate: Gate) -> None:
-    """A step that times out, and goes on."""
     client.send("step", {"what": what, "gate": gate.name})
     assert "did not finish within" in client.last_word()[0]["data"]["message"]
     gate.reached()

@@ -28,38 +28,6 @@ async def run_all(each: list[SharingRunner], call: Callable[[], Any]) -> list[An
     return await asyncio.gather(*(runner.run(call) for runner in each))
 
 
-async def test_quick_calls_of_all_sessions_run_on_one_thread_not_the_loops() -> None:
-    sessions = runners(20)
-    used = {thread for _ in range(5) for thread in await run_all(sessions, threading.get_ident)}
-    assert len(used) < 4  # a busy machine may look as if a call had blocked
-    assert threading.get_ident() not in used
-
-
-async def test_each_session_gets_its_own_outcome_also_of_what_must_not_end_the_thread() -> None:
-    sessions = runners(4)
-
-    def fail(error: BaseException) -> None:
-        raise error
-
-    errors = [ValueError("no"), SystemExit(3), StopIteration()]
-    asked = [one.run(fail, error) for one, error in zip(sessions[1:], errors, strict=True)]
-    found = await asyncio.gather(sessions[0].run(lambda: 1), *asked, return_exceptions=True)
-    assert [type(one) for one in found] == [int, ValueError, RuntimeError, RuntimeError]
-    assert await sessions[1].run(lambda: 2) == 2
-
-
-async def test_a_call_that_blocks_holds_no_other_session_up() -> None:
-    """Those that wait behind it, and those that come later."""
-    blocked, *others = runners(20)
-    is_let_go = threading.Event()
-    waiting = blocked.run(is_let_go.wait)
-    for _ in range(3):
-        assert await run_all(others, lambda: 1) == [1] * len(others)
-    assert not waiting.done()
-    is_let_go.set()
-    assert await waiting
-
-
 async def test_a_call_that_blocks_does_not_keep_the_outcomes_of_those_before_it() -> None:
     before, blocked, behind = runners(3)
     is_let_go = threading.Event()

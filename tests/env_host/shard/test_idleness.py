@@ -18,7 +18,6 @@ SHORT = 0.05  # seconds without use
 
 
 def slept(host: Host) -> int:
-    """The exit code of a host that falls asleep."""
     host.note_that(sleeps=True)
     return host.process.wait(WAIT_SECONDS)
 

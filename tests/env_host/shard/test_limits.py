@@ -40,14 +40,12 @@ LIMITS: dict[str, Any] = {"max_message_mb": 2, "memory_bytes": 64 * MB}
 
 @pytest.fixture
 def project(tmp_path: Path) -> dict[str, Any]:
-    """What serves a project's own app as it is."""
     (tmp_path / "upload.py").write_text(PROJECT)
     return {"what": None, "app_candidates": ("upload:app",), "serve_as_is": True}
 
 
 @pytest.fixture(params=["class", "project"])
 def limited(request: pytest.FixtureRequest, serve: StartHost, project: dict[str, Any]) -> Host:
-    """A host of either kind."""
     return serve(**project, **LIMITS) if request.param == "project" else serve(ECHO, **LIMITS)
 
 

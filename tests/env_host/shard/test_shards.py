@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -301,35 +300,6 @@ def test_a_process_started_by_an_environment_holds_no_connection_open(serve: Sta
             first.last_word()
             second.last_word()
         assert doomed not in {child.pid for child in host.children()}
-
-
-def test_many_clients_at_once_all_get_one_of_few_slots_in_the_end(serve: StartHost) -> None:
-    host = serve(shards=3, max_sessions=6, admission_timeout_seconds=WAIT_SECONDS)
-    done = threading.Semaphore(0)
-
-    def play(_: int) -> str:
-        with host.open() as client:
-            kind: str = client.ask("reset")["type"]
-            done.release()
-            return kind
-
-    with ThreadPoolExecutor(30) as pool:
-        assert set(pool.map(play, range(30))) == {"observation"}
-
-
-def test_a_shard_that_is_killed_again_and_again_has_a_successor_each_time(
-    serve: StartHost,
-) -> None:
-    host = serve(shards=1, max_sessions=2)
-    seen = set()
-    for _ in range(4):
-        with host.open() as client:
-            client.ask("reset")
-            seen.add(client.pid())
-            client.send("step", {"what": "kill"})
-            client.last_word()
-    assert len(seen) == 4
-    assert host.stop() == 0
 
 
 def test_a_connection_in_the_inbox_of_a_killed_shard_goes_to_its_next_process(

@@ -29,7 +29,6 @@ def state() -> Iterator[StateProcess]:
 
 @pytest.fixture
 async def link(state: StateProcess) -> AsyncIterator[StateLink]:
-    """This process as a shard."""
     link = StateLink(state.address)
     await link.current(time.monotonic() + 30)
     yield link
@@ -38,5 +37,4 @@ async def link(state: StateProcess) -> AsyncIterator[StateLink]:
 
 @pytest.fixture
 def world(link: StateLink) -> StateProxy:
-    """One session."""
     return StateProxy(link)

@@ -35,12 +35,10 @@ from openenvd.env_host.shared_state.process import StateProcess
 from ..ledger import LedgerWorld, ShardProcess
 
 MEGABYTE = 2**20
-Connect = Callable[..., Any]
 
 
 @pytest.fixture
 def shard(state: StateProcess) -> Iterator[Callable[[], ShardProcess]]:
-    """Starts shards that are processes of their own."""
     started: list[ShardProcess] = []
 
     def start() -> ShardProcess:
@@ -62,7 +60,6 @@ def kill(state: StateProcess) -> None:
 
 @contextmanager
 def stopped(state: StateProcess) -> Iterator[None]:
-    """The state process does nothing meanwhile."""
     assert state.pid is not None
     os.kill(state.pid, signal.SIGSTOP)
     try:
@@ -252,35 +249,6 @@ async def test_an_environment_has_its_world_before_its_constructor_runs(link: St
 
 
 # The state process dies
-
-
-async def test_all_calls_in_flight_fail_at_once_when_the_state_process_exits(
-    state: StateProcess, link: StateLink
-) -> None:
-    world = StateProxy(link)
-    calls = [asyncio.ensure_future(world.within(3600).hold(token=n)) for n in range(100)]
-    await world.held(at_least=100)
-    kill(state)
-    found = await asyncio.gather(*calls, return_exceptions=True)
-    assert {type(error) for error in found} == {WorldLost}
-    assert "epoch 1" in str(found[0])
-
-
-async def test_the_next_epoch_serves_new_sessions_and_none_of_the_old(state: StateProcess) -> None:
-    lost = asyncio.Event()
-    link = StateLink(state.address, lambda _: lost.set())
-    old = StateProxy(link)
-    assert await old.note(entry="of the first epoch") == 1
-    kill(state)
-    await lost.wait()
-    waiting = asyncio.ensure_future(StateProxy(link).entries())  # waits for the next epoch
-    state.start(wait=False)
-    assert await waiting == []
-    new = StateProxy(link)
-    assert await new.note(entry="of the second") == 1
-    with pytest.raises(WorldLost):
-        await old.entries()
-    await link.close()
 
 
 async def test_a_connection_that_is_lost_as_soon_as_it_is_welcomed_is_not_kept(

@@ -94,7 +94,6 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 @pytest.fixture
 def worlds(tmp_path: Path, start: StartHost) -> StartHost:
-    """Starts hosts of the classes above."""
     (tmp_path / "worlds_to_serve.py").write_text(WORLD)
     (tmp_path / "threaded_worlds.py").write_text(THREADED)
 

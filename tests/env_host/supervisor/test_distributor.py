@@ -12,15 +12,12 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from openenvd.env_host.ipc.scoreboard import MICROSECONDS, Field, Scoreboard, now_microseconds
+from openenvd.env_host.ipc.scoreboard import Field, Scoreboard, now_microseconds
 from openenvd.env_host.startup import SPARE_FDS
 from openenvd.env_host.supervisor import acceptor, distributor
 from openenvd.env_host.supervisor.acceptor import CROWD, Backlog
 from openenvd.env_host.supervisor.distributor import (
-    CLOSED_SECONDS,
     MIN_IN_MESSAGE,
-    PATIENCE_SECONDS,
-    STARTING_SECONDS,
     WINDOW_MESSAGES,
     Distributor,
 )
@@ -55,7 +52,6 @@ class House:
         row[Field.MAX_SESSIONS] = max_sessions
 
     def connect(self, count: int) -> None:
-        """Open so many connections, and accept them."""
         for _ in range(count):
             self.clients.append(socket.create_connection(self.listener.getsockname()))
         self.backlog.accept()
@@ -172,39 +168,6 @@ def test_while_a_shard_starts_its_share_waits_for_it(house: MakeHouse) -> None:
     assert made.place(wanted=2) == [5, 5]
 
 
-def test_what_a_hung_shard_has_not_taken_goes_to_another(house: MakeHouse) -> None:
-    made = house(2)
-    made.connect(4)
-    assert made.place() == [2, 2]
-    made.take(1)
-    assert made.place() == [2, 0]
-    assert made.distributor.count_hung(time.monotonic() + PATIENCE_SECONDS) == 1
-    assert made.place(later=PATIENCE_SECONDS) == [0, 2]
-    made.connect(2)  # the hung one gets none for a while
-    assert made.place(later=PATIENCE_SECONDS) == [0, 4]
-    made.take(1)
-    made.connect(2)
-    assert made.place(later=PATIENCE_SECONDS + CLOSED_SECONDS) == [1, 1]
-
-
-def test_a_single_hung_shard_keeps_its_connections(house: MakeHouse) -> None:
-    made = house(1)
-    made.connect(2)
-    made.place()
-    assert made.place(later=10 * PATIENCE_SECONDS) == [2]
-
-
-def test_what_an_exited_shard_has_not_taken_waits_for_its_successor(house: MakeHouse) -> None:
-    made = house(1)
-    made.connect(2)
-    made.place()
-    made.scoreboard[0].clear()
-    made.distributor.shard_exited(0)
-    assert len(made.backlog.waiting) == 2
-    made.serve(0)
-    assert made.place() == [2]
-
-
 def test_the_head_of_a_connection_that_is_taken_back_is_kept(house: MakeHouse) -> None:
     """Another shard had handed it over, having read its head."""
     made = house(1)
@@ -245,16 +208,6 @@ def test_a_shard_is_passed_no_more_connections_than_it_has_descriptors(house: Ma
     assert made.place() == [0, 3]
 
 
-def test_those_that_wait_are_refused_when_the_host_stops(house: MakeHouse) -> None:
-    made = house(1)
-    made.connect(2)
-    made.place()
-    made.connect(1)
-    made.stop("The environment is stopping.")
-    for client in made.clients:
-        assert b"The environment is stopping." in answer(client)
-
-
 def test_without_descriptors_connections_stay_in_the_queue_for_a_while(
     house: MakeHouse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,27 +239,6 @@ def test_a_crowd_is_seen_while_it_arrives(house: MakeHouse) -> None:
         made.clients.append(socket.create_connection(made.listener.getsockname()))
     made.backlog.accept()
     assert made.backlog.is_crowd_arriving
-
-
-def test_a_wedged_shard_does_not_hold_up_the_others(house: MakeHouse) -> None:
-    """It has few sessions, and takes none: the others must get far ahead of it."""
-    made = house(2)
-    for index in (0, 1):
-        made.scoreboard[index][Field.IDLE] = 0
-        made.scoreboard[index][Field.HEARTBEAT] = now_microseconds()
-    made.scoreboard[1][Field.HEARTBEAT] -= 10 * MICROSECONDS
-    made.scoreboard[0][Field.SESSIONS] = 500
-    made.connect(3)
-    assert made.place(wanted=2) == [3, 0]
-
-
-def test_a_shard_that_does_not_start_holds_nobody_up_for_long(house: MakeHouse) -> None:
-    made = house(2)
-    made.scoreboard[1][Field.READY] = 0
-    made.connect(4)
-    assert made.place(wanted=2) == [2, 0]
-    time.sleep(STARTING_SECONDS)
-    assert made.place(wanted=2) == [4, 0]
 
 
 def test_connections_are_lost_not_the_host_when_descriptors_are_short(house: MakeHouse) -> None:

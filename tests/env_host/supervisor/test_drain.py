@@ -36,7 +36,6 @@ def health():
 
 
 def shared(folder: Path) -> dict[str, Any]:
-    """Configure a replica that shares its address with others."""
     return {"doors": f"{folder}/", "shares_address": True}
 
 

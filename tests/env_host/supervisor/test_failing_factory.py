@@ -61,7 +61,6 @@ def try_session(host: Host) -> str:
 
 
 def cause(host: Host) -> Any:
-    """Why sessions fail, as it is told next."""
     return host.note_that_has("sessions_fail")
 
 

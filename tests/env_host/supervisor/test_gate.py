@@ -18,7 +18,6 @@ HEADER = "OpenEnvd-Replica"
 
 
 def replica_of(host: Host) -> str:
-    """The replica that a new session gets."""
     with host.open() as client:
         return reset(client)
 

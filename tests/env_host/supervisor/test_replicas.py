@@ -32,7 +32,6 @@ Pair = tuple[Host, Host]
 def replicas(
     start: StartHost, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Pair]:
-    """Starts two replicas of an environment with tools."""
     (tmp_path / "tools.py").write_text(TOOLS)
     doors: dict[str, Any] = {"doors": f"{tmp_path_factory.mktemp('d')}/d-"}
 

@@ -43,7 +43,6 @@ def isolated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
 
 @pytest.fixture(scope="module")
 def session_id(shard: Host) -> str:
-    """A session that was begun over HTTP."""
     return shard.create_session()
 
 

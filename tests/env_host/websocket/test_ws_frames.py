@@ -35,29 +35,6 @@ def test_a_whole_text_is_read_as_the_parser_reads_it(size: int) -> None:
     assert whole_text(sent(Opcode.TEXT, payload)) == payload
 
 
-NOT_ONE_WHOLE_TEXT = {
-    "two": sent(Opcode.TEXT, b"two") * 2,
-    "empty": sent(Opcode.TEXT, b""),
-    "cut off": sent(Opcode.TEXT, b"cut off")[:-1],
-    "longer, cut off": sent(Opcode.TEXT, b"x" * 300)[:-1],
-    "half a head": sent(Opcode.TEXT, b"x" * 300)[:7],
-    "large": sent(Opcode.TEXT, b"x" * 70_000),
-    "first of two": sent(Opcode.TEXT, b"first of two", fin=False),
-    "last of two": sent(Opcode.CONT, b"last of two"),
-    "binary": sent(Opcode.BINARY, b"no text"),
-    "ping": sent(Opcode.PING, b"are you there"),
-    "not masked": Frame(Opcode.TEXT, b"not masked").serialize(mask=False),
-    "longer, not masked": Frame(Opcode.TEXT, b"x" * 300).serialize(mask=False),
-    "a length that would fit into one byte": b"\x81\xfe\x00\x05keys12345",
-    "a reserved bit": b"\xc1\x85keys12345",
-}
-
-
-@pytest.mark.parametrize("data", NOT_ONE_WHOLE_TEXT.values(), ids=NOT_ONE_WHOLE_TEXT)
-def test_all_but_one_whole_text_is_left_to_the_parser(data: bytes) -> None:
-    assert whole_text(data) is None
-
-
 def test_many_empty_fragments_take_neither_time_nor_memory() -> None:
     """Adding all of them up again with each would take minutes."""
     parser = FrameParser(LIMIT)

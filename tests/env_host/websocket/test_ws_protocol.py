@@ -113,7 +113,6 @@ class Listening(WebSocketProtocol):
 
 
 async def connected(protocol: asyncio.Protocol) -> tuple[socket.socket, socket.socket]:
-    """The protocol's end of a connection, and its peer."""
     ours, peer = socket.socketpair()
     ours.setblocking(False)
     await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, ours)

@@ -179,7 +179,6 @@ async def state_of(engine: KubernetesEngine) -> InstanceState | None:
 
 
 def service_of(server: ApiServer) -> Any:
-    """The service of the environment."""
     return server.objects[mock.resource("", "v1", "services"), "rl", SERVICE]
 
 
@@ -194,7 +193,6 @@ async def test_an_environments_service_has_its_pods_as_owners(
 
 
 def made_secrets(server: ApiServer) -> list[Any]:
-    """The Secrets that were asked for, in their order."""
     sent = [request for request in list(server) if request.url.path.endswith("/secrets")]
     return [request.data for request in sent if request.method.value == "POST"]
 

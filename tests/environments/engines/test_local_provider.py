@@ -299,7 +299,6 @@ def test_an_address_is_one_that_a_client_can_use(host: str, address: str) -> Non
 
 
 def ready(home: Path, layout: Layout, source: str = "echo", **fields: Any) -> run_files.RunFile:
-    """Launch one replica, and leave it running."""
     replicas = start(home, source, **fields)
     replicas.wait()
     [run_file] = run_files.all_of(layout.runs)

@@ -73,8 +73,6 @@ def read_folders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @pytest.fixture
 def reserve(tmp_path: Path, reservations: Path) -> Callable[[int], PortOwner]:
-    """Reserves a port for an environment that has it."""
-
     def reserve_port(port: int) -> PortOwner:
         owner = PortOwner("echo", tmp_path / "run")
         write_run_file(owner, 0, port)

@@ -29,7 +29,6 @@ def connect(address):
 
 @pytest.fixture
 def head() -> Iterator[socket.socket]:
-    """Listens as a cluster's head does, and answers nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening
 
@@ -47,7 +46,6 @@ def driver_at(port: int, folder: Path) -> RayDriver:
 
 
 def started(folder: Path) -> list[int]:
-    """The processes that a driver has started."""
     return [int(each.name) for each in (folder / "pids").iterdir()]
 
 

@@ -17,7 +17,6 @@ from openenvd.environments.engines.ray.options import (
 
 
 def plan(**fields: object) -> ReplicaPlan:
-    """A plan of a replica."""
     labels = Labels("home", "sample", "sample-0-1", "1")
     known: dict[str, object] = {"labels": labels, "image": "", "host": "127.0.0.1", "port": 8000}
     return ReplicaPlan(**(known | fields))  # type: ignore[arg-type]

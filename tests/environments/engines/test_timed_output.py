@@ -12,7 +12,6 @@ from openenvd.environments.engines.instance_logs import pieces_after, since_of
 
 
 def log_of(*seconds: float) -> list[bytes]:
-    """Pieces of these times, numbered."""
     return [f"2026-05-04T10:00:{at:012.9f}Z {n}\n".encode() for n, at in enumerate(seconds)]
 
 

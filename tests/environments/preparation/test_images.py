@@ -51,7 +51,6 @@ def context(source: str, cwd: Path, base: str = DEFAULT_BASE, *more: str) -> Con
 
 
 def text_of(project: Path, base: str = DEFAULT_BASE) -> str:
-    """The Dockerfile of its image."""
     return dockerfile(context(str(project), project, base).recipe)
 
 
@@ -64,7 +63,6 @@ def names(made: Context) -> set[str]:
 
 
 def own_names(made: Context) -> set[str]:
-    """Of the project's files."""
     return {name for name in names(made) if name.startswith("project/")}
 
 

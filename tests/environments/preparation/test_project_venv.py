@@ -75,7 +75,6 @@ class Index(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def index(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The wheels, behind an index."""
     monkeypatch.delenv("UV_NO_INDEX")
     monkeypatch.delenv("UV_FIND_LINKS")
     monkeypatch.delenv("UV_OFFLINE", raising=False)
@@ -88,7 +87,6 @@ def index(wheels: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def locked(folder: Path, requirement: str = "thing<2") -> Project:
-    """A project with a lock file."""
     project = make_project(
         folder, 'requires-python = ">=3.11"', f'dependencies = ["{requirement}"]'
     )

@@ -209,7 +209,6 @@ class Replica:
         return Path(self.run_file["log_path"]).read_text()
 
     def wait_for_end(self) -> None:
-        """Until the shim has closed the connection."""
         with contextlib.suppress(ShimGone):
             self.link.wait(lambda _: False, WAIT_SECONDS)
 
@@ -256,7 +255,6 @@ def replica(
 
 @pytest.fixture
 def one(replica: Callable[..., Replica]) -> Replica:
-    """A replica that is ready."""
     return replica().ready()
 
 

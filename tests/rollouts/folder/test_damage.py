@@ -174,19 +174,6 @@ async def test_the_whole_group_of_a_damaged_episode_is_played_again(
     open_rollouts(tmp_path).verify()
 
 
-async def test_a_rollout_that_continues_names_what_was_damaged(
-    serve: Serve, tmp_path: Path
-) -> None:
-    config = order_of(address_of(serve()), tmp_path, episodes=8)
-    await run(config, tmp_path)
-    cut(config.folder / PACK, 100)
-    seen: list[str] = []
-    result = await run(config, tmp_path, say=seen.append)
-    assert (result["there"], len(result["damaged"])) == (8, 1)
-    assert result["damaged"][0] in seen
-    assert len({row["episode_id"] for row in rows(config.folder)}) == 8
-
-
 @pytest.mark.parametrize("kept", ["", "{", "[]", '{"seed": 1}', None])
 async def test_a_damaged_record_is_set_aside(
     serve: Serve, tmp_path: Path, kept: str | None

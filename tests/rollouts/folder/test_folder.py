@@ -21,7 +21,6 @@ from openenvd.rollouts.errors import (
     EpisodeRefused,
     OutputBusy,
     OutputFull,
-    OutputUnwritable,
 )
 from openenvd.rollouts.folder import output, packs
 from openenvd.rollouts.folder.disk import Disk
@@ -150,12 +149,6 @@ async def test_a_folder_has_one_writer(tmp_path: Path) -> None:
         with pytest.raises(OutputBusy):
             await RolloutWriter.open(tmp_path)
     await (await RolloutWriter.open(tmp_path)).close()
-
-
-async def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputUnwritable):
-        await RolloutWriter.open(tmp_path / "file" / "out")
 
 
 async def test_many_small_files_are_packed_when_a_rollout_has_ended(

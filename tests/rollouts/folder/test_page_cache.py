@@ -53,7 +53,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux drop
 
 @pytest.fixture(autouse=True)
 def droppable(tmp_path: Path) -> None:
-    """A file system whose pages can be dropped."""
     probe = tmp_path / "probe"
     probe.write_bytes(bytes(8 * BLOCK))
     with probe.open("rb+") as file:
@@ -62,29 +61,6 @@ def droppable(tmp_path: Path) -> None:
     if cached_bytes(probe) >= 4 * BLOCK:
         pytest.skip("the file system here lives in memory: nothing of it can be dropped")
     probe.unlink()
-
-
-def appended(path: Path, disk: Disk, *, write_back: bool) -> int:
-    """Appends eight blocks; how many bytes of them are cached."""
-    for _ in range(8):
-        disk.append(path, [bytes(BLOCK)], write_back=write_back)
-    return cached_bytes(path)
-
-
-def test_written_pages_are_dropped_with_the_next_append(tmp_path: Path) -> None:
-    assert BLOCK <= appended(tmp_path / "file", PromptDisk(), write_back=True) < 8 * BLOCK
-
-
-def test_pages_stay_cached_unless_they_are_to_be_dropped(tmp_path: Path) -> None:
-    assert appended(tmp_path / "file", PromptDisk(), write_back=False) == 8 * BLOCK
-    assert appended(tmp_path / "kept", PromptDisk(keep_cached=True), write_back=True) == 8 * BLOCK
-
-
-def test_written_pages_are_dropped_when_all_is_written(tmp_path: Path) -> None:
-    disk = Disk()
-    appended(tmp_path / "file", disk, write_back=True)
-    disk.settle(tmp_path / "file", drop_cached=True)
-    assert cached_bytes(tmp_path / "file") < 8 * BLOCK
 
 
 @pytest.mark.parametrize("keep_cached", [False, True])
@@ -101,16 +77,6 @@ async def test_large_episodes_do_not_stay_cached_unless_they_are_to(
     rollouts = open_rollouts(tmp_path / "out")
     rollouts.verify()
     assert [step.number for step in rollouts.episode("large").steps()] == list(range(24))
-
-
-async def test_a_subclass_of_disk_need_not_set_keep_cached(tmp_path: Path) -> None:
-    class Own(Disk):
-        def __init__(self) -> None:
-            pass
-
-    async with await RolloutWriter.open(tmp_path / "out", disk=Own()) as writer:
-        await finish(writer, "large", text="x" * LARGE_BYTES)
-    open_rollouts(tmp_path / "out").verify()
 
 
 @pytest.mark.parametrize("keep_cached", [False, True])

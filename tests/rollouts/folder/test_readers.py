@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openenvd.rollouts.episodes import Array, BytesLike, Step, parse
+from openenvd.rollouts.episodes import Array, Step
 from openenvd.rollouts.errors import OutputDamaged
-from openenvd.rollouts.folder import output, readers, rows
-from openenvd.rollouts.folder.readers import Place, Rollouts, episodes_in, open_rollouts
+from openenvd.rollouts.folder import output
+from openenvd.rollouts.folder.readers import Rollouts, open_rollouts
 from openenvd.rollouts.folder.rows import LARGE_BYTES
 from openenvd.rollouts.folder.writer import CHUNK_BYTES, RolloutWriter
 
@@ -42,7 +42,6 @@ async def write(folder: Path) -> None:
 
 
 def seen(rollouts: Rollouts) -> dict[str, list[int]]:
-    """The numbers of each episode's steps."""
     return {found.id: [row.observation["number"] for row in found.steps()] for found in rollouts}
 
 
@@ -115,60 +114,6 @@ async def test_a_reader_goes_on_when_files_go_into_a_pack(
     assert got.final_observation is None
     assert seen(early) == ABC
     assert seen(open_rollouts(tmp_path)) == ABC
-
-
-async def test_rows_held_while_files_go_into_a_pack_list_the_folder_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each listing opens all packs; a row that was pickled lists the folder for itself."""
-    monkeypatch.setattr(output, "MIN_PACKED", 2)
-    writer = await RolloutWriter.open(tmp_path)
-    for name in "abc":
-        await finish(writer, name)
-        await writer._commit_all()
-    held = list(open_rollouts(tmp_path))
-    sent = pickle.dumps(held[1])
-    await writer.close()
-    assert len(names(tmp_path)) == 1
-    listed: list[Path] = []
-
-    def counted(folder: Path) -> dict[str, Place]:
-        listed.append(folder)
-        return episodes_in(folder)
-
-    monkeypatch.setattr(readers, "episodes_in", counted)
-    assert [[step.number for step in row.steps()] for row in held] == [[0, 1, 2]] * 3
-    assert listed == [tmp_path]
-    pickle.loads(sent).verify()
-    assert listed == [tmp_path] * 2
-
-
-class Counted:
-    """The texts that are parsed from here on."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.texts: list[bytes] = []
-        monkeypatch.setattr(rows, "parse", self.parse)
-
-    def parse(self, text: BytesLike) -> object:
-        self.texts.append(bytes(text))
-        return parse(text)
-
-    @property
-    def observations(self) -> int:
-        return sum(b"seen" in text for text in self.texts)
-
-
-async def test_an_observation_is_parsed_when_it_is_asked_for_and_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await written(tmp_path, "a", steps=1)
-    counted = Counted(monkeypatch)
-    [row] = open_rollouts(tmp_path).episode("a").steps()
-    assert (row.number, row.reward, row.done, row.info) == (0, 0.0, False, {})
-    assert (row.action, row.arrays, counted.observations) == ({"move": 0}, {}, 0)
-    assert row.observation is row.observation
-    assert counted.observations == 1
 
 
 @pytest.mark.parametrize("first", ["observation", "reward"])

@@ -25,7 +25,6 @@ SCREEN = [[[x, y, 0] for x in range(10)] for y in range(10)]
 
 
 def asked(folder: Path, show: str, **more: Any) -> Any:
-    """The program's answer."""
     question = json.dumps({"folder": str(folder), "show": show, **more})
     command = [sys.executable, "-P", "-m", "openenvd.rollouts.replay", question]
     done = subprocess.run(command, capture_output=True, check=True, timeout=60)

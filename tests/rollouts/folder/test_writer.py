@@ -19,7 +19,7 @@ from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.readers import UNFINISHED, open_rollouts
 from openenvd.rollouts.folder.writer import CHUNK_BYTES, HELD_SHARE, RolloutWriter
 
-from ..made import episode, finish, names, put_steps, step
+from ..made import episode, finish, names, step
 
 KB = 1024
 
@@ -96,14 +96,6 @@ async def test_collecting_waits_for_a_disk_that_stands_still_and_loses_nothing(
     assert (len(open_rollouts(tmp_path)), taken) == (8, 160)
 
 
-async def test_of_many_running_episodes_only_some_is_in_memory(tmp_path: Path) -> None:
-    async with await RolloutWriter.open(tmp_path, buffer_bytes=40 * KB) as writer:
-        for name in "abcdef":
-            await put_steps(writer, name, steps=3, text="x" * 2 * KB)
-        assert writer._held_bytes <= 40 * KB // HELD_SHARE
-        assert list((tmp_path / UNFINISHED).iterdir())
-
-
 async def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
     writer = await RolloutWriter.open(tmp_path)
     await writer.close()
@@ -112,15 +104,6 @@ async def test_a_closed_writer_takes_nothing(tmp_path: Path) -> None:
         await writer.put_step("a", 0, step())
     with pytest.raises(WriterClosed):
         await writer.put(episode("a"))
-
-
-async def test_finished_episodes_become_durable_without_closing(tmp_path: Path) -> None:
-    writer = await RolloutWriter.open(tmp_path)
-    await finish(writer, "a")
-    async with asyncio.timeout(30):
-        while len(open_rollouts(tmp_path)) < 1:
-            await asyncio.sleep(0.01)
-    await writer.close()
 
 
 async def test_what_has_finished_is_kept_when_collecting_ends_with_an_error(tmp_path: Path) -> None:
@@ -136,7 +119,6 @@ async def test_what_has_finished_is_kept_when_collecting_ends_with_an_error(tmp_
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real one, of sixteen megabytes."""
     path = tmp_path / "disk"
     path.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(path)]

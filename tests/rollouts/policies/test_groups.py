@@ -21,7 +21,6 @@ SIZES = [10, 5000, CHUNK_BYTES]  # of a last observation: in the summary, in mem
 
 
 async def play(sink: GroupSink, number: int, **fields: Any) -> Episode:
-    """An episode of one step."""
     one = episode(f"{number:06}", reward=float(number), **fields)
     await sink.put_step(one.id, 0, step())
     return one
@@ -64,17 +63,6 @@ async def test_a_filter_sees_the_last_observation_of_an_episode(tmp_path: Path, 
     rows = [e.row for e in open_rollouts(tmp_path)]
     assert [(row["filtered"], row["advantage"]) for row in rows] == [(None, None), ("second", None)]
     assert (sink.counts.written, sink.counts.filtered) == (2, {"second": 1})
-
-
-@pytest.mark.parametrize("failing", [0, 1, 2])
-async def test_a_group_with_a_failed_episode_is_not_written(tmp_path: Path, failing: int) -> None:
-    sink = GroupSink(await RolloutWriter.open(tmp_path), 3)
-    for number in range(6):
-        one = await play(sink, number, final_observation_json=last(number, CHUNK_BYTES))
-        await (sink.leave_out(one) if number == failing else sink.finish(one))
-    assert (sink.counts.written, sink.counts.left_out) == (3, 2)
-    await sink.close()
-    assert open_rollouts(tmp_path).episode_ids() == ["000003", "000004", "000005"]
 
 
 async def test_groups_that_end_at_once_are_each_whole(tmp_path: Path) -> None:

@@ -23,10 +23,8 @@ from openenvd.rollouts.policies.chat_policy import (
     ChatPolicy,
     action_of,
     endpoint_of,
-    only_text_field,
 )
 from openenvd.rollouts.policies.policy import (
-    CallablePolicy,
     Decision,
     encoded,
     is_async,
@@ -157,12 +155,6 @@ def test_an_unknown_policy_is_an_error(name: str) -> None:
         function_named(name)
 
 
-async def test_a_name_becomes_a_policy(serve: Serve) -> None:
-    address = address_of(serve())
-    assert isinstance(await policy_named("json:loads", address), CallablePolicy)
-    assert isinstance(await policy_named("openai:http://h/v1", address), ChatPolicy)
-
-
 # A model behind a real HTTP server
 
 
@@ -210,7 +202,6 @@ class Endpoint:
 
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
-    """A chat endpoint."""
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     started = Endpoint()
     yield started
@@ -282,12 +273,6 @@ def test_an_action_is_found_in_a_models_answer(text: str, action: Any) -> None:
 def test_a_text_without_an_action_is_an_error() -> None:
     with pytest.raises(EpisodeFailed, match="not an action"):
         action_of("[1, 2]", {"required": ["x"], "properties": {"x": {"type": "integer"}}})
-
-
-def test_the_only_text_field_is_one_that_is_required() -> None:
-    text = {"type": "string"}
-    assert only_text_field({"required": ["m"], "properties": {"m": text}}) == "m"
-    assert only_text_field({"required": ["m", "n"], "properties": {"m": text, "n": text}}) is None
 
 
 def test_an_endpoint_is_an_address_with_a_path() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 
 from openenvd.rollouts.episodes import Array, Step
 from openenvd.rollouts.errors import StageError
-from openenvd.rollouts.folder.readers import open_rollouts
 from openenvd.rollouts.folder.writer import RolloutWriter
 from openenvd.rollouts.stages import sinks
 from openenvd.rollouts.stages.interleave import TokenStep, interleave, tokens_of
@@ -98,34 +96,6 @@ def test_dropped_episodes_do_not_count_for_the_advantages_of_others() -> None:
     verdicts = judge(group((1.0, 9), (3.0, 9), (99.0, 1)), {"long": sinks.by_length(5)}, centred)
     assert [verdicts[i].advantage for i in "012"] == [-1.0, 1.0, None]
     assert verdicts["2"].filtered == "long"
-
-
-async def test_episodes_are_written_with_the_advantages_of_their_group(tmp_path: Path) -> None:
-    writer = await RolloutWriter.open(tmp_path)
-    sink = GroupSink(writer, 2, advantages=centred, filters={"short": sinks.by_length(1)})
-    for number, (reward, steps) in enumerate([(1.0, 3), (2.0, 3), (5.0, 3), (9.0, 0), (4.0, 1)]):
-        for at in range(steps):
-            await sink.put_step(f"{number:06}", at, step(at))
-        await sink.finish(episode(f"{number:06}", reward=reward))
-    await sink.close()
-    found = {row.id: row for row in open_rollouts(tmp_path)}
-    advantages = [found[f"{number:06}"].row["advantage"] for number in range(5)]
-    assert advantages == [-0.5, 0.5, 0.0, None, 0.0]
-    assert found["000003"].row["filtered"] == "short"
-    assert [len(list(found[f"{number:06}"].steps())) for number in range(5)] == [3, 3, 3, 0, 1]
-    assert not [t for t in threading.enumerate() if t.name.startswith("rollout-")]
-
-
-async def test_a_discarded_attempt_does_not_count(tmp_path: Path) -> None:
-    writer = await RolloutWriter.open(tmp_path)
-    sink = GroupSink(writer, 1, filters={"long": sinks.by_length(most=1)})
-    for _ in range(2):
-        await sink.discard("000000")
-        await sink.put_step("000000", 0, step())
-    await sink.finish(episode("000000"))
-    await sink.close()
-    [found] = open_rollouts(tmp_path)
-    assert found.row["filtered"] is None
 
 
 def test_a_stage_answers_for_each_episode() -> None:

@@ -425,7 +425,6 @@ def tcp(client: DaemonClient, path: str, **headers: str) -> tuple[int, str]:
 
 @pytest.fixture
 def metrics(client: DaemonClient, paths: Paths) -> Callable[[], str]:
-    """The page that Prometheus reads."""
     token = f"Bearer {paths.token.read_text().strip()}"
     return lambda: tcp(client, "/metrics", Authorization=token)[1]
 

@@ -36,7 +36,6 @@ Json = dict[str, Any]
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Paths]:
-    """The home of a daemon that has few descriptors."""
     paths = Paths(tmp_path / "home")
     script = (
         "import resource; from openenvd.client import daemon;"

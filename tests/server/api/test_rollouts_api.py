@@ -107,7 +107,6 @@ def test_the_dashboards_stream_has_rollouts_with_their_reports(
 
 @pytest.fixture
 def request_id(dispatch: WriteConnection) -> str:
-    """A rollout that is pending."""
     new = NewRequest("rollout", Schedule.LONG, {"name": "echo", "out": "/out"})
     submitted = dispatch.write(submitting.submit, new, now=0.0)
     assert isinstance(submitted, Submitted)

@@ -66,7 +66,6 @@ def test_the_sentence_counts_the_shards_of_all_replicas(lives: list[Any], senten
 
 
 def capacity(*states: str, since: float | None = None) -> StatusLine:
-    """Of a host whose shards do so."""
     told: dict[str, Any] = {"shards": dict(Counter(states))}
     told |= {"held_since": since} if since else {}
     status: StatusLine = live(shards=len(states)) | {"capacity": told}

@@ -119,7 +119,6 @@ class Bench:
         return request_id
 
     def write(self, operation: str, **fields: Any) -> str:
-        """Write a request that nobody tells the dispatcher of."""
         payload = fields.pop("payload", {"source": "echo"})
         new = NewRequest(operation, _schedule_of(operation), payload, max_attempts=3, **fields)
         result = self.writer.write(submitting.submit, new, now=time.time())
@@ -293,7 +292,6 @@ def test_a_request_whose_claim_could_not_be_written_is_claimed_later(
 
 
 def fill(folder: Path) -> Path:
-    """Take whatever is left of the disk."""
     ballast = folder / "ballast"
     with suppress(OSError), ballast.open("wb", buffering=0) as file:
         while file.write(b"\0" * 4096):

@@ -75,7 +75,6 @@ class Desk:
             await self.store.write(observing.set_environment_state, "echo", state, now=2.0)
 
     async def launched(self) -> Request:
-        """An environment whose launch has succeeded."""
         launch = await self.launch()
         self.claim()
         self.succeed(launch)

@@ -37,7 +37,6 @@ StartStray = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def replica(paths: Paths) -> Iterator[Replica]:
-    """A replica of this home that is ready."""
     replica_id = f"echo-0-{os.getpid()}"
     made = Replica(paths.home / "elsewhere", replica_id=replica_id, cgroups=paths.replica_groups)
     made.run_dir = paths.runs / replica_id

@@ -22,7 +22,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def generators() -> list[psutil.Process]:
-    """Children of ours that make load."""
     children = psutil.Process().children(recursive=True)
     return [child for child in children if "openenvd.rollouts.bench.generator" in child.cmdline()]
 

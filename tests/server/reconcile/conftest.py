@@ -59,7 +59,6 @@ class Submissions:
         return await asyncio.wait_for(self.submitted.get(), WAIT_SECONDS)
 
     async def is_quiet(self) -> bool:
-        """Nothing was submitted, and nothing is just being."""
         for _ in range(5):
             await asyncio.sleep(0)
         return self.submitted.empty()

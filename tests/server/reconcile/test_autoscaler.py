@@ -27,7 +27,6 @@ class World(Submissions):
         self.autoscaler = Autoscaler(self.tasks, self.index.occupancy, self.submit, **self.options)
 
     def add(self, state: ReplicaState = ReplicaState.READY) -> None:
-        """One more replica."""
         self.watches.append(new_watch(len(self.watches), state))
         self.index.add(self.watches[-1])
 
@@ -40,7 +39,6 @@ class World(Submissions):
         self.autoscaler.serve(row)
 
     def sessions(self, *counts: int) -> None:
-        """Each replica says how many it has."""
         for each, count in zip(self.watches, counts, strict=True):
             each.status = {"info": {"max_sessions": 10}, "sessions": count}
             self.index.note(each)

@@ -79,7 +79,6 @@ class Changed:
         return str(result["environment"]["address"])
 
     async def begun(self, operation: str, **payload: Any) -> Request:
-        """A request that runs."""
         known = registry.by_name(operation).Payload.model_validate({"name": "trial", **payload})
         return await self.world.change(operation, **known.model_dump(exclude={"name"}))
 
@@ -101,7 +100,6 @@ class Changed:
         return result
 
     async def run(self, operation: str, **payload: Any) -> Any:
-        """The result of a new request."""
         return await self.carry_out(await self.begun(operation, **payload))
 
     async def killed(self, request: Request, when: Callable[[dict[str, Any]], bool]) -> None:
@@ -141,7 +139,6 @@ async def trial(world: World) -> Any:
 
 @contextmanager
 def session(address: str) -> Iterator[ClientConnection]:
-    """A session, reset."""
     with connect(f"{address.replace('http', 'ws')}/ws", open_timeout=WAIT_SECONDS) as connection:
         connection.send('{"type": "reset"}')
         assert json.loads(connection.recv(WAIT_SECONDS))["type"] == "observation"

@@ -83,7 +83,6 @@ class World:
         self.reconcilers: list[Reconciler] = []
 
     async def reconcile(self, timing: Timing | None = None) -> Reconciler:
-        """A reconciler at work."""
         made = Reconciler(self.store, self.bus, self.paths, timing)
         self.reconcilers.append(made)
         await made.start()
@@ -92,7 +91,6 @@ class World:
     # Requests.
 
     async def launch(self, name: str = "trial", **more: Any) -> Request:
-        """A launch that runs."""
         now = time.time()
         payload = {"source": "echo", "drain_timeout_seconds": 600.0, **more}
         environment = Environment(name, payload, S.PENDING, now, now)
@@ -104,7 +102,6 @@ class World:
         return await self._run("down", Schedule.SHORT, name, None)
 
     async def ends(self, request: Request, state: RequestState, **how: Any) -> None:
-        """The request ends so."""
         outcome = Outcome(request.id, state, time.time(), **how)
         self.bus.publish(
             await asyncio.to_thread(self.dispatch.write, dispatching.record, outcomes=[outcome])
@@ -167,7 +164,6 @@ class World:
         return server.ready()
 
     async def started(self, launch: Request, ordinal: int = 0, **changes: Any) -> ShimmedServer:
-        """The same, and the launch says so."""
         server = await asyncio.to_thread(self.start, launch, ordinal, **changes)
         if self.reconcilers:
             await self.reconcilers[-1].replicas.adopt(str(launch.environment), launch.id)
@@ -201,7 +197,6 @@ class World:
         return update, await self.started(update, held=True)
 
     async def generations(self) -> dict[int, str]:
-        """The state of each generation, by its number."""
         found = await self.store.read(queries.generations("trial"))
         return {each.number: each.state.value for each in found}
 
@@ -226,11 +221,9 @@ class World:
         await self.until(lambda: not server.run_dir.exists())
 
     async def rows(self, name: str = "trial") -> dict[str, ReplicaState]:
-        """The state of each replica, by its id."""
         return {row.id: row.state for row in await self.store.read(queries.replicas(name))}
 
     async def rows_become(self, states: dict[ShimmedServer, ReplicaState]) -> None:
-        """Exactly these replicas are, and are so."""
         wanted = {server.run_dir.name: state for server, state in states.items()}
 
         async def holds() -> bool:
@@ -239,7 +232,6 @@ class World:
         await until(self.bus, holds)
 
     async def launched(self) -> Request:
-        """The launch of the environment."""
         found = await self.store.read(queries.get(str((await self.environment()).request_id)))
         assert isinstance(found, Request)
         return found

@@ -19,7 +19,6 @@ COUNTED = (*BEGIN_SESSIONS, ReplicaState.BACKING_OFF)
 
 
 def walked(watches: list[ReplicaWatch]) -> Occupancy | None:
-    """What a walk over all replicas says."""
     counted = [watch for watch in watches if watch.replica.state in COUNTED]
     slots = [size for watch in counted if (size := watch.max_sessions)]
     sessions = sum(watch.status.get("sessions", 0) for watch in counted)

@@ -34,7 +34,6 @@ class KeptSpans:
 
 
 def ids_of(span: ReadableSpan) -> tuple[str, str, str | None]:
-    """The span's trace, itself, and its parent."""
     context, parent = span.context, span.parent
     assert context is not None
     above = None if parent is None else f"{parent.span_id:016x}"

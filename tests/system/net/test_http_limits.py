@@ -108,8 +108,6 @@ Serve = Callable[..., AbstractAsyncContextManager[Served]]
 
 @pytest.fixture(params=[HttpToolsProtocol, H11Protocol], ids=["httptools", "h11"])
 def serve(request: pytest.FixtureRequest) -> Serve:
-    """Serve with one of the two parsers."""
-
     @asynccontextmanager
     async def serving(
         timing: HttpTiming = LATER,
@@ -197,7 +195,6 @@ async def until(check: Callable[[], bool]) -> None:
 
 
 def get(size: int, path: str = "/") -> bytes:
-    """A request whose head has this size."""
     head = f"GET {path} HTTP/1.1\r\nHost: a\r\nX: ".encode()
     return head + b"x" * (size - len(head) - 4) + b"\r\n\r\n"
 
