@@ -64,7 +64,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -219,7 +219,7 @@ class BurstableExecutor:
         supervisor = self._supervisor
         return ExecutorStatus(
             [replace(worker, rss_bytes=_resident_bytes(worker.pid)) for worker in workers],
-            self._plan.to_json(),
+            asdict(self._plan),
             free.burst_bytes,
             free.available_bytes,
             None if supervisor is None else supervisor.lifecycle.starter.zygote_pid,

@@ -308,14 +308,14 @@ def high_water_bytes(whose: int = resource.RUSAGE_SELF) -> int:
 def describe_error(exc: BaseException, home: Path) -> dict[str, Any]:
     """Describe an exception as a `TaskError` in JSON.
 
-    An exception may say more by its attributes `kind`, `hint` and `evidence`.
-
-    Args:
-        exc: What the operation raised.
-        home: The folder that is meant where a disk is full and the exception names no file.
+    It may say more by its attributes `kind`, `hint` and `evidence`. `home` is the folder that is
+    meant where a disk is full and the exception names no file.
     """
     kind, hint = getattr(exc, "kind", None), getattr(exc, "hint", None)
-    message = message_of(exc)
+    message, evidence = message_of(exc), None
+    with contextlib.suppress(TypeError, FrameError):  # any exception may have such an attribute
+        if isinstance(said := getattr(exc, "evidence", None), dict):
+            evidence = messages.encode_result(said)
     if pids_limit.is_no_room(exc):
         message, hint = f"{message}: {pids_limit.no_room_text()}", pids_limit.HINT
     if disk_space.is_full(exc):
@@ -329,7 +329,7 @@ def describe_error(exc: BaseException, home: Path) -> dict[str, Any]:
         "hint": None if hint is None else sendable(str(hint), MAX_MESSAGE_CHARS),
         "kind": "operation_error" if kind is None else sendable(str(kind), MAX_MESSAGE_CHARS),
         "traceback": sendable("".join(traceback.format_exception(exc)), MAX_TRACEBACK_CHARS),
-        "evidence": sendable_evidence(getattr(exc, "evidence", None)),
+        "evidence": evidence,
     }
 
 
@@ -355,14 +355,6 @@ def sendable(text: str, most_chars: int) -> str:
         half = most_chars // 2
         text = f"{text[:half]}\n…\n{text[-half:]}"
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-def sendable_evidence(evidence: Any) -> Any:
-    """Return `evidence` if it is a JSON object: any exception may have such an attribute."""
-    try:
-        return messages.encode_result(evidence) if isinstance(evidence, dict) else None
-    except (TypeError, FrameError):
-        return None
 
 
 def print_traceback(exc: BaseException) -> None:

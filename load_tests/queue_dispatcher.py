@@ -35,6 +35,7 @@ from load_tests.shared.operations import worker_path
 from load_tests.shared.report import Report, parse_arguments, percentile
 from openenvd.executor.executor import BurstableExecutor
 from openenvd.executor.messages import SHORT, Task
+from openenvd.executor.policy.memory import FreeMemory
 from openenvd.executor.policy.plan import BURST_SHORT_PER_CPU, Plan
 from openenvd.requests_db.async_store import AsyncStore
 from openenvd.requests_db.connections import WriteConnection
@@ -112,6 +113,9 @@ class NoopExecutor:
 
     def room(self, schedule: str) -> int:
         return self._left if schedule == SHORT else 0
+
+    def free_memory(self, schedule: str) -> FreeMemory:
+        return FreeMemory(schedule, 2**62, 2**62)
 
     def submit(self, task: Task) -> None:
         self._left -= 1

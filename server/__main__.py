@@ -56,23 +56,20 @@ def set_up_log(paths: Paths, settings: Settings, *, in_background: bool) -> None
             handler = RotatingFileHandler(
                 paths.daemon_log, maxBytes=MAX_DAEMON_LOG_BYTES, backupCount=1
             )
-    handler.setFormatter(_formatter(settings))
+    formatter = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    if settings.log_format == "json":
+        from pythonjsonlogger.core import RESERVED_ATTRS
+        from pythonjsonlogger.orjson import OrjsonFormatter
+
+        formatter = OrjsonFormatter(
+            ["levelname", "name", "message"],
+            rename_fields={"levelname": "level", "name": "logger"},
+            reserved_attrs=[*RESERVED_ATTRS, "color_message"],  # uvicorn's, for terminals
+            timestamp="time",
+        )
+    handler.setFormatter(formatter)
     logging.basicConfig(level=settings.log_level.upper(), handlers=[handler])
     logging.captureWarnings(True)
-
-
-def _formatter(settings: Settings) -> logging.Formatter:
-    if settings.log_format != "json":
-        return logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    from pythonjsonlogger.core import RESERVED_ATTRS
-    from pythonjsonlogger.orjson import OrjsonFormatter
-
-    return OrjsonFormatter(
-        ["levelname", "name", "message"],
-        rename_fields={"levelname": "level", "name": "logger"},
-        reserved_attrs=[*RESERVED_ATTRS, "color_message"],  # uvicorn's, for terminals
-        timestamp="time",
-    )
 
 
 # When the machine runs out of memory, workers (600) go first, then replicas (300); the daemon, and

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...system.process.backoff import backoff_seconds
 from ...system.text.units import MB
@@ -81,10 +81,6 @@ class Plan:
         """Return the bytes of the budget that guaranteed workers' shares leave."""
         shares = self.guaranteed_long * self.long_bytes + self.guaranteed_short * self.short_bytes
         return max(0, self.budget_bytes - shares)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON, for `GET /v1/info`."""
-        return asdict(self)
 
 
 def plan_workers(

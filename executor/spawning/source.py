@@ -24,7 +24,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import psutil
 
@@ -102,32 +102,6 @@ class Unsafe:
 SourceEvent = Forked | Refused | Exited | Ready | Unsafe
 
 
-class WorkerSource(Protocol):
-    """A zygote, or its fallback."""
-
-    @property
-    def pid(self) -> int | None:
-        """Return the zygote's pid; None when there is none."""
-
-    def fileno(self) -> int:
-        """Return the descriptor that is readable when `read` has events."""
-
-    def request(self, name: str) -> None:
-        """Request a worker; `Forked` or `Refused` follows, unless the source is lost."""
-
-    def read(self) -> list[SourceEvent] | None:
-        """Return what has happened since; None when the source is lost."""
-
-    def noticed_exit(self, pid: int) -> None:
-        """Report the status of a worker that is seen to have exited."""
-
-    def close(self, grace_seconds: float) -> None:
-        """End the source; returns when it has exited."""
-
-
-SourceFactory = Callable[[bool, bool], WorkerSource]  # called with may_preload, may_fork
-
-
 def worker_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Return `environ` with the thread caps that it does not set itself."""
     added = {name: value for name, value in THREAD_CAPS.items() if name not in environ}
@@ -175,7 +149,7 @@ _DESCRIPTORS_OF_A_FORK = 2  # the pipe and the pidfd
 
 
 class ZygoteClient:
-    """A running zygote, as a `WorkerSource`."""
+    """A running zygote."""
 
     def __init__(
         self, process: subprocess.Popen[bytes] | psutil.Process, control: socket.socket
@@ -186,11 +160,7 @@ class ZygoteClient:
 
     @classmethod
     def start(cls, *, death_pipe: int, home: str, preload: Sequence[str]) -> ZygoteClient:
-        """Start a zygote as a fresh program.
-
-        Raises:
-            OSError: it cannot be started.
-        """
+        """Start a zygote as a fresh program."""
         ours, zygotes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         config = {
             "control": zygotes.fileno(),
@@ -226,7 +196,7 @@ class ZygoteClient:
         return self._socket.fileno()
 
     def request(self, name: str) -> None:
-        """Request a worker."""
+        """Request a worker; `Forked` or `Refused` follows, unless the zygote is lost."""
         # A zygote that is gone is noticed by the end of its socket, and only there.
         with contextlib.suppress(OSError):
             send_message(self._socket, Message({"fork": name}))
@@ -276,7 +246,7 @@ _EXIT_SECONDS = 1.0  # from the end of a process's files to its exit
 
 
 class SubprocessSource:
-    """Starts workers as children of the daemon, as a `WorkerSource`."""
+    """Starts workers as children of the daemon."""
 
     def __init__(self, *, death_pipe: int, home: str) -> None:
         self._death_pipe = death_pipe
@@ -362,3 +332,7 @@ class SubprocessSource:
     def _report(self, event: SourceEvent) -> None:
         self._events.append(event)
         self._wake_writing.send(b"!")
+
+
+WorkerSource = ZygoteClient | SubprocessSource
+SourceFactory = Callable[[bool, bool], WorkerSource]  # called with may_preload, may_fork

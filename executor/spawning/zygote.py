@@ -78,11 +78,7 @@ class Zygote:
                 return
 
     def send(self, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
-        """Send one message to the daemon.
-
-        Raises:
-            OSError: it cannot be sent.
-        """
+        """Send one message to the daemon; an `OSError` if it cannot be sent."""
         if not send_message(self._control, Message(message, fds=descriptors)):
             raise OSError(errno.ENOBUFS, "no buffer for a message to the daemon")
 

@@ -2,8 +2,7 @@
 """The one thread that starts workers, assigns tasks to them, and records how each ended.
 
 loop.py            the thread: waits, and calls the others
-starting.py        requests workers, and what happens when none can be started
-lifecycle.py       a worker from its start to its reaping: stop, leave, kill
+lifecycle.py       a worker from its start by the source in use to its reaping: stop, leave, kill
 tasks.py           assigns tasks to workers, and makes events of their frames and exits
 memory.py          sets each worker's memory cap: its cgroup, or the watchdog; evidence of kills;
                    ends whole process trees, and those of killed daemons

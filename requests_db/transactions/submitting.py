@@ -21,24 +21,8 @@ from ...schema.states import (
     Schedule,
 )
 from ...system.text.json_lines import Json
-from ..records import (
-    BeingUpdated,
-    Cancellation,
-    CannotChange,
-    Duplicate,
-    Environment,
-    Event,
-    Generation,
-    KeyReused,
-    NameTaken,
-    NewRequest,
-    OtherSource,
-    QueueFull,
-    Refusal,
-    Request,
-    SubmitResult,
-    Submitted,
-)
+from .. import records
+from ..records import Cancellation, Environment, Event, NewRequest, Refusal, Request, SubmitResult
 from ..sql import queries, statements
 from ..sql.rows import ENVIRONMENTS, REQUESTS, insert_values, new_request
 from . import observing
@@ -98,9 +82,9 @@ def submit(
             observing.begin(connection, environment)
     events = journal.write(connection)
     if stopping is None:
-        return Submitted(request, events)
+        return records.Submitted(request, events)
     marked, ends = _stop(connection, stopping, now)
-    return Submitted(request, events + marked, tuple(ends))
+    return records.Submitted(request, events + marked, tuple(ends))
 
 
 def adopt(connection: Connection, environment: Environment) -> tuple[Event, ...]:
@@ -148,37 +132,32 @@ def _refusal(
                 new.operation,
                 new.payload | asked,
             )
-            return Duplicate(first) if is_same else KeyReused(first)
+            return records.Duplicate(first) if is_same else records.KeyReused(first)
     if changing is not None and (why := _cannot_change(connection, changing)) is not None:
         return why
     if holder is not None and (refusal := _why_no_update(connection, new, holder)) is not None:
         return refusal
     if max_pending is not None and _is_full(connection, new.schedule, max_pending):
-        return QueueFull(max_pending)
+        return records.QueueFull(max_pending)
     return None
 
 
 def _why_no_update(connection: Connection, new: NewRequest, holder: Environment) -> Refusal | None:
     if changes := _changes(connection, holder.name, ALTERING):
-        return CannotChange(holder, changes[0])
+        return records.CannotChange(holder, changes[0])
     for generation in queries.generations(holder.name).run(connection):
-        if generation.request_id != holder.request_id and _is_under_way(connection, generation):
-            return BeingUpdated(generation)
+        is_starting = generation.state is GenerationState.STARTING
+        if is_starting and generation.request_id != holder.request_id:
+            launch = queries.request(generation.request_id).run(connection)
+            if launch is not None and not (launch.state.is_final or launch.cancel_requested_at):
+                return records.BeingUpdated(generation)
     wanted = new.payload.get("update")
     serves = holder.state in UPDATABLE or _is_just_launched(connection, holder)
     if wanted is False or not serves:
-        return NameTaken(holder)
+        return records.NameTaken(holder)
     if not wanted and _source_of(new.payload) != _source_of(holder.spec):
-        return OtherSource(holder)
+        return records.OtherSource(holder)
     return None
-
-
-def _is_under_way(connection: Connection, generation: Generation) -> bool:
-    """Whether its launch may still make it serve."""
-    if generation.state is not GenerationState.STARTING:
-        return False
-    launch = queries.request(generation.request_id).run(connection)
-    return launch is not None and not (launch.state.is_final or launch.cancel_requested_at)
 
 
 def _source_of(spec: Json) -> tuple[str | None, ...]:
@@ -188,14 +167,14 @@ def _source_of(spec: Json) -> tuple[str | None, ...]:
     return (source,) if is_whole else (source, spec.get("cwd"))
 
 
-def _cannot_change(connection: Connection, name: str) -> CannotChange | None:
+def _cannot_change(connection: Connection, name: str) -> records.CannotChange | None:
     environment = queries.environment(name).run(connection)
     assert environment is not None  # none is removed that may be changed
     if changes := _changes(connection, name, CHANGES):
-        return CannotChange(environment, changes[0])
+        return records.CannotChange(environment, changes[0])
     if environment.state in SERVING or _is_just_launched(connection, environment):
         return None
-    return CannotChange(environment)
+    return records.CannotChange(environment)
 
 
 def _is_just_launched(connection: Connection, environment: Environment) -> bool:

@@ -49,32 +49,29 @@ class ReplayReader:
             Unreadable: The process was ended, or took too long.
         """
         async with self._turn:
-            answer = await self._run(orjson.dumps(question).decode())
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", PROGRAM, orjson.dumps(question).decode()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            try:
+                async with asyncio.timeout(MAX_SECONDS):
+                    answer, problem = await process.communicate()
+            except TimeoutError:
+                text = f"reading the rollout took longer than {MAX_SECONDS:.0f} s"
+                raise Unreadable(text) from None
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+        if process.returncode:
+            last = problem.decode(errors="replace").strip().rpartition("\n")[2]
+            raise Unreadable(f"reading the rollout failed: {last or process.returncode}")
         if answer.startswith(_ERROR):
             error = orjson.loads(answer)["error"]
             raise NotFound(error["message"], error["hint"])
         return answer
-
-    async def _run(self, question: str) -> bytes:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", PROGRAM, question),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        try:
-            async with asyncio.timeout(MAX_SECONDS):
-                output, problem = await process.communicate()
-        except TimeoutError:
-            raise Unreadable(f"reading the rollout took longer than {MAX_SECONDS:.0f} s") from None
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode:
-            last = problem.decode(errors="replace").strip().rpartition("\n")[2]
-            raise Unreadable(f"reading the rollout failed: {last or process.returncode}")
-        return output
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from ...schema.replica import StatusLine
 from ...schema.states import RequestState
 from ...system.process.loop_lag import LagSnapshot
 from ...system.text.json_lines import Json
-from ...system.text.prometheus import metric_family
+from ...system.text.prometheus import Sample, metric_family
 from ..dispatch.dispatcher import Dispatcher
 from ..reconcile.gateway import gateway_problem
 from .dependencies import Dependencies, Injected
@@ -33,8 +33,7 @@ from .request_notes import request_views
 from .routes_environments import environment_views
 from .views import exit_views
 
-# Name, key in what a replica says of itself, help; a name that ends so is a counter.
-_COUNTED = "_total"
+# Name, key in what a replica says of itself, help.
 _OF_REPLICAS = (
     ("max_sessions", "max_sessions", "Sessions that may be open at once."),
     ("waiting", "waiting", "Clients that wait for a session."),
@@ -45,6 +44,22 @@ _OF_REPLICAS = (
     ("steps_total", "steps", "Calls of step."),
     ("step_timeouts_total", "step_timeouts", "Calls that took too long."),
 )
+_HELP = {
+    "requests": "Requests by state.",
+    "environment_info": "Environments by state.",
+    "sessions": "Sessions open now.",
+    "replica_restarts": "Times a replica was started again.",
+    "worker_resident_bytes": "Resident memory of a worker.",
+    "worker_busy": "Whether a worker runs a request.",
+    **{f"replica_{name}": text for name, _, text in _OF_REPLICAS},
+    "replica_shards": "Shards by state.",
+    "free_burst_bytes": "Memory that burst workers may still be expected to need.",
+    "available_bytes": "Memory the machine would still give, less the reserve.",
+    "requests_waiting_for_memory": "Requests at the head of the queue that wait for memory.",
+    "out_of_memory_total": "Requests killed for memory, since the daemon started.",
+    "out_of_memory_retries_total": "Of these, requests that run again with more.",
+    "loop_lag_seconds": "How late the event loop was over the last minute; 1 is the longest.",
+}
 
 
 def render_metrics(
@@ -55,116 +70,60 @@ def render_metrics(
     dispatcher: Dispatcher,
     lag: LagSnapshot,
 ) -> str:
-    """The whole page; `live` is the last status of each replica."""
-    workers = executor.workers
+    """The whole page; `live` is the last status of each replica.
+
+    What a replica reports of itself is seconds old; its own `/metrics` shows the same by shard.
+    """
+    workers, recorder = executor.workers, dispatcher.recorder
     replicas = [(env["name"], replica) for env in environments for replica in env["replicas"]]
-    served = [
+    served: list[tuple[dict[str, str], Mapping[str, Any]]] = [
         ({"environment": name, "replica": replica["id"]}, capacity)
         for name, replica in replicas
         if (status := live.get(replica["id"])) and (capacity := status.get("capacity"))
     ]
-    families = [
-        metric_family(
-            "openenvd_requests",
-            "Requests by state.",
-            [({"state": state}, count) for state, count in counts.items()],
-        ),
-        metric_family(
-            "openenvd_environment_info",
-            "Environments by state.",
-            [({"environment": e["name"], "state": e["state"]}, 1) for e in environments],
-        ),
-        metric_family(
-            "openenvd_sessions",
-            "Sessions open now.",
-            [({"environment": e["name"]}, e["sessions"]) for e in environments],
-        ),
-        metric_family(
-            "openenvd_replica_restarts",
-            "Times a replica was started again.",
-            [({"environment": name, "replica": r["id"]}, r["restarts"]) for name, r in replicas],
-        ),
-        metric_family(
-            "openenvd_worker_resident_bytes",
-            "Resident memory of a worker.",
-            [({"worker": w.name}, w.rss_bytes) for w in workers if w.rss_bytes is not None],
-        ),
-        metric_family(
-            "openenvd_worker_busy",
-            "Whether a worker runs a request.",
-            [({"worker": w.name, "schedule": w.schedule}, w.task_id is not None) for w in workers],
-        ),
-        *_capacity_families(served),
-        *_memory_families(executor, dispatcher),
-        _loop_lag(lag),
-    ]
-    return "".join(families)
-
-
-def _capacity_families(served: Sequence[tuple[dict[str, str], Mapping[str, Any]]]) -> list[str]:
-    """Render what each replica reported of itself within the last seconds.
-
-    Its own `/metrics` shows the same by shard and as of now.
-    """
-    families = [
-        metric_family(
-            f"openenvd_replica_{name}",
-            text,
-            [(each, capacity[key]) for each, capacity in served],
-            "counter" if name.endswith(_COUNTED) else "gauge",
-        )
-        for name, key, text in _OF_REPLICAS
-    ]
-    states = [
-        (each | {"state": state}, count)
-        for each, capacity in served
-        for state, count in capacity["shards"].items()
-    ]
-    return [*families, metric_family("openenvd_replica_shards", "Shards by state.", states)]
-
-
-def _memory_families(executor: ExecutorStatus, dispatcher: Dispatcher) -> list[str]:
-    kills = sorted(dispatcher.recorder.kills.copy().items())  # by operation and detector
-    retries = sorted(dispatcher.recorder.retries.copy().items())
-    return [
-        metric_family(
-            "openenvd_free_burst_bytes",
-            "Memory that burst workers may still be expected to need.",
-            [({}, executor.free_burst_bytes)],
-        ),
-        metric_family(
-            "openenvd_available_bytes",
-            "Memory the machine would still give, less the reserve.",
-            [({}, executor.available_bytes)],
-        ),
-        metric_family(
-            "openenvd_requests_waiting_for_memory",
-            "Requests at the head of the queue that wait for memory.",
-            [({}, len(dispatcher.claimer.shortages))],
-        ),
-        metric_family(
-            "openenvd_out_of_memory_total",
-            "Requests killed for memory, since the daemon started.",
-            [({"operation": name, "detector": detector}, n) for (name, detector), n in kills],
-            "counter",
-        ),
-        metric_family(
-            "openenvd_out_of_memory_retries_total",
-            "Of these, requests that run again with more, since the daemon started.",
-            [({"operation": name}, count) for name, count in retries],
-            "counter",
-        ),
-    ]
-
-
-def _loop_lag(lag: LagSnapshot) -> str:
+    families: dict[str, list[Sample]] = {
+        "requests": [({"state": state}, count) for state, count in counts.items()],
+        "environment_info": [
+            ({"environment": e["name"], "state": e["state"]}, 1) for e in environments
+        ],
+        "sessions": [({"environment": e["name"]}, e["sessions"]) for e in environments],
+        "replica_restarts": [
+            ({"environment": name, "replica": r["id"]}, r["restarts"]) for name, r in replicas
+        ],
+        "worker_resident_bytes": [
+            ({"worker": w.name}, w.rss_bytes) for w in workers if w.rss_bytes is not None
+        ],
+        "worker_busy": [
+            ({"worker": w.name, "schedule": w.schedule}, w.task_id is not None) for w in workers
+        ],
+    }
+    for name, key, _ in _OF_REPLICAS:
+        families[f"replica_{name}"] = [(labels, capacity[key]) for labels, capacity in served]
     quantiles = {"0.5": lag.p50_seconds, "0.99": lag.p99_seconds, "1": lag.max_seconds}
-    return metric_family(
-        "openenvd_loop_lag_seconds",
-        "How late the event loop was over the last minute; 1 is the longest.",
-        [({"quantile": quantile}, seconds) for quantile, seconds in quantiles.items()],
-        "summary",
-    )
+    families |= {
+        "replica_shards": [
+            (labels | {"state": state}, count)
+            for labels, capacity in served
+            for state, count in capacity["shards"].items()
+        ],
+        "free_burst_bytes": [({}, executor.free_burst_bytes)],
+        "available_bytes": [({}, executor.available_bytes)],
+        "requests_waiting_for_memory": [({}, len(dispatcher.claimer.shortages))],
+        "out_of_memory_total": [
+            ({"operation": name, "detector": detector}, count)
+            for (name, detector), count in sorted(recorder.kills.copy().items())
+        ],
+        "out_of_memory_retries_total": [
+            ({"operation": name}, count) for name, count in sorted(recorder.retries.copy().items())
+        ],
+        "loop_lag_seconds": [({"quantile": q}, seconds) for q, seconds in quantiles.items()],
+    }
+    page = ""
+    for name, samples in families.items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        kind = "summary" if name == "loop_lag_seconds" else kind
+        page += metric_family(f"openenvd_{name}", _HELP[name], samples, kind)
+    return page
 
 
 ACTIVE = [RequestState.PENDING, RequestState.RUNNING]

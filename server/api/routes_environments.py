@@ -121,7 +121,12 @@ def log_of(
     logs = _logs(deps, environment)
     if replica is not None:
         ids = sorted({*known, *(path.stem for path in logs)})
-        named = replicas_named(replica, ids)
+        # The whole id; else `NAME-ORDINAL`, as `s-1` names no `s-11-…` when there is an `s-1-…`.
+        named = (
+            [each for each in ids if each == replica]
+            or [each for each in ids if each.startswith(f"{replica}-")]
+            or [each for each in ids if each.startswith(replica)]
+        )
         if not named:
             raise NotFound(
                 f"{environment.name} has no replica {replica!r}",
@@ -140,18 +145,6 @@ def log_of(
             f"its launch has one: openenv logs {environment.request_id}",
         )
     return logs[-1]
-
-
-def replicas_named(text: str, ids: Sequence[str]) -> list[str]:
-    """Return the ids that are the text; else that go on with a hyphen; else that begin with it.
-
-    An id is `NAME-ORDINAL-…`: `s-1` does not name `s-11-…` when there is an `s-1-…`.
-    """
-    return (
-        [each for each in ids if each == text]
-        or [each for each in ids if each.startswith(f"{text}-")]
-        or [each for each in ids if each.startswith(text)]
-    )
 
 
 async def shown_log(deps: Dependencies, environment: Environment, shown: str) -> Path | None:

@@ -61,11 +61,7 @@ def sse(event: str, data: Any, position: Position | None = None) -> ServerSentEv
 
 
 async def wait_until_final(deps: Dependencies, request_id: str, seconds: float) -> Request:
-    """The request once it is final, or as it stands after `seconds` or at the daemon's end.
-
-    Raises:
-        NotFound, AmbiguousId
-    """
+    """The request once it is final, or as it stands after `seconds` or at the daemon's end."""
     with deps.bus.subscribe(request_id=request_id) as subscription:
         # Looked up after subscribing: a final state in between is in one or the other.
         request = await deps.submitter.find(request_id)

@@ -233,23 +233,17 @@ def exit_views(
 
     Without the exit of the server that is `shown` otherwise. `server` is what to call the server.
     """
-    exits = (live or {}).get("exits") or ()
-    return [_exit_view(one, environment, server) for one in exits if not _is_shown(one, shown)]
-
-
-def _is_shown(one: Json, shown: Json | None) -> bool:
-    reason = one.get("reason") or {}
-    return bool(one.get("server") and shown and shown.get("pid") == reason.get("pid"))
-
-
-def _exit_view(one: Json, environment: Environment | None, server: str) -> Json:
-    hint = None
-    reason = one.get("reason") or {}
-    if environment is not None and reason.get("kind") == ExitKind.OOM_KILLED:
-        exited, is_session = ExitReason.from_json(reason), is_over_session_limit(one)
-        more = more_memory_after(environment, exited, is_session=is_session)
-        hint = more.command if more else None
-    return {**one, "message": _exit_message(one, server), "hint": hint}
+    views = []
+    for one in (live or {}).get("exits") or ():
+        reason, hint = one.get("reason") or {}, None
+        if one.get("server") and shown and shown.get("pid") == reason.get("pid"):
+            continue
+        if environment is not None and reason.get("kind") == ExitKind.OOM_KILLED:
+            exited, is_session = ExitReason.from_json(reason), is_over_session_limit(one)
+            more = more_memory_after(environment, exited, is_session=is_session)
+            hint = more.command if more else None
+        views.append({**one, "message": _exit_message(one, server), "hint": hint})
+    return views
 
 
 def _exit_message(one: Json, server: str) -> str:

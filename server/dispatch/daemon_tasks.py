@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -119,10 +118,9 @@ class DaemonTasks:
             self.deliver(Progressed(request_id, data, time.time()))
 
         def say(text: str) -> None:
-            with contextlib.suppress(OSError):  # a full disk
-                log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-                with open(log, "w", encoding="utf-8") as file:
-                    file.write(f"{text}\n")
+            # The error: a full disk.
+            with contextlib.suppress(OSError), path.open("a", encoding="utf-8") as log:
+                log.write(f"{text}\n")
 
         path = self.paths.request_log(request_id)
         return OperationContext(request_id, self.paths.home, progress, say)

@@ -82,7 +82,12 @@ def request_of(operation: type[Operation], payload: Json, **options: Any) -> New
 
 @dataclass(frozen=True, slots=True)
 class Submitter:
-    """Writes requests, cancels them, and finds them again."""
+    """Writes requests, cancels them, and finds them again.
+
+    What it refuses is an `ApiError`: `NotFound` or `AmbiguousId` where an id or a name (with near
+    matches) finds nothing, any other as its class says. Then nothing was written, and nothing where
+    the database raises a `DatabaseError`.
+    """
 
     store: AsyncStore
     dispatcher: Dispatcher
@@ -92,12 +97,7 @@ class Submitter:
     traces: RequestTraces | None = None  # where traces are on
 
     async def submit(self, new: NewRequest) -> Request:
-        """Write the request, and all that it changes, in one transaction; nothing after that fails.
-
-        Raises:
-            Invalid, NotFound, NameTaken, CannotChange, KeyReused, QueueFull, DatabaseError: nothing
-                was written.
-        """
+        """Write the request, and all that it changes, in one transaction; nothing fails later."""
         if new.operation in FROM_SOURCE:
             try:
                 await asyncio.to_thread(check_source, new.payload)
@@ -123,19 +123,11 @@ class Submitter:
         return await self._write(new, changes)
 
     async def retry(self, request_id: str, limits: Mapping[str, int]) -> Request:
-        """Submit a request that has ended once more.
+        """Submit a request that has ended once more, by its id or the beginning of that.
 
         A launch of what runs meanwhile is an update of that. The launch of what runs keeps how many
-        replicas it was scaled to; any other has as many as it asked for.
-
-        Args:
-            request_id: The request's id, or its beginning.
-            limits: The memory limits in its payload that are others this time, by their names.
-
-        Raises:
-            NotFound, AmbiguousId: there is no such request.
-            Invalid: it has not ended, or has no memory limit.
-            NameTaken, CannotChange, QueueFull, DatabaseError: nothing was written.
+        replicas it was scaled to; any other has as many as it asked for. `limits` are the memory
+        limits in its payload that are others this time, by their names.
         """
         request = await self.find(request_id)
         if not request.state.is_final:
@@ -160,21 +152,13 @@ class Submitter:
         return await self.submit(again)
 
     async def scale(self, name: str, replicas: int, reason: str) -> None:
-        """Submit a `scale`, for the reason that the history is to show.
-
-        Raises:
-            NotFound, CannotChange, QueueFull, DatabaseError: nothing was written.
-        """
+        """Submit a `scale`, for the reason that the history is to show."""
         await self._submit_own("scale", {"name": name, "replicas": replicas, "reason": reason})
 
     async def replace(
         self, name: str, replicas: list[int], drain_timeout_seconds: float, reason: str
     ) -> None:
-        """Submit a `restart` of replicas in one go, for the reason that the history is to show.
-
-        Raises:
-            NotFound, CannotChange, QueueFull, DatabaseError: nothing was written.
-        """
+        """Submit a `restart` of replicas in one go, for the reason that the history is to show."""
         given = {"together": replicas, "drain_timeout_seconds": drain_timeout_seconds}
         await self._submit_own("restart", {"name": name, **given, "reason": reason})
 
@@ -209,11 +193,7 @@ class Submitter:
         raise _refusal(new, outcome)
 
     async def cancel(self, request_id: str) -> records.Cancellation:
-        """Cancel at once, never through the queue.
-
-        Raises:
-            NotFound, AmbiguousId, Invalid
-        """
+        """Cancel at once, never through the queue."""
         request = await self.find(request_id)
         if request.operation == "down" and not request.state.is_final:
             raise Invalid("a `down` cannot be cancelled: half of it may be done", "launch it again")
@@ -226,11 +206,7 @@ class Submitter:
         return cancelled
 
     async def find(self, request_id: str) -> Request:
-        """Find the request with this id or id prefix.
-
-        Raises:
-            NotFound, AmbiguousId
-        """
+        """Find the request with this id or id prefix."""
         found = await self.store.read(queries.get(request_id))
         if isinstance(found, Request):
             return found
@@ -240,11 +216,7 @@ class Submitter:
         raise AmbiguousId(text, "write more of the id", matches=list(found))
 
     async def environment(self, name: str) -> Environment:
-        """The environment of this name.
-
-        Raises:
-            NotFound: with near matches.
-        """
+        """The environment of this name."""
         environment = await self.store.read(queries.environment(name))
         if environment is None:
             names = await self.store.read(queries.NAMES)

@@ -67,7 +67,9 @@ def payload_of(*declarations: type) -> Any:
 
 
 def _field(item: Option) -> tuple[Any, Any]:
-    bounds: dict[str, Any] = {"ge": item.least, "gt": item.above, "le": item.most or _most(item)}
+    by_unit = MAX_MB if item.name.endswith("_mb") else None
+    most = item.most or (MAX_SECONDS if item.name.endswith("_seconds") else by_unit)
+    bounds: dict[str, Any] = {"ge": item.least, "gt": item.above, "le": most}
     annotation = item.annotation
     if item.choices:
         bounds["pattern"] = f"^({'|'.join(item.choices)})$"
@@ -80,13 +82,6 @@ def _field(item: Option) -> tuple[Any, Any]:
         annotation = Variables
     given = {name: value for name, value in bounds.items() if value is not None}
     return annotation, Field(item.default, description=item.help, **given)
-
-
-def _most(item: Option) -> float | None:
-    """The upper bound that follows from the unit."""
-    if item.name.endswith("_seconds"):
-        return MAX_SECONDS
-    return MAX_MB if item.name.endswith("_mb") else None
 
 
 def say(text: str) -> None:
@@ -141,5 +136,8 @@ class Operation:
 
     @staticmethod
     def run(payload: Any, context: OperationContext) -> Any:
-        """Do the work in a worker, and return the result as plain JSON."""
+        """Do the work in a worker, and return the result as plain JSON.
+
+        It may raise any error of `schema.errors`, which says why the request fails.
+        """
         raise NotImplementedError

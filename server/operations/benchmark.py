@@ -31,7 +31,6 @@ from .progress import eta_seconds
 
 if TYPE_CHECKING:
     from ...rollouts.bench.results import Summary, Target
-    from ...rollouts.bench.sweep import Plan
 
 
 SCHEMA_SECONDS = 30.0
@@ -57,20 +56,6 @@ class BenchmarkPayload(base.payload_of(BenchmarkOptions)):  # type: ignore[misc]
         description="Folder for results, an absolute path; by default below the daemon's home.",
     )
 
-    def plan(self) -> Plan:
-        """The grid."""
-        # With uvloop and psutil, which others need not have.
-        from ...rollouts.bench.sweep import Plan
-
-        return Plan(
-            requests_grid=tuple(self.requests_grid),
-            wait_grid=tuple(self.wait_grid),
-            repetitions=self.repetitions,
-            action=self.action,
-            timeout_seconds=self.session_timeout_seconds,
-            window=self.window or 0,
-        )
-
 
 class Benchmark(base.Operation):
     """Measures one environment that runs."""
@@ -85,13 +70,9 @@ class Benchmark(base.Operation):
 
     @staticmethod
     def run(payload: BenchmarkPayload, context: base.OperationContext) -> Json:
-        """`{"name", "address", "folder", "files", "figures", "max_batch", "table"}`.
-
-        Raises:
-            NotAnswering, InvalidSpec, GeneratorLost
-        """
+        """`{"name", "address", "folder", "files", "figures", "max_batch", "table"}`."""
         from ...rollouts.bench import presentation
-        from ...rollouts.bench.sweep import Sweep
+        from ...rollouts.bench.sweep import Plan, Sweep  # with uvloop, which others need not have
 
         target = _target(payload, Layout(context.home).runs)
         if payload.output_dir is not None:
@@ -111,7 +92,15 @@ class Benchmark(base.Operation):
         def log(summary: Summary) -> None:
             base.say(f"{presentation.summary_line(summary)} (load {os.getloadavg()[0]:.1f})")
 
-        sweep = Sweep(payload.plan(), [target], folder, on_progress=report, on_summary=log)
+        plan = Plan(
+            requests_grid=tuple(payload.requests_grid),
+            wait_grid=tuple(payload.wait_grid),
+            repetitions=payload.repetitions,
+            action=payload.action,
+            timeout_seconds=payload.session_timeout_seconds,
+            window=payload.window or 0,
+        )
+        sweep = Sweep(plan, [target], folder, on_progress=report, on_summary=log)
         files = sweep.run()
         figures = presentation.draw_all(sweep.report, folder)
         lines = presentation.lines_of(sweep.report)
@@ -136,12 +125,7 @@ class Benchmark(base.Operation):
 
 
 def _target(payload: BenchmarkPayload, runs: Path) -> Target:
-    """Find the environment's address, and the processes whose CPU time counts.
-
-    Raises:
-        NotAnswering
-        InvalidSpec: Its actions have no `wait_seconds`, and no action was given.
-    """
+    """Find the environment's address, and the processes whose CPU time counts."""
     from ...rollouts.bench.results import Target
 
     base_url = base_url_by_name(runs, payload.name, for_sessions=True)

@@ -35,7 +35,7 @@ from ...environments.engines.local.ports import FIRST_PORT, LAST_PORT
 from ...environments.engines.providers import check_provider
 from ...environments.gateway import process as gateway_process
 from ...environments.preparation.uv import find_uv, package_source
-from ...environments.run_files import LOCAL, RunFile
+from ...environments.run_files import LOCAL
 from ...environments.shim.client import read_status_file
 from ...environments.sources.resolve import bundled
 from ...schema.errors import EnvironmentsError, PreparationFailed
@@ -68,9 +68,6 @@ class Check(base.Operation):
         """`{"python", "limits", "uv", "providers", "gateway", "machine", …}`.
 
         Of one provider `{"providers"}` alone.
-
-        Raises:
-            UnknownProvider
         """
         from ...environments.engines.check import check_engines  # what the daemon need not have
         from ...system.memory.limits import read_limits
@@ -80,6 +77,9 @@ class Check(base.Operation):
             name = check_provider(payload.provider)
             return {"providers": local if name == LOCAL else check_engines([name])}
         replicas = run_files.all_of(Layout(context.home).runs)
+        # Behind a gateway, a replica's own address is not the one that counts.
+        hosts = [(each.environment, each.data.get("spec", {}).get("host")) for each in replicas]
+        hosts += [(each.environment, each.host) for each in replicas]
         found: Json = {
             "python": {"version": platform.python_version(), "executable": sys.executable},
             "limits": asdict(read_limits()),
@@ -88,7 +88,7 @@ class Check(base.Operation):
             "providers": {**local, **check_engines()},
             "gateway": _gateway(context.home),
             "machine": look(context.home),
-            "exposed": _exposed(replicas),
+            "exposed": {name: host for name, host in hosts if host and not is_loopback(host)},
             "failing": {
                 each.environment: cause
                 for each in replicas
@@ -122,14 +122,6 @@ def _gateway(home: Path) -> Json:
     except EnvironmentsError as exc:
         check = EngineCheck(problem=exc.message, remedy=exc.hint)
     return asdict(check)
-
-
-def _exposed(found: list[RunFile]) -> Json:
-    """The addresses of environments that other machines may reach, by name."""
-    # Behind a gateway, a replica's own address is not the one that counts.
-    hosts = [(r.environment, r.data.get("spec", {}).get("host")) for r in found]
-    hosts += [(r.environment, r.host) for r in found]
-    return {name: host for name, host in hosts if host and not is_loopback(host)}
 
 
 def _uv() -> Json:

@@ -23,8 +23,7 @@ from . import base
 from .progress import eta_seconds
 
 if TYPE_CHECKING:
-    from .testing.report import CheckResult
-    from .testing.subject import Subject
+    from .testing.subject import CheckResult, Subject
 
 
 SCHEMA_SECONDS = 30.0
@@ -61,11 +60,7 @@ class EnvironmentTest(base.Operation):
 
     @staticmethod
     def run(payload: EnvironmentTestPayload, context: base.OperationContext) -> Json:
-        """`{"name", "passed", "actions", "checks": [{"check", "outcome", "findings", …}]}`.
-
-        Raises:
-            NotAnswering: It does not run here.
-        """
+        """`{"name", "passed", "actions", "checks": [{"check", "outcome", "findings", …}]}`."""
         from ...rollouts.session.loop_thread import run_on_thread
         from .testing.run import run
 

@@ -112,11 +112,7 @@ class Launch(base.Operation):
 
     @staticmethod
     def run(payload: LaunchPayload, context: base.OperationContext) -> dict[str, Any]:
-        """What the daemon is to start: `{"spec", "prepared", "address"}`.
-
-        Raises:
-            EnvironmentsError
-        """
+        """What the daemon is to start: `{"spec", "prepared", "address"}`."""
         layout, cwd = Layout(context.home), Path(payload.cwd) if payload.cwd else Path.cwd()
         is_update = payload.replaces is not None
         # The token that clients of what this replaces have already.
@@ -177,11 +173,7 @@ class BuildImage(base.Operation):
 
     @staticmethod
     def run(payload: BuildImagePayload, context: base.OperationContext) -> dict[str, Any]:
-        """`{"image": "openenvd/my-env:4f1d…"}`.
-
-        Raises:
-            EnvironmentsError
-        """
+        """`{"image": "openenvd/my-env:4f1d…"}`."""
         from ...environments.preparation import image_build as build
 
         phases = Phases(context, f"image {payload.source}")

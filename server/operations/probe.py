@@ -32,11 +32,7 @@ class Probe(base.Operation):
 
     @staticmethod
     def run(payload: ProbePayload, context: base.OperationContext) -> dict[str, Any]:
-        """`{"name", "address", "health", "seconds", "session_seconds"}`: connecting included.
-
-        Raises:
-            NotAnswering
-        """
+        """`{"name", "address", "health", "seconds", "session_seconds"}`: connecting included."""
         base_url = base_url_by_name(
             Layout(context.home).runs, payload.name, for_sessions=payload.session
         )
@@ -72,11 +68,7 @@ class Describe(base.Operation):
 
     @staticmethod
     def run(payload: DescribePayload, context: base.OperationContext) -> dict[str, Any]:
-        """`{"name", "address", "metadata", "schema"}`.
-
-        Raises:
-            NotAnswering
-        """
+        """`{"name", "address", "metadata", "schema"}`."""
         base_url = base_url_by_name(Layout(context.home).runs, payload.name)
         return {
             "name": payload.name,
@@ -87,11 +79,7 @@ class Describe(base.Operation):
 
 
 def _begin_session(base_url: str, timeout_seconds: float, hint: str) -> float:
-    """Reset a session, and end it; how many seconds that took.
-
-    Raises:
-        NotAnswering
-    """
+    """Reset a session, and end it; how many seconds that took."""
     from ...rollouts.session.loop_thread import run_on_thread  # of few workers
     from .testing.subject import Frame, SessionFailed, TrialSession
 

@@ -122,11 +122,7 @@ class Rollout(base.Operation):
 
     @staticmethod
     def run(payload: RolloutPayload, context: base.OperationContext) -> dict[str, Any]:
-        """`{"out", "episodes", "earlier", "steps", "mean_reward", "failures", "lag", …}`.
-
-        Raises:
-            EnvironmentsError, RolloutError
-        """
+        """`{"out", "episodes", "earlier", "steps", "mean_reward", "failures", "lag", …}`."""
         from ...rollouts.run import roll_out
         from ...rollouts.session.loop_thread import reusing_freed_memory, run_on_thread
         from ...rollouts.stages.named_parts import importable
@@ -137,7 +133,10 @@ class Rollout(base.Operation):
             name: FollowedEnvironment(runs, name) for name in payload.names if "://" not in name
         }
         for name, environment in named.items():
-            _wait_for(name, environment)
+            if environment.is_starting():  # or restarting
+                base.say(f"waiting for {name}, which is being started")
+            while environment.is_starting():
+                time.sleep(POLL_INTERVAL_SECONDS)
         config = payload.run_config(
             {
                 without_token(name)[0]: named[name].base_url if name in named else name
@@ -157,18 +156,6 @@ class Rollout(base.Operation):
             result = run_on_thread(roll_out(config, reporter.report, base.say, tracer=tracer))
             reporter.finish(result)  # before what is left of the traces is sent
         return result
-
-
-def _wait_for(name: str, environment: FollowedEnvironment) -> None:
-    """Wait for an environment that is being started, or restarted.
-
-    Raises:
-        NotAnswering: It was taken down, or given up.
-    """
-    if environment.is_starting():
-        base.say(f"waiting for {name}, which is being started")
-    while environment.is_starting():
-        time.sleep(POLL_INTERVAL_SECONDS)
 
 
 def named_stages() -> ModuleType:

@@ -2,12 +2,11 @@
 """Tests an environment on a real server, as its clients and its operators would find its faults.
 
     run.py          the agenda: check after check, against one running replica
-    subject.py      what is tested: its address, processes and sessions, the actions that are played
+    subject.py      what is tested: its address, processes and sessions, actions; findings
     protocol.py     what a client sends, and what has to come back
     blocking.py     steps that keep the event loop from everything else
     determinism.py  what changes an episode: its seed alone, or the process that serves it, too
     leaks.py        what a session holds, and what stays of many: memory, descriptors, threads, …
-    report.py       findings, and the outcome of a check
 
 A check plays as a client, and reads from outside what the server's processes hold. What it decides
 by figures (a leak, a blocked loop) stands in functions of plain values.

@@ -20,8 +20,7 @@ from typing import Any
 
 from ....environments.access import ask
 from ....schema.errors import NotAnswering
-from .report import CheckResult, Finding
-from .subject import ASK_SECONDS, Frame, Subject
+from .subject import ASK_SECONDS, CheckResult, Finding, Frame, Subject
 
 CALLS = 20
 HEAD_START_SECONDS = 0.01  # of the step

@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ....system.text.json_lines import Json
-from .report import CheckResult, Finding
-from .subject import Subject, TrialSession
+from .subject import CheckResult, Finding, Subject, TrialSession
 
 STEPS = 20
 EPISODE = "openenv-test"  # the id of each episode: what is made of it is the same

@@ -23,8 +23,7 @@ from typing import Any
 
 from ....env_host.sessions.session import POLL_INTERVAL_SECONDS
 from ....system.text.units import MB
-from .report import CheckResult, Finding
-from .subject import Holdings, SessionFailed, Subject
+from .subject import CheckResult, Finding, Holdings, SessionFailed, Subject
 
 MAX_AT_ONCE = 32  # sessions that are held
 LARGE_BYTES = 256 * MB  # of one session: a machine holds some dozens of them, not thousands
@@ -224,11 +223,7 @@ class _Sessions:
     played: int = 0
 
     async def play(self, count: int) -> None:
-        """Play some sessions.
-
-        Raises:
-            SessionFailed: One of them has failed.
-        """
+        """Play some sessions."""
         numbers = iter(range(self.played, self.played + count))
         try:
             async with asyncio.TaskGroup() as group:

@@ -19,8 +19,7 @@ from typing import Any
 from ....environments.access import ask
 from ....schema.errors import NotAnswering
 from ....system.text.json_lines import Json
-from .report import CheckResult, Finding
-from .subject import ASK_SECONDS, Frame, SessionFailed, Subject, TrialSession
+from .subject import ASK_SECONDS, CheckResult, Finding, Frame, SessionFailed, Subject, TrialSession
 
 NO_ACTION = {"openenv_test": {"no": "action"}}
 _LOG = "openenv logs NAME shows what it printed; the traceback of an error is there"

@@ -18,8 +18,7 @@ from ....system.process.exit_reason import ExitReason
 from ....system.text.json_lines import Json
 from ....system.text.units import MB
 from . import blocking, determinism, leaks, protocol
-from .report import CheckResult, Finding, Outcome
-from .subject import SessionFailed, Subject
+from .subject import CheckResult, Finding, Outcome, SessionFailed, Subject
 
 Check = Callable[[Subject, CheckResult], Awaitable[None]]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is tested: one replica on this machine, as its clients and its processes show it.
+"""What is tested, one replica as its clients and its processes show it; and what is found.
 
 The actions that are played are given ones, the schema's examples, or random ones that it allows.
 Nothing is hidden of the frames, which the sessions of `rollouts` and `client` turn into results:
@@ -18,7 +18,8 @@ import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any, Self
 
 import psutil
@@ -101,11 +102,7 @@ class TrialSession:
         return await self.ask({"type": "state"})
 
     async def ask(self, message: Json | str) -> Frame:
-        """Send a message, or text that is none, and return the answer.
-
-        Raises:
-            SessionFailed
-        """
+        """Send a message, or text that is none, and return the answer."""
         assert self._session is not None
         what = message["type"] if isinstance(message, dict) else "text"
         started = time.monotonic()
@@ -253,3 +250,49 @@ def actions_of(schema: Json, given: Sequence[Json]) -> Actions:
     if examples := [each for each in schema.get("examples") or [] if isinstance(each, dict)]:
         return Actions(schema, examples, "the examples of the action's schema")
     return Actions(schema, (), "random actions by the action's schema")
+
+
+class Outcome(StrEnum):
+    """How a check ended; the later ones are the worse ones."""
+
+    PASSED = "passed"
+    SKIPPED = "skipped"
+    WARNED = "warned"  # worth a look, and no failure
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault."""
+
+    found: str  # what was seen, with its figures
+    means: str  # what follows from it for those who use the environment
+    remedy: str
+    is_failure: bool = True  # otherwise it is a warning
+
+
+@dataclass(slots=True)
+class CheckResult:
+    """The outcome of one check."""
+
+    check: str  # its name
+    summary: str = ""  # one line that says what was looked at, and what came of it
+    findings: list[Finding] = field(default_factory=list)
+    figures: Json = field(default_factory=dict)  # what was measured, by name
+    seconds: float = 0.0
+    was_skipped: bool = False  # nothing was looked at, for the reason in `summary`
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether it passed."""
+        if any(finding.is_failure for finding in self.findings):
+            return Outcome.FAILED
+        if self.findings:
+            return Outcome.WARNED
+        return Outcome.SKIPPED if self.was_skipped else Outcome.PASSED
+
+    def to_json(self) -> Json:
+        """The result as JSON values."""
+        found = {**asdict(self), "outcome": self.outcome.value, "seconds": round(self.seconds, 3)}
+        del found["was_skipped"]
+        return found

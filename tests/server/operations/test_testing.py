@@ -12,9 +12,8 @@ from openenvd.server.operations.testing.blocking import Call, judge
 from openenvd.server.operations.testing.determinism import differences
 from openenvd.server.operations.testing.leaks import growth, largest_fall, left_over
 from openenvd.server.operations.testing.protocol import differences as schema_differences
-from openenvd.server.operations.testing.report import CheckResult, Finding
 from openenvd.server.operations.testing.run import CHECKS, note_exits
-from openenvd.server.operations.testing.subject import actions_of
+from openenvd.server.operations.testing.subject import CheckResult, Finding, actions_of
 from openenvd.system.process.exit_reason import ExitKind, ExitReason
 
 MB = 1_000_000
