@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_761,
-    "code lines": 48_358,
-    "modules": 405,
-    "test lines": 72_566,
+    "shipped lines": 75_498,
+    "code lines": 48_263,
+    "modules": 403,
+    "test lines": 72_569,
     "words of pages": 24_989,
     "words of decisions": 7_091,
     "folders at the root": 15,
