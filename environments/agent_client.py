@@ -48,8 +48,8 @@ from typing import TYPE_CHECKING, Any
 from ..schema.errors import EngineFailed
 from ..schema.layout import Layout, make_private
 from ..system.text.json_lines import Json, decode_line, encode_line
+from .shim.client import spawn_detached
 from .shim.files import CONTROL_FD_VARIABLE, open_control_socket, write_json
-from .shim.fork_server_client import spawn_detached
 
 if TYPE_CHECKING:
     from filelock import FileLock

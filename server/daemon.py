@@ -36,7 +36,7 @@ import uvloop
 from setproctitle import setproctitle
 
 from .. import __version__
-from ..environments.shim.fork_server_client import stop_fork_servers
+from ..environments.shim.client import stop_fork_servers
 from ..executor.spawning.zygote import PreforkedZygote
 from ..executor.supervisor.memory import sweep_cgroups
 from ..schema.settings import Given, Paths, Settings

@@ -52,7 +52,7 @@ from pathlib import Path
 
 from ..environments import run_files
 from ..environments.engines.local.ports import renew_reservations
-from ..environments.engines.new_replicas import RUN_DIR_VARIABLE
+from ..environments.engines.providers import RUN_DIR_VARIABLE
 from ..environments.preparation.venv_cleanup import prune_old
 from ..environments.shim.client import clean_up_after_shim, end_group
 from ..environments.shim.files import LOCK_FILE_NAME, RUN_FILE_NAME

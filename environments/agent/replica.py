@@ -66,8 +66,7 @@ from ..shim.connections import read_operation
 from ..shim.server_exit import exit_without_start
 from .engine_watch import EngineWatch, exit_reason
 from .instance import ReplicaInstance, ReplicaServer, exit_facts
-from .replica_status import EngineReplicaStatus
-from .status_server import StatusServer
+from .replica_status import EngineReplicaStatus, StatusServer
 
 log = logging.getLogger(__name__)
 

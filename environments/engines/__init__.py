@@ -7,11 +7,10 @@ docker/ swarm/ slurm/ ray/ kubernetes/
              swarm stands on docker
 
 base.py      `EngineEntry`, the `Engine` protocol and its values: what one folder has to provide
-registry.py  which engines are installed, and which of a kind is meant
-check.py     whether each works here: `openenv check` asks it in a process of its own
-providers.py what starts replicas, by name; engine_provider.py: an engine as a provider
-new_replicas.py, started_replicas.py
-             what is written down of a replica before it starts, and reported of it until it serves
+registry.py  which engines are installed, which of a kind is meant, and whether each works here
+providers.py what starts replicas, and writes down what each is; engine_provider.py: on an engine
+started_replicas.py
+             what is reported of a replica until it serves
 
 host_options.py   what engines look at, change and refuse in what a replica is given, and what a
                   program is given on its node: Slurm's, Ray's

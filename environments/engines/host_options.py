@@ -144,12 +144,14 @@ def server_options(
         options["allow_origin"] = [*options.get("allow_origin", ()), origin]
     if plan.get("links"):
         config = json.loads(plan["env"][HOST_CONFIG_VARIABLE])
-        links = _link_imports(plan["links"], folder / IMPORTS)
+        links = link_imports(plan["links"], folder / IMPORTS)
         options["import_paths"] = [links, *config["import_paths"]]
     return {HOST_OPTIONS_VARIABLE: json.dumps(options)}
 
 
-def _link_imports(links: Mapping[str, str], folder: Path) -> str:
+def link_imports(links: Mapping[str, str | Path], folder: Path) -> str:
+    """Make the links that a project's imports go through; return the folder."""
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     for name, target in links.items():
         with contextlib.suppress(FileExistsError):

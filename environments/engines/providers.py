@@ -1,80 +1,101 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the provider that starts replicas: this machine, or an engine (`registry.py`).
+"""Starts replicas, on this machine or on an engine, and writes down what each one is.
+
+    provider_named ─▶ Provider.start, .add ─▶ a run file for each replica ─▶ shim or agent
+                        │ what this machine needs beside: local/provider.py
+                        └ what an engine needs beside: engine_provider.py
+
+A replica's variables are a small inherited base, ours, and the user's. The rest is not inherited:
+the daemon may have been started from any shell, whose tokens are private, and whose `PYTHONPATH` or
+`VIRTUAL_ENV` would lead a project astray.
 
 The daemon calls it, in a thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import itertools
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, cast
 
-from ...schema.errors import UnknownProvider
+from ...schema.errors import EngineFailed
+from ...schema.layout import Layout, make_private
+from ...schema.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER, LOOPBACK, REPLICA_HEADER
+from ...schema.replica import RunFileData
 from ...schema.spec import EnvironmentSpec
+from ...system.process.descriptors import Message, send_message
+from ...system.text.json_lines import Json
+from ...system.text.units import MB
+from .. import run_files
+from ..replica_policy import share_sessions
 from ..run_files import LOCAL, RunFile
+from ..shim.files import RUN_FILE_NAME, write_json
 from ..sources.program import Prepared
-from . import registry
-from .base import EngineRefused
+from .local.ports import PortOwner, open_listeners
+from .registry import check_provider
+
+# Where things are, how to reach the network, which accelerators there are.
+INHERITED = frozenset(
+    {"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ"}
+    | {"TMPDIR", "TMP", "TEMP", "DISPLAY", "HF_HOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"}
+    | {"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"}
+    | {"http_proxy", "https_proxy", "all_proxy", "no_proxy"}
+    | {"SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"}
+)
+INHERITED_PREFIXES = ("LC_", "XDG_", "CUDA_", "NVIDIA_", "ROCR_", "HIP_")
+MAX_SESSIONS_VARIABLE = "MAX_CONCURRENT_ENVS"  # upstream projects read it by convention
+HOME_VARIABLE = "OPENENV_HOME"
+RUN_DIR_VARIABLE = "OPENENVD_RUN_DIR"  # of a replica, for all that it starts: whose they are
+
+# Of one replica; the oldest half beyond it is dropped. The daemon sets the variable.
+MAX_LOG_VARIABLE = "OPENENV_MAX_LOG_MB"
+DEFAULT_MAX_LOG_MB = 64
+
+ID_PART = 4  # characters
+_NOT_ALIKE = ("shim", "cgroup")
+
+Listeners = list[socket.socket]  # of one address
+# Adds to a run file what its provider needs; called with the replica's share of the sessions.
+Complete = Callable[[RunFileData, int | None], RunFileData]
 
 
-def check_provider(name: str) -> str:
-    """The name itself, when there is such a provider; whether it works here, its agent can tell.
+class Place(NamedTuple):
+    """Where a replica is among those of its environment."""
 
-    Raises:
-        UnknownProvider
-    """
-    try:
-        registry.entry_of(name)
-    except EngineRefused as exc:
-        raise UnknownProvider(exc.message, exc.hint) from exc
-    return name
-
-
-def check_options(spec: EnvironmentSpec) -> None:
-    """Refuse options that an engine would refuse, before anything is built or started.
-
-    Raises:
-        ValueError
-    """
-    try:
-        entry = registry.entry_of(spec.provider)
-        if entry.check_options is not None:
-            entry.check_options(spec.options_of_engine, sandbox=spec.sandbox)
-    except EngineRefused as exc:
-        raise ValueError(f"engine_options: {exc.message}; {exc.hint}") from exc
-
-
-def needs_gateway(spec: EnvironmentSpec) -> bool:
-    """Whether its clients can only be given the gateway's address.
-
-    Replicas of this machine share a listening socket; those of an engine have nothing in common.
-    """
-    most = max(spec.replicas, spec.max_replicas or 1)
-    return spec.provider != LOCAL and (most > 1 or registry.entry_of(spec.provider).moves)
+    ordinal: int  # within its launch: in its id
+    number: int  # among all that there are: in its sessions' ids
+    port: int
 
 
 def provider_named(name: str, home: Path) -> Provider:
-    """The provider of that name.
-
-    Raises:
-        UnknownProvider
-    """
+    """The provider of that name; raises `UnknownProvider`."""
     if check_provider(name) != LOCAL:
         from .engine_provider import EngineProvider
 
         return EngineProvider(name, home)
     from .local.provider import LocalProvider
 
-    return LocalProvider(home)
+    return LocalProvider(name, home)
 
 
-class Provider(Protocol):
-    """One way to run replicas."""
+class Provider:
+    """One way to run replicas.
 
-    @property
-    def name(self) -> str:
-        """What `--provider` calls it."""
+    Each replica is recorded, where the daemon finds it, before it is started. When one cannot be
+    started, those that were started with it are stopped again, and an `EnvironmentsError` is
+    raised.
+    """
+
+    def __init__(self, name: str, home: Path) -> None:
+        self.name = name
+        self._layout = Layout(home)
 
     def start(
         self,
@@ -85,9 +106,7 @@ class Provider(Protocol):
         address: str | None = None,
         replaces: str | None = None,
     ) -> list[RunFile]:
-        """Start all replicas; on a failure those that were started are stopped again.
-
-        Each replica is recorded, where the daemon finds it, before it is started.
+        """Start all replicas of a launch.
 
         Args:
             spec: The environment as it is wanted.
@@ -96,29 +115,244 @@ class Provider(Protocol):
             address: The environment's, at the gateway; None: the replicas' own.
             replaces: The launch whose replicas serve the environment, and go on until the daemon
                 has these take over. These have the same address, unless the spec says otherwise.
-
-        Raises:
-            EnvironmentsError: A replica cannot be started.
         """
+        shares = share_sessions(spec.max_sessions, spec.replicas, spec.max_replicas)
+        make_private(self._layout.runs)
+        known = run_files.of_environment(self._layout.runs, spec.name)
+        numbers = run_files.free_numbers(known, spec.replicas)
+        others = [each for each in known if each.request_id != launch_id]
+        listeners, complete = self._begin_launch(
+            spec, prepared, known, None if replaces is None else others
+        )
+
+        def described(index: int, port: int) -> RunFileData:
+            place = Place(index, numbers[index], port)
+            data = of_launch(self._layout, spec, launch_id, place, address)
+            return complete(data, shares[index])
+
+        return self._start_each(listeners, spec.replicas, described)
 
     def add(
-        self,
-        like: RunFile,
-        shares: Sequence[int | None],
-        *,
-        replicas: int,
-        started_by: str,
+        self, like: RunFile, shares: Sequence[int | None], *, replicas: int, started_by: str
     ) -> list[RunFile]:
         """Start further replicas of a running environment, where its clients find them.
-
-        They have numbers that no replica of it has (`run_files.free_ordinals`).
 
         Args:
             like: One that it has.
             shares: For each new one, how many sessions it may have.
             replicas: How many the environment is to have then.
             started_by: The request that starts them, which their run files say.
+        """
+        count = len(shares)
+        spec = EnvironmentSpec(**{**like.data["spec"], "replicas": replicas})
+        known = run_files.of_environment(self._layout.runs, spec.name)
+        ordinals = run_files.free_ordinals(known, like.request_id, count)
+        numbers = run_files.free_numbers(known, count)
+        listeners, complete = self._begin_more(like, spec, count, known)
+
+        def described(index: int, port: int) -> RunFileData:
+            place = Place(ordinals[index], numbers[index], port)
+            data = run_file_like(
+                self._layout, like, spec, place, max_sessions=shares[index], started_by=started_by
+            )
+            return complete(data, shares[index])
+
+        return self._start_each(listeners, count, described)
+
+    def _begin_launch(
+        self,
+        spec: EnvironmentSpec,
+        prepared: Prepared,
+        known: list[RunFile],
+        replaced: list[RunFile] | None,
+    ) -> tuple[list[Listeners], Complete]:
+        """Return each replica's listening sockets, or those of all, and what completes run files.
 
         Raises:
-            EnvironmentsError: A replica cannot be started.
+            EnvironmentsError: The launch cannot be carried out.
         """
+        raise NotImplementedError
+
+    def _begin_more(
+        self, like: RunFile, spec: EnvironmentSpec, count: int, known: list[RunFile]
+    ) -> tuple[list[Listeners], Complete]:
+        """Return the same for further replicas."""
+        raise NotImplementedError
+
+    def _begin(self, run_file: RunFile, listeners: Listeners) -> None:
+        """Write one replica down, and start it if it needs its sockets for that."""
+        raise NotImplementedError
+
+    def _finish(self, replica: RunFile) -> None:
+        """Start one replica, if that has not happened; no socket is open any more."""
+
+    def _start_each(
+        self, listeners: list[Listeners], count: int, described: Callable[[int, int], RunFileData]
+    ) -> list[RunFile]:
+        ports = [int(each[0].getsockname()[1]) for each in listeners]
+        started: list[RunFile] = []
+        try:
+            with contextlib.ExitStack() as opened:
+                for one in itertools.chain(*listeners):
+                    opened.enter_context(one)
+                for index in range(count):
+                    of_one = index % len(listeners)
+                    data = described(index, ports[of_one])
+                    # Before it is started: it must be stopped if that fails.
+                    started.append(RunFile.of(Path(data["run_dir"]), data))
+                    self._begin(started[-1], listeners[of_one])
+            for each in started:
+                self._finish(each)
+        except BaseException:
+            with contextlib.suppress(EngineFailed):  # the daemon stops them when it answers
+                run_files.stop_replicas([each.run_dir for each in started], 0.0)
+            raise
+        return started
+
+    def _open(
+        self, spec: EnvironmentSpec, count: int, port: int | None, taken: Collection[int] = ()
+    ) -> list[Listeners]:
+        """Listen at several free ports, the first time at `port` if there is one."""
+        owner = PortOwner(spec.name, self._layout.runs)
+        with contextlib.ExitStack() as stack:
+            opened: list[Listeners] = []
+            for index in range(count):
+                wanted = None if index else port
+                listeners = open_listeners(host_of(spec), wanted, owner, taken=taken)
+                opened.append([stack.enter_context(one) for one in listeners])
+            stack.pop_all()
+        return opened
+
+
+def of_launch(
+    layout: Layout, spec: EnvironmentSpec, launch_id: str, place: Place, address: str | None
+) -> RunFileData:
+    """Return the run file of a launch's replica; `address` is the gateway's."""
+    return {
+        "version": run_files.RUN_FILE_VERSION,
+        "environment": spec.name,
+        "request_id": launch_id,
+        "spec": _written(spec),
+        "host": host_of(spec),
+        "address": address,
+        "token": spec.token,
+        "memory_limit_bytes": spec.memory_bytes,
+        "max_log_bytes": int(os.environ.get(MAX_LOG_VARIABLE) or DEFAULT_MAX_LOG_MB) * MB,
+        **_its_own(layout, spec.name, launch_id, place),
+    }
+
+
+def run_file_like(
+    layout: Layout,
+    other: RunFile,
+    spec: EnvironmentSpec,
+    place: Place,
+    *,
+    max_sessions: int | None,
+    started_by: str,
+) -> RunFileData:
+    """Return the run file of a replica that a request adds to one that runs.
+
+    Its id has a part of that request's: one that has ended, and whose folder is being removed, had
+    another.
+    """
+    own = _its_own(layout, spec.name, f"{started_by[:ID_PART]}-{other.request_id}", place)
+    alike = {key: value for key, value in other.data.items() if key not in _NOT_ALIKE}
+    data = cast("RunFileData", alike) | own
+    data |= {"held": False, "spec": _written(spec), "started_by": started_by}
+    headers = server_options(data).get("headers", {}) | {REPLICA_HEADER: own["replica_id"]}
+    return with_options(data, replica=place.number, headers=headers, max_sessions=max_sessions)
+
+
+def child_environment(
+    inherited: Mapping[str, str],
+    *,
+    home: str,
+    max_sessions: int | None,
+    given: Mapping[str, str],
+) -> dict[str, str]:
+    """The full environment of one replica; what the user gave wins over everything."""
+    base = {
+        name: value
+        for name, value in inherited.items()
+        if name in INHERITED or name.startswith(INHERITED_PREFIXES)
+    }
+    ours = {
+        HOME_VARIABLE: home,  # tells whose process it is
+        "PYTHONDONTWRITEBYTECODE": "1",  # a project's folder stays as it is
+        "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves a traceback in the log
+    }
+    if max_sessions is not None:
+        ours[MAX_SESSIONS_VARIABLE] = str(max_sessions)
+    return {**base, **ours, **given}
+
+
+def names_of(data: RunFileData) -> dict[str, str]:
+    """Return the headers by which a replica's server names itself."""
+    return {
+        ENVIRONMENT_HEADER: data["environment"],
+        GENERATION_HEADER: data["request_id"],
+        REPLICA_HEADER: data["replica_id"],
+    }
+
+
+def host_of(spec: EnvironmentSpec) -> str:
+    """Return the address that replicas listen on; behind the gateway, others do not reach it."""
+    return LOOPBACK if spec.gateway else spec.host
+
+
+def server_options(data: RunFileData) -> Json:
+    """Return what the variables of a run file tell our server; nothing for one that is not ours."""
+    return dict(json.loads(data["env"].get(run_files.options_variable(data)) or "{}"))
+
+
+def with_options(data: RunFileData, **changed: Any) -> RunFileData:
+    """Return a run file whose server gets another configuration."""
+    env, name = dict(data["env"]), run_files.options_variable(data)
+    if name in env:
+        env[name] = json.dumps(server_options(data) | changed)
+    share = changed.get("max_sessions")
+    if share is not None and env.get(MAX_SESSIONS_VARIABLE, "").isdecimal():
+        env[MAX_SESSIONS_VARIABLE] = str(share)
+    data = data | {"env": env}
+    return data | {"plan": data["plan"] | {"env": env}} if "plan" in data else data
+
+
+def share_out(staying: Iterable[RunFile], shares: Iterable[int | None], replicas: int) -> None:
+    """Give running replicas another share of the sessions, now and after a restart. Blocks.
+
+    Sessions beyond it continue. A server on an engine gets it with its next start.
+    """
+    for run_file, share in zip(staying, shares, strict=True):
+        data = with_options(run_file.data, max_sessions=share)
+        data["spec"] = data.get("spec", {}) | {"replicas": replicas}
+        write_json(str(run_file.run_dir / RUN_FILE_NAME), data, sync=True)
+        if share is None or not run_file.is_local:
+            continue
+        # An env host that does not run, or counts no sessions, reads it when it starts.
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as end:
+            end.setblocking(False)
+            end.connect(run_file.data["door_path"])
+            send_message(end, Message({"max_sessions": share}))
+
+
+def _its_own(layout: Layout, name: str, ending: str, place: Place) -> RunFileData:
+    """Return what no two replicas have alike; `ending`, of its id, ends with its launch's."""
+    replica_id = f"{name}-{place.ordinal}-{ending}"
+    log_path = layout.replica_log(name, replica_id)
+    make_private(log_path.parent)
+    return {
+        "replica_id": replica_id,
+        "ordinal": place.ordinal,
+        "number": place.number,
+        "port": place.port,
+        "run_dir": str(layout.run_dir(replica_id)),
+        "log_path": str(log_path),
+        "socket_path": str(layout.replica_socket(replica_id)),
+        "created_at": time.time(),
+    }
+
+
+def _written(spec: EnvironmentSpec) -> Json:
+    """Return what a database that was lost knew of it; `env` and `token` stand beside."""
+    return {key: value for key, value in asdict(spec).items() if key not in ("env", "token")}

@@ -2,24 +2,33 @@
 """The engines that are installed: the entry points of the group `openenvd.engines`, by name.
 
 Each names an `EngineEntry` (`base.py`), in a module that imports little: the daemon and every
-worker that starts a replica on that engine import it. `load` imports the engine itself, in the
-agent's process alone.
+worker that prepares a launch on that engine import it. `load` imports the engine itself, in the
+agent's process, and in that of a check: `python -m openenvd.environments.engines.registry [NAME…]`
+says whether engines work on this machine, in JSON, a line for each.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import metadata
 
+from ...schema.errors import EngineFailed, UnknownProvider
+from ...schema.spec import EnvironmentSpec
 from ...system.files.installation import install_command
+from ...system.text.json_lines import Json
 from ..agent_client import EngineAddress
 from ..run_files import LOCAL
-from .base import Engine, EngineEntry, EngineRefused, Preparation
+from .base import Check, Engine, EngineEntry, EngineError, EngineRefused, Preparation
 
 GROUP = "openenvd.engines"
+CHECK_SECONDS = 30.0  # for all of them; an engine that hangs is one that does not work
 _LOCAL_ENTRY = EngineEntry("", Preparation.PROGRAM)  # this machine is no engine
 
 
@@ -78,3 +87,72 @@ def load(name: str) -> Engine:
         raise EngineRefused(f"the library of {name} cannot be imported: {exc}", hint) from exc
     engine: Engine = getattr(found, cls)()
     return engine
+
+
+def check_provider(name: str) -> str:
+    """The name itself, when there is such a provider; whether it works here, its agent can tell.
+
+    Raises:
+        UnknownProvider
+    """
+    try:
+        entry_of(name)
+    except EngineRefused as exc:
+        raise UnknownProvider(exc.message, exc.hint) from exc
+    return name
+
+
+def check_options(spec: EnvironmentSpec) -> None:
+    """Refuse options that an engine would refuse, before anything is built or started.
+
+    Raises:
+        ValueError
+    """
+    try:
+        entry = entry_of(spec.provider)
+        if entry.check_options is not None:
+            entry.check_options(spec.options_of_engine, sandbox=spec.sandbox)
+    except EngineRefused as exc:
+        raise ValueError(f"engine_options: {exc.message}; {exc.hint}") from exc
+
+
+def needs_gateway(spec: EnvironmentSpec) -> bool:
+    """Whether its clients can only be given the gateway's address.
+
+    Replicas of this machine share a listening socket; those of an engine have nothing in common.
+    """
+    most = max(spec.replicas, spec.max_replicas or 1)
+    return spec.provider != LOCAL and (most > 1 or entry_of(spec.provider).moves)
+
+
+def check_engines(*engines: str) -> dict[str, Json]:
+    """Return the `Check` of these engines, or of all: asked in a process of its own. Blocks."""
+    asked = engines or names()
+    command = [sys.executable, "-P", "-m", __name__, *asked]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=CHECK_SECONDS, check=False)
+        answers = done.stdout
+        problem = f"asking it ended with code {done.returncode}"
+    except subprocess.TimeoutExpired as exc:
+        answers = exc.stdout or b""
+        problem = f"does not answer within {CHECK_SECONDS:g} s"
+    found: dict[str, Json] = {}
+    for line in answers.splitlines():
+        found |= json.loads(line)
+    return {name: found.get(name) or asdict(Check(problem=problem)) for name in asked}
+
+
+def check_engine(name: str) -> Check:
+    """Return whether one engine works; its library is imported here."""
+    try:
+        os.environ.update(address_here(name).variables)
+        return load(name).check()
+    except (EngineError, EngineFailed) as exc:
+        return Check(problem=exc.message, remedy=exc.hint)
+    except Exception as exc:  # of another package's engine
+        return Check(problem=f"{type(exc).__name__}: {exc}")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or names():
+        print(json.dumps({name: asdict(check_engine(name))}), flush=True)  # noqa: T201  its answer

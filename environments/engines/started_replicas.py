@@ -21,9 +21,9 @@ from ...system.memory.pids_limit import no_room_text, tells_no_room
 from ...system.memory.usage import replica_bytes
 from ...system.process.exit_reason import ExitReason
 from .. import run_files
+from .host_options import IMPORTS
 
 LAST_LINES = 20  # of a replica's log, in a failure
-IMPORTS = "imports"  # in a replica's folder: the links that its imports go through
 READY = ("ready", "asleep")  # states of a shim's status; the latter was ready a moment ago
 ALIVE = ("starting", *READY)
 _IMPORT_MACHINERY = 'File "<frozen importlib'

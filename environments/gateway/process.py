@@ -44,7 +44,7 @@ from ..engines.local.ports import (
     reserve,
     reserved_for,
 )
-from ..engines.new_replicas import RUN_DIR_VARIABLE, child_environment
+from ..engines.providers import RUN_DIR_VARIABLE, child_environment
 from ..run_files import RunFile, SetAside
 from ..shim.client import ShimClient, ShimGone, clean_up_after_shim, read_run_file, start_shim
 from ..shim.files import RUN_FILE_NAME

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files that an image is built from, as the tar archive that the builder reads.
+"""What an image is built from: its Dockerfile, and the files, as the tar archive for the builder.
 
 Dockerfile
 needs/             what says which packages it needs: their layer stays while this does
@@ -7,6 +7,12 @@ openenvd/          the env host, what it stands on, and the bundled environments
 project/           the project's files, but for those of version control, caches and
                    `.dockerignore`; of a class, its module alone
 certificates.pem   for the package index, where this machine has some of its own
+
+    BASE ─┬─▶ build   uv, the dependencies' files, an installation ─▶ /opt/venv, /opt/openenvd
+          └─▶ image   ◀── those two, and the project's files
+
+Settings and certificates of the package index stay in the stage `build`, which is not part of the
+image. It needs nothing that the classic builder lacks.
 """
 
 from __future__ import annotations
@@ -14,15 +20,24 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
+import json
 import os
 import re
+import shlex
 import tarfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 from ... import __version__
+from ...schema.protocol import (
+    CONTAINER_PORT,
+    HOST_CONFIG_VARIABLE,
+    HOST_LIBRARIES,
+    LISTEN_ADDRESS_VARIABLE,
+)
+from ..engines.base import BUILT_LABEL, ENV_HOST_LABEL
 from ..sources.needs import Way, allows_python, metadata_of
 from ..sources.program import Program
 from ..sources.resolve import (
@@ -34,10 +49,14 @@ from ..sources.resolve import (
     ResolvedSource,
     without_module,
 )
-from . import image_recipe as recipes
-from .image_recipe import Recipe
+from .project_venv import HOST_EXTRAS, HOST_REQUIREMENTS
 from .uv import uv_variables
 
+PACKAGE_FOLDER = "/opt/openenvd"
+PROJECTS_FOLDER = "/app"
+VENV = "/opt/venv"
+# Names of folders and files in the build context.
+NEEDS, PACKAGE, PROJECT, CERTIFICATES = "needs", "openenvd", "project", "certificates.pem"
 OWN_FOLDER = Path(__file__).resolve().parents[2]
 OWN_PACKAGES = ("env_host", "schema", "system")  # what runs in other projects' Pythons
 _ANY_PATCH = 99  # of the Python in a base image, whose tag names none
@@ -46,6 +65,34 @@ _INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "UV_INDEX", "UV_INSECURE_HOST", "UV_HTTP
 
 Buildable = Bundled | Project | ClassSource
 Files = dict[str, Path]  # by their names in the archive
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything that decides what an image is made of, but for the files.
+
+    Attributes:
+        base: The image that it is based on; it has a Python.
+        config: The part of the env host's configuration that belongs to the program.
+        folder: Where the project's files are in the image; None: it has none.
+        workdir: Where it runs.
+        way: How what it needs is installed, from files in the folder `needs`; None: it needs none.
+        metadata: Of the project itself, as its installation would have them: texts by their paths.
+        more: Packages to install beside what it needs.
+        index: Variables of uv that say where packages come from. Not part of the digest.
+        has_certificates: Whether the context has certificates for the package index.
+    """
+
+    base: str
+    config: Mapping[str, Any]
+    version: str
+    folder: str | None = None
+    workdir: str = PROJECTS_FOLDER
+    way: Way | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    more: tuple[str, ...] = ()
+    index: Mapping[str, str] = field(default_factory=dict)
+    has_certificates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +109,7 @@ class Context:
     def digest(self) -> str:
         """Return a digest of files, base and needs, wherever the packages come from."""
         plain = replace(self.recipe, index={}, has_certificates=False)
-        digest = hashlib.sha256(recipes.dockerfile(plain).encode())
+        digest = hashlib.sha256(dockerfile(plain).encode())
         for name, path in sorted(self.files.items()):
             digest.update(f"\0{name}\0{_mode_of(path)}\0".encode())
             digest.update(bytes(path.readlink()) if path.is_symlink() else _hash_of(path))
@@ -70,18 +117,18 @@ class Context:
 
     def write(self, archive: IO[bytes]) -> None:
         """Write the archive."""
-        text = recipes.dockerfile(self.recipe).encode()
+        text = dockerfile(self.recipe).encode()
         with tarfile.open(fileobj=archive, mode="w|") as tar:
             entry = tarfile.TarInfo("Dockerfile")
             entry.size = len(text)
             tar.addfile(_reproducible(entry), io.BytesIO(text))
-            for folder in (recipes.NEEDS, recipes.PACKAGE, recipes.PROJECT):
+            for folder in (NEEDS, PACKAGE, PROJECT):
                 entry = tarfile.TarInfo(folder)
                 entry.type, entry.mode = tarfile.DIRTYPE, 0o755
                 tar.addfile(entry)
             files = sorted(self.files.items())
             if self.certificates is not None:
-                files.insert(0, (recipes.CERTIFICATES, self.certificates.resolve()))
+                files.insert(0, (CERTIFICATES, self.certificates.resolve()))
             for name, path in files:
                 tar.add(path, name, recursive=False, filter=_reproducible)
 
@@ -112,11 +159,11 @@ def context_of(
     why: list[str] = []
     metadata: dict[str, str] = {}
     if isinstance(source, Project):
-        files |= {f"{recipes.PROJECT}/{n}": path for n, path in _project_files(source.folder)}
+        files |= {f"{PROJECT}/{n}": path for n, path in _project_files(source.folder)}
         way, why = _way_in_image(source, base)
         metadata = metadata_of(source.folder)
     elif isinstance(source, ClassSource):
-        files |= {f"{recipes.PROJECT}/{name}": path for name, path in _module_files(source).items()}
+        files |= {f"{PROJECT}/{name}": path for name, path in _module_files(source).items()}
     files |= _files_of_needs(way, files)
     variables = {**uv_variables(), **os.environ}
     named = variables.get(_CERTIFICATES_VARIABLE)
@@ -145,12 +192,12 @@ def _folder_in_image(source: Buildable, program: Program) -> str | None:
     if isinstance(source, Bundled):
         return None
     name = next(iter(program.links), "project")
-    return f"{recipes.PROJECTS_FOLDER}/{name}"
+    return f"{PROJECTS_FOLDER}/{name}"
 
 
 def _path_in_image(path: str, source: Buildable, folder: str | None) -> str:
     if isinstance(source, Bundled) or folder is None:
-        return recipes.PROJECTS_FOLDER
+        return PROJECTS_FOLDER
     return path.replace(str(source.folder), folder, 1)
 
 
@@ -160,7 +207,7 @@ def _config_in_image(source: Buildable, program: Program, folder: str | None) ->
     here = "" if isinstance(source, Bundled) else str(source.folder)
     paths = [_path_in_image(path, source, folder) for path in config.import_paths]
     if program.links:
-        paths.insert(0, recipes.PROJECTS_FOLDER)
+        paths.insert(0, PROJECTS_FOLDER)
     return {
         "name": config.name,
         "app_candidates": list(config.app_candidates),
@@ -174,11 +221,11 @@ def _config_in_image(source: Buildable, program: Program, folder: str | None) ->
 
 def _own_files() -> Iterator[tuple[str, Path]]:
     for name in ("__init__.py", "envs.py"):
-        yield f"{recipes.PACKAGE}/{name}", OWN_FOLDER / name
+        yield f"{PACKAGE}/{name}", OWN_FOLDER / name
     for package in OWN_PACKAGES:
         for path in (OWN_FOLDER / package).rglob("*"):
             if path.suffix in (".py", ".yaml") and path.is_file():
-                yield f"{recipes.PACKAGE}/{path.relative_to(OWN_FOLDER)}", path
+                yield f"{PACKAGE}/{path.relative_to(OWN_FOLDER)}", path
 
 
 def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -242,11 +289,11 @@ def _files_of_needs(way: Way | None, files: Files) -> Files:
         return {}
     found: Files = {}
     if way.is_dynamic:  # its build system is asked, which may read any of its files
-        prefix = f"{recipes.PROJECT}/"
+        prefix = f"{PROJECT}/"
         own = {name.removeprefix(prefix): p for name, p in files.items() if name.startswith(prefix)}
-        found = {f"{recipes.NEEDS}/{name}": path for name, path in own.items()}
+        found = {f"{NEEDS}/{name}": path for name, path in own.items()}
     inside = (path for path in way.files if path.is_relative_to(way.folder))
-    return found | {f"{recipes.NEEDS}/{path.relative_to(way.folder)}": path for path in inside}
+    return found | {f"{NEEDS}/{path.relative_to(way.folder)}": path for path in inside}
 
 
 def _hash_of(path: Path) -> bytes:
@@ -256,3 +303,91 @@ def _hash_of(path: Path) -> bytes:
 
 def _mode_of(path: Path) -> int:
     return 0o755 if path.lstat().st_mode & 0o100 else 0o644
+
+
+# Writes the texts of a JSON object into the folder of the installed packages.
+_WRITE = (
+    "import json, pathlib, sys, sysconfig\n"
+    "for name, text in json.loads(sys.argv[1]).items():\n"
+    " path = pathlib.Path(sysconfig.get_path('purelib'), name)\n"
+    " path.parent.mkdir(exist_ok=True)\n"
+    " path.write_text(text)"
+)
+
+
+def dockerfile(recipe: Recipe) -> str:
+    """Return the Dockerfile."""
+    return "\n".join([*_build_stage(recipe), "", *_image_stage(recipe), ""])
+
+
+def _build_stage(recipe: Recipe) -> Iterable[str]:
+    yield f"FROM {recipe.base} AS build"
+    yield f"LABEL {BUILT_LABEL}={_quoted(recipe.version)}"
+    yield from (f"ARG {name}" for name in sorted(recipe.index))
+    if recipe.has_certificates:
+        yield f"COPY {CERTIFICATES} /{CERTIFICATES}"
+        yield f"ENV SSL_CERT_FILE=/{CERTIFICATES} PIP_CERT=/{CERTIFICATES}"
+    yield f"ENV VIRTUAL_ENV={VENV} UV_PYTHON_DOWNLOADS=never UV_COMPILE_BYTECODE=1"
+    yield "RUN command -v uv >/dev/null || pip install --no-cache-dir uv"
+    yield f"COPY {NEEDS} /{NEEDS}"
+    yield f"WORKDIR /{NEEDS}"
+    wanted = recipe.way.requires_python if recipe.way is not None else None
+    wanted = f" --python {shlex.quote(wanted)}" if wanted else ""
+    yield f"RUN uv venv --no-project{wanted} {VENV}"
+    yield from (f"RUN {command}" for command in _installation(recipe))
+    yield f"COPY {PACKAGE} {PACKAGE_FOLDER}"
+    yield f"RUN {VENV}/bin/python -m compileall -q {PACKAGE_FOLDER}"
+
+
+def _installation(recipe: Recipe) -> Iterable[str]:
+    """Yield what `project_venv.py` does on this machine."""
+    way = recipe.way or Way("", None)
+    ours = shlex.join(HOST_REQUIREMENTS)
+    beside = " ".join(f"-r {shlex.quote(str(p.relative_to(way.folder)))}" for p in way.beside)
+    packages = shlex.join(["--", *way.packages]) if way.packages else ""
+    more = " ".join(filter(None, [beside, ours, packages]))
+    options = "".join(f"{shlex.quote(each)} " for each in way.options)
+    if way.locked_wheels is not None:
+        locked = "/tmp/locked.txt"  # noqa: S108  in the image's build stage
+        wheels = shlex.join(f"--only-binary={name}" for name in way.locked_wheels)
+        yield (
+            f"uv export --quiet --frozen --no-dev --no-emit-project {options}--output-file {locked}"
+            f" && uv pip install --no-cache --verify-hashes --no-deps {wheels} -r {locked}"
+        )
+        install = "uv pip install --no-cache"
+    else:
+        file = way.file and f" -r {shlex.quote(str(way.file.relative_to(way.folder)))}"
+        install = f"uv pip install --no-cache{file or ''} {options}".rstrip()
+    yield f"{install} {more}" + (f" || {install} {ours}" if way.has_more else "")
+    if recipe.more:
+        yield f"uv pip install --no-cache -- {shlex.join(recipe.more)}"
+    extras = shlex.join(HOST_EXTRAS)
+    libraries = f"{VENV}/{HOST_LIBRARIES}"
+    install = f"uv pip install --no-cache --target {libraries} --only-binary :all: {extras}"
+    yield f"mkdir {libraries} && {install} || echo continuing without {extras}"
+    if recipe.metadata:
+        program = f"exec({_WRITE!r})"  # on one line, as instructions are
+        yield shlex.join([f"{VENV}/bin/python", "-c", program, json.dumps(dict(recipe.metadata))])
+
+
+def _image_stage(recipe: Recipe) -> Iterable[str]:
+    yield f"FROM {recipe.base}"
+    yield f"COPY --from=build {VENV} {VENV}"
+    yield f"COPY --from=build {PACKAGE_FOLDER} {PACKAGE_FOLDER}"
+    if recipe.folder is not None:
+        yield f"COPY {PROJECT} {recipe.folder}"
+    yield f"WORKDIR {recipe.workdir}"
+    yield f"ENV PATH={VENV}/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \\"
+    yield f"    {LISTEN_ADDRESS_VARIABLE}=0.0.0.0:{CONTAINER_PORT} \\"
+    config = json.dumps(dict(recipe.config), sort_keys=True)
+    yield f"    {HOST_CONFIG_VARIABLE}={_quoted(config)}"
+    yield f"LABEL {ENV_HOST_LABEL}={_quoted(recipe.version)}"
+    yield f"EXPOSE {CONTAINER_PORT}"
+    host = [f"{VENV}/bin/python", "-P", f"{PACKAGE_FOLDER}/env_host/__main__.py"]
+    yield f"ENTRYPOINT {json.dumps(host)}"
+
+
+def _quoted(text: str) -> str:
+    """Return a value of ENV or LABEL, in which nothing is substituted."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$")
+    return f'"{escaped}"'

@@ -3,14 +3,12 @@
 
 loop.py             the shim itself: its loop, its cgroup, its status file; start here
 server.py           the server: what happens to it, and what follows by `../replica_state.py`
-server_process.py   the server's process: socket, cgroup, notify pipe, start, kill, reap
-server_child.py     the fork itself
+server_process.py   the server's process: socket, cgroup, notify pipe, fork, kill, reap
 server_exit.py      how the server exited, with the evidence
 connections.py      the clients, and the wire to them
 files.py            sockets, lock and files
 __main__.py         the lightweight entry point
 
-client.py              what the daemon and its workers call: start a shim, talk to it
-fork_server.py         imports shim and server once, and forks shims (Linux)
-fork_server_client.py  asks it for a shim
+client.py           what the daemon and its workers call: start a shim, talk to it
+fork_server.py      imports shim and server once, and forks shims (Linux)
 """

@@ -55,7 +55,7 @@ from ...system.text.json_lines import Json
 from . import loop
 from .files import CONTROL_FD_VARIABLE, LISTEN_FD_VARIABLE
 from .loop import enter_shims_group, leave_shims_group
-from .server_child import set_title
+from .server_process import set_title
 
 
 class ForkServer:

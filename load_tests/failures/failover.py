@@ -41,7 +41,7 @@ from websockets.sync.client import connect
 from load_tests.peers.scaling_servers import openenv
 from load_tests.shared.light_clients import playing
 from load_tests.shared.report import Report, daemon, parse_arguments
-from openenvd.environments.engines.new_replicas import RUN_DIR_VARIABLE
+from openenvd.environments.engines.providers import RUN_DIR_VARIABLE
 from openenvd.environments.shim.client import read_status_file
 from openenvd.schema.layout import Layout
 from smoke_tests.conftest import smoke_cache

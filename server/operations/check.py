@@ -32,7 +32,7 @@ from ...env_host.startup import sessions_of_process
 from ...environments import run_files
 from ...environments.engines.base import Check as EngineCheck
 from ...environments.engines.local.ports import FIRST_PORT, LAST_PORT
-from ...environments.engines.providers import check_provider
+from ...environments.engines.registry import check_engines, check_provider
 from ...environments.gateway import process as gateway_process
 from ...environments.preparation.uv import find_uv, package_source
 from ...environments.run_files import LOCAL
@@ -69,13 +69,12 @@ class Check(base.Operation):
 
         Of one provider `{"providers"}` alone.
         """
-        from ...environments.engines.check import check_engines  # what the daemon need not have
         from ...system.memory.limits import read_limits
 
         local = {LOCAL: asdict(EngineCheck())}
         if payload.provider is not None:
             name = check_provider(payload.provider)
-            return {"providers": local if name == LOCAL else check_engines([name])}
+            return {"providers": local if name == LOCAL else check_engines(name)}
         replicas = run_files.all_of(Layout(context.home).runs)
         # Behind a gateway, a replica's own address is not the one that counts.
         hosts = [(each.environment, each.data.get("spec", {}).get("host")) for each in replicas]

@@ -21,7 +21,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from ...environments import run_files
-from ...environments.engines.providers import check_options, check_provider, needs_gateway
+from ...environments.engines.registry import check_options, check_provider, needs_gateway
 from ...environments.gateway import process as gateway_process
 from ...environments.preparation.prepare import prepare
 from ...environments.sources.resolve import SCHEME, Bundled, Project, describe, resolve

@@ -33,8 +33,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...environments import run_files
-from ...environments.engines import new_replicas
-from ...environments.engines.providers import Provider, provider_named
+from ...environments.engines.providers import Provider, provider_named, share_out
 from ...environments.engines.started_replicas import (
     ALIVE,
     READY,
@@ -525,7 +524,7 @@ def _free_shares(
 
 
 def _share_out(watches: list[ReplicaWatch], shares: list[int | None], wanted: int) -> None:
-    new_replicas.share_out([w.run_file for w in watches], shares[: len(watches)], wanted)
+    share_out([w.run_file for w in watches], shares[: len(watches)], wanted)
     for watch in watches:
         watch.run_file = run_files.read(watch.run_file.run_dir) or watch.run_file
 

@@ -336,18 +336,18 @@ class Foreign:
         return None
 
 if labels:
-    from openenvd.environments.engines.ray import kv as ray_kv
+    from openenvd.environments.engines.ray import replica as kept
     record = {"name": name, "labels": labels, "actor_name": name}
-    ray_kv.write(ray_kv.RECORD.format(name), record)
+    kept.write_key(kept.RECORD.format(name), record)
 actor = Foreign.options(name=name, lifetime="detached").remote()
 ray.get(actor.answer.remote())
 """
 _STOP_FOREIGN = """
 import sys, ray
 ray.init(namespace="openenvd", log_to_driver=False)
-from openenvd.environments.engines.ray import kv as ray_kv
+from openenvd.environments.engines.ray import replica as kept
 for name in sys.argv[1:]:
-    ray_kv.delete(ray_kv.RECORD.format(name))
+    kept.delete_key(kept.RECORD.format(name))
     try:
         ray.kill(ray.get_actor(name))
         print(name)

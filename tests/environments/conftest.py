@@ -21,8 +21,7 @@ from openenvd.environments.engines.started_replicas import (
     started_replica,
 )
 from openenvd.environments.run_files import RunFile
-from openenvd.environments.shim.client import ShimClient, ShimGone
-from openenvd.environments.shim.fork_server_client import stop_fork_servers
+from openenvd.environments.shim.client import ShimClient, ShimGone, stop_fork_servers
 from openenvd.schema.layout import Layout
 
 GRACE_SECONDS = 10.0

@@ -45,7 +45,7 @@ from openenvd.environments.engines.base import (
     LogChunk,
     ReplicaPlan,
 )
-from openenvd.environments.shim.fork_server_client import spawn_detached
+from openenvd.environments.shim.client import spawn_detached
 from openenvd.schema.errors import NotAnswering
 
 DIRECTORY_VARIABLE = "PROCESS_ENGINE"

@@ -36,7 +36,7 @@ from openenvd.environments.agent_client import (
     ask_agent,
     ensure_agent,
 )
-from openenvd.environments.engines import new_replicas, started_replicas
+from openenvd.environments.engines import providers, started_replicas
 from openenvd.environments.engines.base import Instance, Labels, ReplicaPlan
 from openenvd.environments.engines.instance_logs import CURSOR_FILE_NAME, LogPump
 from openenvd.environments.engines.providers import provider_named
@@ -1001,7 +1001,7 @@ def test_a_drain_outlives_the_agent(world: World) -> None:
 
 def test_another_share_of_the_sessions_holds_from_the_next_start_on(world: World) -> None:
     run_file = world.ready(max_sessions=6)
-    new_replicas.share_out([run_file], [4], 1)
+    providers.share_out([run_file], [4], 1)
     world.engine.signal(world.instance, signal.SIGKILL)
     wait_for(run_file, lambda status: status["state"] == "exited")
     with link_to(run_file) as client:

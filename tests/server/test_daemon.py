@@ -146,7 +146,6 @@ NOT_IN_THE_DAEMON = {
     "openenvd.cli",
     "openenvd.client",
     "openenvd.environments.agent.agent",
-    "openenvd.environments.engines.check",
     "openenvd.environments.engines.docker.engine",
     "openenvd.environments.engines.kubernetes.engine",
     "openenvd.environments.engines.swarm.engine",

@@ -29,7 +29,7 @@ from websocket import WebSocketBadStatusException, WebSocketException
 
 from ....system.text.json_lines import Json
 from ..base import EngineGone, EngineRefused
-from .address import CONTEXT, KUBECONFIG, NAMESPACE
+from .options import CONTEXT, KUBECONFIG, NAMESPACE
 
 T = TypeVar("T")
 

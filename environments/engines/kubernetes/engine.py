@@ -20,9 +20,8 @@ image has no shell, or its node is not reached while a stop has time, a pod is d
 its log ends there.
 
     engine.py   the engine; api.py: its requests
-    options.py  what it is asked for: pods, services, and the options of a replica
+    options.py  what it is asked for: pods, services, the options of a replica; and which cluster
     pods.py     what it says of pods
-    address.py  which cluster
 
 Failure cases
 

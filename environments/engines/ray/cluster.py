@@ -34,8 +34,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from ....system.text.json_lines import Json
 from ..base import EngineGone, EngineRefused
 from . import actor as ray_actor
-from . import kv as ray_kv
-from .kv import NAMESPACE, RECORD, REPORT
+from .replica import NAMESPACE, RECORD, REPORT, delete_key, list_keys, read_key, write_key
 
 ANSWER_SECONDS = 10.0  # of an actor
 CONCURRENCY = 8  # calls of an actor at a time
@@ -76,7 +75,7 @@ def look() -> list[tuple[Json, Json | None, bool]]:
     own = ray.get_runtime_context().get_node_id()
     if not any(node["NodeID"] == own and node["Alive"] for node in ray.nodes()):
         os._exit(1)  # the cluster is another by now: connect to that one
-    found = map(ray_kv.read, ray_kv.keys(RECORD))
+    found = map(read_key, list_keys(RECORD))
     records = [record for record in found if record is not None]
     actors = ray.util.list_named_actors(all_namespaces=True)
     living = {each["name"] for each in actors if each["namespace"] == NAMESPACE}
@@ -85,7 +84,7 @@ def look() -> list[tuple[Json, Json | None, bool]]:
 
 def find(name: str) -> Json:
     """Return what is known of one instance: record, report, actor, group; None where it is not."""
-    record = ray_kv.read(RECORD.format(name))
+    record = read_key(RECORD.format(name))
     actor, group = None, None
     if record is not None and record.get("actor"):
         actor = _plain_actor(gcs.actors(record["actor"]))
@@ -102,11 +101,11 @@ def create(
     The actor gets its plan in `settings`. It has these `resources`, on a node whose labels are the
     `selector`'s.
     """
-    record = ray_kv.read(RECORD.format(name))
+    record = read_key(RECORD.format(name))
     if record is None:
         actor_name = f"{name}-{uuid4().hex[:8]}"
         record = {"name": name, "labels": labels, "actor_name": actor_name}
-        ray_kv.write(RECORD.format(name), record)
+        write_key(RECORD.format(name), record)
     actor_name = record["actor_name"]
     try:
         group = get_placement_group(actor_name)
@@ -137,12 +136,12 @@ def create(
         )
         .remote(settings)
     )
-    ray_kv.write(RECORD.format(name), record | {"actor": actor._actor_id.hex()})
+    write_key(RECORD.format(name), record | {"actor": actor._actor_id.hex()})
 
 
 def ask(name: str, identity: str, method: str, *arguments: Any) -> Any:
     """Return the answer of an instance's actor; None when it does not live."""
-    record = ray_kv.read(RECORD.format(name))
+    record = read_key(RECORD.format(name))
     if record is None or record.get("actor") != identity:
         return None
     actor = _handle(record["actor_name"])
@@ -159,7 +158,7 @@ def ask(name: str, identity: str, method: str, *arguments: Any) -> Any:
 
 def destroy(name: str, labels: dict[str, str]) -> None:
     """Remove an instance, and everything that was made for it; its record last."""
-    record = ray_kv.read(RECORD.format(name))
+    record = read_key(RECORD.format(name))
     if record is None:
         return
     if record["labels"] != labels:
@@ -174,8 +173,8 @@ def destroy(name: str, labels: dict[str, str]) -> None:
     with contextlib.suppress(ValueError):
         remove_placement_group(get_placement_group(actor_name))
     if record.get("actor"):
-        ray_kv.delete(REPORT.format(record["actor"]))
-    ray_kv.delete(RECORD.format(name))
+        delete_key(REPORT.format(record["actor"]))
+    delete_key(RECORD.format(name))
 
 
 def _handle(name: str) -> Any:
@@ -220,4 +219,4 @@ def _plain_actor(found: Json) -> Json | None:
 
 def _report(record: Json) -> Json | None:
     actor = record.get("actor")
-    return ray_kv.read(REPORT.format(actor)) if actor else None
+    return read_key(REPORT.format(actor)) if actor else None

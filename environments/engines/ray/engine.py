@@ -11,8 +11,9 @@ its server has exited, with the server's log, until the agent has read that and 
 
     options.py    what a plan asks of Ray, and which cluster is meant
     driver.py     the process that is connected to the cluster, as it is called from here
-    cluster.py    what runs there; kv.py: what is kept in the cluster
-    actor.py      the actor, as it is sent to its node; replica.py: what it does there
+    cluster.py    what runs there
+    actor.py      the actor, as it is sent to its node
+    replica.py    what it does there, and what is kept in the cluster
 
 Failure cases
 

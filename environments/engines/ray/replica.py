@@ -24,6 +24,7 @@ Imports the standard library and Ray alone: it runs in whatever Python the clust
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -38,6 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
+from ray.experimental import internal_kv
 
 from ....system.net.listening_sockets import descriptors_text
 from ....system.process.prctl import die_with_parent
@@ -52,11 +54,14 @@ from ...shim.files import (
     write_json,
 )
 from ..host_options import http_address, listen, server_options
-from . import kv as ray_kv
 
 if TYPE_CHECKING:
     from ....schema.replica import StatusLine
 
+NAMESPACE = "openenvd"  # of actors and placement groups, and of these keys
+RECORD = "replica:{}"
+REPORT = "report:{}"
+_KEYS = NAMESPACE.encode()
 READ_BYTES = 256 * 1024
 RETRY_SECONDS = 1.0
 HEARD_SECONDS = 5.0  # for the shim to have read what it is asked
@@ -214,7 +219,7 @@ class RayReplica:
             self._report["exit"] = {"kind": "lost"}
         while True:
             try:
-                ray_kv.write(ray_kv.REPORT.format(self._actor_id), self._report)
+                write_key(REPORT.format(self._actor_id), self._report)
                 return
             except Exception:
                 time.sleep(RETRY_SECONDS)
@@ -243,3 +248,33 @@ def _session_folder() -> Path:
     """Return the folder of Ray's session on this node."""
     node: Any = ray._private.worker._global_node
     return Path(node.get_session_dir_path())
+
+
+# Small JSON objects by key, in the cluster's own KV, in its GCS. Keys: `cluster.py`.
+
+
+def read_key(key: str) -> Json | None:
+    """Return the object of a key; None when there is none."""
+    data: bytes | None = internal_kv._internal_kv_get(key, namespace=_KEYS)
+    try:
+        found = json.loads(data or b"null")
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def write_key(key: str, value: Json) -> None:
+    """Replace the object of a key."""
+    data = json.dumps(value).encode()
+    internal_kv._internal_kv_put(key, data, overwrite=True, namespace=_KEYS)
+
+
+def delete_key(key: str) -> None:
+    """Remove a key, if it is there."""
+    internal_kv._internal_kv_del(key, namespace=_KEYS)
+
+
+def list_keys(pattern: str) -> list[str]:
+    """Return the keys of a kind: `RECORD`, `REPORT`."""
+    found = internal_kv._internal_kv_list(pattern.format(""), namespace=_KEYS)
+    return [key.decode() for key in found]

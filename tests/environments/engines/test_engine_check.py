@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.engines import check, registry
+from openenvd.environments.engines import registry
 from openenvd.environments.engines.base import EngineEntry, Preparation
-from openenvd.environments.engines.providers import check_provider
+from openenvd.environments.engines.registry import check_provider
 from openenvd.schema.errors import UnknownProvider
 from openenvd.system.files.installation import install_command
 
@@ -50,7 +50,7 @@ def engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_engine_tells_whether_it_works(engines: None) -> None:
     assert {"docker", "kubernetes", "ray", "slurm", "swarm", "good"} <= {*registry.names()}
-    found = check.check_engines(["good", "bad", "absent"])
+    found = registry.check_engines("good", "bad", "absent")
     assert found["good"] == {"version": "1.2", "problem": None, "remedy": None, "notes": ["slow"]}
     assert found["bad"]["problem"] == "RuntimeError: it broke"
     assert "Absent" in found["absent"]["problem"]
@@ -60,11 +60,11 @@ def test_each_engine_tells_whether_it_works(engines: None) -> None:
 def test_an_engine_that_hangs_or_crashes_hides_none_before_it(
     engines: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = check.check_engines(["good", "crashing"])
+    found = registry.check_engines("good", "crashing")
     assert found["good"]["problem"] is None
     assert found["crashing"]["problem"] == "asking it ended with code 3"
-    monkeypatch.setattr(check, "CHECK_SECONDS", 5.0)
-    found = check.check_engines(["good", "hanging"])
+    monkeypatch.setattr(registry, "CHECK_SECONDS", 5.0)
+    found = registry.check_engines("good", "hanging")
     assert found["good"]["problem"] is None
     assert found["hanging"]["problem"] == "does not answer within 5 s"
 
@@ -74,7 +74,7 @@ def test_a_library_that_is_missing_is_told_with_what_installs_it(
 ) -> None:
     entry = EngineEntry("no_such_library.engine:Engine", Preparation.IMAGE, extra="docker")
     monkeypatch.setattr(registry, "entry_of", lambda _: entry)
-    found = check.check_engine("trial")
+    found = registry.check_engine("trial")
     assert not found.works
     assert found.remedy == install_command("docker")
 

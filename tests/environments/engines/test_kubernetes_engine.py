@@ -36,8 +36,8 @@ from openenvd.environments.engines.base import (
     ReplicaPlan,
 )
 from openenvd.environments.engines.kubernetes import engine as kubernetes
-from openenvd.environments.engines.kubernetes.address import kubernetes_address
 from openenvd.environments.engines.kubernetes.engine import KubernetesEngine
+from openenvd.environments.engines.kubernetes.options import kubernetes_address
 
 LABELS = Labels(home="0123456789ab", environment="echo", replica="echo-0-7f", generation="7f")
 PLAN = ReplicaPlan(labels=LABELS, image="openenvd-echo:1", host="127.0.0.1", port=9000)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from openenvd.environments.engines.base import EngineRefused, Labels, ReplicaPlan
-from openenvd.environments.engines.kubernetes.address import kubernetes_address
 from openenvd.environments.engines.kubernetes.options import (
     SIGNAL_SERVER,
     dns_name,
+    kubernetes_address,
     label_values,
     options_of,
     pod_of,

@@ -61,7 +61,7 @@ def start(
 ) -> Started:
     spec = EnvironmentSpec("sample", source, **fields)  # type: ignore[arg-type]
     program = program_of(spec, resolve(source, cwd), None)
-    provider = LocalProvider(home)
+    provider = LocalProvider("local", home)
     return Started(provider.start(spec, program, launch_id=launch_id, replaces=replaces))
 
 

@@ -16,8 +16,7 @@ import pytest
 
 from openenvd.environments.engines.docker.options import hint_on
 from openenvd.environments.preparation.image_build import DockerCli
-from openenvd.environments.preparation.image_context import Context, context_of
-from openenvd.environments.preparation.image_recipe import Recipe, dockerfile
+from openenvd.environments.preparation.image_context import Context, Recipe, context_of, dockerfile
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import digest_in_repository, image_of, resolve, tag_of
 from openenvd.schema.errors import EngineFailed, UnknownSource

@@ -20,8 +20,13 @@ from typing import Any
 import pytest
 
 from openenvd.environments.run_files import RUN_FILE_VERSION
-from openenvd.environments.shim.client import ShimClient, ShimGone, clean_up_after_shim, start_shim
-from openenvd.environments.shim.fork_server_client import stop_fork_servers
+from openenvd.environments.shim.client import (
+    ShimClient,
+    ShimGone,
+    clean_up_after_shim,
+    start_shim,
+    stop_fork_servers,
+)
 from openenvd.system.memory.cgroups import CgroupManager
 from openenvd.system.process.prctl import adopt_orphans
 from openenvd.system.process.proc import children_of

@@ -17,13 +17,13 @@ from typing import Any
 import psutil
 import pytest
 
-from openenvd.environments.shim import fork_server_client
-from openenvd.environments.shim.fork_server import is_idle
-from openenvd.environments.shim.fork_server_client import (
+from openenvd.environments.shim import client
+from openenvd.environments.shim.client import (
     may_fork,
     start_environment,
     stop_fork_servers,
 )
+from openenvd.environments.shim.fork_server import is_idle
 from openenvd.system.net.listening_sockets import open_listening_sockets
 from openenvd.system.process.descriptors import close_all
 from openenvd.system.process.process_identity import ProcessIdentity
@@ -153,7 +153,7 @@ def test_one_that_hangs_is_done_without_and_replaced(
     fork_server.suspend()
     try:
         with monkeypatch.context() as impatient:
-            impatient.setattr(fork_server_client, "REPLY_SECONDS", 0.2)
+            impatient.setattr(client, "FORK_SECONDS", 0.2)
             make().ready()  # as a program
             assert _fork_server_of(make().ready()).pid != fork_server.pid
     finally:
@@ -186,7 +186,7 @@ def test_an_idle_one_ends_by_itself(
     make: Make, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It must not be over before the first request has come, on a busy machine.
-    monkeypatch.setattr(fork_server_client, "IDLE_SECONDS", 2.0)
+    monkeypatch.setattr(client, "IDLE_SECONDS", 2.0)
     one = make().ready()
     fork_server = _fork_server_of(one)
     one.link.send("stop", grace_seconds=0.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openenvd.environments.engines.new_replicas import child_environment
+from openenvd.environments.engines.providers import child_environment
 from openenvd.environments.sources.program import app_candidates, package_of, program_of
 from openenvd.environments.sources.resolve import Project, resolve
 from openenvd.schema.errors import InvalidSpec

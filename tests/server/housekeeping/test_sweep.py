@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.client import daemon
-from openenvd.environments.engines.new_replicas import RUN_DIR_VARIABLE
+from openenvd.environments.engines.providers import RUN_DIR_VARIABLE
 from openenvd.environments.preparation.project_venv import COMPLETE
 from openenvd.environments.preparation.venv_cleanup import UNUSED
 from openenvd.environments.shim.files import open_control_socket

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from openenvd.environments import run_files
 from openenvd.environments.engines.base import Check
-from openenvd.environments.shim.fork_server_client import stop_fork_servers
+from openenvd.environments.shim.client import stop_fork_servers
 from openenvd.schema.errors import EnvironmentsError, NotAnswering
 from openenvd.schema.layout import Layout
 from openenvd.server.operations import check

@@ -98,7 +98,7 @@ def launch(home: Path, source: str = "echo", name: str = "sample", **fields: Any
     spec = EnvironmentSpec(name=name, source=source, shards=1, **fields)
     program = program_of(spec, resolve(source, home), None)
     launch_id = secrets.token_hex(8)
-    provider = LocalProvider(home)
+    provider = LocalProvider("local", home)
     Started(provider.start(spec, program, launch_id=launch_id)).wait()
     [run_file] = run_files.of_environment(home / "run", name)
     return run_file

@@ -12,7 +12,7 @@ from pathlib import Path
 
 START = """
     import os, sys
-    from openenvd.environments.shim.server_child import spawn
+    from openenvd.environments.shim.server_process import spawn
 
     log = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     place = {"cwd": None, "log_fd": log, "keep_fds": (), "cgroup": None, "oom_score_adj": None}
