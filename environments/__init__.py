@@ -10,7 +10,7 @@
     strays.py      what runs without a record: shown, and stopped when asked
     agent_client.py
                    starts the agent of an engine, and asks it
-    access.py      asks an environment over HTTP; follows one launch through its restarts
+    access.py      asks an environment over HTTP
     replica_policy.py
                    how many replicas, their shares of sessions, when one is started again
     replica_state.py, replica_status.py

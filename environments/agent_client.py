@@ -89,15 +89,11 @@ class AgentClient:
             raise EngineFailed(error["message"], error.get("hint"))
         return answer
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
-
     def __enter__(self) -> AgentClient:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._socket.close()
 
 
 def ask_agent(layout: Layout, at: EngineAddress, op: str, **fields: Any) -> Json:
@@ -128,8 +124,18 @@ def ensure_agent(layout: Layout, at: EngineAddress) -> AgentClient:
         with contextlib.suppress(OSError):
             return _connect(path, at.engine)
         write_json(str(folder / ADDRESS_FILE_NAME), at.to_json())
+        argv = [sys.executable, "-P", "-m", "openenvd.environments.agent.agent"]
+        argv += [str(layout.home), json.dumps(at.to_json())]
         with open_control_socket(str(path)) as control:
-            _spawn(layout, at, control.fileno())
+            environ = {
+                **os.environ,
+                **dict(at.variables),  # not its starter's: which engine it is for
+                "OPENENV_HOME": str(layout.home),  # tells whose process it is
+                "SPT_NOENV": "1",  # or a new title is written over what `ps e` shows
+                CONTROL_FD_VARIABLE: str(control.fileno()),
+            }
+            log_path = str(layout.agent_log(at.key))
+            spawn_detached(argv, environ, pass_fds=[control.fileno()], log_path=log_path)
     return _connect(path, at.engine)
 
 
@@ -151,20 +157,6 @@ def _connect(path: Path, engine: str) -> AgentClient:
     return AgentClient(connection, engine)
 
 
-def _spawn(layout: Layout, at: EngineAddress, control_fd: int) -> None:
-    program = [sys.executable, "-P", "-m", "openenvd.environments.agent.agent"]
-    argv = [*program, str(layout.home), json.dumps(at.to_json())]
-    environ = {
-        **os.environ,
-        **dict(at.variables),  # not its starter's: which engine it is for
-        "OPENENV_HOME": str(layout.home),  # tells whose process it is
-        "SPT_NOENV": "1",  # or a new title is written over the environment that `ps e` shows
-        CONTROL_FD_VARIABLE: str(control_fd),
-    }
-    log_path = str(layout.agent_log(at.key))
-    spawn_detached(argv, environ, pass_fds=[control_fd], log_path=log_path)
-
-
 ADDRESS_FILE_NAME = "address.json"  # in the folder of an agent
 _DIGEST_LENGTH = 8
 _PLACE = "_HOST"  # ends the name of the variable that says where it is
@@ -172,14 +164,10 @@ _PLACE = "_HOST"  # ends the name of the variable that says where it is
 
 @dataclass(frozen=True, slots=True)
 class EngineAddress:
-    """One engine that replicas run on.
+    """One engine that replicas run on."""
 
-    Attributes:
-        engine: Its name in `--provider`.
-        variables: Names and values, sorted, of what its library reads to find it.
-    """
-
-    engine: str
+    engine: str  # its name in `--provider`
+    # names and values, sorted, of what its library reads to find it
     variables: tuple[tuple[str, str], ...] = ()
 
     @classmethod

@@ -175,7 +175,9 @@ def weights(loads: Mapping[int, Load]) -> dict[int, int]:
     most = max(rooms.values(), default=0)
     if min(rooms.values(), default=0) >= NEARLY_EVEN * most:
         return {}
-    return {number: _power_of_two(MAX_WEIGHT * room / most) for number, room in rooms.items()}
+    shares = {number: int(MAX_WEIGHT * room / most) for number, room in rooms.items()}
+    # The largest power of two that is not greater, and at least 1.
+    return {number: 1 << max(0, share.bit_length() - 1) for number, share in shares.items()}
 
 
 def is_calm(before: Mapping[int, Load], now: Mapping[int, Load]) -> bool:
@@ -184,11 +186,6 @@ def is_calm(before: Mapping[int, Load], now: Mapping[int, Load]) -> bool:
         number in before and abs(load.sessions - before[number].sessions) <= CALM * load.capacity
         for number, load in now.items()
     )
-
-
-def _power_of_two(value: float) -> int:
-    """Return the largest that is not greater, and at least 1."""
-    return 1 << max(0, int(value).bit_length() - 1)
 
 
 FIRST_PAUSE_SECONDS = 0.5

@@ -105,11 +105,7 @@ def advance(
 ) -> tuple[Life, Action | None]:
     """Return the life of a replica after an event, and the action that follows, if any.
 
-    Args:
-        life: How far it had come.
-        event: What has happened.
-        now: The time.
-        seconds: For its sessions to end (`DRAIN`), or for it itself (`STOP`).
+    `seconds` are for its sessions to end (`DRAIN`), or for it itself (`STOP`).
     """
     match event:
         case Event.DRAIN if life.state is not State.STOPPED:

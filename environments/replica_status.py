@@ -104,7 +104,11 @@ class ExitHistory:
         """Add an exit: what was reported of it, with `reason` and `at`."""
         kind = _kind_of(report)
         self._kinds[kind] = self._kinds.get(kind, 0) + (report.get("programs") or 1)
-        self.last = sorted([report, *self.last], key=_rank)[:KEPT_EXITS]
+        ranked = sorted(
+            [report, *self.last],
+            key=lambda each: (_kind_of(each) != "oom_killed", -(each.get("at") or 0.0)),
+        )
+        self.last = ranked[:KEPT_EXITS]
         self._below += not (report.get("server") or report.get("programs"))
 
     def add_server(self, reason: Json, at: float) -> None:
@@ -115,10 +119,6 @@ class ExitHistory:
     def to_json(self) -> StatusLine:
         """Return its part of a replica's status."""
         return {"exits": self.last, "exit_kinds": self._kinds, "shard_exits": self._below}
-
-
-def _rank(report: Json) -> tuple[bool, float]:
-    return _kind_of(report) != "oom_killed", -(report.get("at") or 0.0)
 
 
 def _kind_of(report: Json) -> str:

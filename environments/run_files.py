@@ -39,7 +39,7 @@ from ..schema.layout import GATEWAY, Layout
 from ..schema.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
 from ..schema.replica import RunFileData, StatusLine
 from ..schema.spec import GRACE_SECONDS
-from ..system.net.listening_sockets import open_listening_sockets
+from ..system.net.listening_sockets import http_address, open_listening_sockets
 from ..system.process.descriptors import close_all
 from ..system.process.process_identity import is_locked
 from .agent_client import EngineAddress, ask_agent
@@ -93,7 +93,7 @@ class RunFile:
         """What goes into upstream's `base_url`: the gateway's, where there is one."""
         if (address := self.data.get("address")) is not None:
             return address
-        return address_of(*(endpoint_of(self) if self.is_elsewhere else (self.host, self.port)))
+        return http_address(*(endpoint_of(self) if self.is_elsewhere else (self.host, self.port)))
 
     @property
     def is_elsewhere(self) -> bool:
@@ -210,7 +210,7 @@ def options_variable(data: RunFileData) -> str:
 
 
 def read(run_dir: Path) -> RunFile | None:
-    """The replica of a folder; None when there is none, or none that can be used."""
+    """The replica of a folder; None when there is none that can be used."""
     found = _look(run_dir)
     return found if isinstance(found, RunFile) else None
 
@@ -297,12 +297,7 @@ def stop_environment(
     request_id: str | None = None,
     on_sessions: OnSessions | None = None,
 ) -> list[str]:
-    """Stop all replicas of an environment, or of one launch of it, at once rather than in turn.
-
-    Blocks.
-
-    Returns:
-        Their ids.
+    """Stop all replicas of an environment, or of one launch of it; return their ids. Blocks.
 
     Raises:
         EngineFailed: Some could not be stopped; the others were.
@@ -338,10 +333,7 @@ def stop_replicas(
 ) -> None:
     """Stop replicas side by side. Stopping what is stopped already is fine. Blocks.
 
-    Args:
-        run_dirs: Their folders.
-        grace_seconds: For their sessions to end.
-        on_sessions: Called with a replica's id and the sessions that it has still.
+    `on_sessions` is called with a replica's id and the sessions that it has still.
 
     Raises:
         EngineFailed: An engine has not stopped its own: they have their folders still.
@@ -368,11 +360,14 @@ def stop_replicas(
             left.append(name)
             continue
         # Also after an orderly end: it costs two reads, and nothing it names can be alive then.
-        clean_up_after_shim(run_dir, grace_seconds=0.0)
+        clean_up_after_shim(run_dir)
         _remove(run_dir)
         tell(name, {})
     if left:
-        raise _still_there(left)
+        raise EngineFailed(
+            f"not stopped yet: {', '.join(sorted(left))}; their engine does not answer, or is slow",
+            "they are stopped when it answers again: openenv status shows them",
+        )
 
 
 def stop_set_aside(aside: SetAside, grace_seconds: float = GRACE_SECONDS) -> None:
@@ -390,7 +385,7 @@ def stop_set_aside(aside: SetAside, grace_seconds: float = GRACE_SECONDS) -> Non
         link.send("stop", grace_seconds=grace_seconds)
         link.wait(lambda _: False, grace_seconds + _MARGIN_SECONDS)
     if aside.is_damaged:
-        clean_up_after_shim(run_dir, grace_seconds=0.0)
+        clean_up_after_shim(run_dir)
     lock = run_dir / LOCK_FILE_NAME
     has_ended = lock.exists() and not is_locked(lock)
     if not has_ended and not is_stopped(run_dir):
@@ -417,7 +412,7 @@ def revive(run_file: RunFile) -> None:
         layout = Layout(run_file.run_dir.parent.parent)
         ask_agent(layout, run_file.engine, "adopt", run_dir=str(run_file.run_dir))
         return
-    clean_up_after_shim(run_file.run_dir, grace_seconds=0.0)
+    clean_up_after_shim(run_file.run_dir)
     run_file = read(run_file.run_dir) or run_file  # its share of the sessions may be another
     siblings = of_environment(run_file.run_dir.parent, run_file.environment)
     others = [each for each in siblings if each.replica_id != run_file.replica_id]
@@ -429,13 +424,6 @@ def revive(run_file: RunFile) -> None:
         start_shim(run_file.run_dir, run_file.data | {"held": False}, listen_fds=listen_fds)
     finally:
         close_all(listen_fds)
-
-
-def address_of(host: str, port: int) -> str:
-    """The address that a client on this machine uses for a server bound to `host`."""
-    if host in ("0.0.0.0", "::"):  # noqa: S104  compared, not bound
-        host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _remove(run_dir: Path) -> None:
@@ -482,14 +470,6 @@ def is_stopped(run_dir: Path) -> bool:
     return (read_status_file(run_dir) or {}).get("state") == State.STOPPED
 
 
-def _still_there(replicas: list[str]) -> EngineFailed:
-    names = ", ".join(sorted(replicas))
-    return EngineFailed(
-        f"not stopped yet: {names}; their engine does not answer, or is slow",
-        "they are stopped when it answers again: openenv status shows them",
-    )
-
-
 def sessions_of(replicas: Iterable[RunFile]) -> dict[str, int]:
     """How many sessions each replica has; none, when nothing answers for it soon. Blocks."""
     found: dict[str, int] = {}
@@ -523,48 +503,27 @@ def await_each(
         yield from links.keys() - waiting.keys()
         while waiting and (seconds := deadline - time.monotonic()) > 0:
             for key, _ in selector.select(seconds):
-                if _has_come(waiting[key.data], partial(on_status, key.data)):
-                    selector.unregister(key.fileobj)
-                    del waiting[key.data]
-                    yield key.data
+                with contextlib.suppress(ShimGone):  # it has ended
+                    try:
+                        waiting[key.data].wait(partial(on_status, key.data), 0.0)
+                    except TimeoutError:
+                        continue
+                selector.unregister(key.fileobj)
+                del waiting[key.data]
+                yield key.data
         yield from waiting
 
 
-def _has_come(link: ShimClient, is_awaited: Callable[[StatusLine], bool]) -> bool:
-    """Take in what has arrived; whether that was the end of the connection, or awaited."""
-    try:
-        link.wait(is_awaited, 0.0)
-    except TimeoutError:
-        return False
-    except ShimGone:
-        pass  # it has ended
-    return True
-
-
-def free_ordinals(known: Iterable[RunFile], launch_id: str, count: int) -> list[int]:
-    """The lowest ordinals that no replica of this launch has; its replicas' ids contain them."""
-    return _free({each.ordinal for each in known if each.request_id == launch_id}, count)
-
-
-def free_numbers(known: Iterable[RunFile], count: int) -> list[int]:
-    """The lowest numbers that no replica of the environment has: sessions' ids name them."""
-    return _free({each.number for each in known}, count)
-
-
-def _free(taken: set[int], count: int) -> list[int]:
-    free = (number for number in itertools.count() if number not in taken)
-    return list(itertools.islice(free, count))
+def free_numbers(taken: Iterable[int], count: int) -> list[int]:
+    """The lowest numbers that are not taken."""
+    used = set(taken)
+    return list(itertools.islice((n for n in itertools.count() if n not in used), count))
 
 
 def listeners_of(replicas: Iterable[RunFile], port: int) -> list[int]:
     """Descriptors of the sockets that listen on a port, from the first shim that has them. Blocks.
 
-    Args:
-        replicas: Whose shims are asked.
-        port: That of the sockets.
-
-    Returns:
-        Descriptors that are the caller's to close; none when no shim answers.
+    They are the caller's to close; there are none when no shim answers.
     """
     for replica in replicas:
         if replica.port != port:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import suppress
 
 from ..schema.errors import EngineFailed
 from ..schema.layout import Layout
@@ -24,8 +24,11 @@ from .agent_client import ADDRESS_FILE_NAME, STRAYS_FILE_NAME, EngineAddress, as
 
 def engines_used(layout: Layout) -> list[EngineAddress]:
     """Return the engines that this home has used. Reads a file for each."""
-    found = (_read_address(path) for path in layout.engines.glob(f"*/{ADDRESS_FILE_NAME}"))
-    return sorted((at for at in found if at is not None), key=lambda at: at.key)
+    found = []
+    for path in layout.engines.glob(f"*/{ADDRESS_FILE_NAME}"):
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            found.append(EngineAddress.from_json(json.loads(path.read_bytes())))
+    return sorted(found, key=lambda at: at.key)
 
 
 def strays_seen(layout: Layout) -> list[Json]:
@@ -60,12 +63,7 @@ def look_again(layout: Layout) -> Iterator[tuple[str, str]]:
 
 
 def stop_stray(layout: Layout, stray: Json, grace_seconds: float) -> None:
-    """Stop a stray, and leave nothing of it. Blocks.
-
-    Args:
-        layout: The home.
-        stray: One that was shown: its `provider` and its `id`.
-        grace_seconds: For sessions to end.
+    """Stop a stray that was shown, by its `provider` and `id`; leave nothing of it. Blocks.
 
     Raises:
         EngineFailed: Its engine does not answer, or it is no stray.
@@ -85,13 +83,6 @@ def stop_stray(layout: Layout, stray: Json, grace_seconds: float) -> None:
     with_it = [at for at in engines if any(s["id"] == stray["id"] for s in _read(layout, at))]
     for at in with_it or engines:
         ask_agent(layout, at, "stop", instance=stray["id"], grace_seconds=grace_seconds)
-
-
-def _read_address(path: Path) -> EngineAddress | None:
-    try:
-        return EngineAddress.from_json(json.loads(path.read_bytes()))
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
 
 
 def _read(layout: Layout, at: EngineAddress) -> list[Json]:

@@ -201,7 +201,7 @@ def _has_no_owner(folder: Path) -> bool:
 def _remove_folder(folder: Path) -> None:
     if not _has_no_owner(folder):
         return
-    clean_up_after_shim(folder, grace_seconds=0.0)
+    clean_up_after_shim(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 

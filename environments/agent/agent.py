@@ -35,6 +35,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -123,11 +124,17 @@ class Agent:
         following = asyncio.create_task(self._watch.run())
         for run_file in await asyncio.to_thread(run_files.all_of, self._layout.runs):
             if self._has(run_file) and not run_files.is_stopped(run_file.run_dir):
-                await self._adopt_found(run_file)
+                try:
+                    await self._adopt(run_file)
+                except (OSError, LookupError, TypeError, ValueError):  # the others are served
+                    log.exception("cannot serve %s", run_file.replica_id)
         server = await asyncio.start_unix_server(self._serve, sock=self._control)
         while self._has_socket() and not following.done():
             await asyncio.sleep(POLL_INTERVAL_SECONDS)
-            await self._drop_removed()
+            for run_dir, replica in list(self._replicas.items()):
+                if not run_dir.exists():
+                    await self._drop(replica)
+                    self._watch.look_soon()
             if self._is_idle() and self._end_idle():
                 break
         server.close()
@@ -137,17 +144,9 @@ class Agent:
         if not following.cancel():  # it has ended before
             following.result()
 
-    # Replicas.
-
     def _has(self, run_file: RunFile) -> bool:
         """Return whether a replica runs on this very engine."""
         return run_file.provider == self._at.engine and run_file.engine == self._at
-
-    async def _adopt_found(self, run_file: RunFile) -> None:
-        try:
-            await self._adopt(run_file)
-        except (OSError, LookupError, TypeError, ValueError):  # the others are served all the same
-            log.exception("cannot serve %s", run_file.replica_id)
 
     async def _adopt(self, run_file: RunFile) -> None:
         async with self._adopting:  # a launch and the daemon may both ask for it
@@ -159,11 +158,8 @@ class Agent:
             replica = EngineReplica(run_file, self._watch, self._identity)
             await replica.open()
             self._replicas[run_file.run_dir] = replica
-            self._tasks[run_file.run_dir] = asyncio.create_task(self._run(replica))
-
-    async def _run(self, replica: EngineReplica) -> None:
-        await replica.run()
-        self._forget(replica)
+            task = self._tasks[run_file.run_dir] = asyncio.create_task(replica.run())
+            task.add_done_callback(lambda _: self._forget(replica))
 
     async def _drop(self, replica: EngineReplica) -> None:
         self._tasks[replica.run_file.run_dir].cancel()
@@ -175,14 +171,6 @@ class Agent:
         if self._replicas.get(run_dir) is replica:
             del self._replicas[run_dir], self._tasks[run_dir]
         self._busy_at = time.monotonic()
-
-    async def _drop_removed(self) -> None:
-        for run_dir, replica in list(self._replicas.items()):
-            if not run_dir.exists():
-                await self._drop(replica)
-                self._watch.look_soon()
-
-    # What the engine has.
 
     def _on_look(self, instances: list[Instance]) -> None:
         found = {each.labels.replica: each for each in instances}
@@ -206,8 +194,6 @@ class Agent:
             path = str(self._folder / STRAYS_FILE_NAME)
             write_json(path, {"seen_at": time.time(), "strays": self._strays})
 
-    # Its own socket.
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._busy_at = time.monotonic()
         with contextlib.suppress(OSError, ValueError):
@@ -230,7 +216,10 @@ class Agent:
         engine = self._watch.engine
         match message.get("op"):
             case "adopt":
-                await self._adopt(self._run_file(message["run_dir"]))
+                run_file = run_files.read(Path(message["run_dir"]))
+                if run_file is None or not self._has(run_file):
+                    raise LookupError(f"{message['run_dir']} has no replica of {self._at}")
+                await self._adopt(run_file)
                 return {}
             case "list":
                 self._instances = list(await self._watch.call(engine.list))
@@ -245,12 +234,6 @@ class Agent:
             case op:
                 raise ValueError(f"unknown op: {op!r}")
 
-    def _run_file(self, run_dir: str) -> RunFile:
-        run_file = run_files.read(Path(run_dir))
-        if run_file is None or not self._has(run_file):
-            raise LookupError(f"{run_dir} has no replica of {self._at}")
-        return run_file
-
     async def _stop_stray(self, instance_id: str, grace_seconds: float | None) -> None:
         engine = self._watch.engine
         found = [each for each in await self._watch.call(engine.list) if each.id == instance_id]
@@ -263,8 +246,6 @@ class Agent:
                 raise EngineRefused(f"{instance_id} is no stray any more")
             await self._watch.call(engine.remove, instance)
         self._watch.look_soon()
-
-    # Its end.
 
     def _has_socket(self) -> bool:
         try:
@@ -290,15 +271,7 @@ class Agent:
 
 
 def _view(instance: Instance) -> Json:
-    labels = instance.labels
-    return {
-        "id": instance.id,
-        "home": labels.home,
-        "environment": labels.environment,
-        "replica": labels.replica,
-        "generation": labels.generation,
-        "state": instance.state,
-    }
+    return {"id": instance.id, **asdict(instance.labels), "state": instance.state}
 
 
 async def _run(layout: Layout, at: EngineAddress, control: socket.socket) -> None:

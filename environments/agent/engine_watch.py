@@ -64,8 +64,14 @@ def exit_reason(
         )
     if facts.reason is not None and not stopped_by_us:
         return ExitReason.from_json(facts.reason)
-    code, number = _code_and_signal(facts.exit_code)
-    is_oom = facts.is_oom and _is_its_own(facts.oom_at, oom_reported_at)
+    code, number = facts.exit_code, None
+    if code is not None and _SIGNALED < code <= _SIGNALED + _LAST_SIGNAL:
+        number, code = code - _SIGNALED, None
+    # Whether the kill that the engine reports is none of those that the server has reported.
+    is_oom = facts.is_oom and (
+        oom_reported_at is None
+        or (facts.oom_at is not None and facts.oom_at > oom_reported_at + SAME_SECONDS)
+    )
     reason = {
         "pid": pid,
         "exit_code": code,
@@ -84,17 +90,6 @@ def exit_reason(
     else:
         kind = ExitKind.LOST if code is None else ExitKind.EXITED
     return ExitReason(kind, **reason)  # type: ignore[arg-type]
-
-
-def _is_its_own(oom_at: float | None, reported_at: float | None) -> bool:
-    """Return whether the kill that an engine reports is none of those that the server reported."""
-    return reported_at is None or (oom_at is not None and oom_at > reported_at + SAME_SECONDS)
-
-
-def _code_and_signal(exit_code: int | None) -> tuple[int | None, int | None]:
-    if exit_code is not None and _SIGNALED < exit_code <= _SIGNALED + _LAST_SIGNAL:
-        return None, exit_code - _SIGNALED
-    return exit_code, None
 
 
 log = logging.getLogger(__name__)
@@ -140,33 +135,30 @@ class EngineWatch:
         self._has_changed = False  # since the last look
         self._is_closed = False
 
-    async def call(self, function: Callable[..., T], *args: object) -> T:
+    async def call(
+        self, function: Callable[..., T], *args: object, threads: ThreadPoolExecutor | None = None
+    ) -> T:
         """Call one of the engine's methods in a thread.
 
         Raises:
             EngineGone: It does not answer; noted as the problem until a look succeeds.
             EngineRefused
         """
-        return await self._call(self._threads, function, *args)
-
-    async def call_long(self, function: Callable[..., T], *args: object) -> T:
-        """Call a method that may take minutes, in a thread of its own; raises as `call`."""
-        thread = ThreadPoolExecutor(1, thread_name_prefix="stop")
         try:
-            return await self._call(thread, function, *args)
-        finally:
-            thread.shutdown(wait=False)
-
-    async def _call(
-        self, threads: ThreadPoolExecutor, function: Callable[..., T], *args: object
-    ) -> T:
-        try:
-            answer = await self._loop.run_in_executor(threads, function, *args)
+            answer = await self._loop.run_in_executor(threads or self._threads, function, *args)
         except EngineGone as exc:
             self._note(exc.message)
             raise
         self._has_answered = True
         return answer
+
+    async def call_long(self, function: Callable[..., T], *args: object) -> T:
+        """Call a method that may take minutes, in a thread of its own; raises as `call`."""
+        thread = ThreadPoolExecutor(1, thread_name_prefix="stop")
+        try:
+            return await self.call(function, *args, threads=thread)
+        finally:
+            thread.shutdown(wait=False)
 
     async def reach(self, function: Callable[..., object], *args: object) -> None:
         """Call a method, as `call` does, unless the engine has answered this process before.

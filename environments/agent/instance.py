@@ -6,7 +6,7 @@ have changed: a look has found it otherwise (`observe`), or something was done t
 followed from when it runs.
 
 `ReplicaServer` asks the server over HTTP whether it is ready, and how full it is; its answers are
-read in `../engines/server_answers.py`. A server that is not ours has no capacity to report, and is
+read in `../engines/py`. A server that is not ours has no capacity to report, and is
 not asked again.
 """
 
@@ -15,19 +15,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 from urllib.parse import urlsplit
 
+from ...env_host.ipc.reports import abandoned_steps
 from ...schema.errors import NotAnswering
-from ...system.net.access import with_token
+from ...schema.protocol import LOOPBACK, Serving
+from ...schema.replica import Capacity, ServerInfo
+from ...system.net.access import bearer_header, with_token, without_token
+from ...system.net.listening_sockets import http_address
 from ...system.process.process_identity import boot_seconds
 from ...system.text.json_lines import Json
-from ..engines import server_answers
+from ..access import MAX_ANSWER_BYTES, read_answer
 from ..engines.base import EngineRefused, ExitFacts, Instance, InstanceState, ReplicaPlan
 from ..engines.instance_logs import LogPump
 from ..replica_state import Life
-from ..run_files import RunFile, address_of
+from ..run_files import RunFile
 from .engine_watch import EngineWatch
 from .replica_status import EngineReplicaStatus
 
@@ -35,6 +42,7 @@ ID_LENGTH = 40  # of an instance's id in messages: engines' own commands take a 
 LAST_LINES_SECONDS = 5.0  # for the rest of a log, once its instance has exited
 SILENT_TIMEOUT_SECONDS = 5.0  # for the server of a silent instance to answer
 SILENT_QUESTIONS = 3  # at least, that it has not answered, when it counts as ended,
+TIMEOUT_SECONDS = 2.0  # for a server to answer
 SILENT_ASKED_SECONDS = 8.0  # and this long since the first of them
 
 
@@ -114,10 +122,8 @@ class ReplicaInstance:
     async def end(self, instance: Instance, life: Callable[[], Life], due: asyncio.Event) -> None:
         """Stop an instance; once more whenever its deadline has come nearer meanwhile.
 
-        Args:
-            instance: Which is to end.
-            life: Returns the life of its replica, with the deadline.
-            due: Set when the deadline may have changed.
+        `life` returns the life of its replica, with the deadline; `due` is set when that may have
+        changed.
         """
         stops: list[asyncio.Task[None]] = []
         nearest = math.inf
@@ -162,11 +168,6 @@ class ReplicaServer:
         self._status = status
         self._unanswered: list[float] = []  # when a silent instance's server did not answer
 
-    def begin_again(self) -> None:
-        """Drop what the server of an earlier generation has answered."""
-        self.has_capacity = True
-        self._unanswered.clear()
-
     @property
     def is_answering(self) -> bool:
         """Return whether it has answered when it was asked last, as far as is known."""
@@ -175,22 +176,22 @@ class ReplicaServer:
     @property
     def address(self) -> str:
         """Return where it has answered last, which is not the gateway's address."""
-        return address_of(self._status.host or "", self._status.port or 0)
+        return http_address(self._status.host or "", self._status.port or 0)
 
     async def why_not_ready(
-        self, plan: ReplicaPlan, instance: Instance, seconds: float = server_answers.TIMEOUT_SECONDS
+        self, plan: ReplicaPlan, instance: Instance, seconds: float = TIMEOUT_SECONDS
     ) -> str | None:
         """Ask it at an address of its own or its plan's port, and note which answers."""
-        usual = address_of(plan.host, plan.port)
+        usual = http_address(plan.host, plan.port)
         if self._run_file.is_elsewhere and instance.address:
             usual = instance.address
 
         async def why_not(address: str) -> str | None:
             url = with_token(address, self._run_file.token)
-            return await server_answers.why_not_healthy(url, seconds)
+            return await why_not_healthy(url, seconds)
 
         own = instance.address or usual
-        address, why = await server_answers.where_it_answers(own, usual, why_not)
+        address, why = await where_it_answers(own, usual, why_not)
         if why is None:
             parts = urlsplit(address)
             self._status.host, self._status.port = parts.hostname, parts.port
@@ -214,7 +215,7 @@ class ReplicaServer:
             return None
         try:
             url = with_token(self.address, self._run_file.token)
-            found = await server_answers.read_capacity(url)
+            found = await read_capacity(url)
         except NotAnswering:
             return None
         self.has_capacity = found is not None and "serving" not in found
@@ -243,3 +244,107 @@ def _seen(instance: Instance | None) -> tuple[object, ...] | None:
         return None
     facts = instance.waiting, instance.ends_at, instance.runs
     return instance.id, instance.state, instance.is_on_its_way, *facts
+
+
+async def why_not_healthy(base_url: str, seconds: float = TIMEOUT_SECONDS) -> str | None:
+    """Return why a server is not ready, by its `/health`; None when it is."""
+    try:
+        await _get(base_url, "/health", seconds)
+    except NotAnswering as exc:
+        return exc.message
+    return None
+
+
+async def where_it_answers(
+    own: str, usual: str, why_not: Callable[[str], Awaitable[str | None]]
+) -> tuple[str, str | None]:
+    """Return the address at which a server answers, its own if it does there; or why it does not.
+
+    Its own is asked again when only the usual one has answered: the server may have begun to listen
+    in between, and sessions at the usual one may end with the engine.
+    """
+    why = await why_not(own)
+    if why is None or own == usual:
+        return own, why
+    why = await why_not(usual)
+    if why is None and await why_not(own) is None:
+        return own, None
+    return usual, why
+
+
+async def read_capacity(base_url: str) -> Json | None:
+    """Return the answer of `/capacity`; None for a server that has none.
+
+    Raises:
+        NotAnswering: The server does not answer at the moment.
+    """
+    try:
+        found = await _get(base_url, "/capacity", TIMEOUT_SECONDS)
+    except NotAnswering as exc:
+        if exc.may_pass:
+            raise
+        return None
+    return found if isinstance(found, dict) and "sessions" in found else None
+
+
+async def _get(base_url: str, path: str, seconds: float) -> Any:
+    """Return the JSON that a server answers, as `ask` does, without a thread for each question.
+
+    A server that cannot be reached takes the whole time limit. By HTTP/1.0 an answer ends with its
+    connection, and has no chunks.
+    """
+    address, token = without_token(base_url)
+    parts = urlsplit(address)
+    headers = {"Host": LOOPBACK, **bearer_header(token)}
+    lines = [f"GET {parts.path.rstrip('/')}{path} HTTP/1.0", *map(": ".join, headers.items())]
+    answer = b""
+    try:
+        async with asyncio.timeout(seconds):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            with contextlib.closing(writer):
+                writer.write("\r\n".join([*lines, "", ""]).encode())
+                while (part := await reader.read(2**16)) and len(answer) < MAX_ANSWER_BYTES:
+                    answer += part
+    except (OSError, TimeoutError) as exc:
+        why = str(exc) or "timed out"
+        raise NotAnswering(f"nothing answers at {address}{path}: {why}") from exc
+    head, _, body = answer.partition(b"\r\n\r\n")
+    found = re.match(rb"HTTP/1\.\d (\d{3}) ?([^\r\n]*)", head)
+    if found is None:
+        raise NotAnswering(f"nothing answers at {address}{path}: it is no HTTP server")
+    return read_answer(f"{address}{path}", int(found[1]), found[2].decode("latin-1"), body)
+
+
+def ready_info(capacity: Json | None) -> ServerInfo:
+    """Return the `info` of a status: what a server says of itself when it is ready."""
+    if capacity is None or "serving" in capacity:  # there are no sessions of ours
+        own = cast("ServerInfo", capacity or {"serving": Serving.AS_IS, "notes": []})
+        return {"ready": True, "max_sessions": None, **own}
+    return {
+        "ready": True,
+        "max_sessions": capacity.get("max_sessions"),
+        "serving": Serving.SESSIONS,
+        "shards": len(capacity["shards"]),
+        "isolate": bool(capacity.get("isolated")),
+        "notes": [],
+    }
+
+
+def summary(capacity: Json) -> Capacity:
+    """Return the `capacity` of a status: the counters of all shards together."""
+    shards = capacity["shards"]
+    totals = [shard["totals"] for shard in shards]
+    lags = [shard["lag"] for shard in shards]
+    return {
+        "max_sessions": capacity["max_sessions"],
+        "waiting": capacity["waiting"],
+        "begun": sum(each["sessions"] for each in totals),
+        "refused": sum(each["refused"] for each in totals),
+        "steps": sum(each["steps"] for each in totals),
+        "step_timeouts": sum(each["step_timeouts"] for each in totals),
+        "lag_p99_seconds": max((round(each["p99_seconds"], 2) for each in lags), default=0.0),
+        "lag_max_seconds": max((round(each["max_seconds"], 2) for each in lags), default=0.0),
+        "shards": dict(sorted(Counter(shard["state"] for shard in shards).items())),
+        "abandoned": abandoned_steps(shards, time.time()),
+        "left": capacity.get("left", []),
+    }

@@ -49,7 +49,6 @@ from ...system.process.backoff import backoff_seconds
 from ...system.process.process_identity import boot_seconds
 from ...system.text.json_lines import Json
 from .. import run_files
-from ..engines import server_answers
 from ..engines.base import (
     EngineGone,
     EngineRefused,
@@ -65,7 +64,7 @@ from ..shim.client import read_status_file
 from ..shim.connections import read_operation
 from ..shim.server_exit import exit_without_start
 from .engine_watch import EngineWatch, exit_reason
-from .instance import ReplicaInstance, ReplicaServer, exit_facts
+from .instance import ReplicaInstance, ReplicaServer, exit_facts, ready_info, summary
 from .replica_status import EngineReplicaStatus, StatusServer
 
 log = logging.getLogger(__name__)
@@ -161,9 +160,10 @@ class EngineReplica:
                     log.exception("cannot look after %s", self.run_file.replica_id)
                 seconds = RETRY_SECONDS
             else:
-                self._clients.report_problem(
-                    self._watch.problem or blocking_reason(self._instance.known)
-                )
+                # What keeps it from running is shown to clients that wait for it.
+                known = self._instance.known
+                waits = None if known is None or known.is_on_its_way else known.waiting
+                self._clients.report_problem(self._watch.problem or waits)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._due.wait(), seconds)
         await self._clients.close()
@@ -206,13 +206,17 @@ class EngineReplica:
         if why is None and found is None and self._server.has_capacity and instance.drains:  # ours
             why = f"nothing answers at {self._server.address}/capacity"
         if why is not None:
-            self._clients.report_waiting(why + _where_it_listens(self.plan))
+            if self.plan.image:  # else its sockets are opened for it
+                port = self.plan.container_port
+                why += f"; its server must listen on 0.0.0.0, port {port} or the one that its image"
+                why += " exposes"
+            self._clients.report_waiting(why)
             self._probes += 1
             return backoff_seconds(
                 self._probes, first=FIRST_PROBE_SECONDS, longest=MAX_PROBE_SECONDS
             )
         if self.status.life.state is State.STARTING:  # not to be stopped by now
-            self.status.note_ready(server_answers.ready_info(found), time.time())
+            self.status.note_ready(ready_info(found), time.time())
             self._handle(Event.READY)
         return 0.0
 
@@ -262,7 +266,7 @@ class EngineReplica:
             self.plan = plan_of(now)  # its share may be another
         self._instance.known = None
         self._probes = 0
-        self._server.begin_again()
+        self._server = ReplicaServer(self.run_file, self.status)  # no answer counts any more
         self.status.host, self.status.port = self.plan.host, self.plan.port
         self._handle(Event.START)
         return 0.0
@@ -337,7 +341,7 @@ class EngineReplica:
             {
                 "sessions": int(found["sessions"]),
                 "sessions_fail": found.get("sessions_fail"),
-                "capacity": server_answers.summary(found),
+                "capacity": summary(found),
             }
         )
         if self.status.note_reported(found.get("exits", []), self.plan.memory_bytes):
@@ -351,15 +355,3 @@ def plan_of(run_file: RunFile) -> ReplicaPlan:
     """Return what an engine is to start."""
     plan = ReplicaPlan.from_json(run_file.data["plan"])
     return replace(plan, run_dir=str(run_file.run_dir))
-
-
-def blocking_reason(instance: Instance | None) -> str | None:
-    """Return what keeps an instance from running, which clients that wait for it see."""
-    return None if instance is None or instance.is_on_its_way else instance.waiting
-
-
-def _where_it_listens(plan: ReplicaPlan) -> str:
-    if not plan.image:  # its sockets are opened for it
-        return ""
-    port = plan.container_port
-    return f"; its server must listen on 0.0.0.0, port {port} or the one that its image exposes"

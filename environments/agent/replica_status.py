@@ -33,16 +33,9 @@ LAST_STATUS_SECONDS = 1.0  # for clients to read the last status
 
 
 class EngineReplicaStatus(ReplicaStatus):
-    """What is known of one replica. No effects.
+    """What is known of one replica. No effects."""
 
-    Attributes:
-        is_asked: Whether the engine may have been asked to start it: if not, it has nothing of it.
-        runs: How many times the engine itself has restarted this instance.
-        ends_at: When the engine ends the instance, as `boot_seconds` counts.
-        replace_at: When to ask for another, so that its sessions can end before that.
-        reported: The number of the last exit that the server has reported of a process below it.
-    """
-
+    # whether the engine may have been asked to start it: if not, it has nothing of it
     is_asked: bool = False
     instance: str | None = None
     pid: int | None = None
@@ -50,9 +43,11 @@ class EngineReplicaStatus(ReplicaStatus):
     port: int | None = None
     problem: str | None = None
     waiting: str | None = None
-    runs: int = 0
-    ends_at: float | None = None
+    runs: int = 0  # how many times the engine itself has restarted this instance
+    ends_at: float | None = None  # when the engine ends the instance, as `boot_seconds` counts
+    # when to ask for another, so that its sessions can end before that
     replace_at: float | None = None
+    # the number of the last exit that the server has reported of a process below it
     reported: int = 0
 
     def __init__(self, earlier: StatusLine | None = None) -> None:
@@ -129,12 +124,8 @@ _OWN = tuple(EngineReplicaStatus.__annotations__)
 class StatusServer:
     """The status of one replica: its file, for the next agent, and its clients.
 
-    Args:
-        run_file: Says where the file and the control socket are.
-        status: Is reported.
-        agent: The identity of this process.
-        handle_command: Called with each line that a client sends; raises `ValueError` for one that
-            cannot be understood.
+    `handle_command` is called with each line that a client sends, and raises `ValueError` for one
+    that cannot be understood. `agent` is the identity of this process.
     """
 
     def __init__(

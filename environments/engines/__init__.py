@@ -14,6 +14,5 @@ started_replicas.py
 
 host_options.py   what engines look at, change and refuse in what a replica is given, and what a
                   program is given on its node: Slurm's, Ray's
-server_answers.py what a replica's server says over HTTP
 instance_logs.py  output with times, into a replica's log
 """

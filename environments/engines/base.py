@@ -56,30 +56,23 @@ class Preparation(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EngineEntry:
-    """Where an engine is, and what it needs.
+    """Where an engine is, and what it needs."""
 
-    Attributes:
-        location: `module:Class`, or what else makes it. Only its agent imports it.
-        preparation: What its replicas run.
-        extra: The extra of openenvd that installs its library; None: it needs none.
-        address: Returns the variables that say which engine it is, all of them, from a process's
-            own (`address_here`). Raises `EngineFailed` when these lead nowhere. By default there is
-            one for all processes of this machine.
-        check_options: Called with the engine's own options of a replica, and whether it is in a
-            `sandbox`; raises `EngineRefused` for what it would refuse, so that a launch need not
-            begin. None: that is seen when the replica is started.
-        has_own_addresses: Whether its replicas are reached where their instances say, and at no
-            port of this machine.
-        moves: Whether a replica that is started again has another address: its environment has
-            one at the gateway then, also with one replica.
-    """
-
-    location: str
-    preparation: Preparation
-    extra: str | None = None
+    location: str  # `module:Class`, or what else makes it. Only its agent imports it.
+    preparation: Preparation  # what its replicas run
+    extra: str | None = None  # the extra of openenvd that installs its library; None: it needs none
+    # returns the variables that say which engine it is, all of them, from a process's own
+    # (`address_here`). Raises `EngineFailed` when these lead nowhere. By default there is one for
+    # all processes of this machine.
     address: Callable[[Mapping[str, str]], dict[str, str]] = lambda _: {}
+    # called with the engine's own options of a replica, and whether it is in a `sandbox`; raises
+    # `EngineRefused` for what it would refuse, so that a launch need not begin. None: that is seen
+    # when the replica is started.
     check_options: Callable[..., object] | None = None
+    # whether its replicas are reached where their instances say, and at no port of this machine
     has_own_addresses: bool = False
+    # whether a replica that is started again has another address: its environment has one at the
+    # gateway then, also with one replica
     moves: bool = False
 
 
@@ -106,19 +99,12 @@ class NameTaken(EngineRefused):
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """Whose an instance is. Everything that is made on an engine carries them.
+    """Whose an instance is. Everything that is made on an engine carries them."""
 
-    Attributes:
-        home: Names the daemon's home; no other machine or user has the same.
-        environment: The environment's name.
-        replica: The replica's id, which no other replica of any home has.
-        generation: The id of the launch's request.
-    """
-
-    home: str
-    environment: str
-    replica: str
-    generation: str
+    home: str  # names the daemon's home; no other machine or user has the same
+    environment: str  # the environment's name
+    replica: str  # the replica's id, which no other replica of any home has
+    generation: str  # the id of the launch's request
 
     def to_labels(self) -> dict[str, str]:
         """Return them as the engine is given them."""
@@ -130,56 +116,39 @@ class Labels:
         }
 
     @classmethod
-    def of(cls, labels: Mapping[str, str]) -> Labels | None:
-        """Return what an engine's labels say; None when they are not ours."""
+    def of(cls, labels: Mapping[str, str] | None) -> Labels | None:
+        """Return what an engine's labels say; None when they are not ours, or there are none."""
         names = (HOME_LABEL, ENVIRONMENT_LABEL, REPLICA_LABEL, GENERATION_LABEL)
-        if not all(labels.get(name) for name in names):
-            return None
-        return cls(*(labels[name] for name in names))
+        found = [(labels or {}).get(name) for name in names]
+        return cls(*filter(None, found)) if all(found) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaPlan:
-    """One replica, as an engine is to start it. It stands in the replica's run file.
+    """One replica, as an engine is to start it. It stands in the replica's run file."""
 
-    Attributes:
-        labels: Whose it is.
-        image: What runs: an image's id or reference, or what else the engine calls so.
-        image_name: The name that it had at the launch, for messages; None: `image` is one.
-        command: What runs in it; empty: what the image says.
-        env: Its variables, beside the image's own.
-        host: The address of this machine that the port is published on.
-        port: The port there. It is reserved for this replica.
-        container_port: The port that the server listens on inside.
-        memory_bytes: The memory limit, swap included; None: none.
-        cpus: The CPU limit, in CPUs; None: none.
-        gpus: How many GPUs it gets.
-        ordinal: The number of this replica among its environment's: which GPUs it takes, say.
-        sandbox: Whether to take from it what a server does not need: a read-only root, no
-            capabilities, no new privileges.
-        options: The engine's own options (`--engine-option NAME=VALUE`).
-        folder: Where the command runs, on an engine that runs programs rather than images.
-        links: Of such a program: import names, and the folders that they stand for.
-        run_dir: The replica's folder, as the agent knows it.
-    """
-
-    labels: Labels
-    image: str
+    labels: Labels  # whose it is
+    image: str  # what runs: an image's id or reference, or what else the engine calls so
+    # the name that it had at the launch, for messages; None: `image` is one
     image_name: str | None = None
-    command: tuple[str, ...] = ()
-    env: dict[str, str] = field(default_factory=dict)
-    host: str
-    port: int
-    container_port: int = CONTAINER_PORT
-    memory_bytes: int | None = None
-    cpus: float | None = None
-    gpus: int = 0
-    ordinal: int = 0
+    command: tuple[str, ...] = ()  # what runs in it; empty: what the image says
+    env: dict[str, str] = field(default_factory=dict)  # its variables, beside the image's own
+    host: str  # the address of this machine that the port is published on
+    port: int  # the port there. It is reserved for this replica.
+    container_port: int = CONTAINER_PORT  # the port that the server listens on inside
+    memory_bytes: int | None = None  # the memory limit, swap included; None: none
+    cpus: float | None = None  # the CPU limit, in CPUs; None: none
+    gpus: int = 0  # how many GPUs it gets
+    ordinal: int = 0  # the number of this replica among its environment's: which GPUs it takes, say
+    # whether to take from it what a server does not need: a read-only root, no capabilities, no new
+    # privileges
     sandbox: bool = False
+    # the engine's own options (`--engine-option NAME=VALUE`)
     options: dict[str, str] = field(default_factory=dict)
-    folder: str = "/"
+    folder: str = "/"  # where the command runs, on an engine that runs programs rather than images
+    # of such a program: import names, and the folders that they stand for
     links: dict[str, str] = field(default_factory=dict)
-    run_dir: str = ""
+    run_dir: str = ""  # the replica's folder, as the agent knows it
 
     @property
     def name(self) -> str:
@@ -192,11 +161,7 @@ class ReplicaPlan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ReplicaPlan:
-        """Read what `to_json` wrote.
-
-        Raises:
-            KeyError, TypeError: It is something else.
-        """
+        """Read what `to_json` wrote; raises `KeyError`, `TypeError`: it is something else."""
         known = {"labels": Labels(**data["labels"]), "command": tuple(data["command"])}
         return cls(**{**data, **known})
 
@@ -211,107 +176,77 @@ class InstanceState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitFacts:
-    """What an engine knows of how an instance ended; an `ExitReason` is made of it.
+    """What an engine knows of how an instance ended; an `ExitReason` is made of it."""
 
-    Attributes:
-        exit_code: As the engine gives it: 128 + n for a signal. None: it never ran, or is unknown.
-        is_oom: Whether the engine says that something in it was killed for using too much memory,
-            since it began.
-        oom_at: When that was the last time, in seconds since the epoch, where the engine says so.
-        reason: How its server exited, as what started that in the instance has explained it.
-        detector: Who says that it was, or killed it for that.
-        error: Why it could not be started, in the engine's words; None if it could.
-        seconds: How long it had run.
-        peak_bytes: The most memory that it held, where the engine says so.
-        evidence: One line for people: `container 3f2a91c0, OOMKilled`.
-        ended_by: What ended it, where that was the engine's doing: `its node has failed`.
-        is_time_over: Whether that was since it may not run any longer.
-    """
-
+    # as the engine gives it: 128 + n for a signal. None: it never ran, or is unknown.
     exit_code: int | None = None
+    # whether the engine says that something in it was killed for using too much memory, since it
+    # began
     is_oom: bool = False
+    # when that was the last time, in seconds since the epoch, where the engine says so
     oom_at: float | None = None
+    # how its server exited, as what started that in the instance has explained it
     reason: dict[str, Any] | None = None
-    detector: Detector = Detector.ENGINE
-    error: str | None = None
-    seconds: float | None = None
-    peak_bytes: int | None = None
-    evidence: str | None = None
+    detector: Detector = Detector.ENGINE  # who says that it was, or killed it for that
+    error: str | None = None  # why it could not be started, in the engine's words; None if it could
+    seconds: float | None = None  # how long it had run
+    peak_bytes: int | None = None  # the most memory that it held, where the engine says so
+    evidence: str | None = None  # one line for people: `container 3f2a91c0, OOMKilled`
+    # what ended it, where that was the engine's doing: `its node has failed`
     ended_by: str | None = None
-    is_time_over: bool = False
+    is_time_over: bool = False  # whether that was since it may not run any longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instance:
-    """One thing that the engine has and that carries our labels.
+    """One thing that the engine has and that carries our labels."""
 
-    Attributes:
-        id: What the engine calls it, permanently: no later instance has the same. It is made of
-            letters, digits, and `_.:-/`.
-        labels: Whose it is.
-        state: How far it is.
-        pid: Its first process, if that runs on this machine and is known; for people.
-        address: `http://host:port`, where it may be reached beside its plan's port: the agent
-            tries it first, and the gateway uses what has answered.
-        waiting: Why it is still STARTING, or cannot go on, in a sentence, where the engine says
-            so.
-        is_on_its_way: Whether it is started as any is, and `waiting` only says how far it is:
-            nothing keeps it from that.
-        drains: Whether its server ends its sessions at SIGUSR1, which ends others at once.
-        ends_at: When the engine ends it, whatever it does, as `boot_seconds` counts here; None:
-            never, as far as is known.
-        replace_at: When to ask for another one, so that its sessions can end before that.
-        runs: How many times the engine itself has restarted it.
-        why_anew: In a sentence, why the engine restarted it the last time.
-        is_silent: Whether nothing has been heard of it for longer than it may say nothing. It has
-            ended, as far as anybody here can tell, when its server does not answer either.
-        exit: How it ended, once it is EXITED.
-    """
-
+    # what the engine calls it, permanently: no later instance has the same. It is made of letters,
+    # digits, and `_.:-/`.
     id: str
-    labels: Labels
-    state: InstanceState
+    labels: Labels  # whose it is
+    state: InstanceState  # how far it is
+    # its first process, if that runs on this machine and is known; for people
     pid: int | None = None
+    # `http://host:port`, where it may be reached beside its plan's port: the agent tries it first,
+    # and the gateway uses what has answered
     address: str | None = None
+    # why it is still STARTING, or cannot go on, in a sentence, where the engine says so
     waiting: str | None = None
+    # whether it is started as any is, and `waiting` only says how far it is: nothing keeps it from
+    # that
     is_on_its_way: bool = False
+    # whether its server ends its sessions at SIGUSR1, which ends others at once
     drains: bool = True
+    # when the engine ends it, whatever it does, as `boot_seconds` counts here; None: never, as far
+    # as is known
     ends_at: float | None = None
+    # when to ask for another one, so that its sessions can end before that
     replace_at: float | None = None
-    runs: int = 0
-    why_anew: str | None = None
+    runs: int = 0  # how many times the engine itself has restarted it
+    why_anew: str | None = None  # in a sentence, why the engine restarted it the last time
+    # whether nothing has been heard of it for longer than it may say nothing. It has ended, as far
+    # as anybody here can tell, when its server does not answer either.
     is_silent: bool = False
-    exit: ExitFacts | None = None
+    exit: ExitFacts | None = None  # how it ended, once it is EXITED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogChunk:
-    """A piece of an instance's output, both streams together.
+    """A piece of an instance's output, both streams together."""
 
-    Attributes:
-        data: As it was printed.
-        cursor: Where the next piece begins: the engine's own words, given back to `logs`.
-    """
-
-    data: bytes
-    cursor: str
+    data: bytes  # as it was printed
+    cursor: str  # where the next piece begins: the engine's own words, given back to `logs`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """Whether an engine works here.
+    """Whether an engine works here."""
 
-    Attributes:
-        version: The engine's; None when it does not answer.
-        problem: What is missing, in a sentence; None: it works.
-        remedy: The command that fixes it.
-        notes: What works less well than it could, a sentence each.
-    """
-
-    version: str | None = None
-    problem: str | None = None
-    remedy: str | None = None
-    notes: tuple[str, ...] = ()
+    version: str | None = None  # the engine's; None when it does not answer
+    problem: str | None = None  # what is missing, in a sentence; None: it works
+    remedy: str | None = None  # the command that fixes it
+    notes: tuple[str, ...] = ()  # what works less well than it could, a sentence each
 
     @property
     def works(self) -> bool:

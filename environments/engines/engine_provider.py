@@ -35,9 +35,10 @@ from ..sources.program import ContainerImage, Prepared
 from .base import Labels, ReplicaPlan
 from .providers import (
     MAX_SESSIONS_VARIABLE,
-    Complete,
+    Beginning,
     Listeners,
     Provider,
+    RunFiles,
     child_environment,
     names_of,
 )
@@ -50,19 +51,15 @@ class EngineProvider(Provider):
     """Starts replicas on one engine, through its agent."""
 
     def _begin_launch(
-        self,
-        spec: EnvironmentSpec,
-        prepared: Prepared,
-        known: list[RunFile],
-        replaced: list[RunFile] | None,
-    ) -> tuple[list[Listeners], Complete]:
+        self, spec: EnvironmentSpec, prepared: Prepared, known: RunFiles, replaced: RunFiles | None
+    ) -> Beginning:
         """Listen at a port for each: what is replaced has ports of its own."""
         listeners = self._open(spec, spec.replicas, spec.port, {each.port for each in known})
         return listeners, partial(self._with_plan, spec, prepared)
 
     def _begin_more(
-        self, like: RunFile, spec: EnvironmentSpec, count: int, known: list[RunFile]
-    ) -> tuple[list[Listeners], Complete]:
+        self, like: RunFile, spec: EnvironmentSpec, count: int, known: RunFiles
+    ) -> Beginning:
         """Listen at a port for each.
 
         Raises:
@@ -85,10 +82,23 @@ class EngineProvider(Provider):
         self, spec: EnvironmentSpec, prepared: Prepared, data: RunFileData, max_sessions: int | None
     ) -> RunFileData:
         replica_id, launch_id = data["replica_id"], data["request_id"]
+        program: Json = {}
+        if isinstance(prepared, ContainerImage):  # has what a server needs in itself
+            program = {"image": prepared.reference, "image_name": prepared.name}
+            base = {}
+        else:  # of a Python here
+            links = {name: str(folder) for name, folder in prepared.links.items()}
+            program = {"image": "", "command": prepared.argv, "links": links}
+            program["folder"] = str(prepared.folder)
+            # The address and token are the gateway's, by now, if there is one.
+            config = replace(prepared.config, host=spec.host, token=spec.token)
+            home = str(self._layout.home)
+            base = child_environment(os.environ, home=home, max_sessions=None, given=spec.env)
+            base[HOST_CONFIG_VARIABLE] = json.dumps(config.to_json())
         plan = ReplicaPlan(
             labels=Labels(self._layout.home_label, spec.name, replica_id, launch_id),
-            **_what_runs(prepared),
-            env=self._base(spec, prepared) | _environment(spec, data, max_sessions),
+            **program,
+            env=base | _environment(spec, data, max_sessions),
             host=data["host"],
             port=data["port"],
             memory_bytes=spec.memory_bytes,
@@ -106,16 +116,6 @@ class EngineProvider(Provider):
             "env": plan.env,
         }
 
-    def _base(self, spec: EnvironmentSpec, prepared: Prepared) -> dict[str, str]:
-        """Return the variables that a program needs; an image has them in itself."""
-        if isinstance(prepared, ContainerImage):
-            return {}
-        home = str(self._layout.home)
-        # The gateway's, by now, if there is one.
-        config = replace(prepared.config, host=spec.host, token=spec.token)
-        base = child_environment(os.environ, home=home, max_sessions=None, given=spec.env)
-        return {**base, HOST_CONFIG_VARIABLE: json.dumps(config.to_json())}
-
 
 def _with_own_plan(data: RunFileData, _: int | None) -> RunFileData:
     """Return a run file like another's with a plan of its own."""
@@ -129,14 +129,6 @@ def _with_own_plan(data: RunFileData, _: int | None) -> RunFileData:
     )
     data["plan"] = plan.to_json()
     return data
-
-
-def _what_runs(prepared: Prepared) -> Json:
-    """Return the fields of a plan that say what runs: an image, or a program of a Python here."""
-    if isinstance(prepared, ContainerImage):
-        return {"image": prepared.reference, "image_name": prepared.name, "command": ()}
-    links = {name: str(folder) for name, folder in prepared.links.items()}
-    return {"image": "", "command": prepared.argv, "folder": str(prepared.folder), "links": links}
 
 
 def _not_at_the_gateway(like: RunFile, replicas: int) -> InvalidSpec:

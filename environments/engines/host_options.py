@@ -2,11 +2,8 @@
 """The inputs of a replica: options that engines read, change and refuse; its program; its GPUs.
 
 `HOST_OPTIONS_VARIABLE` has the options of its server, as JSON. `--engine-option NAME=VALUE` are the
-engine's own, which `read_options` reads by the engine's table.
-
-What a replica's program is given on its node, by what runs it there: a Slurm job, a Ray actor.
-
-Such engines run programs of a Python that their nodes see, too.
+engine's own, which `read_options` reads by the engine's table. A Slurm job and a Ray actor run
+programs of a Python that their nodes see, too.
 
 The GPUs of this machine are NVIDIA's only (`--gpus N`). `CUDA_VISIBLE_DEVICES`, where the daemon
 was started with it, says which may be used. Otherwise the driver is asked for its list, and where
@@ -18,20 +15,24 @@ from __future__ import annotations
 import contextlib
 import difflib
 import errno
+import hashlib
 import json
 import re
 import socket
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...schema.errors import InvalidSpec
 from ...schema.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
 from ...system.net.access import is_loopback
-from ...system.net.listening_sockets import open_listening_sockets
+from ...system.net.listening_sockets import http_address, open_listening_sockets
 from ...system.text.json_lines import Json
 from .base import EngineRefused, ReplicaPlan
+
+MAX_NAME_LENGTH = 63  # of what Swarm and Kubernetes call a thing
+_DIGEST_LENGTH = 8
 
 
 def host_options(env: Mapping[str, str]) -> Json:
@@ -54,10 +55,7 @@ def read_options(
 ) -> Json:
     """Return the values of an engine's own options, by name.
 
-    Args:
-        engine: Its name.
-        given: The options as texts.
-        known: What reads each that it has; raises `ValueError` with how to write it.
+    What reads each is in `known`, and raises `ValueError` with how to write it.
 
     Raises:
         EngineRefused: An option is not known, or its value is not one.
@@ -76,6 +74,17 @@ def read_options(
     return found
 
 
+def name_within(text: str, allowed: re.Pattern[str], begin: str) -> str:
+    """Return a name of at most `MAX_NAME_LENGTH` characters: the same for the same text.
+
+    It is the text itself where that is allowed, else `begin` and a digest.
+    """
+    if len(text) <= MAX_NAME_LENGTH and allowed.fullmatch(text):
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
+    return f"{begin[: MAX_NAME_LENGTH - _DIGEST_LENGTH - 1]}-{digest}"
+
+
 def check_no_sandbox(what: str, *, sandbox: bool) -> None:
     """Refuse a sandbox for what is a process of a user; raises `EngineRefused`."""
     if sandbox:
@@ -83,8 +92,16 @@ def check_no_sandbox(what: str, *, sandbox: bool) -> None:
         raise EngineRefused(f"{what}: it has no sandbox", hint)
 
 
-def check_token(plan: ReplicaPlan, address: str | None) -> None:
-    """Refuse to serve without a token at an address that others can reach; None: there is none."""
+def check_nodes(
+    plan: ReplicaPlan, gpus: float, nodes: Iterable[tuple[float, str | None]], remedy: str
+) -> None:
+    """Refuse what no node has; and to serve without a token at addresses that others can reach.
+
+    Of each node, `nodes` has the number of GPUs, and its address if others can reach that.
+    """
+    found = list(nodes)
+    check_gpus(gpus, max((each for each, _ in found), default=0), remedy)
+    address = next((each for _, each in found if each is not None), None)
     if address is not None and host_options(plan.env).get("token") is None:
         raise EngineRefused(
             f"nodes of this cluster serve at their own addresses ({address}, …), where everybody "
@@ -119,22 +136,14 @@ def listen(host: str, port: int) -> list[socket.socket]:
     return open_listening_sockets(address, 0)
 
 
-def http_address(host: str, port: int) -> str:
-    """Return what goes into a URL."""
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def server_options(
     plan: Json, host: str, folder: Path, *, owns_cgroup: bool, **limits: int | None
 ) -> dict[str, str]:
     """Return the variable of the options of a replica's server, as they are on this node.
 
-    Args:
-        plan: The replica's plan.
-        host: The address that it is reached at.
-        folder: The replica's, where the links are made that a project's imports go through.
-        owns_cgroup: Whether nothing else runs in the cgroup that it is started in.
-        limits: Options that this node knows, for those that were not asked for.
+    It is reached at `host`, and has links of its imports in its `folder`. Nothing else runs in its
+    cgroup if it `owns_cgroup`. `limits` are options that this node knows, unless they were asked
+    for.
     """
     options = json.loads(plan["env"].get(HOST_OPTIONS_VARIABLE) or "{}")
     options |= {name: value for name, value in limits.items() if value and not options.get(name)}
@@ -170,8 +179,8 @@ def find_gpus(environ: Mapping[str, str], root: Path = Path("/")) -> tuple[str, 
     """The devices that may be used, as `CUDA_VISIBLE_DEVICES` names them; empty: none."""
     if (said := environ.get(VARIABLE)) is not None:
         return named(said)
-    devices = [name for name in _names_in(root / "dev") if re.fullmatch(r"nvidia\d+", name)]
-    count = len(_names_in(root / _DRIVER)) or len(devices) or _of_program(environ)
+    devices = [path for path in root.glob("dev/nvidia*") if path.name[6:].isdecimal()]
+    count = len([*root.glob(f"{_DRIVER}/*")]) or len(devices) or _of_program(environ)
     return tuple(str(number) for number in range(count))
 
 
@@ -208,13 +217,6 @@ def share(devices: tuple[str, ...], gpus: int, ordinal: int) -> tuple[str, ...]:
         )
     first = ordinal * gpus
     return tuple(devices[(first + number) % len(devices)] for number in range(gpus))
-
-
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return [path.name for path in folder.iterdir()]
-    except OSError:
-        return []
 
 
 def _of_program(environ: Mapping[str, str]) -> int:

@@ -64,6 +64,8 @@ _NOT_ALIKE = ("shim", "cgroup")
 Listeners = list[socket.socket]  # of one address
 # Adds to a run file what its provider needs; called with the replica's share of the sessions.
 Complete = Callable[[RunFileData, int | None], RunFileData]
+Beginning = tuple[list[Listeners], Complete]  # each replica's sockets, or those that all share
+RunFiles = list[RunFile]
 
 
 class Place(NamedTuple):
@@ -110,7 +112,7 @@ class Provider:
 
         Args:
             spec: The environment as it is wanted.
-            prepared: What a replica runs.
+            prepared: The program or image that a replica runs.
             launch_id: The id of the launch's request, which is part of the replicas' ids.
             address: The environment's, at the gateway; None: the replicas' own.
             replaces: The launch whose replicas serve the environment, and go on until the daemon
@@ -119,7 +121,7 @@ class Provider:
         shares = share_sessions(spec.max_sessions, spec.replicas, spec.max_replicas)
         make_private(self._layout.runs)
         known = run_files.of_environment(self._layout.runs, spec.name)
-        numbers = run_files.free_numbers(known, spec.replicas)
+        numbers = run_files.free_numbers((each.number for each in known), spec.replicas)
         others = [each for each in known if each.request_id != launch_id]
         listeners, complete = self._begin_launch(
             spec, prepared, known, None if replaces is None else others
@@ -146,8 +148,10 @@ class Provider:
         count = len(shares)
         spec = EnvironmentSpec(**{**like.data["spec"], "replicas": replicas})
         known = run_files.of_environment(self._layout.runs, spec.name)
-        ordinals = run_files.free_ordinals(known, like.request_id, count)
-        numbers = run_files.free_numbers(known, count)
+        # A replica's id contains its ordinal, which none of the same launch has.
+        taken = (each.ordinal for each in known if each.request_id == like.request_id)
+        ordinals = run_files.free_numbers(taken, count)
+        numbers = run_files.free_numbers((each.number for each in known), count)
         listeners, complete = self._begin_more(like, spec, count, known)
 
         def described(index: int, port: int) -> RunFileData:
@@ -160,22 +164,14 @@ class Provider:
         return self._start_each(listeners, count, described)
 
     def _begin_launch(
-        self,
-        spec: EnvironmentSpec,
-        prepared: Prepared,
-        known: list[RunFile],
-        replaced: list[RunFile] | None,
-    ) -> tuple[list[Listeners], Complete]:
-        """Return each replica's listening sockets, or those of all, and what completes run files.
-
-        Raises:
-            EnvironmentsError: The launch cannot be carried out.
-        """
+        self, spec: EnvironmentSpec, prepared: Prepared, known: RunFiles, replaced: RunFiles | None
+    ) -> Beginning:
+        """Open sockets; raises `EnvironmentsError`: the launch cannot be carried out."""
         raise NotImplementedError
 
     def _begin_more(
-        self, like: RunFile, spec: EnvironmentSpec, count: int, known: list[RunFile]
-    ) -> tuple[list[Listeners], Complete]:
+        self, like: RunFile, spec: EnvironmentSpec, count: int, known: RunFiles
+    ) -> Beginning:
         """Return the same for further replicas."""
         raise NotImplementedError
 

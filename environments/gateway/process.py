@@ -190,7 +190,7 @@ def ensure_running(layout: Layout, wanted: GatewayOptions) -> Gateway:
             _wait_until_ready(found)
             return found
         if found is not None:  # after its shim was killed, say; on its port, with its files
-            clean_up_after_shim(found.run_file.run_dir, grace_seconds=0.0)
+            clean_up_after_shim(found.run_file.run_dir)
             wanted = found.options
         envoy = find_envoy()
         check_options(wanted)
@@ -211,7 +211,7 @@ def revive(layout: Layout) -> None:
         found = read_gateway(layout)
         if found is None or _answers(found):
             return
-        clean_up_after_shim(found.run_file.run_dir, grace_seconds=0.0)
+        clean_up_after_shim(found.run_file.run_dir)
         with contextlib.closing(hold_port(found)) as reservation:
             _start(found, reservation)
 

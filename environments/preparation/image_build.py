@@ -73,11 +73,7 @@ def ensure_image(
 ) -> str:
     """Return the image of a source, with our env host in it; it is built if there is none yet.
 
-    Args:
-        spec: Its base, and the packages to install beside what the source needs.
-        source: What the image serves.
-        say: Gets lines about what happens.
-        tag: A further name for it, which is returned then.
+    `tag` is a further name for it, which is returned then. `say` gets lines about what happens.
 
     Raises:
         EngineFailed: Docker cannot be used.
@@ -130,10 +126,7 @@ def build_dockerfile(
 
 
 class DockerCli:
-    """Runs the `docker` command, and explains its failures.
-
-    Args:
-        say: Gets its output, line by line.
+    """Runs the `docker` command, whose output `say` gets by lines, and explains its failures.
 
     Raises:
         EngineFailed: It is not installed.
@@ -152,11 +145,11 @@ class DockerCli:
         Raises:
             EngineFailed: It cannot be asked.
         """
-        return self._inspect(image, "{{.Id}}")
+        return self._ask("inspect", "--format", "{{.Id}}", image)
 
     def digest_of(self, image: str) -> str | None:
         """Return the name of an image that its registry has for good; raises as `id_of` does."""
-        found = self._inspect(image, "{{json .RepoDigests}}")
+        found = self._ask("inspect", "--format", "{{json .RepoDigests}}", image)
         return digest_in_repository(image, json.loads(found or "null") or ())
 
     def fetch(self, image: str) -> None:
@@ -175,11 +168,8 @@ class DockerCli:
         """Remove a name of an image, and the image with its last; Docker keeps what is in use."""
         try:
             return self._ask("rm", image) is not None
-        except (EngineFailed, subprocess.TimeoutExpired):
+        except (EngineFailed, TimeoutExpired):
             return False
-
-    def _inspect(self, image: str, wanted: str) -> str | None:
-        return self._ask("inspect", "--format", wanted, image)
 
     def _ask(self, *words: str) -> str | None:
         """Return what `docker image` prints; None when there is no such image."""
@@ -243,11 +233,9 @@ def prune_images(layout: Layout) -> list[str]:
 
 
 def unused(images: list[Json], used: set[str | None]) -> list[str]:
-    """Return what may be removed of these images, as `docker image inspect` describes them.
+    """Return what may be removed of images that were built here, by ids and names in use.
 
-    Args:
-        images: Those that were built here.
-        used: Ids and names of those that replicas run.
+    The images are as `docker image inspect` describes them.
     """
     found = []
     named: dict[str, list[tuple[str, str, Json]]] = {}

@@ -69,30 +69,22 @@ Files = dict[str, Path]  # by their names in the archive
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that decides what an image is made of, but for the files.
+    """Everything that decides what an image is made of, but for the files."""
 
-    Attributes:
-        base: The image that it is based on; it has a Python.
-        config: The part of the env host's configuration that belongs to the program.
-        folder: Where the project's files are in the image; None: it has none.
-        workdir: Where it runs.
-        way: How what it needs is installed, from files in the folder `needs`; None: it needs none.
-        metadata: Of the project itself, as its installation would have them: texts by their paths.
-        more: Packages to install beside what it needs.
-        index: Variables of uv that say where packages come from. Not part of the digest.
-        has_certificates: Whether the context has certificates for the package index.
-    """
-
-    base: str
+    base: str  # the image that it is based on; it has a Python
+    # the part of the env host's configuration that belongs to the program
     config: Mapping[str, Any]
     version: str
-    folder: str | None = None
-    workdir: str = PROJECTS_FOLDER
+    folder: str | None = None  # where the project's files are in the image; None: it has none
+    workdir: str = PROJECTS_FOLDER  # where it runs
+    # how what it needs is installed, from files in the folder `needs`; None: it needs none
     way: Way | None = None
+    # of the project itself, as its installation would have them: texts by their paths
     metadata: Mapping[str, str] = field(default_factory=dict)
-    more: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()  # packages to install beside what it needs
+    # variables of uv that say where packages come from. Not part of the digest.
     index: Mapping[str, str] = field(default_factory=dict)
-    has_certificates: bool = False
+    has_certificates: bool = False  # whether the context has certificates for the package index
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +103,13 @@ class Context:
         plain = replace(self.recipe, index={}, has_certificates=False)
         digest = hashlib.sha256(dockerfile(plain).encode())
         for name, path in sorted(self.files.items()):
-            digest.update(f"\0{name}\0{_mode_of(path)}\0".encode())
-            digest.update(bytes(path.readlink()) if path.is_symlink() else _hash_of(path))
+            mode = 0o755 if path.lstat().st_mode & 0o100 else 0o644
+            digest.update(f"\0{name}\0{mode}\0".encode())
+            if path.is_symlink():
+                digest.update(bytes(path.readlink()))
+            else:
+                with path.open("rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
         return digest.hexdigest()
 
     def write(self, archive: IO[bytes]) -> None:
@@ -142,13 +139,9 @@ def _reproducible(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 def context_of(
     source: ResolvedSource, program: Program, base: str, more: Iterable[str] = ()
 ) -> Context:
-    """Collect what the image of a source is built from.
+    """Collect what the image of a source is built from, with `more` packages than it needs.
 
-    Args:
-        source: What the image serves.
-        program: How it would be served on this machine.
-        base: The image that it is based on.
-        more: Packages to install beside what it needs.
+    Its `program` is the one by which this machine would serve it.
 
     Raises:
         UnknownSource: The module of a class is not found.
@@ -159,7 +152,9 @@ def context_of(
     why: list[str] = []
     metadata: dict[str, str] = {}
     if isinstance(source, Project):
-        files |= {f"{PROJECT}/{n}": path for n, path in _project_files(source.folder)}
+        ignored = _ignored_by_docker(source.folder)
+        found = ((n, path) for n, path in _files_below(source.folder) if n not in ignored)
+        files |= {f"{PROJECT}/{n}": path for n, path in found}
         way, why = _way_in_image(source, base)
         metadata = metadata_of(source.folder)
     elif isinstance(source, ClassSource):
@@ -171,7 +166,9 @@ def context_of(
     index = {name: variables[name] for name in _INDEX_VARIABLES if name in variables}
     if "UV_DEFAULT_INDEX" in index:
         index["PIP_INDEX_URL"] = index["UV_DEFAULT_INDEX"]  # for uv itself
-    folder = _folder_in_image(source, program)
+    # The project lies under the name that it is imported by, where that matters.
+    folder = None if isinstance(source, Bundled) else PROJECTS_FOLDER
+    folder = folder and f"{folder}/{next(iter(program.links), 'project')}"
     made = Recipe(
         base=base,
         config=_config_in_image(source, program, folder),
@@ -185,14 +182,6 @@ def context_of(
         has_certificates=certificates is not None,
     )
     return Context(made, files, certificates, index, tuple(why))
-
-
-def _folder_in_image(source: Buildable, program: Program) -> str | None:
-    """Return where the project lies: under the name that it is imported by, where that matters."""
-    if isinstance(source, Bundled):
-        return None
-    name = next(iter(program.links), "project")
-    return f"{PROJECTS_FOLDER}/{name}"
 
 
 def _path_in_image(path: str, source: Buildable, folder: str | None) -> str:
@@ -236,11 +225,6 @@ def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
         for path in (Path(parent, name) for name in names if name not in skipped):
             if path.is_symlink() or path.is_file():
                 yield str(path.relative_to(folder)), path
-
-
-def _project_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    ignored = _ignored_by_docker(folder)
-    return (each for each in _files_below(folder) if each[0] not in ignored)
 
 
 def _ignored_by_docker(folder: Path) -> set[str]:
@@ -294,15 +278,6 @@ def _files_of_needs(way: Way | None, files: Files) -> Files:
         found = {f"{NEEDS}/{name}": path for name, path in own.items()}
     inside = (path for path in way.files if path.is_relative_to(way.folder))
     return found | {f"{NEEDS}/{path.relative_to(way.folder)}": path for path in inside}
-
-
-def _hash_of(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
-
-
-def _mode_of(path: Path) -> int:
-    return 0o755 if path.lstat().st_mode & 0o100 else 0o644
 
 
 # Writes the texts of a JSON object into the folder of the installed packages.

@@ -70,8 +70,7 @@ _REMOVED = " - "  # begins uv's line about a package that it has taken away
 def project_python(project: Project, layout: Layout, say: Say) -> Path | None:
     """Return the Python of the project's own environment, which is made if there is none yet.
 
-    Returns:
-        The interpreter; None when the project declares no dependencies: then our own serves it.
+    None: the project declares no dependencies, and our own serves it.
 
     Raises:
         PreparationFailed: uv failed; the message has its last lines.
@@ -84,13 +83,9 @@ def project_python(project: Project, layout: Layout, say: Say) -> Path | None:
 
 
 def make_once(venv: Path, note: dict[str, Any], build: Callable[[], None], say: Say) -> Path:
-    """Return the environment's Python; it is made first if there is none yet.
+    """Return the Python of an environment, which `build` makes first if there is none yet.
 
-    Args:
-        venv: Where it is.
-        note: What `complete` is to say about it.
-        build: Makes it.
-        say: Gets lines about what happens.
+    `complete` has what is in `note`.
 
     Raises:
         PreparationFailed: it cannot be made.
@@ -98,7 +93,7 @@ def make_once(venv: Path, note: dict[str, Any], build: Callable[[], None], say: 
     from filelock import FileLock, Timeout
 
     make_private(venv.parent)
-    if is_noexec(venv.parent):
+    if os.statvfs(venv.parent).f_flag & getattr(os, "ST_NOEXEC", 0):
         raise PreparationFailed(
             f"{venv.parent} is on a file system that runs no programs (mounted noexec): compiled"
             " packages cannot be loaded from there",
@@ -114,8 +109,19 @@ def make_once(venv: Path, note: dict[str, Any], build: Callable[[], None], say: 
         say("another launch is installing the same dependencies; waiting for it")
         held = lock.acquire()
     with held:
-        if not note_use(venv):
-            _make(venv, note, build, say)
+        if note_use(venv):
+            return venv / "bin" / "python"
+        started = time.monotonic()
+        shutil.rmtree(venv, ignore_errors=True)
+        try:
+            build()
+        except BaseException:  # cancelled, too: what is half made must not be taken for whole
+            shutil.rmtree(venv, ignore_errors=True)
+            raise
+        seconds = time.monotonic() - started
+        note = {**note, "made_at": time.time(), "seconds": round(seconds, 2)}
+        (venv / COMPLETE).write_text(json.dumps(note))
+        say(f"dependencies installed in {seconds:.1f} s; the next launch reuses them")
     return venv / "bin" / "python"
 
 
@@ -125,11 +131,6 @@ def note_use(venv: Path) -> bool:
         with contextlib.suppress(OSError):  # removed just now; or a disk that cannot be written
             (venv / USED).write_text(repr(boot_seconds()))
     return is_complete(venv)
-
-
-def is_noexec(folder: Path) -> bool:
-    """Return whether nothing on its file system can be run or loaded, as far as the system says."""
-    return bool(os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0))
 
 
 def noted_of(venv: Path) -> dict[str, Any]:
@@ -171,20 +172,6 @@ def _key_parts(project: Project) -> Iterator[bytes]:
             yield os.fsencode(project.folder)
 
 
-def _make(venv: Path, note: dict[str, Any], build: Callable[[], None], say: Say) -> None:
-    started = time.monotonic()
-    shutil.rmtree(venv, ignore_errors=True)
-    try:
-        build()
-    except BaseException:  # cancelled, too: what is half made must not be taken for whole
-        shutil.rmtree(venv, ignore_errors=True)
-        raise
-    seconds = time.monotonic() - started
-    note = {**note, "made_at": time.time(), "seconds": round(seconds, 2)}
-    (venv / COMPLETE).write_text(json.dumps(note))
-    say(f"dependencies installed in {seconds:.1f} s; the next launch reuses them")
-
-
 class Unusable(Exception):
     """A way to install what a project needs cannot be used; `failure` is raised by the last way."""
 
@@ -221,8 +208,8 @@ class Builder:
                 self._say(f"{way.name} is not used: {exc}; installing from {following.name}")
         libraries = self._venv / HOST_LIBRARIES
         libraries.mkdir(exist_ok=True)
+        options = ("--target", str(libraries), "--only-binary", ":all:")
         try:
-            options = ("--target", str(libraries), "--only-binary", ":all:")
             self._uv.install(self._venv, *options, *HOST_EXTRAS)
         except UvFailed as exc:
             self._say(f"continuing without {', '.join(HOST_EXTRAS)}: {exc.cause}")
@@ -283,7 +270,10 @@ class Builder:
             raise Unusable(why, PreparationFailed(why, hint)) from exc
 
     def _install_locked(self, way: Way, exported: Path) -> None:
-        if fault := way.fault(version_of(self._venv)):
+        known = read_text(self._venv / "pyvenv.cfg")
+        found = re.search(r"(?m)^version(?:_info)?\s*=\s*([\d.]+)", known)
+        version = found and tuple(map(int, found[1].strip(".").split(".")[:3]))
+        if fault := way.fault(version or None):
             raise Unusable(fault)
         options = ("--quiet", "--frozen", "--no-dev", "--no-emit-project", *way.options)
         try:
@@ -315,12 +305,6 @@ def site_packages(venv: Path) -> Path:
     return next(venv.glob("lib/python*/site-packages"))
 
 
-def version_of(venv: Path) -> tuple[int, ...] | None:
-    """Return the version of an environment's Python; None where it is not noted."""
-    found = re.search(r"(?m)^version(?:_info)?\s*=\s*([\d.]+)", read_text(venv / "pyvenv.cfg"))
-    return None if found is None else tuple(map(int, found[1].strip(".").split(".")[:3]))
-
-
 PTH = "openenvd-base.pth"
 
 
@@ -329,12 +313,8 @@ def overlay_python(
 ) -> Path:
     """Return the Python of an environment that has these packages, and all of the base's.
 
-    Args:
-        base: The interpreter of a project's environment; None: our own.
-        packages: What to install, as uv takes it.
-        layout: Where it is kept.
-        folder: What relative paths among the packages refer to.
-        say: Gets lines about what happens.
+    The base is the interpreter of a project's environment; None: our own. Packages are as uv takes
+    them, and relative paths among them refer to the `folder`.
 
     Raises:
         PreparationFailed: uv failed; the message has its last lines.

@@ -38,16 +38,10 @@ def run_command(
     on_line: Callable[[str], None],
     stdin: IO[bytes] | None = None,
 ) -> tuple[int, list[str]]:
-    """Run a command; returns its exit code, and the lines of both its streams.
+    """Run a command in a folder; returns its exit code, and the lines of both its streams.
 
-    It, and what it has started, end with a launch that is cancelled.
-
-    Args:
-        argv: The program and its arguments.
-        folder: Where it runs.
-        environ: Its environment variables.
-        on_line: Called with each line as it comes.
-        stdin: What it reads; None: nothing.
+    `on_line` is called with each line as it comes. The command, and what it has started, end with a
+    launch that is cancelled.
 
     Raises:
         OSError: It cannot be started.
@@ -132,11 +126,9 @@ class UvFailed(Exception):
 
 
 class Uv:
-    """Runs uv in one folder; all methods raise `UvFailed`.
+    """Runs uv in one folder, with a project's settings; all methods raise `UvFailed`.
 
-    Args:
-        folder: Where it runs, and finds the settings of a project.
-        say: Gets its output, line by line.
+    `say` gets its output, line by line.
     """
 
     def __init__(self, folder: Path, say: Say) -> None:
@@ -177,11 +169,7 @@ class Uv:
 
 
 def find_uv() -> str:
-    """The uv that we depend on; otherwise the user's.
-
-    Raises:
-        PreparationFailed: there is none.
-    """
+    """The uv that we depend on; otherwise the user's. Raises `PreparationFailed`: there is none."""
     beside = Path(sys.executable).with_name("uv")
     if os.access(beside, os.X_OK):  # nearly always; asking the package costs 2 MB and 20 ms
         return str(beside)
@@ -242,7 +230,12 @@ _MIN_TIMEOUT_SECONDS = 30  # uv's own default; a shorter one of pip's is meant f
 def uv_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return what to add to the environment of uv so that it finds packages as pip does."""
     environ = os.environ if environ is None else environ
-    has_own = bool(_UV_INDEX_VARIABLES & set(environ)) or _uv_files_name_an_index(environ)
+    home = Path(environ.get("HOME") or Path.home())
+    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    named = environ.get("UV_CONFIG_FILE")
+    files = [Path(named)] if named else [config / "uv" / "uv.toml", SYSTEM_FILES[1]]
+    has_own = bool(_UV_INDEX_VARIABLES & set(environ))
+    has_own = has_own or any(_names_an_index(read_toml(path)) for path in files)
     found = {}
     for name, value in _pip_settings(environ):
         option = name.lower().replace("_", "-")
@@ -291,14 +284,6 @@ def _value(name: str, value: str) -> str:
         seconds = int(float(value)) if value.replace(".", "", 1).isdigit() else 0
         return str(seconds) if seconds > _MIN_TIMEOUT_SECONDS else ""
     return ("," if name in _COMMA_SEPARATED else " ").join(parts)
-
-
-def _uv_files_name_an_index(environ: Mapping[str, str]) -> bool:
-    home = Path(environ.get("HOME") or Path.home())
-    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
-    named = environ.get("UV_CONFIG_FILE")
-    files = [Path(named)] if named else [config / "uv" / "uv.toml", SYSTEM_FILES[1]]
-    return any(_names_an_index(read_toml(path)) for path in files)
 
 
 def _names_an_index(settings: dict[str, Any]) -> bool:

@@ -66,12 +66,9 @@ def prune(layout: Layout) -> list[Venv]:
 
 
 def prune_old(layout: Layout, run_seconds: float, keep_seconds: float) -> list[Venv]:
-    """Remove those that nothing has used for a long time. Blocks.
+    """Remove those that nothing has used for `keep_seconds`, while daemons ran. Blocks.
 
-    Args:
-        layout: Where they are.
-        run_seconds: For how long daemons have run by now.
-        keep_seconds: For how many of these seconds one is kept after its last use.
+    Daemons have run for `run_seconds` by now.
     """
     old = [v for v in _idle(layout) if _unused_since(v, run_seconds) <= run_seconds - keep_seconds]
     return list(filter(None, map(_remove, old)))

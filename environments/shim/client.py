@@ -183,12 +183,12 @@ class ShimClient:
         except OSError as exc:
             raise ShimGone(f"the shim is gone: {exc}") from exc
 
-    def request_listeners(self, timeout: float = _REPLY_TIMEOUT_SECONDS) -> list[int]:
+    def request_listeners(self) -> list[int]:
         """Return descriptors of the server's listening sockets; the caller closes them.
 
         Raises as `wait` does, and `LookupError` when the shim has none.
         """
-        asked, deadline = self._listeners_replies, time.monotonic() + timeout
+        asked, deadline = self._listeners_replies, time.monotonic() + _REPLY_TIMEOUT_SECONDS
         self.send("listeners")
         while self._listeners_replies == asked:
             self._receive(max(0.0, deadline - time.monotonic()))
@@ -251,12 +251,12 @@ def read_status_file(run_dir: str | os.PathLike[str]) -> StatusLine | None:
     return cast("StatusLine | None", read_json(Path(run_dir) / STATUS_FILE_NAME))
 
 
-def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 5.0) -> list[int]:
+def clean_up_after_shim(run_dir: str | os.PathLike[str]) -> list[int]:
     """End the shim and the server of a run directory; return the pids that were signalled.
 
-    For a shim that was killed: the kernel ended its server with it, but perhaps not what the
-    server had started. Also for a shim that does not answer. After one that has ended in order
-    there is nothing to look for: it had reaped all that was below it before it said so.
+    No grace is given. For a shim that was killed: the kernel ended its server with it, but perhaps
+    not what the server had started. Also for a shim that does not answer. After one that has ended
+    in order there is nothing to look for: it had reaped all below it before it said so.
     """
     status = read_status_file(run_dir) or {}
     run = read_run_file(run_dir) or {}
@@ -269,13 +269,13 @@ def clean_up_after_shim(run_dir: str | os.PathLike[str], grace_seconds: float = 
         identity = ProcessIdentity(shim["pid"], shim["started_at"])
         if status.get("state") == "stopped" and wait_until_dead([identity], _LINGER_SECONDS):
             return []
-        ended += stop_tree(identity, grace_seconds=grace_seconds)
+        ended += stop_tree(identity, grace_seconds=0.0)
     group = status.get("cgroup") or run.get("cgroup")
     cgroup = Cgroup.from_json(group) if group else None
     pid, started_at = status.get("pid"), status.get("pid_started_at")
     if pid is not None and started_at is not None:
         identity = ProcessIdentity(pid, started_at)
-        ended += stop_tree(identity, grace_seconds=grace_seconds, cgroup=cgroup)
+        ended += stop_tree(identity, grace_seconds=0.0, cgroup=cgroup)
     if cgroup is not None:
         end_group(cgroup)
     _unlink_sockets(run)

@@ -104,19 +104,18 @@ def replace_file(path: str, content: bytes, *, sync: bool = False) -> None:
                 os.fsync(fd)
         os.replace(partial, path)  # noqa: PTH105
         if sync:
-            _sync_folder(os.path.dirname(path))  # noqa: PTH120
+            folder = os.open(
+                os.path.dirname(path),  # noqa: PTH120
+                os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC,
+            )
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(partial)  # noqa: PTH108
         raise
-
-
-def _sync_folder(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def lock(run_dir: str) -> int:

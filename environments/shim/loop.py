@@ -163,19 +163,16 @@ class Shim:
             if time.monotonic() >= self._next_look:
                 self._look()
             self._server.handle(Event.TIME)
-        self._linger()
-
-    def _handle_events(self, until: float) -> None:
-        for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
-            key.data()
-
-    def _linger(self) -> None:
-        """Give clients that read time for the last status."""
+        # Clients that read are given time for the last status.
         deadline = time.monotonic() + LINGER_SECONDS
         self._clients.admit_no_more()
         while self._clients.have_unsent and time.monotonic() < deadline:
             self._handle_events(deadline)
         self._clients.drop_all()
+
+    def _handle_events(self, until: float) -> None:
+        for key, _ in self._selector.select(max(0.0, until - time.monotonic())):
+            key.data()
 
     def _start_anew(self) -> None:
         """Start the server again, when there is none."""

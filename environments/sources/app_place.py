@@ -43,27 +43,17 @@ _SCOPES = (
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """The app that is served.
+    """The app that is served."""
 
-    Attributes:
-        reference: `module:attribute`; with `()` behind it the attribute is called.
-        place: Where it is named, for messages.
-        folders: Further folders that modules are imported from.
-        cwd: Where it runs; None: in the project's folder.
-        package: The package that the project's folder stands for, where that is known.
-        note: A sentence for the user, where there was a choice.
-        is_own_form: Whether the author's own server imports it by this reference.
-        fallback: What is served where it is not there.
-    """
-
-    reference: str = DEFAULT_APP
-    place: str = ""
-    folders: tuple[Path, ...] = ()
-    cwd: Path | None = None
+    reference: str = DEFAULT_APP  # `module:attribute`; with `()` behind it the attribute is called
+    place: str = ""  # where it is named, for messages
+    folders: tuple[Path, ...] = ()  # further folders that modules are imported from
+    cwd: Path | None = None  # where it runs; None: in the project's folder
+    # the package that the project's folder stands for, where that is known
     package: str | None = None
-    note: str | None = None
-    is_own_form: bool = False
-    fallback: str = DEFAULT_APP
+    note: str | None = None  # a sentence for the user, where there was a choice
+    is_own_form: bool = False  # whether the author's own server imports it by this reference
+    fallback: str = DEFAULT_APP  # what is served where it is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +76,8 @@ def choose_app(
 ) -> App | None:
     """Return the app of the project in a folder; None when no file of it has one.
 
-    Args:
-        folder: The project's.
-        named: The app that `openenv.yaml` names.
-        place: Where it does, for messages.
-        scripts: The commands that the project declares: `module:function` by name.
+    `openenv.yaml` has `named` it, at the `place` for messages. `scripts` are the commands that the
+    project declares: `module:function` by name.
     """
     dockerfile, text = read_dockerfile(folder)
     commands = list(started(text, folder, scripts))

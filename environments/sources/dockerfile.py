@@ -35,6 +35,7 @@ _REQUIREMENT = re.compile(r"(git\+\S+|[A-Za-z0-9][\w.-]*(\[[\w.,\s-]*\])?\s*($|[
 _INSTALLERS = ("pip", "setuptools", "uv", "wheel")  # which the image needs, and no project does
 _PROJECT_WITH_EXTRAS = re.compile(r"[./][^\[\s]*\[([\w.,\s-]+)\]")
 _EXTRA_OPTIONS = ("--extra", "--group", "--all-extras", "--all-groups")
+_ASSIGNED_OPTIONS = tuple(f"{option}=" for option in _EXTRA_OPTIONS)
 _ALL_ARGUMENTS = re.compile(r"""["']?\$[@*]["']?""")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
 _ASSIGNMENT = re.compile(r"(\w+)=(.*)")
@@ -51,24 +52,16 @@ _WITH_VALUE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What a command starts.
+    """What a command starts."""
 
-    Attributes:
-        module: The module, dotted.
-        attribute: The app in it; empty: the module is run as a program.
-        is_factory: Whether the attribute is called for the app.
-        folder: Where the module is found, as the command or WORKDIR names it.
-        further: Further folders that modules are imported from: those of PYTHONPATH, and those
-            whose files are copied to where the command runs.
-        is_app_dir: Whether the folder is not the one that the command runs in.
-    """
-
-    module: str
-    attribute: str = ""
-    is_factory: bool = False
-    folder: str = ""
+    module: str  # the module, dotted
+    attribute: str = ""  # the app in it; empty: the module is run as a program
+    is_factory: bool = False  # whether the attribute is called for the app
+    folder: str = ""  # where the module is found, as the command or WORKDIR names it
+    # further folders that modules are imported from: those of PYTHONPATH, and those whose files are
+    # copied to where the command runs
     further: tuple[str, ...] = ()
-    is_app_dir: bool = False
+    is_app_dir: bool = False  # whether the folder is not the one that the command runs in
 
 
 def read_dockerfile(folder: Path) -> tuple[str, str]:
@@ -89,16 +82,12 @@ def read_text(path: Path) -> str:
 
 @dataclass(slots=True)
 class Installed:
-    """What the RUN instructions of a Dockerfile install for Python.
+    """What the RUN instructions of a Dockerfile install for Python."""
 
-    Attributes:
-        files: Those of requirements, as the commands name them.
-        packages: The packages, as requirements.
-        options: uv's, that ask for extras and groups of the project itself.
-    """
-
+    # those of requirements, as the commands name them
     files: list[str] = field(default_factory=list)
-    packages: list[str] = field(default_factory=list)
+    packages: list[str] = field(default_factory=list)  # the packages, as requirements
+    # uv's, that ask for extras and groups of the project itself
     options: list[str] = field(default_factory=list)
 
 
@@ -114,10 +103,8 @@ def installed(text: str) -> Installed:
 def started(text: str, folder: Path, scripts: Mapping[str, str]) -> Iterator[Started]:
     """Yield what a Dockerfile starts, the likeliest first.
 
-    Args:
-        text: The Dockerfile.
-        folder: The project's, where scripts that it starts are looked for.
-        scripts: The commands that the project itself declares: `module:function` by name.
+    Scripts that it starts are looked for in the project's folder. `scripts` are the commands that
+    the project itself declares: `module:function` by name.
     """
     last = dict(_instructions(text))
     variables = dict(_variables(text))
@@ -236,7 +223,13 @@ def _take_installed(words: list[str], found: Installed) -> None:
         return
     parts = words[words.index("sync" if is_sync else "install") + 1 :]
     # `--extra=x` as `--extra x`
-    rest = iter([part for word in parts for part in (_option_parts(word) or [word])])
+    rest = iter(
+        [
+            part
+            for word in parts
+            for part in (word.split("=", 1) if word.startswith(_ASSIGNED_OPTIONS) else [word])
+        ]
+    )
     for word in rest:
         if word in _EXTRA_OPTIONS:
             value = [] if word.startswith("--all") else [next(rest, "")]
@@ -251,11 +244,6 @@ def _take_installed(words: list[str], found: Installed) -> None:
             found.options += [f"--extra {each.strip()}" for each in extras[1].split(",")]
         elif is_pip and _REQUIREMENT.fullmatch(word) and word not in _INSTALLERS:
             found.packages.append(word)
-
-
-def _option_parts(word: str) -> list[str]:
-    name, sign, value = word.partition("=")
-    return [name, value] if sign and name in _EXTRA_OPTIONS else []
 
 
 def _started_by(words: list[str], scripts: Mapping[str, str]) -> Started | None:

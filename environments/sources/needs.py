@@ -35,27 +35,17 @@ _NAMED = re.compile(r"""(?m)^\s*(name|version)\s*=\s*["']?([\w.+!-]+)""")
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to install what a project needs.
+    """One way to install what a project needs."""
 
-    Attributes:
-        name: What it is called in messages.
-        file: The file that uv installs from; None: there are packages alone.
-        packages: What is installed beside, or instead of, what the file names.
-        lock: The lock file whose versions are installed.
-        packaging: What the file says, where it is the project's `pyproject.toml`.
-        beside: Further files of requirements.
-        options: uv's, for extras and groups of the project.
-        folder: The project's.
-    """
-
-    name: str
-    file: Path | None
-    packages: tuple[str, ...] = ()
-    lock: Path | None = None
+    name: str  # what it is called in messages
+    file: Path | None  # the file that uv installs from; None: there are packages alone
+    packages: tuple[str, ...] = ()  # what is installed beside, or instead of, what the file names
+    lock: Path | None = None  # the lock file whose versions are installed
+    # what the file says, where it is the project's `pyproject.toml`
     packaging: Mapping[str, Any] = field(default_factory=dict)
-    beside: tuple[Path, ...] = ()
-    options: tuple[str, ...] = ()
-    folder: Path = Path()
+    beside: tuple[Path, ...] = ()  # further files of requirements
+    options: tuple[str, ...] = ()  # uv's, for extras and groups of the project
+    folder: Path = Path()  # the project's
 
     @property
     def files(self) -> list[Path]:
@@ -173,11 +163,7 @@ def lock_fault(
 ) -> str | None:
     """Return why the versions of a lock file cannot be installed for a project; None: they can.
 
-    Args:
-        text: The lock file.
-        packaging: What the project's `pyproject.toml` says.
-        python: The version of the Python that runs it; None: not known.
-        folder: Where the lock file is.
+    `packaging` is what its `pyproject.toml` says; `python` is unknown where it is None.
     """
     try:
         lock = parse_toml(text)
@@ -200,11 +186,7 @@ def lock_fault(
     lacking = [each for each in map(normalized, everywhere) if each and each not in names]
     if lacking:
         return f"it lacks {', '.join(lacking)}, which pyproject.toml names"
-    return _absence(packages, folder)
-
-
-def _absence(packages: Sequence[Mapping[str, Any]], folder: Path) -> str | None:
-    """Return the fault of a lock file that names a folder or file which was not published."""
+    # A folder or file that it names may not have been published.
     sources = [table_in(each, "source") for each in packages]
     places = (each.get(kind) for each in sources for kind in ("directory", "editable", "path"))
     absent = [each for each in places if each and not (folder / each).exists()]
@@ -275,11 +257,7 @@ def _version_in_a_file(packaging: dict[str, Any], folder: Path) -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return what a text in TOML says.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return what a text in TOML says; raises `ValueError`: it is none."""
     import tomllib  # 2 MB that only projects need
 
     return tomllib.loads(text)

@@ -54,11 +54,7 @@ def image_of(source: str) -> str | None:
 
 
 def check_reference(image: str) -> str:
-    """Return the name of an image, when it can be one.
-
-    Raises:
-        UnknownSource: It cannot.
-    """
+    """Return the name of an image, when it can be one; raises `UnknownSource`: it cannot."""
     if _REFERENCE.fullmatch(image) is None:
         raise UnknownSource(
             f"{image!r} cannot be the name of an image",
@@ -70,9 +66,8 @@ def check_reference(image: str) -> str:
 def digest_in_repository(image: str, digests: Iterable[str]) -> str | None:
     """Return the digest that an image has in the repository that its name is of; None: none.
 
-    Args:
-        image: As the user calls it.
-        digests: What all repositories call it that it was pulled from or pushed to: `NAME@sha256:…`
+    `digests` are its names in all repositories that it was pulled from or pushed to:
+    `NAME@sha256:…`
     """
     if "@" in image:
         return image
@@ -217,16 +212,13 @@ def check_source(payload: Mapping[str, Any]) -> None:
     if source in bundled():
         return
     found = resolve(source, cwd)
-    if isinstance(found, ClassSource) and not has_more and not _is_importable(found):
-        raise without_module(found)
-
-
-def _is_importable(source: ClassSource) -> bool:
-    """Return whether the module of a class can be found. The module is not imported."""
+    if not isinstance(found, ClassSource) or has_more:
+        return
     importlib.invalidate_caches()  # of folders that have changed since
-    name = source.module
-    is_beside = PathFinder.find_spec(name, [str(source.folder)]) is not None
-    return is_beside or name in sys.modules or find_spec(name) is not None
+    name = found.module  # which is not imported
+    is_beside = PathFinder.find_spec(name, [str(found.folder)]) is not None
+    if not is_beside and name not in sys.modules and find_spec(name) is None:
+        raise without_module(found)
 
 
 def without_module(source: ClassSource) -> UnknownSource:

@@ -24,10 +24,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from ...environments.access import FollowedEnvironment
+from ...environments import run_files
+from ...environments.access import find_replica
+from ...environments.engines.providers import server_options
+from ...environments.run_files import RunFile
+from ...environments.shim.client import read_status_file
+from ...schema.errors import NotAnswering
 from ...schema.layout import Layout
 from ...schema.operation_options import RolloutOptions
-from ...system.net.access import without_token
+from ...schema.protocol import ENVIRONMENT_HEADER, GENERATION_HEADER
+from ...system.net.access import with_token, without_token
+from ...system.process.process_identity import ProcessIdentity
 from ...system.text.units import MB, plural
 from ..tracing import start, stop
 from . import base
@@ -156,6 +163,67 @@ class Rollout(base.Operation):
             result = run_on_thread(roll_out(config, reporter.report, base.say, tracer=tracer))
             reporter.finish(result)  # before what is left of the traces is sent
         return result
+
+
+class FollowedEnvironment:
+    """The launch that had an environment's name when this was made.
+
+    Attributes:
+        name: The environment's.
+        base_url: Where it answers, with its token.
+        server: What its handshakes say: its name, and its launch.
+    """
+
+    def __init__(self, runs: Path, name: str) -> None:
+        """Find it.
+
+        Raises:
+            NotAnswering: None of its replicas has been started here, or it has no sessions.
+        """
+        found = find_replica(runs, name, for_sessions=True)
+        self._runs = runs
+        self.name = name
+        self._launch = found.request_id
+        self.base_url = with_token(found.address, found.token)
+        headers = server_options(found.data)["headers"]
+        self.server: tuple[str | None, str | None] = (
+            headers[ENVIRONMENT_HEADER],
+            headers[GENERATION_HEADER],
+        )
+
+    def is_starting(self) -> bool:
+        """Whether none of its replicas takes sessions, and it has some still. Reads some files.
+
+        Those that are drained, since an update has replaced them, let their sessions go on.
+
+        Raises:
+            NotAnswering: It was updated, taken down, or given up.
+        """
+        found = run_files.of_environment(self._runs, self.name)
+        own = [run_file for run_file in found if run_file.request_id == self._launch]
+        if not own and found:
+            raise NotAnswering(
+                f"{self.name} was updated before this had ended, and what it was has ended",
+                "what has finished is kept; the same command plays the rest with what serves now",
+            )
+        if not own:
+            raise NotAnswering(
+                f"{self.name} was taken down, or has failed for good, before this had ended",
+                f"what has finished is kept; launch {self.name}, and run the same command again",
+            )
+        return not any(map(_is_ready, own))
+
+
+def _is_ready(run_file: RunFile) -> bool:
+    status = read_status_file(run_file.run_dir)
+    if status is None or status.get("is_draining"):
+        return False
+    if status.get("state") not in ("ready", "asleep"):
+        return False
+    if not run_file.is_local:
+        return True  # it does not end with its agent
+    shim = status["shim"]
+    return ProcessIdentity(shim["pid"], shim["started_at"]).is_alive()
 
 
 def named_stages() -> ModuleType:

@@ -137,3 +137,10 @@ def _can_be_shared(first: socket.socket) -> bool:
     except OSError:
         return False
     return True
+
+
+def http_address(host: str, port: int) -> str:
+    """Return the address that a client on this machine uses for a server bound to `host`."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104  compared, not bound
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"  # noqa: S104
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -14,11 +14,11 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 75_498,
-    "code lines": 48_263,
-    "modules": 403,
-    "test lines": 72_569,
-    "words of pages": 24_989,
+    "shipped lines": 74_594,
+    "code lines": 47_981,
+    "modules": 392,
+    "test lines": 71_665,
+    "words of pages": 24_988,
     "words of decisions": 7_091,
     "folders at the root": 15,
     "large classes": 3,

@@ -21,8 +21,12 @@ import json
 import math
 import os
 import shutil
+import signal as signals
+import socket
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import docker
@@ -32,6 +36,7 @@ from docker.errors import APIError, DockerException
 
 from ....schema.errors import InvalidSpec
 from ....schema.protocol import CONTAINER_PORT, HOST_OPTIONS_VARIABLE
+from ....system.process.proc import signal_name
 from ....system.text.json_lines import Json
 from .. import host_options
 from ..base import (
@@ -40,6 +45,7 @@ from ..base import (
     Check,
     EngineGone,
     EngineRefused,
+    ExitFacts,
     Instance,
     InstanceState,
     Labels,
@@ -48,7 +54,6 @@ from ..base import (
     ReplicaPlan,
 )
 from ..instance_logs import pieces_after, since_of
-from .containers import events_of, exit_of, is_rootless, own_address
 from .options import INSTALL, USUAL_SOCKET, hint_on, host_config
 
 if TYPE_CHECKING:
@@ -59,6 +64,10 @@ REQUEST_SECONDS = 60
 CONNECTIONS = 256  # kept: a stream of logs for each replica, and some for requests
 LOG_FILES, LOG_FILE_SIZE = "2", "16m"  # what the engine keeps of a container's output
 OOM_SCORE_ADJ = 300  # as local replicas have it
+LATE_SECONDS = 0.3  # after an exit, by which Docker has reported what preceded it
+_NEVER = "0001-01-01"  # Go's zero time
+_EXIT_KILLED, _EXIT_TERMINATED = 128 + signals.SIGKILL, 128 + signals.SIGTERM
+_TELL = frozenset({signals.SIGUSR1, signals.SIGUSR2})  # by which we ask a server to drain
 _STATES = {
     "created": InstanceState.STARTING,
     "running": InstanceState.RUNNING,
@@ -77,28 +86,23 @@ class DockerEngine:
     name: ClassVar[str] = "docker"
 
     def check(self) -> Check:
-        """Check whether Docker works."""
         with explained():
             info = self._api.info()
         return Check(version=info.get("ServerVersion"), notes=tuple(_notes(info)))
 
     def list(self) -> Iterable[Instance]:
-        """Return every container that carries our labels, by one question."""
         with explained():
             found = self._api.containers(all=True, filters={"label": HOME_LABEL})
-        labels = ((each, Labels.of(each["Labels"] or {})) for each in found)
         return [
             Instance(id=each["Id"], labels=whose, state=_state_of(each["State"]))
-            for each, whose in labels
-            if whose is not None
+            for each in found
+            if (whose := Labels.of(each["Labels"])) is not None
         ]
 
     def find(self, plan: ReplicaPlan) -> Instance | None:
-        """Return the container of a replica."""
         return self._instance(plan.name, plan.labels)
 
     def start(self, plan: ReplicaPlan) -> Instance:
-        """Create and start a container."""
         with explained():
             instance = self.find(plan)
             if instance is None:
@@ -121,7 +125,6 @@ class DockerEngine:
             self._api.kill(instance.id, signal=number)
 
     def stop(self, instance: Instance, grace_seconds: float) -> None:
-        """Stop a container."""
         with explained(), gone_is_fine():
             self._api.stop(instance.id, timeout=math.ceil(grace_seconds))
 
@@ -132,7 +135,6 @@ class DockerEngine:
                 self._api.remove_container(instance.id, v=True, force=True)
 
     def changes(self) -> Iterator[None]:
-        """Yield at each event of our containers."""
         filters = {"type": "container", "label": HOME_LABEL}
         with explained(), _streamed(self._api.events(filters=filters)) as events:
             yield None
@@ -141,7 +143,6 @@ class DockerEngine:
         raise EngineGone("Docker has ended its stream of events")
 
     def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
-        """Yield a container's output."""
         yield from self.output(instance.id, cursor)
         found = self._instance(instance.id)
         if found is not None and found.state is not InstanceState.EXITED:
@@ -161,9 +162,10 @@ class DockerEngine:
         ).api
 
     @functools.cached_property
-    def _is_rootless(self) -> bool:
-        """Return whether its bridges are out of reach."""
-        return is_rootless(self._api.info())
+    def _has_bridges(self) -> bool:
+        """Return whether its bridges are in reach: an engine without root's rights hides them."""
+        security = self._api.info().get("SecurityOptions") or ()
+        return not any("rootless" in each for each in security)
 
     def _instance(self, name: str, expected: Labels | None = None) -> Instance | None:
         with explained():
@@ -174,7 +176,7 @@ class DockerEngine:
             state = _state_of(found["State"]["Status"])
             has_exited = state is InstanceState.EXITED
             facts = exit_of(found, events_of(self._api, found)) if has_exited else None
-        labels = Labels.of(found["Config"].get("Labels") or {})
+        labels = Labels.of(found["Config"].get("Labels"))
         if labels is None or expected not in (None, labels):
             raise NameTaken(f"another container has the name {name}", f"docker rm --force {name}")
         is_running = state is InstanceState.RUNNING
@@ -183,7 +185,7 @@ class DockerEngine:
             labels=labels,
             state=state,
             pid=found["State"].get("Pid") or None,
-            address=own_address(found) if is_running and not self._is_rootless else None,
+            address=own_address(found) if is_running and self._has_bridges else None,
             drains=has_env_host(found["Config"]),
             exit=facts,
         )
@@ -353,3 +355,79 @@ def _gone(exc: BaseException) -> EngineGone:
 @functools.cache
 def _is_not_installed() -> bool:
     return shutil.which("docker") is None and shutil.which("dockerd") is None
+
+
+def own_address(container: Json, proc: Path = Path("/proc")) -> str | None:
+    """Return `http://host:port` of an inspected container that runs; None: it is not reached so."""
+    settings = container["NetworkSettings"]
+    published = [name for name, at in (settings.get("Ports") or {}).items() if at]
+    if len(published) != 1:
+        return None
+    try:
+        of_process = (proc / str(container["State"]["Pid"]) / "cgroup").read_text()
+    except OSError:
+        return None
+    if container["Id"] not in of_process:  # it runs on another machine
+        return None
+    port = published[0].partition("/")[0]
+    for network in (settings.get("Networks") or {}).values():
+        if network.get("IPAddress") and _is_of_this_machine(network.get("Gateway")):
+            return f"http://{network['IPAddress']}:{port}"
+    return None
+
+
+def _is_of_this_machine(address: str | None) -> bool:
+    """Return whether an address can be bound, which takes no privilege."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
+            found.bind((address or "", 0))
+    except OSError:
+        return False
+    return bool(address)
+
+
+def events_of(api: Any, found: Json) -> list[Json]:
+    """Return Docker's events about an inspected container that has ended, oldest first."""
+    state = found["State"]
+    if state["StartedAt"].startswith(_NEVER) or state["FinishedAt"].startswith(_NEVER):
+        return []
+    began, ended = _seconds(state["StartedAt"]), _seconds(state["FinishedAt"]) + LATE_SECONDS
+    filters = {"container": found["Id"], "event": ["kill", "oom"]}
+    return list(
+        api.events(since=f"{began:.9f}", until=f"{ended:.9f}", filters=filters, decode=True)
+    )
+
+
+def exit_of(found: Json, events: Iterable[Json] = ()) -> ExitFacts:
+    """Return how a container ended, from what the engine says of it."""
+    state = found["State"]
+    if state["StartedAt"].startswith(_NEVER):
+        return ExitFacts(error=state.get("Error") or "it never ran")
+    code, oom_at, sent, seconds = state["ExitCode"], None, None, None
+    if not state["FinishedAt"].startswith(_NEVER):
+        seconds = max(0.0, _seconds(state["FinishedAt"]) - _seconds(state["StartedAt"]))
+    for event in events:
+        if event["Action"] == "oom":
+            oom_at = event["timeNano"] / 1e9
+        elif (number := int(event["Actor"]["Attributes"].get("signal", 0))) not in _TELL:
+            sent = number
+    if sent == signals.SIGKILL and code == _EXIT_KILLED:
+        text = "sent through Docker: docker kill, or docker stop after its time-out"
+        return ExitFacts(exit_code=code, seconds=seconds, evidence=text)
+    if sent and code in (0, 128 + sent):
+        text = f"{signal_name(sent)} was sent through Docker (docker kill, docker stop)"
+        return ExitFacts(ended_by=text, seconds=seconds)
+    # A process of it was killed for memory. A container that ends well later was not.
+    is_oom = state["OOMKilled"] and code not in (0, _EXIT_TERMINATED)
+    return ExitFacts(
+        exit_code=code,
+        is_oom=is_oom,
+        oom_at=oom_at,
+        seconds=seconds,
+        evidence=f"container {found['Id'][:12]}, OOMKilled" if is_oom else None,
+    )
+
+
+def _seconds(moment: str) -> float:
+    """Return a time of Docker's in seconds since the epoch."""
+    return datetime.fromisoformat(moment).timestamp()

@@ -2,10 +2,7 @@
 """Docker's own options of a replica: `--engine-option NAME=VALUE`, named as by `docker run`.
 
 Those that openenvd decides itself (ports, labels, restarts, memory, CPUs, GPUs, variables) are not
-among them. Pure functions.
-
-Where Docker is, as the `docker` command finds it, and the remedies for its errors.
-
+among them. Where Docker is, as the `docker` command finds it, and the remedies for its errors.
 Without Docker's library.
 
     DOCKER_HOST ▶ DOCKER_CONTEXT ▶ the current context of ~/.docker/config.json ▶ its usual socket
@@ -130,11 +127,6 @@ def _ulimits(text: str) -> list[Json]:
     return limits
 
 
-def _is_of_the_host(bind: str) -> bool:
-    """Return whether a volume is a folder of the engine's machine, rather than one with a name."""
-    return not _VOLUME_NAME.fullmatch(bind.partition(":")[0])
-
-
 # What an option opens that `SANDBOX` closes, by the option's value.
 _UNDOES: dict[str, Callable[[Any], bool]] = {
     "cap-add": bool,
@@ -144,7 +136,10 @@ _UNDOES: dict[str, Callable[[Any], bool]] = {
     "read-only": lambda is_read_only: not is_read_only,
     "security-opt": lambda found: not set(found) <= NO_NEW_PRIVILEGES,
     "tmpfs": lambda found: any({"dev", "suid"} & set(each.split(",")) for each in found.values()),
-    "volume": lambda binds: any(map(_is_of_the_host, binds)),
+    # A folder of the engine's machine, rather than a volume with a name.
+    "volume": lambda binds: any(
+        not _VOLUME_NAME.fullmatch(each.partition(":")[0]) for each in binds
+    ),
 }
 _OWN = frozenset({"User", "Hostname", "WorkingDir"})  # not part of `HostConfig`
 _OPTIONS: dict[str, tuple[str, Callable[[str], Any]]] = {
@@ -244,19 +239,16 @@ def hint_on(text: str) -> str | None:
     """Return the command that fixes what Docker complains about; None when none is known."""
     lowered = text.lower()
     if any(words in lowered for words in _NO_ANSWER):
-        return f"start it: sudo systemctl start docker, or open Docker Desktop. {_variables()}"
+        # The daemon may lack variables of the user's shell.
+        known = {name: os.environ.get(name, "") for name in _VARIABLES}
+        own = [f"{name}={text}" for name, text in known.items() if text not in ("", USUAL_SOCKET)]
+        has = " and ".join(own) if own else f"no {' and no '.join(_VARIABLES)}"
+        return (
+            "start it: sudo systemctl start docker, or open Docker Desktop. "
+            f"The daemon has {has}; to give it those of your shell, restart it there "
+            "(replicas go on): openenv stop; openenv up"
+        )
     return next((hint for words, hint in _MENDED_BY.items() if words in lowered), None)
-
-
-def _variables() -> str:
-    """Return which variables the daemon has: it may lack those of the user's shell."""
-    known = {name: os.environ.get(name, "") for name in _VARIABLES}
-    own = [f"{name}={text}" for name, text in known.items() if text not in ("", USUAL_SOCKET)]
-    has = " and ".join(own) if own else f"no {' and no '.join(_VARIABLES)}"
-    return (
-        f"The daemon has {has}; to give it those of your shell, restart it there "
-        "(replicas go on): openenv stop; openenv up"
-    )
 
 
 ENGINE = EngineEntry(

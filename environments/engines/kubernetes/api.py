@@ -125,6 +125,7 @@ class Cluster:
         """
         configuration = self._client.configuration
         url = f"{configuration.host}/api/v1/namespaces/{namespace}/pods/{pod}/exec"
+        who = configuration.auth_settings().values()  # tokens are renewed by the library
         query = [("command", command), ("container", container), ("stderr", "true")]
         try:
             running = websocket_call(
@@ -132,7 +133,7 @@ class Cluster:
                 "GET",
                 url,
                 query_params=[*query, ("stdin", "false"), ("stdout", "true"), ("tty", "false")],
-                headers=_credentials(configuration),
+                headers={each["key"]: each["value"] for each in who if each["in"] == "header"},
                 _preload_content=False,
             )
             try:
@@ -142,14 +143,16 @@ class Cluster:
             finally:
                 running.sock.shutdown()  # `close` leaves a socket open that the server ended
         except client.ApiException as exc:
-            raise self._no_command(pod, exc) from exc
+            cause = exc.__context__  # by which the library reports why there is no WebSocket
+            if isinstance(cause, WebSocketBadStatusException):
+                raise self._refusal(cause.status_code, cause.resp_body or b"") from exc
+            text = f"no command can be run in pod {pod}: {_short(str(exc.reason))}"
+            raise EngineGone(text) from exc
         except (OSError, ValueError, urllib3.exceptions.HTTPError, WebSocketException) as exc:
             raise EngineGone(f"no command can be run in pod {pod}: {_short(str(exc))}") from exc
         if not is_over:
             raise EngineRefused(f"a command in pod {pod} did not end in {COMMAND_SECONDS:g} s")
         return _exit_code(pod, status_text)
-
-    # Inside
 
     @functools.cached_property
     def _client(self) -> DynamicClient:
@@ -160,13 +163,6 @@ class Cluster:
         connection.user_agent = "openenvd"
         # Without the discovery of all resources: their paths are known.
         return DynamicClient(connection, discoverer=lambda *_: None)
-
-    def _no_command(self, pod: str, exc: client.ApiException) -> EngineGone | EngineRefused:
-        """Return why a command's WebSocket was not opened, which the library tells as its cause."""
-        cause = exc.__context__
-        if isinstance(cause, WebSocketBadStatusException):
-            return self._refusal(cause.status_code, cause.resp_body or b"")
-        return EngineGone(f"no command can be run in pod {pod}: {_short(str(exc.reason))}")
 
     def _write(self, method: str, path: str, **asked: Any) -> Json:
         try:
@@ -277,12 +273,6 @@ def _configuration() -> Any:
         where = file or "its own account, in no cluster"
         raise EngineGone(f"no cluster is found by {where}: {_short(str(exc))}", _NO_CONFIG) from exc
     return found
-
-
-def _credentials(configuration: Any) -> dict[str, str]:
-    """Return the header that says who asks; tokens are renewed by the library."""
-    found = configuration.auth_settings().values()
-    return {each["key"]: each["value"] for each in found if each["in"] == "header"}
 
 
 def _pieces(response: BaseHTTPResponse) -> Iterator[bytes]:

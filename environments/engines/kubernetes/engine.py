@@ -60,15 +60,7 @@ from ..base import (
 )
 from ..instance_logs import lines_of, pieces_after, since_of
 from .api import ROLE_IS_IN, ApiRefused, Cluster
-from .options import (
-    CONTAINER,
-    SIGNAL_SERVER,
-    dns_name,
-    options_of,
-    pod_of,
-    secret_of,
-    service_of,
-)
+from .options import CONTAINER, SIGNAL_SERVER, dns_name, options_of, pod_of, secret_of, service_of
 from .pods import id_of, instance_of, is_being_made, labels_of
 
 CORE = "/api/v1"
@@ -105,10 +97,7 @@ class KubernetesEngine:
         self._namespaces: set[str] = set()  # that replicas were seen in, and the usual one
         self._lists_all: bool | None = None  # None: not tried yet
 
-    # What there is
-
     def check(self) -> Check:
-        """Return whether pods can be started."""
         version = str(self._cluster.get("/version")["gitVersion"])
         namespace = self._cluster.namespace
         for verb, resource in _NEEDED:
@@ -119,18 +108,14 @@ class KubernetesEngine:
         return Check(version=version, notes=(_OPEN,))
 
     def list(self) -> Iterable[Instance]:
-        """Return every pod that carries our labels."""
         query = {"labelSelector": HOME_LABEL}
         pods = [p for path in self._scopes() for p in self._cluster.get(path, **query)["items"]]
         now = self._cluster.now()
         return [instance_of(pod, now) for pod in pods if labels_of(pod) is not None]
 
     def find(self, plan: ReplicaPlan) -> Instance | None:
-        """Return the pod of a replica."""
         pod = self._find_pod(plan)
         return None if pod is None else self._instance(pod)
-
-    # Its life
 
     def start(self, plan: ReplicaPlan) -> Instance:
         """Create a pod, its Secret, and its environment's service unless there is one."""
@@ -201,10 +186,7 @@ class KubernetesEngine:
             self._await_end(instance, KILL_SECONDS)
         self._delete(instance, 0)  # not by its node, which may be away
 
-    # What happens
-
     def changes(self) -> Iterator[None]:
-        """Yield at each event of our pods."""
         while True:
             scopes = self._scopes()
             newest = self._cluster.get(scopes[0], labelSelector=HOME_LABEL, limit="1")["metadata"]
@@ -223,7 +205,6 @@ class KubernetesEngine:
                     yield None
 
     def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
-        """Yield a pod's output."""
         namespace, name, _ = instance.id.split("/")
         query = {"container": CONTAINER, "follow": "true", "timestamps": "true"}
         if (since := since_of(cursor)) is not None:
@@ -240,8 +221,6 @@ class KubernetesEngine:
             return  # it never ran, or has been removed
         if self._runs(instance):
             raise EngineGone("Kubernetes has ended its stream of a pod's output")
-
-    # Inside
 
     def _namespace(self, plan: ReplicaPlan) -> str:
         namespace = options_of(plan.options).get("namespace") or self._cluster.namespace
@@ -371,16 +350,11 @@ class KubernetesEngine:
 
     def _await_end(self, instance: Instance, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        for pause in _pauses():
+        for looks in itertools.count(1):
             if not self._runs(instance) or (left := deadline - time.monotonic()) <= 0.0:
                 return
+            pause = backoff_seconds(looks, first=POLL_SECONDS, longest=MAX_POLL_SECONDS)
             time.sleep(min(pause, left))
-
-
-def _pauses() -> Iterator[float]:
-    """Yield how long to wait before each look at a pod after the first, in seconds."""
-    for looks in itertools.count(1):
-        yield backoff_seconds(looks, first=POLL_SECONDS, longest=MAX_POLL_SECONDS)
 
 
 def _path(namespace: str, *parts: str) -> str:

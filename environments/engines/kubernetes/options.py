@@ -23,7 +23,6 @@ The context that is current at a launch, and its namespace, stay those of its re
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -46,7 +45,7 @@ from ..base import (
     Preparation,
     ReplicaPlan,
 )
-from ..host_options import read_options, served_anywhere
+from ..host_options import MAX_NAME_LENGTH, name_within, read_options, served_anywhere
 
 CONTAINER = "openenvd"
 GPU = "nvidia.com/gpu"
@@ -54,11 +53,9 @@ GRACE_SECONDS = 30  # for sessions to end when Kubernetes itself takes a pod awa
 SECRET_ANNOTATION = "openenvd.secret"  # noqa: S105  a name
 UNREACHABLE_SECONDS = 10  # after which a pod is not expected back from a node that is away
 PROBE_SECONDS = 2
-_MAX_LABEL_LENGTH = 63
-_DIGEST_LENGTH = 8
 _LABEL = re.compile("[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _DNS_LABEL = re.compile("[a-z]([a-z0-9-]*[a-z0-9])?")
-_MAX_NAME_LENGTH = 253
+_MAX_DNS_NAME_LENGTH = 253
 _DNS_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 _SECRET_KEY = re.compile("[A-Za-z0-9._-]+")
 _LABELS = dict.fromkeys((HOME_LABEL, ENVIRONMENT_LABEL, REPLICA_LABEL, GENERATION_LABEL), "")
@@ -117,11 +114,7 @@ def options_of(options: Mapping[str, str], *, sandbox: bool = False) -> Json:
 
 
 def pod_of(plan: ReplicaPlan, namespace: str) -> Json:
-    """Return the pod of a replica.
-
-    Raises:
-        EngineRefused: One of its options cannot be.
-    """
+    """Return the pod of a replica; raises `EngineRefused`: one of its options cannot be."""
     options = options_of(plan.options)
     annotations = plan.labels.to_labels()  # labels may not have all that names may
     if _hidden(plan):
@@ -234,7 +227,7 @@ def service_of(plan: ReplicaPlan, pod: Json) -> Json:
     labels = label_values(plan.labels)
     shared = {key: labels[key] for key in (HOME_LABEL, ENVIRONMENT_LABEL)}
     # Another home's has another name.
-    name = dns_name(f"openenvd-{plan.labels.environment}-{plan.labels.home[:_DIGEST_LENGTH]}")
+    name = dns_name(f"openenvd-{plan.labels.environment}-{plan.labels.home[:8]}")
     ports = [{"port": plan.container_port, "targetPort": port_of(plan)}]
     spec = {"spec": {"selector": shared, "ports": ports}}
     return {"apiVersion": "v1", "kind": "Service", **_owned(pod, name, shared), **spec}
@@ -260,26 +253,15 @@ def _owned(pod: Json, name: str, labels: dict[str, str]) -> Json:
 
 def dns_name(text: str) -> str:
     """Return a name for an object: a DNS label, the same for the same text."""
-    if len(text) <= _MAX_LABEL_LENGTH and _DNS_LABEL.fullmatch(text):
-        return text
-    begin = re.sub("[^a-z0-9]+", "-", text.lower())
-    return _with_digest(begin, text)
+    return name_within(text, _DNS_LABEL, re.sub("[^a-z0-9]+", "-", text.lower()))
 
 
 def label_values(labels: Labels) -> dict[str, str]:
     """Return an instance's labels with values that Kubernetes takes."""
-    return {name: _label_value(value) for name, value in labels.to_labels().items()}
-
-
-def _label_value(text: str) -> str:
-    if len(text) <= _MAX_LABEL_LENGTH and _LABEL.fullmatch(text):
-        return text
-    return _with_digest(re.sub("[^A-Za-z0-9_.-]", "-", text).lstrip("_.-"), text)
-
-
-def _with_digest(begin: str, text: str) -> str:
-    digest = hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
-    return f"{begin[: _MAX_LABEL_LENGTH - _DIGEST_LENGTH - 1]}-{digest}"
+    return {
+        name: name_within(text, _LABEL, re.sub("[^A-Za-z0-9_.-]", "-", text).lstrip("_.-"))
+        for name, text in labels.to_labels().items()
+    }
 
 
 def _merged(value: Any, patch: Any) -> Any:
@@ -316,14 +298,14 @@ def _secrets(text: str) -> list[Json]:
 
 
 def _name(text: str) -> str:
-    if len(text) > _MAX_NAME_LENGTH or not _DNS_NAME.fullmatch(text):
+    if len(text) > _MAX_DNS_NAME_LENGTH or not _DNS_NAME.fullmatch(text):
         raise ValueError("write a name of Kubernetes: letters a-z, digits, '-' and '.'")
     return text
 
 
 def _namespace(text: str) -> str:
-    if "." in text or len(text) > _MAX_LABEL_LENGTH:
-        raise ValueError(f"write at most {_MAX_LABEL_LENGTH} letters a-z, digits and '-'")
+    if "." in text or len(text) > MAX_NAME_LENGTH:
+        raise ValueError(f"write at most {MAX_NAME_LENGTH} letters a-z, digits and '-'")
     return _name(text)
 
 

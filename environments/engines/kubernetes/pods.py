@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from ....system.net.listening_sockets import http_address
 from ....system.text.json_lines import Json
 from ..base import ExitFacts, Instance, InstanceState, Labels
 from .options import CONTAINER
@@ -36,19 +37,18 @@ def id_of(pod: Json) -> str:
 
 
 def instance_of(pod: Json, now: datetime, warning: str | None = None) -> Instance:
-    """Return what a pod is to an agent.
+    """Return what a pod of ours is to an agent, at a time of the API server's clock.
 
-    Args:
-        pod: As the API server has it; one of ours.
-        now: The time by the API server's clock.
-        warning: What an event says of it, where it waits.
+    `warning` is what an event says of it, where it waits.
     """
     labels = labels_of(pod)
     assert labels is not None
     state = state_of(pod, now)
     waiting, blocked_by = None, _blocking_reason(pod)
     if state is InstanceState.STARTING:
-        waiting = "; ".join(filter(None, (blocked_by or _progress(pod), warning)))
+        node = pod["spec"].get("nodeName")
+        progress = f"node {node} makes its container" if node else "no node has it yet"
+        waiting = "; ".join(filter(None, (blocked_by or progress, warning)))
     return Instance(
         id=id_of(pod),
         labels=labels,
@@ -63,7 +63,11 @@ def instance_of(pod: Json, now: datetime, warning: str | None = None) -> Instanc
 def state_of(pod: Json, now: datetime) -> InstanceState:
     """Return how far a pod is."""
     status = pod["status"]
-    if _terminated(pod) or status.get("phase") in ("Succeeded", "Failed") or _is_lost(pod, now):
+    if (
+        _state(pod).get("terminated")
+        or status.get("phase") in ("Succeeded", "Failed")
+        or _is_lost(pod, now)
+    ):
         return InstanceState.EXITED
     if "running" in _state(pod):
         return InstanceState.RUNNING
@@ -73,11 +77,11 @@ def state_of(pod: Json, now: datetime) -> InstanceState:
 def address_of(pod: Json) -> str | None:
     """Return where its server is: at the pod's own address, which the whole cluster reaches."""
     ip = pod["status"].get("podIP")
-    ports = _spec(pod).get("ports") or [{}]
-    port = ports[0].get("containerPort")
+    own: Json = next((c for c in pod["spec"]["containers"] if c["name"] == CONTAINER), {})
+    port = (own.get("ports") or [{}])[0].get("containerPort")
     if not ip or not port:
         return None
-    return f"http://{ip}:{port}" if "." in ip else f"http://[{ip}]:{port}"
+    return http_address(ip, port)
 
 
 def _blocking_reason(pod: Json) -> str | None:
@@ -93,13 +97,6 @@ def _blocking_reason(pod: Json) -> str | None:
     return None
 
 
-def _progress(pod: Json) -> str:
-    """Return how far a pod is that nothing keeps from running."""
-    if node := pod["spec"].get("nodeName"):
-        return f"node {node} makes its container"
-    return "no node has it yet"
-
-
 def is_being_made(pod: Json) -> bool:
     """Return whether a node has it without its container: events alone say what is wrong."""
     return bool(pod["spec"].get("nodeName")) and not _state(pod).keys() & {"running", "terminated"}
@@ -107,7 +104,7 @@ def is_being_made(pod: Json) -> bool:
 
 def exit_of(pod: Json) -> ExitFacts:
     """Return how a pod ended, whose state is EXITED."""
-    if found := _terminated(pod):
+    if found := _state(pod).get("terminated"):
         return _exit_of_container(pod, found)
     if problem := _final_problem(pod):
         return ExitFacts(error=problem)
@@ -130,18 +127,15 @@ def _exit_of_container(pod: Json, found: Json) -> ExitFacts:
     if is_oom:
         said = f"pod {pod['metadata']['name']}, OOMKilled"
     elif "deletionTimestamp" in pod["metadata"] and code in _DELETED_EXITS:
-        return ExitFacts(ended_by=_deletion(pod), seconds=_seconds_of(found))
+        # It was deleted, and openenvd had not requested that.
+        conditions = status.get("conditions") or ()
+        disruption: Json = next((e for e in conditions if e["type"] == "DisruptionTarget"), {})
+        said = disruption.get("message") or disruption.get("reason") or "not by openenvd"
+        text = f"pod {pod['metadata']['name']} was deleted: {said}"
+        return ExitFacts(ended_by=text, seconds=_seconds_of(found))
     return ExitFacts(
         exit_code=code, is_oom=is_oom, seconds=_seconds_of(found), evidence=said or None
     )
-
-
-def _deletion(pod: Json) -> str:
-    """Return why a pod was deleted, which openenvd had not requested."""
-    conditions = pod["status"].get("conditions") or ()
-    disruption: Json = next((e for e in conditions if e["type"] == "DisruptionTarget"), {})
-    said = disruption.get("message") or disruption.get("reason") or "not by openenvd"
-    return f"pod {pod['metadata']['name']} was deleted: {said}"
 
 
 def _seconds_of(terminated: Json) -> float | None:
@@ -209,12 +203,3 @@ def _state(pod: Json) -> Json:
     """Return the state of our container; empty while it has none."""
     own = (each for each in _statuses(pod) if each["name"] == CONTAINER)
     return next((dict(each.get("state") or {}) for each in own), {})
-
-
-def _terminated(pod: Json) -> Json | None:
-    return _state(pod).get("terminated")
-
-
-def _spec(pod: Json) -> Json:
-    own = (each for each in pod["spec"]["containers"] if each["name"] == CONTAINER)
-    return next(own, {})

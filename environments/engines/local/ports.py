@@ -24,7 +24,7 @@ import logging
 import os
 import random
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,13 +67,20 @@ def open_listeners(
         PortInUse: naming who has it, or for whom it is reserved.
         OSError: the address is not this machine's.
     """
-    reservations = _Reservations()
-    for candidate in _candidates() if port is None else (port,):
+    # No run file is read twice in one search.
+    ports_of = functools.cache(lambda owner: frozenset(_ports_of(owner)))
+    every = range(FIRST_PORT, LAST_PORT + 1)
+    ordered, others = every[:ORDERED_PORTS], every[ORDERED_PORTS:]
+    wanted = [*ordered, *random.sample(others, len(others))] if port is None else [port]
+    for candidate in wanted:
         # Not even tried, for a moment: an engine may be about to publish it.
-        if candidate in taken or reservations.owner_of(candidate) not in (None, owner):
+        if candidate in taken or reserved_for(candidate, ports_of) not in (None, owner):
             continue
-        listeners = _try_listen(host, candidate)
-        if listeners is None:
+        try:
+            listeners = open_listening_sockets(host, candidate)
+        except OSError as exc:
+            if exc.errno != errno.EADDRINUSE:
+                raise
             continue
         if reserved_for(candidate) in (None, owner):  # not reserved by another one meanwhile
             reserve(candidate, owner)
@@ -88,39 +95,12 @@ def open_listeners(
     )
 
 
-def _candidates() -> Iterator[int]:
-    """The ports of the range, in the order in which they are tried."""
-    every = range(FIRST_PORT, LAST_PORT + 1)
-    ordered, others = every[:ORDERED_PORTS], every[ORDERED_PORTS:]
-    yield from ordered
-    yield from random.sample(others, len(others))
-
-
-def reserved_for(port: int) -> PortOwner | None:
+def reserved_for(
+    port: int, ports_of: Callable[[PortOwner], Iterable[int]] | None = None
+) -> PortOwner | None:
     """The environment that has this port, or is to come back at it; None when there is none."""
-    return _Reservations().owner_of(port)
-
-
-class _Reservations:
-    """The reservations that hold, as one search finds them: no run file is read twice for it."""
-
-    def __init__(self) -> None:
-        self._unread: dict[PortOwner, Iterator[int]] = {}  # the ports of an owner not read yet
-        self._read: dict[PortOwner, set[int]] = {}
-
-    def owner_of(self, port: int) -> PortOwner | None:
-        """As `reserved_for`."""
-        owner = _read_reservation(port)
-        return owner if owner is not None and self._has(owner, port) else None
-
-    def _has(self, owner: PortOwner, port: int) -> bool:
-        unread = self._unread.setdefault(owner, _ports_of(owner))
-        read = self._read.setdefault(owner, set())
-        while port not in read:
-            if (found := next(unread, None)) is None:
-                return False
-            read.add(found)
-        return True
+    owner = _read_reservation(port)
+    return owner if owner is not None and port in (ports_of or _ports_of)(owner) else None
 
 
 def _read_reservation(port: int) -> PortOwner | None:
@@ -182,15 +162,6 @@ def holder_of(port: int) -> tuple[int, str] | None:
             if item.pid and item.status == psutil.CONN_LISTEN and port in item.laddr[1:2]:
                 return item.pid, psutil.Process(item.pid).name()
     return None
-
-
-def _try_listen(host: str, port: int) -> list[socket.socket] | None:
-    try:
-        return open_listening_sockets(host, port)
-    except OSError as exc:
-        if exc.errno == errno.EADDRINUSE:
-            return None
-        raise
 
 
 def port_in_use(port: int) -> PortInUse:

@@ -37,9 +37,10 @@ from ...sources.program import HOST_PRELOAD, Prepared, Program
 from .. import host_options
 from ..providers import (
     RUN_DIR_VARIABLE,
-    Complete,
+    Beginning,
     Listeners,
     Provider,
+    RunFiles,
     child_environment,
     names_of,
     server_options,
@@ -57,12 +58,8 @@ class LocalProvider(Provider):
     """Starts replicas on this machine."""
 
     def _begin_launch(
-        self,
-        spec: EnvironmentSpec,
-        prepared: Prepared,
-        known: list[RunFile],
-        replaced: list[RunFile] | None,
-    ) -> tuple[list[Listeners], Complete]:
+        self, spec: EnvironmentSpec, prepared: Prepared, known: RunFiles, replaced: RunFiles | None
+    ) -> Beginning:
         """Take over the sockets of what is replaced, if they are where the spec wants them.
 
         Raises:
@@ -91,8 +88,8 @@ class LocalProvider(Provider):
         return self._open(spec, spec.replicas if spec.gateway else 1, port), complete
 
     def _begin_more(
-        self, like: RunFile, spec: EnvironmentSpec, count: int, known: list[RunFile]
-    ) -> tuple[list[Listeners], Complete]:
+        self, like: RunFile, spec: EnvironmentSpec, count: int, known: RunFiles
+    ) -> Beginning:
         """Share the sockets of the others; behind the gateway, each has one of its own.
 
         Raises:
@@ -185,11 +182,7 @@ class LocalProvider(Provider):
 
 
 def check_process_room(spec: EnvironmentSpec, room: ProcessRoom | None) -> None:
-    """Refuse what could not be forked, before any of it is.
-
-    Raises:
-        NoProcesses
-    """
+    """Refuse what could not be forked, before any of it is; raises `NoProcesses`."""
     shards = 1 if spec.serve_as_is else spec.shards or _cores_of_one(spec)
     each = PROCESSES_OF_REPLICA + shards * THREADS_OF_SHARD
     needed = spec.replicas * each + PROCESSES_TO_START

@@ -19,9 +19,8 @@ from typing import Any
 def import_here(module: str, folder: str | None) -> types.ModuleType:
     """Import a module of openenvd on this node.
 
-    Args:
-        module: Its name within the package.
-        folder: Where the agent has the package; used if it is seen here. None: it is not meant.
+    It is imported from the folder where the agent has the package, if there is one and it is seen
+    here.
 
     Raises:
         RuntimeError: There is no openenvd here.

@@ -56,13 +56,9 @@ def version() -> str:
     return str(ray.__version__)
 
 
-def nodes() -> list[Json]:
+def nodes() -> list[tuple[str, Json]]:
     """Return address and resources of the nodes that are alive."""
-    return [
-        {"address": node["NodeManagerAddress"], "resources": node["Resources"]}
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+    return [(n["NodeManagerAddress"], n["Resources"]) for n in ray.nodes() if n["Alive"]]
 
 
 def agent_address() -> str:

@@ -55,12 +55,7 @@ class RayDriver:
     """One driver process at a time, started when it is needed, and none once this is closed."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ, functions: str = FUNCTIONS) -> None:
-        """Start nothing yet.
-
-        Args:
-            environ: Says which cluster it is, and is the driver's.
-            functions: The module of the functions that it calls, `connect` among them.
-        """
+        """Start nothing yet. `functions` names the module of `connect` and all that is called."""
         self._environ = environ
         self._functions = functions
         self._lock = threading.Lock()

@@ -52,7 +52,7 @@ from ..base import (
     NameTaken,
     ReplicaPlan,
 )
-from ..host_options import check_gpus, check_token
+from ..host_options import check_nodes
 from .driver import RayDriver
 from .options import bundle, check_options, options_of
 
@@ -79,17 +79,13 @@ class RayEngine:
     def __init__(self) -> None:
         self._driver = RayDriver()
 
-    # What there is
-
     def check(self) -> Check:
-        """Return whether a cluster answers."""
         with contextlib.closing(RayDriver()) as driver:
             version = driver.call("version")
             driver.call("nodes")
         return Check(version=version, notes=(_NO_LIMITS,))
 
     def list(self) -> Iterable[Instance]:
-        """Return every instance that carries our labels."""
         found = []
         for record, report, lives in self._driver.call("look"):
             labels = Labels.of(record.get("labels") or {})
@@ -100,7 +96,6 @@ class RayEngine:
         return found
 
     def find(self, plan: ReplicaPlan) -> Instance | None:
-        """Return the instance of a replica."""
         found = self._driver.call("find", plan.name)
         record, actor = found["record"], found["actor"]
         if record and record["labels"] != plan.labels.to_labels():
@@ -120,15 +115,16 @@ class RayEngine:
             exit=_exit_facts(report, actor) if state is InstanceState.EXITED else None,
         )
 
-    # Its life
-
     def start(self, plan: ReplicaPlan) -> Instance:
-        """Make Ray place and start the actor of a replica."""
         if (found := self.find(plan)) is not None:
             return found
         check_options(plan.options, sandbox=plan.sandbox)
         agent_address = self._driver.call("agent_address")
-        _check_nodes(plan, self._driver.call("nodes"), agent_address)
+        nodes = (
+            (resources.get("GPU", 0), None if address == agent_address else address)
+            for address, resources in self._driver.call("nodes")
+        )
+        check_nodes(plan, bundle(plan).get("GPU", 0), nodes, "see what nodes have: ray status")
         options = options_of(plan.options)
         settings = {
             "plan": plan.to_json(),
@@ -145,7 +141,6 @@ class RayEngine:
         return started
 
     def signal(self, instance: Instance, number: int) -> None:
-        """Send a signal to the server."""
         self._ask(instance, "signal", number)
 
     def stop(self, instance: Instance, grace_seconds: float) -> None:
@@ -159,8 +154,6 @@ class RayEngine:
     def remove(self, instance: Instance) -> None:
         """Remove actor, placement group and records, killing what is left."""
         self._driver.call("destroy", _name(instance), instance.labels.to_labels(), seconds=60.0)
-
-    # What happens
 
     def changes(self) -> Iterator[None]:
         """Yield whenever the state of an instance is another: Ray has no events about actors."""
@@ -186,8 +179,6 @@ class RayEngine:
                 looks += 1
                 longest = MAX_READ_SECONDS
                 time.sleep(backoff_seconds(looks, first=FIRST_READ_SECONDS, longest=longest))
-
-    # Inside
 
     def _ask(self, instance: Instance, method: str, *arguments: object) -> Any:
         """Return the answer of an instance's actor; None when that does not live."""
@@ -270,15 +261,3 @@ def _by_ray(actor: Json) -> ExitFacts:
         case reason:
             text = f"its actor has died on {where} ({reason or 'unknown'}): {said}"
     return ExitFacts(ended_by=text, seconds=actor.get("seconds"))
-
-
-def _check_nodes(plan: ReplicaPlan, nodes: list[Json], agent_address: str) -> None:
-    """Refuse what no node has; and to serve without a token at addresses that others can reach.
-
-    Raises:
-        EngineRefused
-    """
-    most = max((node["resources"].get("GPU", 0) for node in nodes), default=0)
-    check_gpus(bundle(plan).get("GPU", 0), most, "see what nodes have: ray status")
-    elsewhere = (node["address"] for node in nodes if node["address"] != agent_address)
-    check_token(plan, next(elsewhere, None))

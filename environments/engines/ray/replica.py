@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray.experimental import internal_kv
 
-from ....system.net.listening_sockets import descriptors_text
+from ....system.net.listening_sockets import descriptors_text, http_address
 from ....system.process.prctl import die_with_parent
 from ....system.text.json_lines import Json
 from ...shim import __file__ as _shim_file
@@ -53,7 +53,7 @@ from ...shim.files import (
     open_control_socket,
     write_json,
 )
-from ..host_options import http_address, listen, server_options
+from ..host_options import listen, server_options
 
 if TYPE_CHECKING:
     from ....schema.replica import StatusLine
@@ -80,7 +80,9 @@ class RayReplica:
         context = ray.get_runtime_context()
         self._actor_id = str(context.get_actor_id())
         self._report: Json = {"node": context.get_node_id()}
-        self._folder = _session_folder() / "openenvd" / self._actor_id
+        node: Any = ray._private.worker._global_node
+        session_folder = Path(node.get_session_dir_path())  # of Ray, on this node
+        self._folder = session_folder / "openenvd" / self._actor_id
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._socket_path = _socket_path(self._folder)
         self._log_path = self._folder / "log"
@@ -126,10 +128,8 @@ class RayReplica:
         with gone, ShimClient.connect(self._socket_path) as shim:
             shim.send("stop", grace_seconds=0.0)
             shim.wait(lambda status: False, CLOSE_SECONDS)
-        clean_up_after_shim(self._folder, grace_seconds=0.0)
+        clean_up_after_shim(self._folder)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    # Starting
 
     def _listen(self) -> list[socket.socket]:
         """Open the sockets: at the plan's address on the agent's node, else at the node's own."""
@@ -154,7 +154,7 @@ class RayReplica:
             self._is_started.set()
         with contextlib.suppress(ShimGone):
             while True:
-                self._note(shim.wait(self._is_news))
+                self._note(shim.wait(lambda status: self._is_news(_of(status))))
         self._note(read_status_file(self._folder) or {}, is_gone=True)
         threading.Event().wait()  # its end would be the shim's
 
@@ -202,15 +202,10 @@ class RayReplica:
             "cgroups": f"ray-{plan['labels']['home']}",
         }
 
-    # Reporting
-
-    def _is_news(self, status: StatusLine) -> bool:
+    def _is_news(self, observed: Json) -> bool:
         """Return whether the report says something else; its first one has the server's pid."""
-        observed = _of(status)
-        return (
-            bool(observed["pid"] or observed["exit"])
-            and not observed.items() <= self._report.items()
-        )
+        is_begun = bool(observed["pid"] or observed["exit"])
+        return is_begun and not observed.items() <= self._report.items()
 
     def _note(self, status: StatusLine, *, is_gone: bool = False) -> None:
         """Write the report; again until the cluster has it."""
@@ -242,12 +237,6 @@ def _socket_path(folder: Path) -> str:
     if sys.platform != "linux":
         return str(Path(tempfile.gettempdir()) / f"oer-{folder.name[:20]}.sock")
     return f"/proc/self/fd/{os.open(folder, os.O_RDONLY | os.O_DIRECTORY)}/shim.sock"
-
-
-def _session_folder() -> Path:
-    """Return the folder of Ray's session on this node."""
-    node: Any = ray._private.worker._global_node
-    return Path(node.get_session_dir_path())
 
 
 # Small JSON objects by key, in the cluster's own KV, in its GCS. Keys: `cluster.py`.

@@ -21,7 +21,7 @@ import os
 import re
 import signal as signals
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +49,7 @@ _GONE = {
     "communication connection failure": "see whether it runs: scontrol ping",
     "in standby mode": "see whether it runs: scontrol ping",
 }
-# The same, when it has no configuration: `_configuration_hint`.
+# The same, when it has no configuration.
 _UNCONFIGURED = (
     "unable to process configuration file",
     "unable to establish configuration",
@@ -66,32 +66,22 @@ _HINTS = {
     "unrecognized option": "sbatch --help lists them",
     "invalid option": "sbatch --help lists them",
 }
+_PREFIX = re.compile(r"^[^:]*: (?:error|fatal): ")
 _NOT_THERE = ("invalid job id", "already completing", "already completed", "not running")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One job, as `squeue` lists it.
+    """One job, as `squeue` lists it."""
 
-    Attributes:
-        id: Its number.
-        state: In Slurm's word: PENDING, RUNNING, OUT_OF_MEMORY.
-        reason: Why it is pending, or has ended so; `None` in words, if there is none.
-        node: Where it runs, or ran.
-        left_seconds: How long it may run on; None: it does not run, or has no limit.
-        limit_seconds: How long it may run in all; None: it has no limit.
-        labels: Whose it is.
-        run_dir: The replica's folder.
-    """
-
-    id: str
-    state: str
-    reason: str
-    node: str
-    left_seconds: float | None
-    limit_seconds: float | None
-    labels: Labels
-    run_dir: Path
+    id: str  # its number
+    state: str  # in Slurm's word: PENDING, RUNNING, OUT_OF_MEMORY
+    reason: str  # why it is pending, or has ended so; `None` in words, if there is none
+    node: str  # where it runs, or ran
+    left_seconds: float | None  # how long it may run on; None: it does not run, or has no limit
+    limit_seconds: float | None  # how long it may run in all; None: it has no limit
+    labels: Labels  # whose it is
+    run_dir: Path  # the replica's folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +105,11 @@ def run(*command: str, stdin: str | None = None, seconds: float = COMMAND_SECOND
         done = subprocess.run(
             command,
             input=stdin or "",
-            env=_environ(os.environ),
+            env={
+                name: value
+                for name, value in os.environ.items()
+                if value and (name in _PASSED or name.startswith(_OF_SLURM))
+            },
             capture_output=True,
             text=True,
             timeout=seconds,
@@ -146,8 +140,11 @@ def jobs() -> Iterator[Row]:
     )
     for line in output.splitlines():
         identity, state, reason, node, left, limit, comment, folder = line.split("|", 7)
-        labels = _labels(comment)
-        if labels is not None:
+        try:
+            known = json.loads(comment)
+        except ValueError:
+            continue
+        if isinstance(known, dict) and (labels := Labels.of(known)) is not None:
             seconds = read_duration(left) if state == "RUNNING" else None
             most = read_duration(limit)
             yield Row(identity, state, reason, node, seconds, most, labels, Path(folder))
@@ -174,14 +171,12 @@ def job_fields(job: str) -> dict[str, str]:
 def nodes(seconds: float) -> list[Node]:
     """Return all nodes, each once, however many partitions it is in."""
     output = run("sinfo", "--noheader", "--Node", f"--Format={_NODE_FORMAT}", seconds=seconds)
-    found = (_node(line.split()) for line in output.splitlines() if line.strip())
-    return list({node.name: node for node in found}.values())
-
-
-def _node(words: list[str]) -> Node:
-    name, state, gres, address = words
-    is_up = state.startswith(_UP) and not state.endswith("*")  # `*`: it does not answer
-    return Node(name, address, is_up, sum(int(count) for count in _GPUS.findall(gres)))
+    found: dict[str, Node] = {}
+    for line in filter(str.strip, output.splitlines()):
+        name, state, gres, address = line.split()
+        is_up = state.startswith(_UP) and not state.endswith("*")  # `*`: it does not answer
+        found[name] = Node(name, address, is_up, sum(map(int, _GPUS.findall(gres))))
+    return list(found.values())
 
 
 def read_duration(text: str) -> float | None:
@@ -217,48 +212,24 @@ def kill(job: str) -> None:
     cancel(job)
 
 
-def _labels(comment: str) -> Labels | None:
-    try:
-        found = json.loads(comment)
-    except ValueError:
-        return None
-    return Labels.of(found) if isinstance(found, dict) else None
-
-
-def _environ(inherited: Mapping[str, str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in inherited.items()
-        if value and (name in _PASSED or name.startswith(_OF_SLURM))
-    }
-
-
 def _error(command: str, text: str) -> EngineGone | EngineRefused:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    said = "; ".join(dict.fromkeys(_bare(line) for line in lines)) or "it does not say why"
+    # Without the command's name and `error:`.
+    lines = [_PREFIX.sub("", line.strip()) for line in text.splitlines() if line.strip()]
+    said = "; ".join(dict.fromkeys(lines)) or "it does not say why"
     lowered = said.lower()
     gone = next((hint for words, hint in _GONE.items() if words in lowered), None)
     if any(words in lowered for words in _UNCONFIGURED):
-        gone = _configuration_hint(os.environ.get("SLURM_CONF"))
+        # The daemon has the variables of the shell that started it.
+        file = os.environ.get("SLURM_CONF")
+        how = f"with SLURM_CONF={file}" if file else "without SLURM_CONF"
+        gone = (
+            f"the daemon was started {how}: openenv stop, export SLURM_CONF=/path/to/slurm.conf, "
+            "openenv up"
+        )
     if gone is not None:
         return EngineGone(f"Slurm does not answer: {said}", gone)
     hint = next((hint for words, hint in _HINTS.items() if words in lowered), None)
     return EngineRefused(f"{command}: {said}", hint)
-
-
-def _configuration_hint(file: str | None) -> str:
-    """Return what to do: the daemon has the variables of the shell that started it."""
-    how = f"with SLURM_CONF={file}" if file else "without SLURM_CONF"
-    return (
-        f"the daemon was started {how}: openenv stop, export SLURM_CONF=/path/to/slurm.conf, "
-        "openenv up"
-    )
-
-
-def _bare(line: str) -> str:
-    """Leave the command's name and `error:` out."""
-    words: Sequence[str] = line.split(": ", 2)
-    return words[-1] if len(words) > 1 and words[1] in ("error", "fatal") else line
 
 
 TAIL_BYTES = 4096  # of its output, where Slurm says why it has killed a job
@@ -283,13 +254,9 @@ _FINE_EXITS = (0, 128 + signals.SIGTERM)
 def exit_facts(
     job: str, fields: dict[str, str], report: JobReport | None, over: int | None = None
 ) -> ExitFacts:
-    """Return how a job ended.
+    """Return how a job ended, by what Slurm knows of it, and what it has said of itself.
 
-    Args:
-        job: Its id.
-        fields: What Slurm knows of it; empty: nothing any more.
-        report: What it has said of itself.
-        over: With how many bytes it was found beyond its memory.
+    It was found beyond its memory with `over` bytes; None: it was not.
     """
     state = fields.get("JobState", "")
     node = fields.get("BatchHost") or (report.node if report is not None else "")
@@ -327,9 +294,7 @@ def exit_facts(
 def _slurm_exit(text: str) -> int | None:
     """Return an exit code of `scontrol`, `code:signal`, as a shell has it; None: no code."""
     code, _, number = text.partition(":")
-    if not (code.isdecimal() and number.isdecimal()):
-        return None
-    if int(number) == _OOM_EXIT:
+    if not (code.isdecimal() and number.isdecimal()) or int(number) == _OOM_EXIT:
         return None
     return 128 + int(number) if int(number) else int(code)
 

@@ -51,17 +51,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from ....system.net.access import is_loopback
-from ..base import (
-    Check,
-    EngineGone,
-    EngineRefused,
-    ExitFacts,
-    Instance,
-    InstanceState,
-    LogChunk,
-    ReplicaPlan,
-)
-from ..host_options import check_gpus, check_token
+from ..base import Check, EngineGone, EngineRefused, Instance, InstanceState, LogChunk, ReplicaPlan
+from ..host_options import check_nodes
 from . import commands
 from .commands import ENDED, Row, exit_facts, over_memory
 from .job import NO_JOB, OUTPUT_FILE_NAME, left_jobs, read_job, read_report, write_job
@@ -104,7 +95,6 @@ class SlurmEngine:
         self._jobs = JobTable()
 
     def check(self) -> Check:
-        """Check whether jobs can be submitted here."""
         version = commands.run("sinfo", "--version", seconds=CHECK_SECONDS).split()[-1]
         config = commands.run("scontrol", "show", "config", seconds=CHECK_SECONDS)
         nodes = commands.nodes(CHECK_SECONDS)
@@ -121,11 +111,9 @@ class SlurmEngine:
         return [self._instance(row) for row in rows.values() if self._jobs.is_of_replica(row)]
 
     def find(self, plan: ReplicaPlan) -> Instance | None:
-        """Return the job of a replica."""
         return self._find(plan, FRESH_SECONDS)
 
     def start(self, plan: ReplicaPlan) -> Instance:
-        """Submit a job."""
         if (found := self._find(plan, 0.0)) is not None:
             return found
         job = self._submit(plan)
@@ -147,7 +135,7 @@ class SlurmEngine:
         row = self._jobs.rows(0.0).get(instance.id)
         if row is None or row.state == PENDING:
             self._dismiss(instance.id)
-        if row is None or row.state in ENDED or self._jobs.was_left(row.id):
+        if row is None or self._jobs.has_ended(row.id, FRESH_SECONDS):
             return
         if row.state in STARTED and grace_seconds > 0:
             self.signal(instance, signals.SIGTERM)
@@ -202,7 +190,11 @@ class SlurmEngine:
         earlier = len(left_jobs(Path(plan.run_dir)))
         away = self._jobs.nodes_away(Path(plan.run_dir))
         arguments = sbatch_arguments(plan, earlier=earlier, avoided=away)
-        _check_nodes(plan)
+        nodes = (
+            (node.gpus, None if is_loopback(node.address) else node.address)
+            for node in commands.nodes(commands.COMMAND_SECONDS)
+        )
+        check_nodes(plan, plan.gpus, nodes, "look at what nodes have: sinfo -o '%N %G'")
         try:
             return commands.submit(arguments, job_script(plan))
         except EngineRefused:
@@ -223,11 +215,15 @@ class SlurmEngine:
             with contextlib.suppress(OSError):  # an agent was killed before it had
                 write_job(first.run_dir, first.id)
         if first.state == PENDING and left_jobs(first.run_dir):
-            self._jobs.add_avoiding(first.id, plan.options.get("exclude", ""))
+            self._jobs.avoid_left(first.id, plan.options.get("exclude", ""))
         found = self._instance(first, is_whole=True)
         if found.ends_at is None:
             return found
-        return replace(found, replace_at=found.ends_at - _replaced_seconds(plan, first))
+        # The successor gets as long to start as sessions get to end, but at most a share of the
+        # time limit: with a short limit, each job would be replaced as soon as it begins.
+        before = 2 * warned_seconds(plan.options) + EARLY_SECONDS
+        before = min(before, LATEST_SHARE * (first.limit_seconds or 0.0))
+        return replace(found, replace_at=found.ends_at - before)
 
     def _find_forgotten(self, plan: ReplicaPlan) -> Instance | None:
         """Return the job of a replica that Slurm does not know (any more).
@@ -255,7 +251,10 @@ class SlurmEngine:
     def _instance(self, row: Row, *, is_whole: bool = False) -> Instance:
         """Return a job as the agent is to see it; `is_whole`: with its exit."""
         if row.state in ENDED:
-            facts = _exit(row) if is_whole else None
+            facts = None
+            if is_whole:
+                report, over = read_report(row.run_dir, row.id), over_memory(row.run_dir, row.id)
+                facts = exit_facts(row.id, commands.job_fields(row.id), report, over)
             return Instance(id=row.id, labels=row.labels, state=InstanceState.EXITED, exit=facts)
         report = read_report(row.run_dir, row.id)
         is_requeued = row.state == PENDING and report is not None and self._jobs.is_over(report)
@@ -265,10 +264,19 @@ class SlurmEngine:
                 labels=row.labels,
                 state=InstanceState.STARTING,
                 waiting=_why_waiting(row) + (", requeued" if is_requeued else ""),
-                is_on_its_way=_is_on_its_way(row),
+                # It is being started, or Slurm has not looked yet whether it can be.
+                is_on_its_way=row.state in (CONFIGURING, RUNNING)
+                or (row.state == PENDING and row.reason in _NOT_CONSIDERED),
                 runs=0 if report is None else report.runs + 1,
             )
         is_silent = self._jobs.is_silent(row, report)
+        problem = None
+        if is_silent:
+            problem = (
+                f"job {row.id} on {row.node} has not been heard of for {SILENT_SECONDS:g} s or more"
+            )
+        elif row.state not in (RUNNING, COMPLETING):
+            problem = f"Slurm: {row.state} ({row.reason})"
         return Instance(
             id=row.id,
             labels=row.labels,
@@ -279,7 +287,7 @@ class SlurmEngine:
             runs=report.runs,
             why_anew=f"Slurm has requeued job {row.id}" if report.runs else None,
             is_silent=is_silent,
-            waiting=_why_silent(row, is_silent),
+            waiting=problem,
         )
 
     def _dismiss(self, job: str) -> None:
@@ -293,36 +301,6 @@ class SlurmEngine:
         while not self._jobs.is_over(report) and time.monotonic() < deadline:
             time.sleep(END_SECONDS)
             report = read_report(folder, job) or report
-
-
-def _exit(row: Row) -> ExitFacts:
-    """Return how a job has ended."""
-    report, fields = read_report(row.run_dir, row.id), commands.job_fields(row.id)
-    return exit_facts(row.id, fields, report, over_memory(row.run_dir, row.id))
-
-
-def _replaced_seconds(plan: ReplicaPlan, row: Row) -> float:
-    """Return how long before its end a job's successor is asked for.
-
-    The successor gets as long to start as sessions get to end, but at most a share of the time
-    limit: with a short limit, each job would be replaced as soon as it begins.
-    """
-    before = 2 * warned_seconds(plan.options) + EARLY_SECONDS
-    return min(before, LATEST_SHARE * (row.limit_seconds or 0.0))
-
-
-def _why_silent(row: Row, is_silent: bool) -> str | None:
-    """Return what is wrong with a job that should be running."""
-    if row.state not in (RUNNING, COMPLETING):
-        return f"Slurm: {row.state} ({row.reason})"
-    text = f"job {row.id} on {row.node} has not been heard of for {SILENT_SECONDS:g} s or more"
-    return text if is_silent else None
-
-
-def _is_on_its_way(row: Row) -> bool:
-    """Return whether a job is being started, or Slurm has not looked yet whether it can be."""
-    is_new = row.state == PENDING and row.reason in _NOT_CONSIDERED
-    return is_new or row.state in (CONFIGURING, RUNNING)
 
 
 def _why_waiting(row: Row) -> str:
@@ -339,16 +317,3 @@ def _read(path: Path, offset: int) -> bytes:
         return b""
     except OSError as exc:
         raise EngineGone(f"{path} cannot be read: {exc.strerror}") from exc
-
-
-def _check_nodes(plan: ReplicaPlan) -> None:
-    """Refuse what no node has; and to serve without a token at addresses that others can reach.
-
-    Raises:
-        EngineGone, EngineRefused
-    """
-    found = commands.nodes(commands.COMMAND_SECONDS)
-    most = max((node.gpus for node in found), default=0)
-    check_gpus(plan.gpus, most, "look at what nodes have: sinfo -o '%N %G'")
-    reached = (node.address for node in found if not is_loopback(node.address))
-    check_token(plan, next(reached, None))

@@ -47,14 +47,14 @@ from typing import Any
 
 from ....schema.protocol import LISTEN_FD_VARIABLE, NOTIFY_FD_VARIABLE
 from ....system.memory.cgroups import own_group
-from ....system.net.listening_sockets import descriptors_text
+from ....system.net.listening_sockets import descriptors_text, http_address
 from ....system.process.signal_pipe import SignalPipe
 from ....system.text.json_lines import Json
 from ....system.text.units import MB
 from ...shim.files import read_run_file, write_json
 from ...shim.server_exit import ExitEvidence
 from ...shim.server_process import NotifyPipe
-from ..host_options import http_address, listen, server_options
+from ..host_options import listen, server_options
 
 HEARTBEAT_SECONDS = 5.0  # between two reports of a job
 JOB_FILE_NAME = "slurm.json"
@@ -69,29 +69,18 @@ def report_name(job: str) -> str:
 
 @dataclass
 class JobReport:
-    """The report of a job about itself.
+    """The report of a job about itself."""
 
-    Attributes:
-        job: Its id.
-        node: The node that it runs on.
-        host: The address of that node.
-        port: The port that its server listens on there.
-        pid: Its server, on that node.
-        heartbeats: Grows while the job lives: clocks of nodes may differ.
-        exit_code: How the server ended, 128 + n for a signal; None: it has not.
-        exit: The same as an `ExitReason`, with what the job's cgroup has counted.
-        runs: How many times Slurm has requeued it.
-    """
-
-    job: str
-    node: str
-    host: str
-    port: int
-    pid: int | None = None
-    heartbeats: int = 0
-    exit_code: int | None = None
+    job: str  # its id
+    node: str  # the node that it runs on
+    host: str  # the address of that node
+    port: int  # the port that its server listens on there
+    pid: int | None = None  # its server, on that node
+    heartbeats: int = 0  # grows while the job lives: clocks of nodes may differ
+    exit_code: int | None = None  # how the server ended, 128 + n for a signal; None: it has not
+    # the same as an `ExitReason`, with what the job's cgroup has counted
     exit: dict[str, Any] | None = None
-    runs: int = 0
+    runs: int = 0  # how many times Slurm has requeued it
 
     @property
     def address(self) -> str:

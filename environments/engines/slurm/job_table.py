@@ -83,12 +83,10 @@ class JobTable:
         self._lost.add(job)
         return False
 
-    def add_avoiding(self, job: str, excluded: str) -> None:
-        """Add a job that waits and avoids the nodes where others were left.
+    def avoid_left(self, job: str, excluded: str) -> None:
+        """Note that a job waits and avoids nodes where others were left.
 
-        Args:
-            job: Its id.
-            excluded: The user's own `exclude`, which it gets back when these nodes are free.
+        It gets the user's own `exclude` back when these nodes are free.
         """
         self._avoiding.setdefault(job, excluded)
 
@@ -120,10 +118,6 @@ class JobTable:
         """Return the nodes where jobs were left that have not ended, as far as Slurm knows."""
         rows = [self._rows[job] for job in left_jobs(run_dir) if job in self._rows]
         return tuple(sorted({row.node for row in rows if row.state not in ENDED and row.node}))
-
-    def was_left(self, job: str) -> bool:
-        """Return whether no replica has a job any more, although it may run."""
-        return job in self._left
 
     def is_of_replica(self, row: Row) -> bool:
         """Return whether a job is still its replica's: it has not ended, or its folder says so."""

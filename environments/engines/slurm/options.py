@@ -13,7 +13,6 @@ import math
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from ....system.text.units import MB
 from ..base import EngineEntry, EngineRefused, Preparation, ReplicaPlan
@@ -33,11 +32,6 @@ _OURS = frozenset(
     | {"open-mode", "output", "parsable", "test-only", "wait", "wait-all-nodes", "wrap"}
 )
 _TRUE, _FALSE = "true", "false"
-
-
-def slurm_address(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what leads Slurm's commands to a cluster; empty: /etc/slurm."""
-    return {"SLURM_CONF": environ.get("SLURM_CONF", "")}
 
 
 def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
@@ -60,11 +54,8 @@ def sbatch_arguments(
 ) -> list[str]:
     """Return the arguments of `sbatch` that start a replica's job.
 
-    Args:
-        plan: The replica.
-        earlier: How many jobs of it may still run on nodes that do not answer: this one, which has
-            another name, waits for none of them.
-        avoided: The nodes of these.
+    Several `earlier` jobs of it may still run on nodes that do not answer: this one, which has
+    another name, waits for none of them, and their nodes are `avoided`.
 
     Raises:
         EngineRefused: An option is not the user's to give.
@@ -74,22 +65,30 @@ def sbatch_arguments(
         "job-name": f"{plan.name}-{earlier}" if earlier else plan.name,
         "comment": json.dumps(plan.labels.to_labels(), separators=(",", ":")),
         "chdir": plan.run_dir,
-        "output": _literally(f"{plan.run_dir}/") + OUTPUT_FILE_NAME.format(job="%j"),
+        # Slurm is not to replace what looks like `%j` in the folder's own path.
+        "output": f"{plan.run_dir.replace('%', '%%')}/{OUTPUT_FILE_NAME.format(job='%j')}",
         "open-mode": "append",
         "nodes": "1",
         "ntasks": "1",
         "export": "ALL",  # of what the agent passes on: little
         "no-requeue": _TRUE,
         **_resources(plan),
-        **_user_options(plan),
+        "signal": f"B:USR1@{WARNED_SECONDS}",
+        **plan.options,
     }
+    if options.get("requeue") == _TRUE:
+        options["no-requeue"] = _FALSE
     if nodes := [*filter(None, [plan.options.get("exclude")]), *avoided]:
         options["exclude"] = ",".join(nodes)
     # An agent that is killed while it submits may leave a job that the next one does not see yet:
     # of several, one at a time runs.
     waits_for = ["singleton", *filter(None, [plan.options.get("dependency")])]
     options["dependency"] = ",".join(waits_for)
-    return [_argument(name, value) for name, value in options.items() if value != _FALSE]
+    return [
+        f"--{name}" if value == _TRUE else f"--{name}={value}"
+        for name, value in options.items()
+        if value != _FALSE
+    ]
 
 
 def warned_seconds(options: Mapping[str, str]) -> float:
@@ -115,26 +114,11 @@ def _resources(plan: ReplicaPlan) -> dict[str, str]:
     return found
 
 
-def _user_options(plan: ReplicaPlan) -> dict[str, str]:
-    options = {"signal": f"B:USR1@{WARNED_SECONDS}", **plan.options}
-    if options.get("requeue") == _TRUE:
-        options["no-requeue"] = _FALSE
-    return options
-
-
-def _argument(name: str, value: str) -> str:
-    return f"--{name}" if value == _TRUE else f"--{name}={value}"
-
-
-def _literally(path: str) -> str:
-    """Keep Slurm from replacing what looks like `%j` in a path."""
-    return str(Path(path)).replace("%", "%%") + "/"
-
-
 ENGINE = EngineEntry(
     "openenvd.environments.engines.slurm.engine:SlurmEngine",
     Preparation.PROGRAM,
-    address=slurm_address,
+    # What leads Slurm's commands to a cluster; empty: /etc/slurm.
+    address=lambda environ: {"SLURM_CONF": environ.get("SLURM_CONF", "")},
     check_options=check_options,
     has_own_addresses=True,
 )

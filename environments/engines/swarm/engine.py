@@ -18,7 +18,7 @@ asked for every second. Swarm sends no signals there, so a server of ours is dra
 with a secret that its service has. The task of a node that is down counts as lost: Swarm would
 still show it as running.
 
-    engine.py   the engine; options.py: its options as Swarm's; services.py: what Swarm knows
+service ──▶ its newest task ──▶ node (down?), container (on this node?) ──▶ Instance
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import dataclasses
 import math
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from http import HTTPStatus
 from typing import ClassVar
@@ -36,15 +36,20 @@ from typing import ClassVar
 import docker
 from docker.errors import APIError
 
+from ....schema.errors import NotAnswering
+from ....schema.protocol import DRAIN_HEADER, DRAIN_ROUTE, LOOPBACK
 from ....system.net.access import is_loopback, new_token, with_token
 from ....system.text.json_lines import Json
+from ...access import ask
 from ..base import (
     ENV_HOST_LABEL,
     HOME_LABEL,
     Check,
     EngineGone,
     EngineRefused,
+    ExitFacts,
     Instance,
+    InstanceState,
     Labels,
     LogChunk,
     NameTaken,
@@ -54,6 +59,8 @@ from ..docker.engine import (
     LOG_FILE_SIZE,
     LOG_FILES,
     DockerEngine,
+    events_of,
+    exit_of,
     explained,
     gone_is_fine,
     has_env_host,
@@ -63,10 +70,15 @@ from ..docker.engine import (
 from ..docker.options import host_config
 from ..host_options import check_gpus, host_options, served_anywhere, with_host_options
 from ..instance_logs import pieces_after
-from ..server_answers import ask_to_drain
 from .options import container_spec, service_name, split_options
-from .services import NANOSECONDS, POLL_INTERVAL_SECONDS, Services, created_at, is_down, state_of
 
+DRAIN_SECONDS = 5.0  # for a server to answer that it drains
+POLL_INTERVAL_SECONDS = 1.0  # at all services; at a task on another node
+NANOSECONDS = 10**9
+_OVERLAYS_PORTS = "docker_gwbridge"  # publishes the ports of tasks on overlay networks
+_BINDING = "com.docker.network.bridge.host_binding_ipv4"
+_RUNNING = "running"
+_ENDED = frozenset({"complete", "shutdown", "failed", "rejected", "remove", "orphaned"})
 INIT = "docker swarm init --advertise-addr 127.0.0.1"
 GPU = "NVIDIA-GPU"  # in the nodes' "node-generic-resources"
 _RESOURCE_KINDS = ("DiscreteResourceSpec", "NamedResourceSpec")
@@ -74,6 +86,8 @@ _DECLARE_GPUS = (
     'put {"node-generic-resources": ["NVIDIA-GPU=UUID"]} into /etc/docker/daemon.json of each node '
     "that has some, with the UUIDs that nvidia-smi -a shows"
 )
+_PUBLISHED = "Swarm publishes its port on all addresses of the node, and it would ask for no token"
+_ON_LOOPBACK = 'put {"ip": "127.0.0.1"} into /etc/docker/daemon.json, and restart Docker'
 _EXPOSED = (
     'ports are published on all addresses: {"ip": "127.0.0.1"} in /etc/docker/daemon.json keeps '
     "them on this machine"
@@ -104,36 +118,32 @@ class SwarmEngine(DockerEngine):
         return Check(version=version, notes=() if is_loopback(binding) else (_EXPOSED,))
 
     def list(self) -> Iterable[Instance]:
-        """Return every service that carries our labels, by three questions."""
         with explained():
             services = self._api.services(filters={"label": HOME_LABEL})
             found = self._api.tasks(filters={"label": HOME_LABEL})
             down = {node["ID"] for node in self._api.nodes() if is_down(node)}
         tasks = {task["ServiceID"]: task for task in sorted(found, key=created_at)}
-        labels = ((each, Labels.of(each["Spec"].get("Labels") or {})) for each in services)
         return [
             Instance(
                 id=service["ID"],
                 labels=whose,
                 state=state_of(service, tasks.get(service["ID"]), down),
             )
-            for service, whose in labels
-            if whose is not None
+            for service in services
+            if (whose := Labels.of(service["Spec"].get("Labels"))) is not None
         ]
 
     def find(self, plan: ReplicaPlan) -> Instance | None:
-        """Return the service of a replica."""
         name = service_name(plan.name)
         service = self._services.find(name)
         if service is None:
             return None
-        if Labels.of(service["Spec"].get("Labels") or {}) != plan.labels:
+        if Labels.of(service["Spec"].get("Labels")) != plan.labels:
             raise NameTaken(f"another service has the name {name}", f"docker service rm {name}")
         with explained():
             return self._services.instance(service)
 
     def start(self, plan: ReplicaPlan) -> Instance:
-        """Create a service, which starts its task."""
         found = self.find(plan)
         if found is None:
             with explained():
@@ -183,7 +193,6 @@ class SwarmEngine(DockerEngine):
             yield None
 
     def logs(self, instance: Instance, cursor: str | None) -> Iterator[LogChunk]:
-        """Yield the output of a service's task."""
         container = self._services.local_container(instance.id)
         if container is None:
             yield from self._output_elsewhere(instance.id, cursor)
@@ -198,8 +207,21 @@ class SwarmEngine(DockerEngine):
         options = host_options(dict(each.split("=", 1) for each in env))
         if instance.address is None or options.get("drain_secret") is None:
             raise EngineRefused("its server cannot be drained")
+        secret = {DRAIN_HEADER: options["drain_secret"]}
         base_url = with_token(instance.address, options.get("token"))
-        ask_to_drain(base_url, options["drain_secret"])
+        try:
+            ask(
+                base_url,
+                DRAIN_ROUTE,
+                DRAIN_SECONDS,
+                host=LOOPBACK,
+                method="POST",
+                headers=secret,
+            )
+        except NotAnswering as exc:
+            if exc.may_pass:
+                raise
+            raise EngineRefused(exc.message) from exc
 
     def _output_elsewhere(self, service: str, cursor: str | None) -> Iterator[LogChunk]:
         """Yield what a task on another node prints; each second what is new is asked for."""
@@ -225,7 +247,8 @@ class SwarmEngine(DockerEngine):
         docker_options, placement = split_options(plan.options)
         host, own = host_config(docker_options, sandbox=plan.sandbox)
         if self._services.is_exposed(plan):
-            _check_token(plan, has_env_host=has_env_host(image))
+            if not has_env_host(image) or host_options(plan.env).get("token") is None:
+                raise EngineRefused(_PUBLISHED, f"launch with --token auto; or {_ON_LOOPBACK}")
             # From another node it is drained by a request.
             env = with_host_options(served_anywhere(plan.env), drain_secret=new_token())
             plan = dataclasses.replace(plan, env=env)
@@ -235,11 +258,14 @@ class SwarmEngine(DockerEngine):
             "PublishedPort": plan.port,
             "PublishMode": "host",
         }
+        labels = plan.labels.to_labels()
+        if version := (image.get("Labels") or {}).get(ENV_HOST_LABEL):
+            labels[ENV_HOST_LABEL] = version  # a service is asked more often than its image
         try:
             self._api.create_service(
                 {**_template(plan, container_spec(host, own)), **placement},
                 name=service_name(plan.name),
-                labels={**plan.labels.to_labels(), **_env_host_label(image)},
+                labels=labels,
                 mode={"Replicated": {"Replicas": 1}},
                 endpoint_spec={"Mode": "dnsrr", "Ports": [port]},
             )
@@ -285,16 +311,172 @@ def _gpus_of(node: Json) -> int:
     return found
 
 
-def _env_host_label(image: Json) -> dict[str, str]:
-    """Return the label of an image that a service has, too: it is asked more often."""
-    version = (image.get("Labels") or {}).get(ENV_HOST_LABEL)
-    return {} if version is None else {ENV_HOST_LABEL: version}
+class Services:
+    """The services of the swarm that a Docker API belongs to."""
+
+    def __init__(self, api: docker.APIClient) -> None:
+        self._api = api
+
+    def find(self, name: str) -> Json | None:
+        """Return a service by its name or id."""
+        with explained():
+            try:
+                return dict(self._api.inspect_service(name))
+            except docker.errors.NotFound:
+                return None
+
+    def instance(self, service: Json) -> Instance:
+        """Return a service as the agent is to see it."""
+        labels = Labels.of(service["Spec"]["Labels"])
+        assert labels is not None
+        task = self._task(service["ID"])
+        down = self._down_node(task)
+        state = state_of(service, task, down)
+        if task is None:
+            known = ExitFacts() if state is InstanceState.EXITED else None
+            return Instance(id=service["ID"], labels=labels, state=state, exit=known)
+        status, waits = task["Status"], state is InstanceState.STARTING
+        return Instance(
+            id=service["ID"],
+            labels=labels,
+            state=state,
+            pid=(status.get("ContainerStatus") or {}).get("PID") or None,
+            address=self._address_of(service, task),
+            waiting=(status.get("Err") or status.get("Message")) if waits else None,
+            is_on_its_way=waits and not status.get("Err"),
+            drains=ENV_HOST_LABEL in service["Spec"]["Labels"],
+            exit=self._exit(task, down) if state is InstanceState.EXITED else None,
+        )
+
+    def local_container(self, service: str) -> str | None:
+        """Return the container of a service's task, if this node has it."""
+        with explained():
+            status = (self._task(service) or {}).get("Status") or {}
+            container = (status.get("ContainerStatus") or {}).get("ContainerID")
+            return container if container in self.containers(service) else None
+
+    def containers(self, service: str) -> tuple[str, ...]:
+        """Return the containers of a service on this node, ended ones included."""
+        label = f"com.docker.swarm.service.id={service}"
+        found = self._api.containers(all=True, filters={"label": label})
+        return tuple(container["Id"] for container in found)
+
+    def runs(self, container: str) -> bool:
+        """Return whether a container of this node runs."""
+        with explained(), contextlib.suppress(docker.errors.NotFound):
+            return bool(self._api.inspect_container(container)["State"]["Running"])
+        return False
+
+    def has_ended(self, service: str) -> bool:
+        """Return whether a service has ended, or was removed."""
+        found = self.find(service)
+        if found is None:
+            return True
+        with explained():
+            task = self._task(service)
+            return state_of(found, task, self._down_node(task)) is InstanceState.EXITED
+
+    def wait_for_end(self, service: str, grace_seconds: float) -> None:
+        """Wait until Swarm knows that the task has ended."""
+        deadline = time.monotonic() + grace_seconds + POLL_INTERVAL_SECONDS * 10
+        while not self.has_ended(service) and time.monotonic() < deadline:
+            time.sleep(POLL_INTERVAL_SECONDS / 10)
+
+    def scale_to_zero(self, service: str, grace_seconds: float) -> None:
+        """Make Swarm end a service's task, wherever it runs."""
+        found = self.find(service)
+        if found is None:
+            return
+        spec = found["Spec"]
+        template = spec["TaskTemplate"]
+        template["ContainerSpec"]["StopGracePeriod"] = int(grace_seconds * NANOSECONDS)
+        with explained(), gone_is_fine():
+            self._api.update_service(
+                found["ID"],
+                version=found["Version"]["Index"],
+                task_template=template,
+                name=spec["Name"],
+                labels=spec["Labels"],
+                mode={"Replicated": {"Replicas": 0}},
+                endpoint_spec=spec["EndpointSpec"],
+            )
+
+    def publishing_address(self, network: str) -> str:
+        """Return the address that ports of this node's tasks on a network are published on."""
+        found = self._api.inspect_network(network)
+        if found["Driver"] == "overlay":
+            found = self._api.inspect_network(_OVERLAYS_PORTS)
+        # By default, Docker publishes on all addresses.
+        return str((found.get("Options") or {}).get(_BINDING) or "0.0.0.0")  # noqa: S104
+
+    def is_exposed(self, plan: ReplicaPlan) -> bool:
+        """Return whether others may reach a replica's port, on whichever node it will be."""
+        network = plan.options.get("network", "bridge")
+        return len(self._api.nodes()) > 1 or not is_loopback(self.publishing_address(network))
+
+    def node_resources(self) -> tuple[Json, ...]:
+        """Return the resources of each node that takes tasks."""
+        with explained():
+            return tuple(
+                node["Description"]["Resources"]
+                for node in self._api.nodes()
+                if node["Status"]["State"] == "ready" and node["Spec"]["Availability"] == "active"
+            )
+
+    def _task(self, service: str) -> Json | None:
+        """Return the newest task of a service."""
+        try:
+            tasks = self._api.tasks(filters={"service": service})
+        except docker.errors.NotFound:
+            return None
+        return max(tasks, key=created_at, default=None)
+
+    def _down_node(self, task: Json | None) -> tuple[str, ...]:
+        """Return the node of a task, if it is down."""
+        node = (task or {}).get("NodeID")
+        return (node,) if node and is_down(self._api.inspect_node(node)) else ()
+
+    def _exit(self, task: Json, down: Collection[str]) -> ExitFacts:
+        status = task["Status"]
+        if down and status["State"] not in _ENDED:
+            return ExitFacts(evidence=f"node {task['NodeID']} is down")
+        container = status.get("ContainerStatus") or {}
+        if identity := container.get("ContainerID"):
+            with contextlib.suppress(docker.errors.NotFound):
+                found = self._api.inspect_container(identity)
+                return exit_of(found, events_of(self._api, found))
+        if status["State"] == "rejected" or not identity:
+            return ExitFacts(error=status.get("Err") or f"its task was {status['State']}")
+        return ExitFacts(exit_code=container.get("ExitCode"), evidence=status.get("Err"))
+
+    def _address_of(self, service: Json, task: Json) -> str | None:
+        """Return the address of a task on another node."""
+        node = task.get("NodeID")
+        if not node or node == self._api.info()["Swarm"]["NodeID"]:
+            return None
+        host = self._api.inspect_node(node)["Status"]["Addr"]
+        port = service["Spec"]["EndpointSpec"]["Ports"][0]["PublishedPort"]
+        return f"http://{host}:{port}"
 
 
-def _check_token(plan: ReplicaPlan, *, has_env_host: bool) -> None:
-    """Refuse to publish a server on all addresses that asks for no token."""
-    if has_env_host and host_options(plan.env).get("token") is not None:
-        return
-    text = "Swarm publishes its port on all addresses of the node, and it would ask for no token"
-    loopback = 'put {"ip": "127.0.0.1"} into /etc/docker/daemon.json, and restart Docker'
-    raise EngineRefused(text, f"launch with --token auto; or {loopback}")
+def created_at(task: Json) -> str:
+    """Return when a task was created; later times compare greater."""
+    return str(task["CreatedAt"])
+
+
+def is_down(node: Json) -> bool:
+    """Return whether Swarm has lost a node."""
+    return bool(node["Status"]["State"] == "down")
+
+
+def state_of(service: Json, task: Json | None, down: Collection[str]) -> InstanceState:
+    """Return how far a service is, from its newest task and the nodes that are down."""
+    if task is None:  # not made yet, or stopped
+        is_stopped = service["Spec"]["Mode"]["Replicated"]["Replicas"] == 0
+        return InstanceState.EXITED if is_stopped else InstanceState.STARTING
+    state = task["Status"]["State"]
+    if task.get("NodeID") in down:
+        return InstanceState.EXITED
+    if state == _RUNNING:
+        return InstanceState.RUNNING
+    return InstanceState.EXITED if state in _ENDED else InstanceState.STARTING

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,19 +13,14 @@ from typing import Any
 from ....system.text.json_lines import Json
 from ..base import EngineEntry, EngineRefused, Preparation
 from ..docker.options import NO_NEW_PRIVILEGES, docker_address, host_config, published_network, size
+from ..host_options import name_within
 
-_MAX_NAME_LENGTH = 63
-_DIGEST_LENGTH = 12
 _NAME = re.compile("[A-Za-z0-9]([A-Za-z0-9_-]*[A-Za-z0-9])?")  # Swarm's own
 
 
 def service_name(name: str) -> str:
     """Return the name of a replica's service: one without dots, of at most 63 characters."""
-    if len(name) <= _MAX_NAME_LENGTH and _NAME.fullmatch(name):
-        return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:_DIGEST_LENGTH]
-    begin = re.sub("[^A-Za-z0-9_-]", "-", name)[: _MAX_NAME_LENGTH - _DIGEST_LENGTH - 1]
-    return f"{begin}-{digest}"
+    return name_within(name, _NAME, re.sub("[^A-Za-z0-9_-]", "-", name))
 
 
 def split_options(options: Mapping[str, str]) -> tuple[dict[str, str], Json]:
@@ -56,9 +50,7 @@ def check_options(options: Mapping[str, str], *, sandbox: bool) -> None:
 def container_spec(host: Mapping[str, Any], own: Mapping[str, Any]) -> Json:
     """Return the part of a service's `ContainerSpec` that options of Docker are in it.
 
-    Args:
-        host: What they add to a container's `HostConfig`.
-        own: What they add to its own configuration.
+    They add `host` to a container's `HostConfig`, and `own` to its own configuration.
 
     Raises:
         EngineRefused: A service cannot have one of them.

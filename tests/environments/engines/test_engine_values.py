@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from openenvd.environments.agent.engine_watch import exit_reason
+from openenvd.environments.agent.instance import where_it_answers
 from openenvd.environments.agent.replica_status import EngineReplicaStatus
 from openenvd.environments.engines.base import EngineRefused, ExitFacts, Labels, ReplicaPlan
-from openenvd.environments.engines.docker.containers import exit_of
+from openenvd.environments.engines.docker.engine import exit_of
 from openenvd.environments.engines.registry import load
-from openenvd.environments.engines.server_answers import where_it_answers
 from openenvd.environments.replica_state import Event
 from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 

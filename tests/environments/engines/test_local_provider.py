@@ -23,25 +23,18 @@ from openenvd.environments import run_files
 from openenvd.environments.access import ask, base_url_by_name
 from openenvd.environments.engines.local import ports
 from openenvd.environments.engines.local import provider as local
-from openenvd.environments.engines.local.provider import (
-    LocalProvider,
-    check_process_room,
-)
+from openenvd.environments.engines.local.provider import LocalProvider, check_process_room
 from openenvd.environments.engines.started_replicas import readable
 from openenvd.environments.shim.client import ShimClient, read_status_file
 from openenvd.environments.sources.program import program_of
 from openenvd.environments.sources.resolve import resolve
-from openenvd.schema.errors import (
-    NoProcesses,
-    NotAnswering,
-    PortInUse,
-    ReplicaFailed,
-)
+from openenvd.schema.errors import NoProcesses, NotAnswering, PortInUse, ReplicaFailed
 from openenvd.schema.layout import Layout
 from openenvd.schema.protocol import door_path
 from openenvd.schema.spec import EnvironmentSpec
 from openenvd.system.memory.limits import read_limits
 from openenvd.system.memory.pids_limit import ProcessRoom
+from openenvd.system.net.listening_sockets import http_address
 
 from ..conftest import Started
 
@@ -295,7 +288,7 @@ def test_an_address_without_a_listener_is_not_answering() -> None:
     ],
 )
 def test_an_address_is_one_that_a_client_can_use(host: str, address: str) -> None:
-    assert run_files.address_of(host, 80) == address
+    assert http_address(host, 80) == address
 
 
 def ready(home: Path, layout: Layout, source: str = "echo", **fields: Any) -> run_files.RunFile:

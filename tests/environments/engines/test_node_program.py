@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from openenvd.environments.engines.host_options import http_address, listen, server_options
+from openenvd.environments.engines.host_options import listen, server_options
 from openenvd.schema.protocol import HOST_CONFIG_VARIABLE, HOST_OPTIONS_VARIABLE
+from openenvd.system.net.listening_sockets import http_address
 
 
 def plan(folder: Path, **options: object) -> dict[str, Any]:

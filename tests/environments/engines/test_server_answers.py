@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from openenvd.environments.engines.server_answers import read_capacity, why_not_healthy
+from openenvd.environments.agent.instance import read_capacity, why_not_healthy
 from openenvd.schema.errors import NotAnswering
 
 

@@ -223,7 +223,7 @@ class Replica:
                 self._link.send("stop", grace_seconds=0.0)
             self.wait_for_end()
             self._link.close()
-        clean_up_after_shim(self.run_dir, grace_seconds=0.0)
+        clean_up_after_shim(self.run_dir)
 
 
 @pytest.fixture

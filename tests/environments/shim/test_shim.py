@@ -333,7 +333,7 @@ def test_server_of_a_killed_shim_is_killed_and_its_orphans_can_be_stopped(one: R
     os.kill(status["shim"]["pid"], signal.SIGKILL)
     one.wait_for_end()
     assert wait_until_dead([server], WAIT_SECONDS)
-    clean_up_after_shim(one.run_dir, grace_seconds=0.0)
+    clean_up_after_shim(one.run_dir)
     if status["cgroup"] is None:
         os.kill(orphan.pid, signal.SIGKILL)  # only a cgroup finds it again
     assert wait_until_dead([orphan], WAIT_SECONDS)
@@ -350,10 +350,10 @@ def test_after_an_orderly_stop_nothing_is_looked_for(one: Replica) -> None:
         identity = ProcessIdentity.of(other.pid)
         named = {"pid": identity.pid, "pid_started_at": identity.started_at}
         path.write_text(json.dumps(status | named))
-        assert clean_up_after_shim(one.run_dir, grace_seconds=0.0) == []
+        assert clean_up_after_shim(one.run_dir) == []
         assert identity.is_alive()
         path.write_text(json.dumps(status | named | {"state": "ready"}))
-        assert clean_up_after_shim(one.run_dir, grace_seconds=0.0) == [other.pid]
+        assert clean_up_after_shim(one.run_dir) == [other.pid]
 
 
 def test_shim_and_server_exit_when_their_home_was_removed(replica: Make) -> None:
@@ -621,7 +621,7 @@ def test_a_shim_killed_before_its_first_status_leaves_no_cgroup(
     os.kill(shim.pid, signal.SIGKILL)
     kept.wait_for_end()
     assert group.exists()
-    clean_up_after_shim(kept.run_dir, grace_seconds=0.0)
+    clean_up_after_shim(kept.run_dir)
     assert not group.exists()
 
 

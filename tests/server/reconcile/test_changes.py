@@ -286,7 +286,7 @@ async def test_what_was_written_down_and_not_started_is_started_by_the_next_daem
     await trial.killed(request, lambda told: told["message"] == "1 replica starting")
     left = trial.replicas()[1]
     await asyncio.to_thread(wait_for, left, lambda s: s["pid"])
-    await asyncio.to_thread(clean_up_after_shim, left.run_dir, 0.0)
+    await asyncio.to_thread(clean_up_after_shim, left.run_dir)
     (left.run_dir / STATUS_FILE_NAME).unlink()
     await trial.carry_out(request)
     assert len(trial.ids) == 2

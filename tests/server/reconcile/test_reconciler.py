@@ -788,7 +788,7 @@ async def test_a_database_that_was_just_made_adopts_what_the_run_files_name(worl
     await world.reconcile()
     environment = await world.becomes(S.READY)
     assert environment.request_id == launch.id
-    assert environment.address == run_files.address_of("127.0.0.1", 0)
+    assert environment.address == "http://127.0.0.1:0"
     assert environment.spec["provider"] == "local"
     rows = await world.store.read(queries.replicas("trial"))
     assert [row.pid for row in rows] == [pid_of(server) for server in servers]
