@@ -6,11 +6,9 @@ The rooms, in the order in which a request meets them:
     cli → client → server.api → requests_db → server.dispatch → executor → server.operations
         → environments → env_host
 
-This file imports nothing on Linux: `openenv status` must start in a blink, and the env host
+This file imports nothing: `openenv status` must start in a blink, and the env host
 imports this package inside other projects' Pythons.
 """
-
-import sys
 
 __version__ = "0.2.0"
 
@@ -21,11 +19,6 @@ _PUBLIC = {  # their types: `__init__.pyi`
     **dict.fromkeys(_ERRORS, ".client.errors"),
     **dict.fromkeys(_INTERFACES, ".env_host.environment.interfaces"),  # of your own environments
 }
-
-if sys.platform != "linux":  # elsewhere there is no /proc to identify processes by
-    import importlib
-
-    importlib.import_module(".system.process.macos", __name__).install()
 
 
 def __getattr__(name: str) -> object:

@@ -88,9 +88,9 @@ class SessionError(HostError):
 
     code = WSErrorCode.SESSION_ERROR
 
-    def details(self) -> dict[str, Any]:
-        """Return the error frame's fields besides message and code."""
-        return {}
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class CapacityReached(SessionError):
@@ -99,13 +99,8 @@ class CapacityReached(SessionError):
     code = WSErrorCode.CAPACITY_REACHED
 
     def __init__(self, active_sessions: int, max_sessions: int) -> None:
-        super().__init__(f"All {max_sessions} sessions are in use ({active_sessions} active).")
-        self.active_sessions = active_sessions
-        self.max_sessions = max_sessions
-
-    def details(self) -> dict[str, Any]:
-        """Return the error frame's fields besides message and code."""
-        return {"active_sessions": self.active_sessions, "max_sessions": self.max_sessions}
+        text = f"All {max_sessions} sessions are in use ({active_sessions} active)."
+        super().__init__(text, active_sessions=active_sessions, max_sessions=max_sessions)
 
 
 class FactoryFailed(SessionError):
@@ -114,12 +109,8 @@ class FactoryFailed(SessionError):
     code = WSErrorCode.FACTORY_ERROR
 
     def __init__(self, factory_name: str, cause: BaseException) -> None:
-        super().__init__(f"{factory_name} could not be created: {type(cause).__name__}: {cause}")
-        self.factory_name = factory_name
-
-    def details(self) -> dict[str, Any]:
-        """Return the error frame's fields besides message and code."""
-        return {"factory_name": self.factory_name}
+        text = f"{factory_name} could not be created: {type(cause).__name__}: {cause}"
+        super().__init__(text, factory_name=factory_name)
 
 
 class CallTimedOut(SessionError):

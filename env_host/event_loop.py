@@ -47,10 +47,6 @@ def _is_hosts(module: Any) -> bool:
     return (getattr(module, "__file__", None) or "").startswith(f"{_FOLDER}/")
 
 
-def _new_event_loop() -> asyncio.AbstractEventLoop:
-    return asyncio.SelectorEventLoop(selectors.DefaultSelector())
-
-
 uvloop: Any = None
 with suppress(ImportError), host_libraries():
     uvloop = importlib.import_module("uvloop")
@@ -66,7 +62,10 @@ def run_loop(main: Awaitable[None], on_end: Callable[[], None], *, has_project_c
     async def run() -> None:
         await main
 
-    factory = uvloop.new_event_loop if is_wanted else _new_event_loop
+    def new_event_loop() -> asyncio.AbstractEventLoop:
+        return asyncio.SelectorEventLoop(selectors.DefaultSelector())
+
+    factory = uvloop.new_event_loop if is_wanted else new_event_loop
     # Else the runner handles it, in forked children, too.
     take_over((signal.SIGINT,), lambda number: signal.signal(number, signal.SIG_IGN))
     with asyncio.Runner(loop_factory=factory) as runner:

@@ -28,21 +28,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
-from ..schema.protocol import (
-    CHILD_CONFIG_VARIABLE,
-    DEFAULT_SESSIONS,
-    EXIT_FAILED_TO_START,
-    FAILURE_LOG_LINES,
-    GATE_FD_VARIABLE,
-    HOST_CONFIG_VARIABLE,
-    HOST_OPTIONS_VARIABLE,
-    LISTEN_ADDRESS_VARIABLE,
-    LISTEN_FD_VARIABLE,
-    LOOPBACK,
-    NOTIFY_FD_VARIABLE,
-    TRIAL_VARIABLE,
-    HostConfig,
-)
+from ..schema import protocol
+from ..schema.protocol import HostConfig
 from ..system.net.listening_sockets import listening, open_listening_sockets, sockets_of
 from ..system.process.proc import raise_fd_limit
 from ..system.process.signal_pipe import take_over
@@ -53,11 +40,10 @@ from .startup import no_collections, write_bytecode_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from .environment.definition import Definition
     from .ipc.scoreboard import Scoreboard
-    from .sessions.routing import Peers
+    from .sessions.routing import Peers, Route
     from .sessions.table import SessionTable
     from .startup import ChildConfig
 
@@ -84,7 +70,7 @@ def main() -> int:
     notifier = Notifier(None)
     try:
         _log_to_stderr()
-        notifier = Notifier(_fd(NOTIFY_FD_VARIABLE))
+        notifier = Notifier(_fd(protocol.NOTIFY_FD_VARIABLE))
         inputs = read_inputs()
         _run(inputs, notifier)
     except StartError as exc:
@@ -98,25 +84,25 @@ def main() -> int:
 
 def read_inputs() -> Inputs:
     """Read configuration and descriptors from the environment variables. Raises `ConfigError`."""
-    text = os.environ.get(HOST_CONFIG_VARIABLE)
+    text = os.environ.get(protocol.HOST_CONFIG_VARIABLE)
     if not text:
         raise ConfigError(
-            f"{HOST_CONFIG_VARIABLE} is not set; `openenv launch` starts this program"
+            f"{protocol.HOST_CONFIG_VARIABLE} is not set; `openenv launch` starts this program"
         )
     try:
-        options = json.loads(os.environ.get(HOST_OPTIONS_VARIABLE) or "{}")
+        options = json.loads(os.environ.get(protocol.HOST_OPTIONS_VARIABLE) or "{}")
         config = HostConfig.from_json({**json.loads(text), **options})
     except (ValueError, TypeError) as exc:
-        raise ConfigError(f"{HOST_CONFIG_VARIABLE} is not a configuration: {exc}") from exc
+        raise ConfigError(f"{protocol.HOST_CONFIG_VARIABLE} is not a configuration: {exc}") from exc
     if not config.app_candidates and not config.env_class:
-        raise ConfigError(f"{HOST_CONFIG_VARIABLE} names neither an app nor a class")
+        raise ConfigError(f"{protocol.HOST_CONFIG_VARIABLE} names neither an app nor a class")
     # What the environment starts must not get the token.
-    del os.environ[HOST_CONFIG_VARIABLE]
-    os.environ.pop(HOST_OPTIONS_VARIABLE, None)
-    child = os.environ.pop(CHILD_CONFIG_VARIABLE, None)
+    del os.environ[protocol.HOST_CONFIG_VARIABLE]
+    os.environ.pop(protocol.HOST_OPTIONS_VARIABLE, None)
+    child = os.environ.pop(protocol.CHILD_CONFIG_VARIABLE, None)
     if child is not None:
         return Inputs(config, [], child=json.loads(child))
-    notify_fd, barrier_fd = _fd(NOTIFY_FD_VARIABLE), _fd(GATE_FD_VARIABLE)
+    notify_fd, barrier_fd = _fd(protocol.NOTIFY_FD_VARIABLE), _fd(protocol.GATE_FD_VARIABLE)
     listeners = _listeners()
     for fd in (notify_fd, barrier_fd, *(one.fileno() for one in listeners)):
         if fd is not None:  # what the environment starts must not keep our sockets open
@@ -134,7 +120,7 @@ def _run(inputs: Inputs, notifier: Notifier) -> None:
     preload.yield_names(config.import_paths)
     sys.path[:0] = config.import_paths
     fd_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if not (config.serve_as_is or deferred_imports.is_gradio_wanted()):
+    if not config.serve_as_is:
         deferred_imports.keep_gradio_out()
     with no_collections():
         definition, app = _load(config, notifier.note)
@@ -163,7 +149,6 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
     """Serve an app untouched: one process and no shards, since it may keep its state in memory."""
     from .environment.upstream_project import example_route, has_session_route
     from .event_loop import run_loop
-    from .serving.access import Access
     from .serving.own_app import AppAsItIs
     from .serving.uvicorn_server import serve
 
@@ -177,9 +162,7 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
     serving = serve(
         served,
         listening(inputs.listeners),
-        access=Access.of(inputs.config),
-        headers=inputs.config.headers,
-        max_message_bytes=inputs.config.max_message_bytes,
+        inputs.config,
         on_ready=report_ready,
         on_draining=lambda: notifier.report(draining=True),
     )
@@ -189,8 +172,8 @@ def _serve_as_it_is(inputs: Inputs, notifier: Notifier, app: Any) -> None:
 def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> None:
     """Be the parent of the processes that serve."""
     from .environment.plan import (
+        PARTIAL_SHARE,
         note_on_hooks,
-        partial_messages_bytes,
         plan_of,
         supports_concurrency,
         this_machine,
@@ -207,7 +190,7 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
     max_fds, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     env_class = definition.env_class
     shared_class = env_class if getattr(env_class, "SHARED_STATE", False) else None
-    is_tried = os.environ.pop(TRIAL_VARIABLE, None) is not None
+    is_tried = os.environ.pop(protocol.TRIAL_VARIABLE, None) is not None
     is_concurrent, class_name = supports_concurrency(
         definition,
         notifier.sessions_fail,
@@ -221,13 +204,16 @@ def _supervise(inputs: Inputs, notifier: Notifier, definition: Definition) -> No
         class_name=class_name,
         has_own_hooks=definition.has_own_hooks,
     )
-    plan = replace(plan, partial_messages_bytes=partial_messages_bytes(machine, plan.shards))
+    partial_bytes = int((machine.memory_bytes or 0) * PARTIAL_SHARE) // plan.shards
+    plan = replace(plan, partial_messages_bytes=partial_bytes)
     _ = definition.may_change_threads  # found out once, before shards are forked
     has_several = plan.shards > 1 or plan.isolates
-    notifier.differ(differences_in(config.import_paths), is_noted=has_several)
+    notifier.differences = differences_in(config.import_paths)
+    for sentence in notifier.differences if has_several else ():
+        notifier.note(sentence)
     if definition.has_own_hooks:
         notifier.note(note_on_hooks(plan))
-    wanted = 1 if plan.exclusive else config.max_sessions or DEFAULT_SESSIONS
+    wanted = 1 if plan.exclusive else config.max_sessions or protocol.DEFAULT_SESSIONS
     note = note_on_few_fds(wanted, plan.max_sessions, max_fds, plan.shards)
     if note is not None and not plan.isolates:
         notifier.note(note)
@@ -278,12 +264,15 @@ def _serve_as_child(
         failed = {"failed": text, "log_tail": []}
     except Exception as exc:
         lines = _traceback(exc)
-        failed = {"failed": f"{type(exc).__name__}: {exc}", "log_tail": lines[-FAILURE_LOG_LINES:]}
+        failed = {
+            "failed": f"{type(exc).__name__}: {exc}",
+            "log_tail": lines[-protocol.FAILURE_LOG_LINES :],
+        }
     else:
         sys.exit(0)
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(own.link_fd)) as link:
         send_message(link, Message(failed))
-    sys.exit(EXIT_FAILED_TO_START)
+    sys.exit(protocol.EXIT_FAILED_TO_START)
 
 
 async def _run_child(
@@ -294,31 +283,15 @@ async def _run_child(
     head: bytes,
 ) -> None:
     """Run a shard, or an isolated session of whose connection `head` has been read."""
-    from .serving.access import Access
     from .serving.app import HostApp
     from .serving.uvicorn_server import Server
     from .shard.shard import IsolatedSession, Shard
-    from .websocket.frames import PartialMessages
 
-    def make_server(served: Definition, table: SessionTable, others: Peers | None) -> Server:
-        if others is not None and config.token is not None:
-            others = replace(others, token=config.token.encode())
-        app = HostApp(
-            served,
-            table,
-            manifest=config.manifest,
-            partial=PartialMessages(config.max_message_bytes, own.partial_messages_bytes),
-            scoreboard=scoreboard,
-            others=others,
-            drain_secret=config.drain_secret,
-        )
-        return Server(
-            app,
-            Access.of(config),
-            headers=config.headers,
-            max_message_bytes=config.max_message_bytes,
-            runs_hooks=own.is_home,
-        )
+    def make_server(
+        served: Definition, table: SessionTable, others: Peers | None, route: Route
+    ) -> Server:
+        app = HostApp(served, table, config, scoreboard, others, own, route)
+        return Server(app, config, runs_hooks=own.is_home)
 
     kind = Shard if own.connection_fd is None else IsolatedSession
     if own.state_address is None:
@@ -338,13 +311,18 @@ async def _run_child(
 
 def _listeners() -> list[socket.socket]:
     """Return the inherited sockets, or those of an address; by default, a port on loopback."""
-    text = os.environ.get(LISTEN_FD_VARIABLE)
+    text = os.environ.get(protocol.LISTEN_FD_VARIABLE)
     if text:
         try:
             return sockets_of(text)
         except (ValueError, OSError) as exc:
-            raise ConfigError(f"{LISTEN_FD_VARIABLE}={text!r} names no sockets: {exc}") from exc
-    address = os.environ.get(LISTEN_ADDRESS_VARIABLE) or f"{LOOPBACK}:{os.environ.get('PORT', 0)}"
+            raise ConfigError(
+                f"{protocol.LISTEN_FD_VARIABLE}={text!r} names no sockets: {exc}"
+            ) from exc
+    address = (
+        os.environ.get(protocol.LISTEN_ADDRESS_VARIABLE)
+        or f"{protocol.LOOPBACK}:{os.environ.get('PORT', 0)}"
+    )
     host, _, port = address.rpartition(":")
     listeners = open_listening_sockets(host, int(port))
     log.warning("listening on http://%s:%d", host, listeners[0].getsockname()[1])
@@ -369,24 +347,18 @@ def _fail(notifier: Notifier, message: str, cause: BaseException) -> int:
         lines = []
     else:
         lines = _traceback(cause)
-    notifier.report(failed=message, log_tail=lines[-FAILURE_LOG_LINES:])
-    return EXIT_FAILED_TO_START
+    notifier.report(failed=message, log_tail=lines[-protocol.FAILURE_LOG_LINES :])
+    return protocol.EXIT_FAILED_TO_START
 
 
 def _traceback(cause: BaseException) -> list[str]:
-    """Log a traceback without the frames of this package, and return its lines."""
-    where = _users_part(cause.__traceback__)
-    lines = "".join(traceback.format_exception(type(cause), cause, where)).splitlines()
-    sys.stderr.write("\n".join([*lines, ""]))
-    return lines
-
-
-def _users_part(where: TracebackType | None) -> TracebackType | None:
-    """Skip the frames of this package and of the import machinery; all, if there are no others."""
-    frame = where
+    """Log a traceback, without our frames and the import's if there are others, and return it."""
+    frame = where = cause.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.tb_next
-    return frame or where
+    lines = "".join(traceback.format_exception(type(cause), cause, frame or where)).splitlines()
+    sys.stderr.write("\n".join([*lines, ""]))
+    return lines
 
 
 def _log_to_stderr() -> None:

@@ -23,6 +23,7 @@ from importlib.machinery import SourceFileLoader
 from typing import Any
 
 HOME = 0  # the shard that answers the project's own routes (`serving/own_app.py`)
+STOPPING = "The environment is stopping."  # why sessions end, or do not begin
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class ChildConfig:
     state_address: str | None = None  # of the state process, if sessions share a state
     since: int = 0  # when the connection began to wait, on the scoreboard's clock
     partial_messages_bytes: int = 0  # it may keep of unfinished messages; 0: not known
-    accepted: list[list[str]] | None = None  # its handshake, by the middleware, with these headers
+    accepted: str | None = None  # its handshake, by the project's middleware, with these headers
 
     @property
     def is_home(self) -> bool:

@@ -61,7 +61,7 @@ from typing import Any, NoReturn
 import setproctitle
 
 from ..system.files import disk_space
-from ..system.memory import pids_limit
+from ..system.memory import limits
 from ..system.memory.usage import private_bytes
 from ..system.net.traceparent import VARIABLE
 from ..system.process.proc import set_oom_score_adj
@@ -316,8 +316,8 @@ def describe_error(exc: BaseException, home: Path) -> dict[str, Any]:
     with contextlib.suppress(TypeError, FrameError):  # any exception may have such an attribute
         if isinstance(said := getattr(exc, "evidence", None), dict):
             evidence = messages.encode_result(said)
-    if pids_limit.is_no_room(exc):
-        message, hint = f"{message}: {pids_limit.no_room_text()}", pids_limit.HINT
+    if limits.is_no_room(exc):
+        message, hint = f"{message}: {limits.no_room_text()}", limits.HINT
     if disk_space.is_full(exc):
         folder = disk_space.folder_of(exc, home)
         message, hint = disk_space.full_text(folder), disk_space.full_hint(folder)

@@ -78,11 +78,7 @@ class NotRunning(EnvironmentsError):
 class ReplicaFailed(EnvironmentsError):
     """A replica exited before it was ready, or would fail each session of an update.
 
-    Args:
-        message: What happened.
-        hint: What to do next.
-        is_oom: Whether it ran out of memory.
-        evidence: The replica's `ExitReason` as JSON.
+    `is_oom`: it ran out of memory. `evidence` is the replica's `ExitReason` as JSON.
     """
 
     def __init__(

@@ -26,7 +26,6 @@ import hashlib
 import os
 import stat
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 MAX_SOCKET_PATH_BYTES = 103  # `sun_path` holds 108 bytes on Linux, 104 on macOS, with its zero
@@ -35,44 +34,20 @@ _DIGEST_LENGTH = 12
 GATEWAY = "gateway"  # the folder of the home's gateway among those of replicas
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
     """The folders of one daemon, as far as environments are concerned."""
 
-    home: Path
-
-    @property
-    def runs(self) -> Path:
-        """The run files, one folder for each replica."""
-        return self.home / "run"
-
-    @property
-    def venvs(self) -> Path:
-        """The virtual environments of projects."""
-        return self.home / "venvs"
-
-    @property
-    def environment_logs(self) -> Path:
-        """The logs of replicas, one folder for each environment."""
-        return self.home / "logs" / "environments"
-
-    @property
-    def sockets(self) -> Path:
-        """`home/sockets`, or a short private folder when that is too long a path."""
-        inside = self.home / "sockets"
-        if len(os.fsencode(inside)) + _MAX_SOCKET_NAME <= MAX_SOCKET_PATH_BYTES:
-            return inside
-        return Path(tempfile.gettempdir()) / f"openenvd-{os.getuid()}-{self._digest}"
-
-    @property
-    def replica_groups(self) -> str:
-        """Names the cgroups of this home's replicas: `openenvd/<this>/<replica>`."""
-        return f"replicas-{self._digest}"
-
-    @property
-    def engines(self) -> Path:
-        """A folder for each engine that this home has used."""
-        return self.home / "engines"
+    def __init__(self, home: Path) -> None:
+        digest = hashlib.sha256(os.fsencode(home)).hexdigest()[:_DIGEST_LENGTH]
+        self.home = home
+        self.runs = home / "run"  # a folder for each replica, with its run file
+        self.venvs = home / "venvs"  # the virtual environments of projects
+        self.environment_logs = home / "logs" / "environments"  # a folder for each environment
+        self.engines = home / "engines"  # a folder for each engine that this home has used
+        self.replica_groups = f"replicas-{digest}"  # their cgroups: `openenvd/<this>/<replica>`
+        self.sockets = home / "sockets"  # or a short private folder, when that is too long a path
+        if len(os.fsencode(self.sockets)) + _MAX_SOCKET_NAME > MAX_SOCKET_PATH_BYTES:
+            self.sockets = Path(tempfile.gettempdir()) / f"openenvd-{os.getuid()}-{digest}"
 
     def agent_socket(self, key: str) -> Path:
         """The socket of an engine's agent."""
@@ -90,13 +65,18 @@ class Layout:
         and folders change.
         """
         path = self.home / "home-id"
-        if not path.exists():
-            _write_once(path, os.urandom(_DIGEST_LENGTH // 2).hex())
+        if not path.exists():  # it appears whole, unless another process is faster
+            descriptor, made = tempfile.mkstemp(dir=path.parent)
+            try:
+                with open(descriptor, "w") as file:
+                    file.write(os.urandom(_DIGEST_LENGTH // 2).hex())
+                    file.flush()
+                    os.fsync(descriptor)
+                with contextlib.suppress(FileExistsError):
+                    os.link(made, path)
+            finally:
+                os.unlink(made)  # noqa: PTH108  at once
         return path.read_text()
-
-    @property
-    def _digest(self) -> str:
-        return hashlib.sha256(os.fsencode(self.home)).hexdigest()[:_DIGEST_LENGTH]
 
     def run_dir(self, replica_id: str) -> Path:
         """The folder of one replica's run file."""
@@ -128,10 +108,8 @@ def socket_folders_outside() -> list[Path]:
 def make_private(folder: Path) -> Path:
     """Make the folder, readable by its owner alone, unless it exists; returns it.
 
-    It may be a symlink that this user or the administrator has made.
-
-    Raises:
-        PermissionError: It belongs to another user, who could read or replace what is in it.
+    It may be a symlink that this user or the administrator has made. Raises `PermissionError`: it
+    belongs to another user, who could read or replace what is in it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.lstat().st_uid not in (0, os.getuid()):
@@ -142,8 +120,7 @@ def make_private(folder: Path) -> Path:
 def make_private_in_shared(folder: Path) -> None:
     """Make a private folder where others can make files, too, unless it exists.
 
-    Raises:
-        OSError: It cannot be made, or is not private (`check_private`).
+    Raises `OSError`: it cannot be made, or is not private (`check_private`).
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -153,25 +130,9 @@ def make_private_in_shared(folder: Path) -> None:
 def check_private(folder: Path) -> None:
     """Check that a path is a folder, and no symlink, where this user alone can make files.
 
-    Raises:
-        FileNotFoundError: It does not exist.
-        PermissionError: It is anything else.
+    Raises `FileNotFoundError`: it does not exist; `PermissionError`: it is anything else.
     """
     found = folder.lstat()
     is_own_folder = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not is_own_folder or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise PermissionError(f"{folder} is not a folder that this user alone can write to")
-
-
-def _write_once(path: Path, text: str) -> None:
-    """Write a file, unless another process is faster; it appears whole."""
-    descriptor, made = tempfile.mkstemp(dir=path.parent)
-    try:
-        with open(descriptor, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        with contextlib.suppress(FileExistsError):
-            os.link(made, path)
-    finally:
-        os.unlink(made)  # noqa: PTH108  at once

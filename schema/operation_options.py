@@ -75,14 +75,8 @@ class BenchmarkOptions:
     )
 
 
-CHECK_NAMES = (
-    "protocol",
-    "memory",
-    "blocking",
-    "determinism",
-    "processes",
-    "leaks",
-)  # of `server/operations/testing/`
+# Of `server/operations/testing/`.
+CHECK_NAMES = ("protocol", "memory", "blocking", "determinism", "processes", "leaks")
 
 
 @dataclass(frozen=True, kw_only=True)

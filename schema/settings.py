@@ -30,10 +30,6 @@ LOG_FORMATS = ("text", "json")
 _FILES = frozenset({"gateway_certificate", "gateway_key"})  # relative to where they were written
 
 
-def _full_path(text: str) -> str:
-    return os.path.abspath(os.path.expanduser(text)) if text else text  # noqa: PTH100, PTH111
-
-
 def _setting(
     default: Any, text: str, *, least: float = 0, most: float = MAX_COUNT, among: Any = None
 ) -> Any:
@@ -127,22 +123,14 @@ class Setting:
         return f"--{self.name.replace('_', '-')}"
 
     def parse(self, text: str) -> Any:
-        """The value that the variable's `text` spells.
-
-        Raises:
-            ValueError: naming the variable.
-        """
+        """The value that the variable's `text` spells. Raises `ValueError`, naming the variable."""
         try:
             return self.check(self.type(text))
         except ValueError as exc:
             raise ValueError(f"{self.variable}={text!r}: it must be {self.range}") from exc
 
     def take(self, value: Any, folder: Path) -> Any:
-        """The value that a file in `folder` has.
-
-        Raises:
-            ValueError: saying what it may be.
-        """
+        """The value that a file in `folder` has. Raises `ValueError`, saying what it may be."""
         kinds = (int, float) if self.type is float else (self.type,)
         if isinstance(value, bool) or not isinstance(value, kinds):
             raise ValueError(f"it must be {self.range}")
@@ -154,13 +142,11 @@ class Setting:
             raise ValueError(f"it must be {self.range}") from exc
 
     def check(self, value: Any) -> Any:
-        """The value, if it may be one.
-
-        Raises:
-            ValueError: saying what it may be.
-        """
+        """The value, if it may be one. Raises `ValueError`, saying what it may be."""
+        if self.name in _FILES and value:
+            return os.path.abspath(os.path.expanduser(value))  # noqa: PTH100, PTH111
         if self.type is str and self.among is None:
-            return _full_path(value) if self.name in _FILES else value
+            return value
         if self.among is not None:
             value = value.lower()
         # Not the other way round: a `nan` is neither more nor less than anything.
@@ -179,13 +165,10 @@ class Setting:
         return f"{kind} from {self.least:g} to {self.most:.0f}"
 
 
-def _type(default: Any) -> type:
-    return int if default is None else type(default)
-
-
 SETTINGS: tuple[Setting, ...] = tuple(
-    Setting(item.name, _type(item.default), item.default, **item.metadata)
+    Setting(item.name, kind, item.default, **item.metadata)
     for item in fields(Settings)
+    for kind in [int if item.default is None else type(item.default)]
 )
 
 
@@ -201,8 +184,7 @@ def given_settings(
 ) -> dict[str, Given]:
     """Read all that is given: a flag counts before a variable, and that before `config.toml`.
 
-    Raises:
-        ValueError: naming where what cannot be stands.
+    Raises `ValueError`, naming where what cannot be stands.
     """
     environ = os.environ if environ is None else environ
     given = _given_in_file(paths.config_file)
@@ -267,9 +249,22 @@ def flags_of_killed(paths: Paths) -> dict[str, Any]:
     return known
 
 
-@dataclass(frozen=True, slots=True)
 class Paths(Layout):
     """The paths of one daemon: what replicas need (`Layout`), and the rest."""
+
+    def __init__(self, home: Path) -> None:
+        super().__init__(home)
+        self.start_lock = home / "start.lock"  # held by the process that starts the daemon
+        self.daemon_lock = home / "daemon.lock"  # held by the daemon for as long as it runs
+        self.daemon_file = home / "daemon.json"  # its pid, start time, version, address, socket
+        self.config_file = home / "config.toml"  # the settings that the user has written down
+        self.token = home / "token"  # that every call needs
+        # Leads a browser to the dashboard's one-time link; removed at sign-in.
+        self.sign_in_page = home / "sign-in.html"
+        self.database = home / "requests.db"
+        self.daemon_log = home / "daemon.log"
+        self.request_logs = home / "logs" / "requests"
+        self.socket = self.sockets / "daemon.sock"  # of the API
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Paths:
@@ -280,56 +275,6 @@ class Paths(Layout):
         from platformdirs import user_state_path
 
         return cls(user_state_path("openenvd"))
-
-    @property
-    def start_lock(self) -> Path:
-        """Held by the process that starts the daemon."""
-        return self.home / "start.lock"
-
-    @property
-    def daemon_lock(self) -> Path:
-        """Held by the daemon for as long as it runs."""
-        return self.home / "daemon.lock"
-
-    @property
-    def daemon_file(self) -> Path:
-        """Return who the daemon is: pid, start time, version, address, socket."""
-        return self.home / "daemon.json"
-
-    @property
-    def config_file(self) -> Path:
-        """The settings that the user has written down."""
-        return self.home / "config.toml"
-
-    @property
-    def token(self) -> Path:
-        """The token that every call needs."""
-        return self.home / "token"
-
-    @property
-    def sign_in_page(self) -> Path:
-        """The file that leads a browser to the dashboard's one-time link; removed at sign-in."""
-        return self.home / "sign-in.html"
-
-    @property
-    def database(self) -> Path:
-        """The requests database."""
-        return self.home / "requests.db"
-
-    @property
-    def daemon_log(self) -> Path:
-        """The daemon's own log."""
-        return self.home / "daemon.log"
-
-    @property
-    def request_logs(self) -> Path:
-        """The folder of the logs of requests."""
-        return self.home / "logs" / "requests"
-
-    @property
-    def socket(self) -> Path:
-        """The Unix socket of the API."""
-        return self.sockets / "daemon.sock"
 
     def request_log(self, request_id: str) -> Path:
         """The log of one request."""

@@ -142,11 +142,7 @@ class LaunchOptions(ServeOptions):
             )
 
     def check(self) -> None:
-        """Check the options against each other.
-
-        Raises:
-            ValueError: Two of them contradict each other.
-        """
+        """Check the options against each other. Raises `ValueError`: two contradict each other."""
         if self.session_memory_mb is not None and self.isolate is False:
             raise ValueError("session_memory_mb is for isolated sessions, and isolate is false")
         self._check_range()
@@ -186,21 +182,15 @@ def sleep_seconds_of(spec: Mapping[str, Any]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSpec(LaunchOptions):
-    """One environment as it is wanted.
+    """One environment as it is wanted."""
 
-    Attributes:
-        name: The environment's name; a path, a label and part of an address.
-        source: A bundled name, an absolute folder with `openenv.yaml`, or `module:Class`.
-    """
-
-    name: str
-    source: str
+    name: str  # a path, a label and part of an address
+    source: str  # a bundled name, an absolute folder with `openenv.yaml`, or `module:Class`
 
     def with_access(self, in_use: str | None = None) -> EnvironmentSpec:
         """This spec with a token, if it needs one, and origins as browsers spell them.
 
-        Args:
-            in_use: The token that its clients have already, which is kept unless another is given.
+        The token `in_use`, which its clients have already, is kept unless another is given.
         """
         needs_one = self.token == AUTO or (self.token is None and not is_loopback(self.host))
         token = (in_use or new_token()) if needs_one else self.token
@@ -239,11 +229,7 @@ _UNUSABLE = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 def validate_name(name: str) -> str:
-    """The name itself, when it can be one.
-
-    Raises:
-        InvalidName
-    """
+    """The name itself, when it can be one. Raises `InvalidName`."""
     if (reason := why_not(name)) is not None:
         raise InvalidName(reason, f"give it another one: --name {suggest_name(name)}")
     return name

@@ -160,10 +160,6 @@ GENERATION_TRANSITIONS: Mapping[GenerationState, frozenset[GenerationState]] = {
 
 
 def check_transition(request_id: str, before: RequestState, after: RequestState) -> None:
-    """Refuse a transition of a request that the table does not list.
-
-    Raises:
-        InvalidTransition: the table does not list it.
-    """
+    """Raise `InvalidTransition` for a transition of a request that the table does not list."""
     if after not in REQUEST_TRANSITIONS[before]:
         raise InvalidTransition(f"request {request_id}", before.value, after.value)

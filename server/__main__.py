@@ -161,8 +161,7 @@ def _fork_zygote(paths: Paths) -> PreforkedZygote | None:
 
 def _check_floor(settings: Settings) -> None:
     """Refuse before the imports: the kernel would kill the process on the way there."""
-    from ..system.memory.limits import read_limits
-    from ..system.memory.pids_limit import process_room
+    from ..system.memory.limits import process_room, read_limits
     from .dispatch.memory_estimates import check_process_room, plan_for
     from .operations.registry import expected_bytes
 

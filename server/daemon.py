@@ -40,8 +40,7 @@ from ..environments.shim.client import stop_fork_servers
 from ..executor.spawning.zygote import PreforkedZygote
 from ..executor.supervisor.memory import sweep_cgroups
 from ..schema.settings import Given, Paths, Settings
-from ..system.memory.limits import read_limits
-from ..system.memory.pids_limit import is_no_room, no_room_text
+from ..system.memory.limits import is_no_room, no_room_text, read_limits
 from .api.app import create_app
 from .api.dependencies import Dependencies
 from .api.security import BrowserSessions, Guard

@@ -15,7 +15,7 @@ on first use, where there is no /proc.
                diagnose.py (from `Evidence` to an `ExitReason`), oom_evidence.py, exit_reason.py,
                macos.py, loop_lag.py, backoff.py, standard_streams.py
     memory/    cgroup_tree.py (where we stand, what is left), cgroups.py, limits.py (what may be
-               used), usage.py (what is held), pids_limit.py
+               used; processes, too), usage.py (what is held)
     text/      units.py, options.py, json_lines.py, prometheus.py, safe_text.py (foreign text,
                secrets)
 """

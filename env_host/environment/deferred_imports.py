@@ -16,7 +16,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
 from typing import Any
@@ -53,15 +53,10 @@ def _imports_upstream(frame: FrameType | None) -> bool:
     return False
 
 
-def is_gradio_wanted(environ: Mapping[str, str] | None = None) -> bool:
-    """Return whether the web interface, which is made of gradio, is on."""
-    environ = os.environ if environ is None else environ
-    return environ.get(WEB_INTERFACE_VARIABLE, "").lower() in _ON
-
-
 def keep_gradio_out() -> None:
-    """Make upstream's package go without gradio from now on."""
-    if _WithoutGradio not in sys.meta_path:
+    """Make upstream's package go without gradio, unless its web interface is on."""
+    is_wanted = os.environ.get(WEB_INTERFACE_VARIABLE, "").lower() in _ON
+    if not is_wanted and _WithoutGradio not in sys.meta_path:
         sys.meta_path.insert(0, _WithoutGradio)
 
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Definition`: the environment that is served, and how it is made from a bare class.
 
-`upstream_project.py` makes one from an upstream project's own `create_app` call,
-`definition_of_class` from `module:Class`. Everything else is written against this one value.
+`upstream_project.py` makes one from an upstream project's own `create_app` call.
 
 `class_made_by` finds which class a factory makes instances of without calling it: a call may fail,
 or take half a minute (`plan.py`). Nearly every factory of upstream's projects is a function that
@@ -16,10 +15,10 @@ import importlib
 import inspect
 import json
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import SchemaValidator
@@ -27,8 +26,10 @@ from pydantic_core import SchemaValidator
 from ..errors import LoadError
 from . import interfaces, source_analysis
 from .instances import may_use_loop
-from .own_middleware import OwnMiddleware
-from .upstream_types import McpTypes, ObservationForm, installed_form, upstream_mcp_types
+from .upstream_types import ObservationForm, action_type, installed_form, upstream_mcp_types
+
+if TYPE_CHECKING:
+    from .upstream_project import OwnMiddleware
 
 _BUNDLED = f"{__package__.rpartition('.')[0]}.bundled."
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -57,7 +58,7 @@ class Definition:
     middleware: OwnMiddleware | None = None  # of the project
     has_own_hooks: bool = False  # the project has start-up or shutdown hooks
     has_own_routes: bool = False  # and routes that are no library's
-    mcp: McpTypes | None = field(default_factory=upstream_mcp_types)
+    mcp: Any = field(default_factory=upstream_mcp_types)
     observation_form: ObservationForm = field(default_factory=installed_form)
     refuses_unknown_ids: bool = True  # of `/ws?session_id=`; upstream before 0.5.0 ignores them
     _validate: Callable[[Any], Any] = field(init=False)  # what the action's `model_validate` does
@@ -65,9 +66,11 @@ class Definition:
     def __post_init__(self) -> None:
         """Find how actions are validated: by the class's own method, or without its wrapper."""
         action_cls = self.action_cls
-        own: Any = action_cls.model_validate
-        is_plain = own.__func__ is BaseModel.model_validate.__func__  # type: ignore[attr-defined]
-        validate = _validator_of(action_cls) if is_plain else own
+        validate: Any = action_cls.model_validate
+        if validate.__func__ is BaseModel.model_validate.__func__:  # type: ignore[attr-defined]
+            validator = action_cls.__pydantic_validator__
+            if isinstance(validator, SchemaValidator):  # else fields name types that do not exist
+                validate = validator.validate_python
         object.__setattr__(self, "_validate", validate)
 
     @property
@@ -126,7 +129,7 @@ class Definition:
         """Parse the action in `data`; raises `pydantic.ValidationError` if it is invalid."""
         if "type" in data and self.mcp is not None:
             tool = with_parsed_arguments(data)
-            if special := self.mcp.action_type(tool, self.action_cls):
+            if special := action_type(self.mcp, tool, self.action_cls):
                 return special.model_validate(tool)
         if "tokens" in data or "action_id" in data:
             data = with_upstream_conversions(data)
@@ -147,18 +150,10 @@ def is_bundled(env_class: type) -> bool:
     return env_class.__module__.startswith(_BUNDLED)
 
 
-def _validator_of(model: type[BaseModel]) -> Callable[[Any], Any]:
-    validator = model.__pydantic_validator__
-    if isinstance(validator, SchemaValidator):
-        return validator.validate_python
-    return model.model_validate  # its fields name types that do not exist yet
-
-
 def definition_of_class(reference: str, name: str, folders: Sequence[str] = ()) -> Definition:
     """Import `module:Class` and make a definition of it; `folders` are for the error message.
 
-    Raises:
-        LoadError: the class does not import, or is no environment.
+    Raises `LoadError`: the class does not import, or is no environment.
     """
     env_class = _import_class(reference, folders)
     action, observation, state = _types_of(env_class)
@@ -191,33 +186,20 @@ def with_upstream_conversions(data: dict[str, Any]) -> dict[str, Any]:
     """
     converted = dict(data)
     if isinstance(tokens := data.get("tokens"), (list, str)):
-        converted["tokens"] = _tensor(tokens)
+        values: Any = tokens
+        if isinstance(tokens, str):  # JSON of a list; what is no JSON becomes an empty list
+            values = []
+            with suppress(ValueError):
+                values = json.loads(tokens)
+        with suppress(ImportError):
+            if isinstance(values, list):
+                torch: Any = importlib.import_module("torch")
+                values = torch.tensor(values, dtype=torch.long)
+        converted["tokens"] = values
     if isinstance(number := data.get("action_id"), str):
         with suppress(ValueError):
             converted["action_id"] = int(number)
     return converted
-
-
-def _tensor(values: list[Any] | str) -> Any:
-    """Convert a list, or JSON of one; what is no JSON becomes an empty list."""
-    if isinstance(values, str):
-        try:
-            values = json.loads(values)
-        except ValueError:
-            values = []
-    try:
-        torch: Any = importlib.import_module("torch") if isinstance(values, list) else None
-    except ImportError:
-        torch = None
-    return values if torch is None else torch.tensor(values, dtype=torch.long)
-
-
-def _or(name: str, module: object) -> str:
-    """Ask for a class of the module that is called nearly so; nothing when none is."""
-    from difflib import get_close_matches  # when a name is wrong
-
-    near = get_close_matches(name, [k for k, v in vars(module).items() if inspect.isclass(v)], 1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _import_class(reference: str, folders: Sequence[str]) -> type:
@@ -227,54 +209,52 @@ def _import_class(reference: str, folders: Sequence[str]) -> type:
     try:
         module = importlib.import_module(module_name)
     except Exception as exc:
-        if _is_absent(module_name, exc):
+        if is_absent(exc, [module_name]):
             where = f" in {', '.join(folders)}" if folders else ""
             raise LoadError(f"No module named {module_name!r}{where}") from None
         raise LoadError(f"{type(exc).__name__}: {exc}") from exc
     found = getattr(module, class_name, None)
     if not inspect.isclass(found):
-        raise LoadError(f"module {module_name} has no class {class_name}{_or(class_name, module)}")
+        from difflib import get_close_matches  # when a name is wrong
+
+        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
+        near = get_close_matches(class_name, classes, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise LoadError(f"module {module_name} has no class {class_name}{hint}")
     missing = [item for item in ("reset", "step") if not callable(getattr(found, item, None))]
     if missing:
         raise LoadError(f"{reference} is no environment: it has no {' and no '.join(missing)}")
     return found
 
 
-def _is_absent(module_name: str, exc: Exception) -> bool:
-    """Return whether this module is missing, and not one that it imports."""
+def is_absent(exc: Exception, modules: Iterable[str]) -> bool:
+    """Return whether one of these modules is missing, and not a module that it imports."""
     missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
-    return missing is not None and f"{module_name}.".startswith(f"{missing}.")
+    return missing is not None and any(f"{each}.".startswith(f"{missing}.") for each in modules)
 
 
-def _types_of(env_class: type) -> tuple[type[BaseModel], type[BaseModel], type[BaseModel]]:
+def _types_of(env_class: Any) -> tuple[type[BaseModel], type[BaseModel], type[BaseModel]]:
     """Find action, observation and state: by attribute, by type argument, or by annotation."""
-    generic = next(_type_arguments(env_class), (None, None, None))
-    hints = _hints_of(env_class)
+    generic: tuple[Any, ...] = (None, None, None)
+    for base in [b for owner in env_class.__mro__ for b in getattr(owner, "__orig_bases__", ())]:
+        is_environment = getattr(get_origin(base), "__name__", "") == "Environment"
+        if is_environment and len(arguments := get_args(base)) == 3:
+            generic = arguments
+            break
+    state = inspect.getattr_static(env_class, "state", None)
+    getter = state.fget if isinstance(state, property) else None
+    hints = _annotations(env_class.step)
+    parameters = list(inspect.signature(env_class.step).parameters)
+    action = hints.get(parameters[1]) if len(parameters) > 1 else None
+    annotated = (action, hints.get("return"), _annotations(getter).get("return"))
     rest = (AnyAction, interfaces.Observation, interfaces.State)
     names = ("action_cls", "observation_cls", "state_cls")
     found: list[Any] = []
-    for name, argument, hint, default in zip(names, generic, hints, rest, strict=True):
+    for name, argument, hint, default in zip(names, generic, annotated, rest, strict=True):
         candidates = (getattr(env_class, name, None), argument, hint, default)
         models = (each for each in candidates if inspect.isclass(each))
         found.append(next(each for each in models if issubclass(each, BaseModel)))
     return found[0], found[1], found[2]
-
-
-def _type_arguments(env_class: type) -> Iterator[tuple[Any, Any, Any]]:
-    for owner in env_class.__mro__:
-        for base in getattr(owner, "__orig_bases__", ()):
-            arguments = get_args(base)
-            if getattr(get_origin(base), "__name__", "") == "Environment" and len(arguments) == 3:
-                yield arguments
-
-
-def _hints_of(env_class: Any) -> tuple[Any, Any, Any]:
-    state = inspect.getattr_static(env_class, "state", None)
-    step = _annotations(env_class.step)
-    parameters = list(inspect.signature(env_class.step).parameters)
-    action = step.get(parameters[1]) if len(parameters) > 1 else None
-    getter = state.fget if isinstance(state, property) else None
-    return action, step.get("return"), _annotations(getter).get("return")
 
 
 def _annotations(function: Any) -> dict[str, Any]:
@@ -292,7 +272,8 @@ def class_made_by(factory: Callable[[], Any]) -> type | None:
         tree = ast.parse(textwrap.dedent(inspect.getsource(factory)))
         known = inspect.getclosurevars(factory)
         scope = {**known.globals, **known.nonlocals}
-        made = [_called(value, scope) for value in _returned(tree, factory.__name__)]
+        returned = _returned(tree, factory.__name__)
+        made = [_value_of(v.func, scope) if isinstance(v, ast.Call) else None for v in returned]
     except Exception:  # no source, a part of a line, or names that answer with an error
         return None
     is_one = bool(made) and all(found is made[0] for found in made)
@@ -316,12 +297,8 @@ def _returns(scope: ast.AST) -> Iterator[ast.expr | None]:
             yield from _returns(node)
 
 
-def _called(value: ast.expr | None, scope: dict[str, Any]) -> Any:
-    """Return what the expression calls: a name, or an attribute of one."""
-    return _value_of(value.func, scope) if isinstance(value, ast.Call) else None
-
-
 def _value_of(node: ast.expr, scope: dict[str, Any]) -> Any:
+    """Return the value of a name, or of an attribute of one."""
     if isinstance(node, ast.Attribute):
         return getattr(_value_of(node.value, scope), node.attr, None)
     return scope.get(node.id) if isinstance(node, ast.Name) else None

@@ -85,13 +85,11 @@ class Calls:
         method: Callable[..., Any] = getattr(self.env, self.signature.step_name)
         return method
 
-    def read_state(self) -> dict[str, Any]:
-        """Return the state as plain data."""
-        state = self.env.state
-        if hasattr(state, "model_dump"):
-            dumped: dict[str, Any] = state.model_dump()
-            return dumped
-        return dict(state) if state else {}
+
+def plain_state(state: Any) -> dict[str, Any]:
+    """Return a state as plain data: a model's fields, or what is a mapping or nothing."""
+    plain: Any = state.model_dump() if hasattr(state, "model_dump") else state
+    return dict(plain) if plain else {}
 
 
 def call_signature_of(env: Any) -> CallSignature:
@@ -122,7 +120,14 @@ def keep_accepted(function: Callable[..., Any], arguments: dict[str, Any]) -> di
     """Return those of `arguments` that `function` takes; OpenEnv drops the others silently."""
     if not arguments:
         return arguments
-    takes_any, names = _keywords_of(function)
+    key = getattr(function, "__func__", function)
+    if key not in _keywords:
+        parameters = inspect.signature(function).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        # That of the instance, `self`, is taken already.
+        taken = frozenset(inspect.signature(key).parameters) - frozenset(parameters)
+        _keywords[key] = takes_any, taken if takes_any else frozenset(parameters)
+    takes_any, names = _keywords[key]
     return {name: value for name, value in arguments.items() if (name in names) is not takes_any}
 
 
@@ -174,7 +179,11 @@ class Factory:
         try:
             env = self._function()
         except BaseException as exc:
-            self._note(exc)
+            self.failure = failure_of(exc)
+            cause = (type(exc), _place(exc))
+            if cause not in self._logged and len(self._logged) < MAX_LOGGED:
+                self._logged.add(cause)
+                log.warning("an environment could not be created", exc_info=exc)
             raise
         self.failure = ""
         if self._may_use_loop and call_signature_of(env).is_async:
@@ -185,14 +194,6 @@ class Factory:
     def _leave_loop(self) -> None:
         """Create all further environments on threads."""
         self._may_use_loop = self.uses_loop = False
-
-    def _note(self, exc: BaseException) -> None:
-        """Keep why an environment could not be created, and log the traceback of another cause."""
-        self.failure = failure_of(exc)
-        cause = (type(exc), _place(exc))
-        if cause not in self._logged and len(self._logged) < MAX_LOGGED:
-            self._logged.add(cause)
-            log.warning("an environment could not be created", exc_info=exc)
 
 
 def _place(exc: BaseException) -> tuple[str, int]:
@@ -246,14 +247,3 @@ def _pick(env: Any, name: str, inherited: frozenset[Any]) -> tuple[str, bool]:
     if method is not None and getattr(method, "__func__", method) not in inherited:
         return f"{name}_async", True
     return name, inspect.iscoroutinefunction(getattr(env, name))
-
-
-def _keywords_of(function: Callable[..., Any]) -> tuple[bool, frozenset[str]]:
-    key = getattr(function, "__func__", function)
-    if key not in _keywords:
-        parameters = inspect.signature(function).parameters
-        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        # That of the instance, `self`, is taken already.
-        taken = frozenset(inspect.signature(key).parameters) - frozenset(parameters)
-        _keywords[key] = takes_any, taken if takes_any else frozenset(parameters)
-    return _keywords[key]

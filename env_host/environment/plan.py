@@ -71,10 +71,9 @@ class ServingPlan:
 
     def with_sessions(self, asked: int, fds: int) -> ServingPlan:
         """Return this plan for another number of sessions, in as many processes as before."""
-        if self.isolates:
-            return replace(self, max_sessions=asked)
-        most = 1 if self.exclusive else fitting_sessions(asked, fds, self.shards)
-        return replace(self, max_sessions=most)
+        if not self.isolates:
+            asked = 1 if self.exclusive else fitting_sessions(asked, fds, self.shards)
+        return replace(self, max_sessions=asked)
 
 
 def plan_of(
@@ -94,7 +93,10 @@ def plan_of(
     asked = config.max_sessions
     isolates = not is_concurrent and asked != 1 and not (has_own_hooks and asked is None)
     if isolates if config.wants_isolation is None else config.wants_isolation:
-        most = asked or _isolated_sessions(config, machine)
+        most = asked or machine.cores * ISOLATED_PER_CORE
+        if asked is None and machine.memory_bytes is not None:
+            each = config.session_memory_bytes or ISOLATED_SESSION_BYTES
+            most = max(1, min(most, int(machine.memory_bytes * MEMORY_SHARE) // each))
         # One front-end shard is enough: it only reads heads, and answers HTTP.
         return ServingPlan(1, most, isolates=True, exclusive=not is_concurrent, keeps_one=True)
     if not is_concurrent:
@@ -103,8 +105,9 @@ def plan_of(
         return ServingPlan(1, 1, isolates=False, exclusive=True, keeps_one=has_own_hooks)
     most = asked or DEFAULT_SESSIONS
     shards = config.shards or config.gpus or (1 if has_own_hooks else machine.cores)
-    if asked is not None and config.shards is None:
-        shards = max(shards, _shards_for(asked, machine))
+    if asked is not None and config.shards is None and machine.fds != resource.RLIM_INFINITY:
+        with_fds = -(-asked // sessions_of_process(machine.fds))  # have enough descriptors
+        shards = max(shards, min(MAX_SHARDS, with_fds))
     shards = min(shards, most)
     fitting = fitting_sessions(most, machine.fds, shards)
     return ServingPlan(shards, fitting, isolates=False, exclusive=False, keeps_one=has_own_hooks)
@@ -121,26 +124,6 @@ def note_on_hooks(plan: ServingPlan) -> str:
         "the start-up and shutdown hooks of this project run in one process: sessions in others "
         "do not see what they made"
     )
-
-
-def _shards_for(sessions: int, machine: Machine) -> int:
-    """Return how many processes have descriptors for these sessions."""
-    if machine.fds == resource.RLIM_INFINITY:
-        return 1
-    return min(MAX_SHARDS, -(-sessions // sessions_of_process(machine.fds)))
-
-
-def _isolated_sessions(config: HostConfig, machine: Machine) -> int:
-    most = machine.cores * ISOLATED_PER_CORE
-    if machine.memory_bytes is None:
-        return most
-    each = config.session_memory_bytes or ISOLATED_SESSION_BYTES
-    return max(1, min(most, int(machine.memory_bytes * MEMORY_SHARE) // each))
-
-
-def partial_messages_bytes(machine: Machine, shards: int) -> int:
-    """Return how much a process may keep of messages that have not arrived whole; 0: not known."""
-    return int((machine.memory_bytes or 0) * PARTIAL_SHARE) // shards
 
 
 def this_machine(config: HostConfig, fds: int) -> Machine:
@@ -218,19 +201,16 @@ def _answer(definition: Definition, writing: int, parent: int) -> Never:
     try:
         os.setpgid(0, 0)
         die_with_parent(parent)
-        answer = json.dumps(_create(definition)).encode()
-        os.write(writing, answer)
+        try:
+            env = definition.factory()
+            trial = Trial(marking_of(type(env)))
+        except BaseException as exc:  # each session will report it
+            text = "%s could not create an environment to inspect"
+            log.warning(text, definition.factory_name, exc_info=True)
+            trial = Trial(failure=failure_of(exc))
+        else:
+            with contextlib.suppress(Exception):
+                env.close()
+        os.write(writing, json.dumps(trial).encode())
     finally:
         os._exit(0)
-
-
-def _create(definition: Definition) -> Trial:
-    try:
-        env = definition.factory()
-    except BaseException as exc:  # each session will report it
-        text = "%s could not create an environment to inspect"
-        log.warning(text, definition.factory_name, exc_info=True)
-        return Trial(failure=failure_of(exc))
-    with contextlib.suppress(Exception):
-        env.close()
-    return Trial(marking_of(type(env)))

@@ -78,19 +78,17 @@ def _is_bound(env_class: type) -> bool:
             continue
         seen.add(name)
         imported = _imports_of(name)
-        if imported is None or len(seen) > MAX_MODULES or any(map(_may_bind, imported)):
+        if imported is None or len(seen) > MAX_MODULES:
             return True
-        pending |= imported
+        pending |= {each for each in imported if not _is_plain(each)}
+        # What is not plain of the standard library need not be read.
+        if any(each.partition(".")[0] in sys.stdlib_module_names for each in pending):
+            return True
     return False
 
 
 def _is_plain(name: str) -> bool:
     return name in _KNOWN or name.partition(".")[0] in _PLAIN
-
-
-def _may_bind(name: str) -> bool:
-    """Return whether a module is the standard library's and not plain: it need not be read."""
-    return not _is_plain(name) and name.partition(".")[0] in sys.stdlib_module_names
 
 
 def _imports_of(name: str) -> set[str] | None:
@@ -181,9 +179,15 @@ def _files_below(folders: Sequence[str]) -> list[Path]:
 
 def differences_of(module: ast.Module, file: str) -> Iterator[str]:
     """Return a sentence about what was found in one module."""
-    shared = {*_bound(module)} - _local_names(module)
+    late = [node for node, is_late in nodes_of(module) if is_late]
+    # Names that functions bind themselves.
+    local = {node.id for node in late if isinstance(node, ast.Name) and _is_stored(node)}
+    local |= {node.arg for node in late if isinstance(node, ast.arg)}
+    local -= {name for node in late if isinstance(node, ast.Global) for name in node.names}
+    shared = {*_bound(module)} - local
     # Assigned in any class of the module: an attribute can have the name of another class's field.
-    own = {node.attr for node, _ in nodes_of(module) if _is_set_on_self(node)}
+    stored = (each for each, _ in nodes_of(module) if isinstance(each, ast.Attribute))
+    own = {each.attr for each in stored if _is_stored(each) and ast.unparse(each.value) == "self"}
     for owner in (node for node in module.body if isinstance(node, ast.ClassDef)):
         shared |= {f"self.{name}" for name in _bound(owner) if name not in own}
         shared |= {f"{who}.{name}" for name in _bound(owner) for who in ("cls", owner.name)}
@@ -222,16 +226,6 @@ def _changed(node: ast.AST, shared: set[str]) -> str | None:
     return name if name in shared else None
 
 
-def _local_names(module: ast.Module) -> set[str]:
-    """Return the names that functions bind themselves."""
-    late = [node for node, is_late in nodes_of(module) if is_late]
-    written = {node.id for node in late if isinstance(node, ast.Name) and _is_stored(node)}
-    arguments = {node.arg for node in late if isinstance(node, ast.arg)}
-    return (written | arguments) - {
-        name for node in late if isinstance(node, ast.Global) for name in node.names
-    }
-
-
 def _is_stored(node: ast.Name | ast.Attribute) -> bool:
     return isinstance(node.ctx, ast.Store)
 
@@ -244,9 +238,3 @@ def _bound(scope: ast.Module | ast.ClassDef) -> Iterator[str]:
         called = ast.unparse(value.func).rpartition(".")[2] if isinstance(value, ast.Call) else ""
         if isinstance(value, (*_MUTABLE, ast.Constant)) or called in _MAKERS:
             yield from (target.id for target in targets if isinstance(target, ast.Name))
-
-
-def _is_set_on_self(node: Any) -> bool:
-    return (
-        isinstance(node, ast.Attribute) and _is_stored(node) and ast.unparse(node.value) == "self"
-    )

@@ -5,26 +5,32 @@ A project calls upstream's `create_app(factory, ActionClass, …)` at import. Al
 end in `HTTPEnvServer`, whose arguments are noted while the project is imported. Its check that
 several sessions need a class marked for them is skipped: how many sessions there are is decided
 here (`plan.py`), and the project's number is only a request.
+
+The project's own ASGI middleware is found in its app, so that it is run around what is ours, too;
+how it is asked at a handshake is in `serving/own_app.py`. A project without it pays nothing.
+
+    the app's middleware ─▶ `SessionRoute`, where upstream's route was ─┬─▶ what the scope names
+                                                                         └─▶ upstream's
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import itertools
 import logging
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from ...schema.protocol import HostConfig
+from ...system.net.http_limits import Message, Receive, Send
 from ..errors import LoadError
 from . import deferred_imports
-from .definition import AnyAction, Definition
+from .definition import AnyAction, Definition, is_absent
 from .interfaces import Observation, State
-from .own_middleware import own_middleware
 
 UPSTREAM_SERVER = "openenv.core.env_server.http_server"
 OUR_PATHS = frozenset({"/ws", "/mcp", "/capacity", "/metrics"})
@@ -39,11 +45,9 @@ log = logging.getLogger("openenvd.env_host")
 def import_app(config: HostConfig, note: Callable[[str], None]) -> Any:
     """Import the app: the first candidate that imports; if none exists, the first fallback.
 
-    That it is a fallback is noted: the manifest names the app wrongly.
-
-    Raises:
-        LoadError: none imports. Its cause is the most telling failure: that of a candidate which
-            exists and failed by itself, rather than of one that is missing.
+    That it is a fallback is noted: the manifest names the app wrongly. Raises `LoadError`: none
+    imports. Its cause is the most telling failure: that of a candidate which exists and failed by
+    itself, rather than of one that is missing.
     """
     failures: dict[str, Exception] = {}
     for candidate in _candidates(config, failures):
@@ -57,9 +61,10 @@ def import_app(config: HostConfig, note: Callable[[str], None]) -> Any:
         if failures and candidate in config.app_fallbacks:
             note(f"{_misnamed(config, failures)}; serving {candidate} instead")
         return app
-    absent = [exc for exc in failures.values() if _is_absence(exc, failures)]
-    cause = next((exc for exc in failures.values() if exc not in absent), None)
-    if cause is None or _lacks_attribute(cause, failures):
+    cause = next((e for e in failures.values() if not is_absent(e, _modules(failures))), None)
+    module = getattr(getattr(cause, "obj", None), "__name__", "")
+    lacks_app = isinstance(cause, AttributeError) and f"{module}:{cause.name}" in failures
+    if cause is None or lacks_app:  # what is named is not in its module
         raise LoadError(f"{_misnamed(config, failures)}; tried {', '.join(failures)}")
     raise LoadError(f"{type(cause).__name__}: {cause}") from cause
 
@@ -117,8 +122,13 @@ def example_route(app: Any) -> str | None:
 def _candidates(config: HostConfig, failures: Mapping[str, Exception]) -> Iterator[str]:
     yield from config.app_candidates
     # An app that is there and fails must not be replaced by another.
-    if all(_is_absence(exc, config.app_candidates) for exc in failures.values()):
+    modules = _modules(config.app_candidates)
+    if all(is_absent(exc, modules) for exc in failures.values()):
         yield from config.app_fallbacks
+
+
+def _modules(candidates: Iterable[str]) -> list[str]:
+    return [candidate.partition(":")[0] for candidate in candidates]
 
 
 def _misnamed(config: HostConfig, failures: Mapping[str, Exception]) -> str:
@@ -153,7 +163,13 @@ def load_project(config: HostConfig, note: Callable[[str], None]) -> tuple[Defin
 def _definition(server: Any, registered: Any, app: Any, name: str) -> Definition:
     concurrency = getattr(server, "_concurrency_config", None)
     own_paths = frozenset(p for p in OUR_PATHS if _serves_itself(app, p))
-    shared_paths = _shared_paths(app) | (OUR_PATHS - own_paths)
+    routes = list(getattr(app, "routes", ()))
+    # Paths that upstream alone answers; the project may have put routes before them.
+    modules = [getattr(getattr(r, "endpoint", None), "__module__", None) for r in routes]
+    upstreams = routes[: next((i for i, m in enumerate(modules) if m not in _STATELESS), None)]
+    rest = {getattr(route, "path", None) for route in routes[len(upstreams) :]}
+    shared_paths = frozenset(route.path for route in upstreams) - rest | (OUR_PATHS - own_paths)
+    endpoints = (getattr(r, "endpoint", None) or getattr(r, "app", None) for r in routes)
     middleware = own_middleware(app, registered)
     if middleware is not None:  # which may keep something in its process, too
         shared_paths &= GAUGES
@@ -170,34 +186,24 @@ def _definition(server: Any, registered: Any, app: Any, name: str) -> Definition
         own_paths=own_paths,
         shared_paths=shared_paths,
         has_own_hooks=_has_own_hooks(app) or _has_own_hooks(registered),
-        has_own_routes=_has_own_routes(app),
+        # A mounted app answers its own.
+        has_own_routes=any(each and not _is_librarys(each) for each in endpoints),
         middleware=middleware,
         refuses_unknown_ids=hasattr(server, "_session_websocket_attachments"),
     )
-
-
-def _has_own_routes(app: Any) -> bool:
-    """Return whether a route is answered by what is no library's; a mounted app answers its own."""
-    routes = getattr(app, "routes", ())
-    found = (getattr(each, "endpoint", None) or getattr(each, "app", None) for each in routes)
-    return any(endpoint and not _is_librarys(endpoint) for endpoint in found)
 
 
 def _serves_itself(app: Any, path: str) -> bool:
     """Return whether the project put a route of its own before upstream's."""
     for route in getattr(app, "routes", ()):
         if getattr(route, "path", None) == path:
-            endpoint = getattr(route, "endpoint", None)
-            return not getattr(endpoint, "__qualname__", "").startswith("HTTPEnvServer.")
+            return not _is_upstreams(route)
     return False
 
 
-def _shared_paths(app: Any) -> frozenset[str]:
-    """Return the paths that upstream alone answers; the project may have put routes before them."""
-    routes = list(getattr(app, "routes", ()))
-    upstreams = list(itertools.takewhile(_is_stateless, routes))
-    rest = {getattr(route, "path", None) for route in routes[len(upstreams) :]}
-    return frozenset(route.path for route in upstreams) - rest
+def _is_upstreams(route: Any) -> bool:
+    name: str = getattr(getattr(route, "endpoint", None), "__qualname__", "")
+    return name.startswith("HTTPEnvServer.")
 
 
 def _has_own_hooks(app: Any) -> bool:
@@ -221,10 +227,6 @@ def _is_the_projects(hook: Any) -> bool:
 
 def _is_librarys(function: Any) -> bool:
     return str(function.__module__).partition(".")[0] in _LIBRARIES
-
-
-def _is_stateless(route: Any) -> bool:
-    return getattr(getattr(route, "endpoint", None), "__module__", None) in _STATELESS
 
 
 @contextmanager
@@ -275,26 +277,84 @@ def _import_attribute(candidate: str) -> Any:
         app = operator.attrgetter(attribute.removesuffix("()") or "app")(module)
         return app() if attribute.endswith("()") else app
     except Exception:
-        _forget_since(before, module_name.partition(".")[0])
+        for name in set(sys.modules) - before:  # the next candidate imports them afresh
+            if name.partition(".")[0] == module_name.partition(".")[0]:
+                del sys.modules[name]
         raise
 
 
-def _forget_since(before: set[str], package: str) -> None:
-    """Drop the project's modules, so that the next candidate imports them afresh."""
-    for name in set(sys.modules) - before:
-        if name.partition(".")[0] == package:
-            del sys.modules[name]
+# What in the scope of a request names what answers it.
+ANSWER = "openenvd.answer"
+SESSION_PATHS = frozenset({"/ws", "/mcp"})
+# Of Starlette's middleware, what lets handshakes pass unread.
+_HTTP_ONLY = frozenset(f"starlette.middleware.{name}" for name in ("base", "cors", "gzip"))
+
+Answer = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-def _is_absence(exc: Exception, candidates: Iterable[str]) -> bool:
-    """Return whether a candidate is missing, and not a module that it imports."""
-    if not isinstance(exc, ModuleNotFoundError) or exc.name is None:
-        return False
-    modules = [candidate.partition(":")[0] for candidate in candidates]
-    return any(f"{module}.".startswith(f"{exc.name}.") for module in modules)
+class SessionRoute:
+    """Stands in the app where upstream's route of sessions stood."""
+
+    def __init__(self, upstreams: Answer) -> None:
+        self._upstreams = upstreams
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Pass a call on to what the scope names; otherwise to upstream."""
+        answer: Answer = scope.get("extensions", {}).get(ANSWER, self._upstreams)
+        await answer(scope, receive, send)
 
 
-def _lacks_attribute(exc: Exception, candidates: Iterable[str]) -> bool:
-    """Return whether a candidate's module is there, but not what is named in it."""
-    name = getattr(getattr(exc, "obj", None), "__name__", "")
-    return isinstance(exc, AttributeError) and f"{name}:{exc.name}" in candidates
+def answered_by(answer: Answer, scope: Message) -> Message:
+    """Return a scope that `SessionRoute` lets `answer` answer."""
+    return {**scope, "extensions": {**scope.get("extensions", {}), ANSWER: answer}}
+
+
+@dataclass(frozen=True, slots=True)
+class OwnMiddleware:
+    """The middleware of one project."""
+
+    names: tuple[str, ...]
+    sees_handshakes: bool
+    is_reachable: bool  # it can be run around what is ours
+
+    @property
+    def sentence(self) -> str:
+        """Return what a user should know of it; empty: nothing."""
+        names = ", ".join(self.names)
+        if not self.is_reachable:
+            return (
+                f"the middleware of this project ({names}) cannot be run around sessions: its app "
+                "is served as it is, by one process"
+            )
+        if not self.sees_handshakes:
+            return ""
+        return (
+            f"the middleware of this project ({names}) is asked at the handshake of each session; "
+            "it does not see the session's messages"
+        )
+
+
+def own_middleware(app: Any, upstreams: Any) -> OwnMiddleware | None:
+    """Find the middleware in front of `upstreams`, the app that upstream made; None: there is none.
+
+    Upstream's routes of sessions are replaced by `SessionRoute`.
+    """
+    apps = [app] if app is upstreams else [app, upstreams]
+    found = [each.cls for one in apps for each in getattr(one, "user_middleware", ())]
+    if not hasattr(app, "routes"):  # it wraps what upstream made
+        found.append(type(app))
+    if not found:
+        return None
+    routes = [
+        route
+        for route in getattr(upstreams, "routes", ())
+        if getattr(route, "path", None) in SESSION_PATHS and _is_upstreams(route)
+    ]
+    for route in routes:
+        route.app = SessionRoute(route.app)
+    calls = [each.__call__ if isinstance(each, type) else each for each in found]
+    return OwnMiddleware(
+        names=tuple(getattr(each, "__name__", str(each)) for each in found),
+        sees_handshakes=any(getattr(c, "__module__", None) not in _HTTP_ONLY for c in calls),
+        is_reachable=bool(routes),
+    )

@@ -45,11 +45,6 @@ class JsonRpcRequest(BaseModel):
     id: str | int | None = None
 
 
-def rpc_result(result: Any, request_id: str | int | None) -> dict[str, Any]:
-    """A JSON-RPC response that succeeded."""
-    return {"jsonrpc": "2.0", "id": request_id, "result": result}
-
-
 def rpc_error(
     code: RpcCode, message: str, request_id: str | int | None = None, data: Any = None
 ) -> dict[str, Any]:
@@ -58,34 +53,24 @@ def rpc_error(
     return {"jsonrpc": "2.0", "id": request_id, "error": error}
 
 
-class McpTypes:
-    """Upstream's classes for tools as actions and observations."""
-
-    def __init__(self, module: Any) -> None:
-        self.any_action = module.Action
-        self.list_action = module.ListToolsAction
-        self.call_action = module.CallToolAction
-        self.list_observation = module.ListToolsObservation
-        self.call_observation = module.CallToolObservation
-
-    def is_mcp_style(self, action_cls: Any) -> bool:
-        """Return whether the environment takes tools as its actions."""
-        return action_cls in (self.list_action, self.call_action)
-
-    def action_type(self, data: dict[str, Any], action_cls: Any) -> Any:
-        """The tool action that `data` is, where the environment's own type leaves room for it."""
-        if action_cls is not self.any_action and not self.is_mcp_style(action_cls):
-            return None
-        kind = data.get("type")
-        if kind == "list_tools":
-            return self.list_action
-        return self.call_action if kind == "call_tool" else None
+def upstream_mcp_types() -> Any:
+    """Upstream's classes for tools as actions and observations, if its package was imported."""
+    return sys.modules.get(UPSTREAM_MCP_TYPES)
 
 
-def upstream_mcp_types() -> McpTypes | None:
-    """Upstream's classes, if its package has been imported."""
-    module = sys.modules.get(UPSTREAM_MCP_TYPES)
-    return None if module is None else McpTypes(module)
+def takes_tools(types: Any, action_cls: Any) -> bool:
+    """Return whether an environment takes tools as its actions."""
+    return types is not None and action_cls in (types.ListToolsAction, types.CallToolAction)
+
+
+def action_type(types: Any, data: dict[str, Any], action_cls: Any) -> Any:
+    """The tool action that `data` is, where the environment's own type leaves room for it."""
+    if action_cls is not types.Action and not takes_tools(types, action_cls):
+        return None
+    kind = data.get("type")
+    if kind == "list_tools":
+        return types.ListToolsAction
+    return types.CallToolAction if kind == "call_tool" else None
 
 
 def serialize(observation: Any) -> dict[str, Any]:
@@ -113,12 +98,8 @@ def installed_form() -> ObservationForm:
     module: Any = sys.modules.get(UPSTREAM_SERIALIZATION)
     if module is None:
         return ObservationForm()
-    own = module.serialize_observation
-    return ObservationForm(own, _has_metadata(own(module.Observation(metadata=_PROBE))))
-
-
-def _has_metadata(dumped: dict[str, Any]) -> bool | None:
-    rest = {"reward": None, "done": False}
+    own, rest = module.serialize_observation, {"reward": None, "done": False}
+    dumped = own(module.Observation(metadata=_PROBE))
     if dumped == {"observation": {"metadata": _PROBE}, "metadata": _PROBE, **rest}:
-        return True
-    return False if dumped == {"observation": {}, **rest} else None
+        return ObservationForm(own)
+    return ObservationForm(own, False if dumped == {"observation": {}, **rest} else None)

@@ -6,9 +6,9 @@
     shard a ──inbox b──▶ shard b       shard has all writing ends, and the supervisor both ends, so
                                        that no connection is lost with a shard
 
-A message is one packet: a line of JSON, then raw bytes; descriptors go beside it (SCM_RIGHTS). A
-connection is handed over unanswered, as its descriptor and the bytes read so far; those that are
-too many for a packet (the beginning of a large body) are in a file, the message's last descriptor.
+A message is one packet (`system/process/descriptors.py`). A connection is handed over unanswered,
+as its descriptor and the bytes read so far; those that are too many for a packet (the beginning of
+a large body) are in a file, the message's last descriptor.
 
     the receiver is slow    `MessageChannel` keeps what does not fit and sends it when it does
     the receiver exits      a link ends (EPIPE); the supervisor takes back what is in an inbox

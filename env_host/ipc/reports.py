@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The reports of an env host: `GET /capacity`, `GET /metrics`, and those through the notify pipe.
 
-They are read from the scoreboard.
-Any shard answers for all of them. A shard's `state` tells apart
+They are read from the scoreboard. Any shard answers for all of them. A shard's `state` tells apart
 
     starting       its process is there, and does not accept yet
     alive, busy    its loop runs; runs, but most of the time late
@@ -18,8 +17,6 @@ shard starts its counters from zero.
 (`shard_exit` in `protocol.py`), with the counters by which they are explained elsewhere. `left` are
 programs that sessions have left behind (`supervisor/memory.py`). `sessions_fail` is why the
 last environment could not be created.
-
-`Notifier` writes the supervisor's reports into the notify pipe (see `schema/protocol.py`).
 """
 
 from __future__ import annotations
@@ -50,14 +47,18 @@ _GAUGES = (
     ("longest_wait_seconds", "How long the first of those that wait for a session has waited."),
 )
 _COUNTERS = (
-    ("connections", "Connections accepted."),
-    ("sessions", "Sessions begun."),
-    ("refused", "Sessions refused because there was no room."),
-    ("handed_over", "Connections given to another shard."),
-    ("steps", "Calls of step."),
-    ("step_timeouts", "Calls that took too long."),
+    ("connections", Field.CONNECTIONS, "Connections accepted."),
+    ("sessions", Field.BEGUN, "Sessions begun."),
+    ("refused", Field.REFUSED, "Sessions refused because there was no room."),
+    ("handed_over", Field.HANDED_OVER, "Connections given to another shard."),
+    ("steps", Field.STEPS, "Calls of step."),
+    ("step_timeouts", Field.STEP_TIMEOUTS, "Calls that took too long."),
 )
-_QUANTILES = (("0.5", "p50_seconds"), ("0.99", "p99_seconds"), ("1", "max_seconds"))
+_LAGS = (
+    ("p50_seconds", Field.LAG_P50, "0.5"),
+    ("p99_seconds", Field.LAG_P99, "0.99"),
+    ("max_seconds", Field.LAG_MAX, "1"),
+)
 
 
 def capacity_of(scoreboard: Scoreboard, now: int) -> Json:
@@ -115,19 +116,8 @@ def shard_of(counters: Counters, now: int) -> Json:
         "abandoned": counters[Field.ABANDONED],
         "abandoned_seconds": abandoned_seconds(counters, now),
         "heartbeat_seconds": heartbeat_seconds(counters, now),
-        "lag": {
-            "p50_seconds": counters[Field.LAG_P50] / MICROSECONDS,
-            "p99_seconds": counters[Field.LAG_P99] / MICROSECONDS,
-            "max_seconds": counters[Field.LAG_MAX] / MICROSECONDS,
-        },
-        "totals": {
-            "connections": counters[Field.CONNECTIONS],
-            "sessions": counters[Field.BEGUN],
-            "refused": counters[Field.REFUSED],
-            "handed_over": counters[Field.HANDED_OVER],
-            "steps": counters[Field.STEPS],
-            "step_timeouts": counters[Field.STEP_TIMEOUTS],
-        },
+        "lag": {key: counters[field] / MICROSECONDS for key, field, _ in _LAGS},
+        "totals": {key: counters[field] for key, field, _ in _COUNTERS},
     }
 
 
@@ -197,7 +187,7 @@ def render_metrics(name: str, capacity: Json) -> str:
     for key, text in _GAUGES:
         values = [(labels, s[key]) for labels, s in shards if s[key] is not None]
         pages.append(metric_family(f"openenvd_shard_{key}", text, values))
-    for key, text in _COUNTERS:
+    for key, _, text in _COUNTERS:
         values = [(labels, s["totals"][key]) for labels, s in shards]
         pages.append(metric_family(f"openenvd_shard_{key}_total", text, values, "counter"))
     states = [(labels | {"state": s["state"]}, 1) for labels, s in shards]
@@ -206,7 +196,7 @@ def render_metrics(name: str, capacity: Json) -> str:
     lags = [
         (labels | {"quantile": quantile}, s["lag"][key])
         for labels, s in shards
-        for quantile, key in _QUANTILES
+        for key, _, quantile in _LAGS
     ]
     text = "How late a shard's loop was over the last minute; 1 is the longest."
     pages.append(metric_family("openenvd_shard_loop_lag_seconds", text, lags, "summary"))
@@ -220,13 +210,13 @@ log = logging.getLogger("openenvd.env_host")
 
 
 class Notifier:
-    """Writes one JSON object a line; does nothing when there is no pipe."""
+    """Writes the supervisor's reports into the notify pipe, if any (`schema/protocol.py`)."""
 
     def __init__(self, fd: int | None) -> None:
         self.fd = fd
-        self.reported = 0
+        self.reported = 0  # sessions
         self._notes: list[str] = []
-        self._differences: list[str] = []
+        self.differences: list[str] = []  # that several processes make; said if they are noted
         self.failure: str | None = None  # to create an environment, as reported last
 
     def note(self, text: str) -> None:
@@ -234,18 +224,10 @@ class Notifier:
         log.warning("%s", text)
         self._notes.append(text)
 
-    def differ(self, sentences: list[str], *, is_noted: bool) -> None:
-        """Take what several processes make different; the launch says it only if it is noted."""
-        self._differences = sentences
-        for text in sentences if is_noted else ():
-            self.note(text)
-
     def ready(self, *, max_sessions: int | None, serving: Serving, **how: Any) -> None:
         """Report that sessions are accepted; `how` is for people."""
-        if self._notes:
-            how["notes"] = self._notes
-        if self._differences:
-            how["differences"] = self._differences
+        said = {"notes": self._notes, "differences": self.differences}
+        how |= {name: sentences for name, sentences in said.items() if sentences}
         self.report(ready=True, max_sessions=max_sessions, serving=serving, **how)
 
     def report(self, **line: Any) -> None:
@@ -266,17 +248,8 @@ class Notifier:
             self.failure = cause
             self.report(sessions_fail=cause)
 
-    def capacity(self, summary: Capacity) -> None:
-        """Report how full the shards are (`capacity.summary_of`); dropped if the pipe is full."""
-        self._write_if_room({"capacity": summary})
-
-    def sessions(self, count: int) -> None:
-        """Report the number of sessions, unless the pipe is full."""
-        if count == self.reported or self._write_if_room({"sessions": count}):
-            self.reported = count
-
-    def _write_if_room(self, line: dict[str, Any]) -> bool:
-        """Write a line, whole or not at all; False: the pipe is full."""
+    def report_if_room(self, **line: Any) -> bool:
+        """Write a report, whole or not at all; False: the pipe is full."""
         try:
             if self.fd is not None:
                 os.set_blocking(self.fd, False)
@@ -286,7 +259,3 @@ class Notifier:
         except OSError:  # the shim is gone; the sessions need not be
             self.fd = None
         return True
-
-    def silence(self) -> None:
-        """Write nothing from now on: this process is not the supervisor any more."""
-        self.fd = None

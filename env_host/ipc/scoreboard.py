@@ -147,7 +147,11 @@ class Scoreboard:
     @classmethod
     def create(cls, shards: int, extra: int = 0) -> Scoreboard:
         """Make a new scoreboard whose rows are all empty."""
-        fd = _anonymous_file()
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("openenvd-scoreboard", os.MFD_CLOEXEC)
+        else:
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
         os.ftruncate(fd, _ROW_BYTES * (shards + extra) + _NEWS_BYTES)
         return cls(fd, shards, extra)
 
@@ -192,10 +196,3 @@ class Scoreboard:
 def now_microseconds() -> int:
     """Return the time on the scoreboard's clock."""
     return time.monotonic_ns() // 1000
-
-
-def _anonymous_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("openenvd-scoreboard", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

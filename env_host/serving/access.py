@@ -18,9 +18,8 @@ A handshake is refused with the same status, not by a close after it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -33,8 +32,7 @@ from ...system.net.access import (
     split_target,
     without_parameter,
 )
-from ...system.net.http_limits import Headers, send_answer
-from ..environment.own_middleware import Receive, Scope, Send
+from ...system.net.http_limits import Headers, Message, Receive, Send, send_answer
 
 if TYPE_CHECKING:
     from ...schema.protocol import HostConfig
@@ -62,49 +60,23 @@ class Refusal:
 
 
 class Access:
-    """The rules of one environment.
+    """The rules of one environment, by its configuration.
 
-    Args:
-        bound: The address that it is bound to.
-        origins: Further origins that are allowed, as `read_origin` spells them.
-        token: What every request must carry; None: nothing.
-        whose: The headers of its answers, which name it.
+    Headers are given by their names in lower case; none of them came twice.
     """
 
-    def __init__(
-        self,
-        bound: str,
-        origins: Iterable[str] = (),
-        token: str | None = None,
-        whose: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        self._bound = bound
-        self._origins = frozenset(origins)
-        self._token = token
-        own = {name.lower().encode(): value.encode("latin-1") for name, value in whose.items()}
+    def __init__(self, config: HostConfig) -> None:
+        self._bound = config.host
+        self._origins = frozenset(config.allow_origin)
+        self._token = config.token
+        own = {name.lower().encode(): v.encode("latin-1") for name, v in config.headers.items()}
         self._own = [(name, own[name]) for name in _WHOSE if name in own]
-
-    @classmethod
-    def of(cls, config: HostConfig) -> Access:
-        """Return the rules that a configuration asks for."""
-        return cls(config.host, config.allow_origin, config.token, config.headers)
 
     def permits(self, upgrade: Upgrade) -> bool:
         """Return whether a handshake may begin a session."""
-        return self.refusal(upgrade.headers, upgrade.query.encode("latin-1")) is None
-
-    def refusal(self, headers: Mapping[bytes, bytes], query: bytes) -> Refusal | None:
-        """Return why a request is refused; None when it may pass.
-
-        Args:
-            headers: The headers by their names in lower case, none of which came twice.
-            query: The query of its target.
-        """
-        return (
-            self.other_refusal(headers)
-            or self.origin_refusal(headers)
-            or self.token_refusal(headers, query)
-        )
+        headers, query = upgrade.headers, upgrade.query.encode("latin-1")
+        refusal = self.other_refusal(headers) or self.origin_refusal(headers)
+        return not (refusal or self.token_refusal(headers, query))
 
     def other_refusal(self, headers: Mapping[bytes, bytes]) -> Refusal | None:
         """Return why a request is refused that is for another server; None: for this one."""
@@ -122,7 +94,13 @@ class Access:
             return Refusal(403, _not_allowed("Host", host, "http://NAME:PORT names it"))
         origin = headers.get(b"origin")
         if origin is None:
-            return _cross_site_refusal(headers)
+            # What another page loads without an Origin, such as an image; links may be followed.
+            is_link = headers.get(b"sec-fetch-mode") == b"navigate"
+            is_page = is_link and headers.get(b"sec-fetch-dest") == b"document"
+            if headers.get(b"sec-fetch-site") != b"cross-site" or is_page:
+                return None
+            site = "Sec-Fetch-Site 'cross-site'"
+            return Refusal(403, f"{site} is not allowed: a page loads this as its own")
         if not is_allowed_origin(text := origin.decode("latin-1"), host, self._origins):
             return Refusal(403, _not_allowed("Origin", text, "it is named"))
         return None
@@ -149,13 +127,16 @@ class AccessGuard:
         self._app = app
         self._access = access
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Refuse the request, answer its preflight, or pass it on without its token."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         headers, twice = _by_name(scope["headers"])
-        _put_route_back(scope)
+        if scope["path"] == "/" and (query := scope["query_string"]):
+            # A route that was appended to a base URL with a token goes where it belongs.
+            path, scope["query_string"] = split_target(b"/?" + query)
+            scope["path"], scope["raw_path"] = unquote(path.decode("latin-1")), path
         refusal = twice or self._access.other_refusal(headers)
         refusal = refusal or self._access.origin_refusal(headers)
         if refusal is None and (origin := headers.get(b"origin")) is not None:
@@ -179,16 +160,6 @@ def _not_allowed(header: str, value: str, how: str) -> str:
     return f"{header} {shown!r} is not allowed; it is when {how} as --allow-origin at the launch"
 
 
-def _cross_site_refusal(headers: Mapping[bytes, bytes]) -> Refusal | None:
-    """Refuse what another page loads without an Origin, such as an image; links may be followed."""
-    if headers.get(b"sec-fetch-site") != b"cross-site":
-        return None
-    is_link = headers.get(b"sec-fetch-mode") == b"navigate"
-    if is_link and headers.get(b"sec-fetch-dest") == b"document":
-        return None
-    return Refusal(403, "Sec-Fetch-Site 'cross-site' is not allowed: a page loads this as its own")
-
-
 def _by_name(headers: Headers) -> tuple[dict[bytes, bytes], Refusal | None]:
     """Return the headers by name, and a refusal when one that is looked at came twice."""
     found: dict[bytes, bytes] = {}
@@ -201,14 +172,7 @@ def _by_name(headers: Headers) -> tuple[dict[bytes, bytes], Refusal | None]:
     return found, refusal
 
 
-def _put_route_back(scope: Scope) -> None:
-    """Put a route that was appended to a base URL with a token where it belongs."""
-    if scope["path"] == "/" and (query := scope["query_string"]):
-        path, scope["query_string"] = split_target(b"/?" + query)
-        scope["path"], scope["raw_path"] = unquote(path.decode("latin-1")), path
-
-
-def _preflight(scope: Scope, asked: Mapping[bytes, bytes], origin: bytes) -> Headers | None:
+def _preflight(scope: Message, asked: Mapping[bytes, bytes], origin: bytes) -> Headers | None:
     """Return what a browser wants to know before a page's request; None if it does not ask."""
     method = asked.get(b"access-control-request-method")
     if scope["type"] != "http" or scope["method"] != "OPTIONS" or method is None:
@@ -226,7 +190,7 @@ def _preflight(scope: Scope, asked: Mapping[bytes, bytes], origin: bytes) -> Hea
     return answer
 
 
-def _body_refusal(scope: Scope, headers: Mapping[bytes, bytes]) -> Refusal | None:
+def _body_refusal(scope: Message, headers: Mapping[bytes, bytes]) -> Refusal | None:
     """Refuse what is not JSON on a route that takes JSON; an empty body needs no type."""
     if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in JSON_ROUTES:
         return None
@@ -255,7 +219,7 @@ def _readable_by(origin: bytes, send: Send) -> Send:
 
 
 async def _answer(
-    scope: Scope, receive: Receive, send: Send, status: int, headers: Headers, body: bytes
+    scope: Message, receive: Receive, send: Send, status: int, headers: Headers, body: bytes
 ) -> None:
     """Answer a request, or a handshake with something other than a WebSocket."""
     kind = "http.response"

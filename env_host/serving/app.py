@@ -19,33 +19,34 @@ environment, and 41 ms for each start in another project's Python.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import json
 import logging
 import os
 import signal
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...schema.protocol import DRAIN_HEADER, DRAIN_ROUTE
+from ...schema.protocol import DRAIN_HEADER, DRAIN_ROUTE, HostConfig
 from ...system.net.access import is_token
-from ...system.net.http_limits import send_answer
+from ...system.net.http_limits import Receive, Send, send_answer
 from ...system.text.prometheus import CONTENT_TYPE
 from ..environment.definition import Definition
-from ..environment.instances import keep_accepted
-from ..environment.own_middleware import SESSION_PATHS, Receive, Send, answered_by
+from ..environment.instances import keep_accepted, plain_state
+from ..environment.upstream_project import SESSION_PATHS, answered_by
 from ..errors import CallTimedOut
 from ..ipc.reports import capacity_of, render_metrics
 from ..ipc.scoreboard import Scoreboard, now_microseconds
 from ..sessions.routing import Peers
 from ..sessions.session import Session
 from ..sessions.table import SessionTable
+from ..startup import ChildConfig
 from ..websocket.frames import PartialMessages
 from .mcp import Mcp
 from .messages import decode, encode_error, plain_errors, to_json
-from .own_app import Home
+from .own_app import Routing
 from .ws_session import SessionService
 
 # By path. The answer of "/mcp" to POST comes from `HostApp`.
@@ -149,37 +150,24 @@ class HttpRoutes:
         return Reply({"status": "healthy"})  # "/health"
 
     async def _metadata(self) -> Reply:
-        describe = getattr(self._definition.env_class, "get_metadata", None)
-        if describe is None:
-            return Reply(self._manifest_metadata())
+        if not hasattr(self._definition.env_class, "get_metadata"):
+            name = self._manifest.get("name", self._definition.name)
+            text = self._manifest.get("description", f"{name} environment")
+            rest = dict.fromkeys(("readme_content", "author", "documentation_url"))
+            version = str(self._manifest.get("version", "1.0.0"))
+            return Reply({"name": name, "description": text, "version": version, **rest})
 
         async def read(session: Session) -> Reply:
             return Reply(await session.thread.run(session.env.get_metadata))
 
         return await self._table.one_shot("get_metadata", read)
 
-    def _manifest_metadata(self) -> dict[str, Any]:
-        """Describe a class that does not describe itself."""
-        name = self._manifest.get("name", self._definition.name)
-        text = self._manifest.get("description", f"{name} environment")
-        rest = dict.fromkeys(("readme_content", "author", "documentation_url"))
-        version = str(self._manifest.get("version", "1.0.0"))
-        return {"name": name, "description": text, "version": version, **rest}
-
     async def _read_state(self, session: Session) -> Reply:
-        return Reply(await session.thread.run(session.ready_calls.read_state))
+        return Reply(await session.thread.run(lambda: plain_state(session.env.state)))
 
     async def _reset(self, body: bytes) -> Reply:
         request = ResetRequest.model_validate(decode(body.decode()) if body.strip() else {})
-
-        async def reset(session: Session) -> Reply:
-            calls = session.ready_calls
-            given = keep_accepted(calls.reset, request.model_dump(exclude_unset=True))
-            reset = functools.partial(calls.reset, **given)
-            seen = await session.call(reset, calls.signature.reset_is_async)
-            return Reply(Outcome(**self._definition.observation_form.serialize(seen)))
-
-        return await self._table.one_shot("The reset", reset)
+        return await self._act("reset", request.model_dump(exclude_unset=True))
 
     async def _step(self, body: bytes) -> Reply:
         request = StepRequest.model_validate(decode(body.decode()))
@@ -188,15 +176,20 @@ class HttpRoutes:
         except ValidationError as exc:
             return Reply({"detail": plain_errors(exc)}, 422)
 
-        async def step(session: Session) -> Reply:
+        given = request.model_dump(exclude_unset=True, exclude={"action"})
+        return await self._act("step", given, action)
+
+    async def _act(self, name: str, given: dict[str, Any], *action: Any) -> Reply:
+        async def act(session: Session) -> Reply:
             calls = session.ready_calls
-            given = request.model_dump(exclude_unset=True, exclude={"action"})
-            given = keep_accepted(calls.step, given)
-            step = functools.partial(calls.step, action, **given)
-            seen = await session.call(step, calls.signature.step_is_async)
+            method, is_async = calls.reset, calls.signature.reset_is_async
+            if name == "step":
+                method, is_async = calls.step, calls.signature.step_is_async
+            call = functools.partial(method, *action, **keep_accepted(method, given))
+            seen = await session.call(call, is_async)
             return Reply(Outcome(**self._definition.observation_form.serialize(seen)))
 
-        return await self._table.one_shot("The step", step)
+        return await self._table.one_shot(f"The {name}", act)
 
 
 def _in_body(errors: list[Any]) -> list[Any]:
@@ -217,54 +210,50 @@ class HostApp:
         self,
         definition: Definition,
         table: SessionTable,
-        *,
-        manifest: dict[str, Any],
-        partial: PartialMessages,
-        scoreboard: Scoreboard | None = None,
-        others: Peers | None = None,
-        drain_secret: str | None = None,
+        config: HostConfig,
+        scoreboard: Scoreboard,
+        others: Peers | None,
+        own: ChildConfig,
+        route: Callable[[int, bytes], None],
     ) -> None:
-        self.home: Home | None = None
-        if others is not None and others.to_home is not None:
-            checked = SESSION_PATHS if definition.checks_handshakes else frozenset()
-            is_own = (lambda _: False) if others.is_home else definition.is_own
-            self.home = Home(is_own, checked - definition.own_paths, others.to_home)
+        """`route` routes a connection, of which some bytes were read, as one that has arrived."""
+        is_home = own.is_home or others is None
+        is_own = (lambda _: False) if is_home else definition.is_own
+        self.routing = Routing(is_own, SESSION_PATHS - definition.own_paths, route)
         self._is_asked = others is not None  # not the process of one session, whose shard was
         self._definition = definition
         self._table = table
         self._scoreboard = scoreboard
-        self._drain_secret = drain_secret
+        self._drain_secret = config.drain_secret
         self._mcp = Mcp(table, others)
+        lines = "".join(f"\r\n{name}: {value}" for name, value in config.headers.items())
         self.session_service = SessionService(
             SESSION_PATHS - definition.own_paths,
             table,
             self._mcp.answer,
             asyncio.get_running_loop(),
-            partial,
+            PartialMessages(config.max_message_bytes, own.partial_messages_bytes),
             self._is_asked and definition.checks_handshakes,
+            lines.encode("latin-1"),
         )
-        self._routes = HttpRoutes(definition, table, manifest)
+        self._routes = HttpRoutes(definition, table, config.manifest)
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         """Serve one connection."""
-        with contextlib.suppress(ClientLeft):
-            await self._serve(scope, receive, send)
-
-    async def _serve(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         kind, path = scope["type"], scope.get("path", "")
         # A pair of sockets has no address: what comes through one, a shard has let pass already.
         is_outside = kind == "http" and scope.get("server") is not None
-        if is_outside and self.home is not None and self.home.is_own(path):
+        if is_outside and self.routing.is_own(path):
             await _answer(send, MISDIRECTED)
             return
         if path in self._definition.own_paths:
             await self._serve_rest(scope, receive, send)
             return
         match kind, path:
-            case "websocket", "/ws" | "/mcp":  # a handshake that `ProtocolSwitch` did not take
+            case "websocket", "/ws" | "/mcp":  # a handshake that `serve_connection` did not take
                 await send({"type": "websocket.close"})
-            case "http", "/capacity" | "/metrics" if self._scoreboard and scope["method"] == "GET":
-                await _answer(send, self._gauges(self._scoreboard, path))
+            case "http", "/capacity" | "/metrics" if scope["method"] == "GET":
+                await _answer(send, self._gauges(path))
             case "http", path if path == DRAIN_ROUTE and self._drain_secret:
                 await _answer(send, _drain(self._drain_secret, scope))
             case "http", "/mcp" if scope["method"] == "POST":
@@ -277,11 +266,11 @@ class HostApp:
                 await self._serve_rest(scope, receive, send)
 
     async def _answer_mcp(self, _scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        body = await _read_body(receive)
-        await _answer(send, Reply(await self._mcp.answer_text(body)))
+        if (body := await _read_body(receive)) is not None:
+            await _answer(send, Reply(await self._mcp.answer_text(body)))
 
-    def _gauges(self, scoreboard: Scoreboard, path: str) -> Reply:
-        capacity = capacity_of(scoreboard, now_microseconds())
+    def _gauges(self, path: str) -> Reply:
+        capacity = capacity_of(self._scoreboard, now_microseconds())
         if path == "/capacity":
             is_shared = bool(getattr(self._definition.env_class, "SHARED_STATE", False))
             shared = {"shared_state": is_shared}
@@ -292,8 +281,8 @@ class HostApp:
         if self._definition.app is not None:
             await self._definition.app(scope, receive, send)
         elif scope["type"] == "http":
-            body = await _read_body(receive)
-            await _answer(send, await self._routes.reply(scope["method"], scope["path"], body))
+            if (body := await _read_body(receive)) is not None:
+                await _answer(send, await self._routes.reply(scope["method"], scope["path"], body))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})  # refused with 403, as an unknown route is
 
@@ -314,17 +303,13 @@ MISDIRECTED = Reply(
 )
 
 
-class ClientLeft(Exception):
-    """The client left before it had sent its whole body, or that was refused."""
-
-
-async def _read_body(receive: Receive) -> bytes:
-    """Read the whole body of a request; raises `ClientLeft` when there is no client to answer."""
+async def _read_body(receive: Receive) -> bytes | None:
+    """Read the whole body of a request; None: its client has left, or the body was refused."""
     parts = []
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientLeft
+            return None
         parts.append(message.get("body", b""))
         if not message.get("more_body"):
             return b"".join(parts)

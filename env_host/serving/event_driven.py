@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from uvicorn.server import Server, ServerState
 
 from ...system.net.connection_limit import MAX_CONNECTIONS, ConnectionLimit, Listener
-from ...system.net.http_limits import BodyLimit, Headers, HttpTiming, limited
+from ...system.net.http_limits import BodyLimit, Headers, HttpLimits, HttpTiming, limited
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
@@ -90,7 +90,7 @@ class EventDrivenServer(Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, then listen."""
         config = self.config
-        if isinstance(config.http_protocol_class, type):
+        if not issubclass(config.http_protocol_class, HttpLimits):
             config.http_protocol_class = limited(config.http_protocol_class, self._timing)
         if self._max_body_bytes is not None:
             config.loaded_app = BodyLimit(config.loaded_app, self._max_body_bytes)

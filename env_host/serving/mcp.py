@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from ..environment.upstream_types import JsonRpcRequest, RpcCode, rpc_error, rpc_result
+from ..environment.upstream_types import JsonRpcRequest, RpcCode, rpc_error, takes_tools
 from ..errors import SessionError, UnknownSession
 from . import messages
 from .ws_session import SessionSocket
 
 if TYPE_CHECKING:
-    from ..sessions.routing import Give, Peers
+    from ..sessions.routing import Peers
     from ..sessions.session import Session
     from ..sessions.table import SessionTable
 
@@ -38,10 +38,9 @@ log = logging.getLogger("openenvd.env_host")
 class RpcFailed(Exception):
     """The request gets a JSON-RPC error."""
 
-    def __init__(self, code: RpcCode, message: str, data: Any = None) -> None:
+    def __init__(self, code: RpcCode, message: str) -> None:
         super().__init__(message)
         self.code = code
-        self.data = data
 
 
 class Mcp:
@@ -69,15 +68,21 @@ class Mcp:
             return rpc_error(RpcCode.INVALID_REQUEST, f"Invalid request: {exc}")
         try:
             if session is None and self._others is not None:
-                if request.method == CREATE and self._others.isolates:
-                    return await self._others.ask_new(data)
-                if (give := await self._other_for(request, self._others)) is not None:
+                if request.method == CREATE and self._others.isolate is not None:
+                    return await self._others.ask(None, data)
+                give, wanted = None, request.params.get("session_id")
+                if request.method == CREATE:
+                    give = await self._others.roomier()
+                elif isinstance(wanted, str):
+                    give = self._others.owner_of(wanted)
+                if give is not None:  # to the other process that is to answer
                     return await self._others.ask(give, data)
-            return rpc_result(await self._result(request, session), request.id)
+            result = await self._result(request, session)
+            return {"jsonrpc": "2.0", "id": request.id, "result": result}
         except RpcFailed as exc:
-            return rpc_error(exc.code, str(exc), request.id, exc.data)
+            return rpc_error(exc.code, str(exc), request.id)
         except SessionError as exc:
-            return rpc_error(RpcCode.SERVER_ERROR, str(exc), request.id, exc.details())
+            return rpc_error(RpcCode.SERVER_ERROR, str(exc), request.id, exc.details)
         except Exception as exc:
             extra = {"environment": self._table.definition.name}
             log.warning("MCP %s failed", request.method, exc_info=True, extra=extra)
@@ -95,13 +100,6 @@ class Mcp:
             asking = self._ask(session, request)
             return await self._table.within_limit(session, request.method, asking)
         return await self._table.one_shot(request.method, lambda own: self._ask(own, request))
-
-    async def _other_for(self, request: JsonRpcRequest, others: Peers) -> Give | None:
-        """Find the other process that should answer; None: this one."""
-        if request.method == CREATE:
-            return await others.roomier()
-        session_id = request.params.get("session_id")
-        return others.owner_of(session_id) if isinstance(session_id, str) else None
 
     async def _close_session(self, target_id: Any, session: Session | None) -> dict[str, Any]:
         if not target_id:
@@ -132,7 +130,9 @@ class Mcp:
         try:
             match request.method:
                 case "tools/list":
-                    return {"tools": [_dump(tool) for tool in await self._list_tools(session)]}
+                    tools = await self._list_tools(session)
+                    dumps = [t.model_dump() if hasattr(t, "model_dump") else dict(t) for t in tools]
+                    return {"tools": dumps}
                 case "tools/call":
                     return plain(await self._call_tool(session, request.params))
             raise RpcFailed(RpcCode.METHOD_NOT_FOUND, f"Method not found: {request.method}")
@@ -143,7 +143,7 @@ class Mcp:
     async def _list_tools(self, session: Session) -> list[Any]:
         client, server = _mcp_of(session.env)
         if client is None and server is None:
-            return await self._list_tools_by_step(session)
+            return list((await self._ask_by_step(session, "tools/list")).tools)
         if client:
             return list(await _with_client(session.env, client, client.list_tools))
         return [
@@ -161,7 +161,8 @@ class Mcp:
             raise RpcFailed(RpcCode.INVALID_PARAMS, "Missing 'name' in params")
         client, server = _mcp_of(session.env)
         if client is None and server is None:
-            return await self._call_tool_by_step(session, name, arguments)
+            given = {"tool_name": name, "arguments": arguments}
+            return await self._ask_by_step(session, "tools/call", **given)
         if client:
             return await _with_client(
                 session.env, client, lambda: client.call_tool(name=name, arguments=arguments)
@@ -172,31 +173,20 @@ class Mcp:
         result = tool.fn(**arguments)
         return await result if inspect.isawaitable(result) else result
 
-    async def _list_tools_by_step(self, session: Session) -> list[Any]:
-        """List tools by a step, for environments that take tools as actions and have no server."""
-        types = self._step_types()
-        seen = await self._step(session, types.list_action())
-        if not isinstance(seen, types.list_observation):
-            raise RpcFailed(RpcCode.INTERNAL_ERROR, _unexpected("tools/list", seen))
-        return list(seen.tools)
-
-    async def _call_tool_by_step(self, session: Session, name: str, arguments: Any) -> Any:
-        types = self._step_types()
-        action = types.call_action(tool_name=name, arguments=arguments)
-        seen = await self._step(session, action)
-        if not isinstance(seen, types.call_observation):
-            raise RpcFailed(RpcCode.INTERNAL_ERROR, _unexpected("tools/call", seen))
-        return seen
-
-    def _step_types(self) -> Any:
-        types, action_cls = self._table.definition.mcp, self._table.definition.action_cls
-        if types is None or not types.is_mcp_style(action_cls):
+    async def _ask_by_step(self, session: Session, method: str, **arguments: Any) -> Any:
+        """Ask by a step: of environments that take tools as actions and have no server."""
+        types = self._table.definition.mcp
+        if not takes_tools(types, self._table.definition.action_cls):
             raise RpcFailed(RpcCode.INTERNAL_ERROR, NOT_MCP)
-        return types
-
-    async def _step(self, session: Session, action: Any) -> Any:
-        calls = session.ready_calls
-        return await session.call(calls.step, calls.signature.step_is_async, action)
+        action_type, expected = types.CallToolAction, types.CallToolObservation
+        if method == "tools/list":
+            action_type, expected = types.ListToolsAction, types.ListToolsObservation
+        calls, action = session.ready_calls, action_type(**arguments)
+        seen = await session.call(calls.step, calls.signature.step_is_async, action)
+        if not isinstance(seen, expected):
+            text = f"The step for {method} returned an unexpected {type(seen).__name__}"
+            raise RpcFailed(RpcCode.INTERNAL_ERROR, text)
+        return seen
 
 
 def encode_response(response: dict[str, Any]) -> bytes:
@@ -208,10 +198,6 @@ def encode_response(response: dict[str, Any]) -> bytes:
             text = messages.text_of(exc)
             response = rpc_error(RpcCode.INTERNAL_ERROR, text, response["id"])
         return messages.encode_error(response)
-
-
-def _dump(tool: Any) -> dict[str, Any]:
-    return tool.model_dump() if hasattr(tool, "model_dump") else dict(tool)
 
 
 def plain(value: Any) -> Any:
@@ -251,10 +237,6 @@ async def _server_tools(server: Any) -> dict[str, Any]:
     return {tool.name: tool for tool in await server.list_tools()}
 
 
-def _unexpected(method: str, seen: Any) -> str:
-    return f"The step for {method} returned an unexpected {type(seen).__name__}"
-
-
 class McpSocket(SessionSocket):
     """One client on the `/mcp` WebSocket, which speaks JSON-RPC only."""
 
@@ -279,6 +261,6 @@ class McpSocket(SessionSocket):
         self._fail(exc)
 
     def _last_frame(self, exc: BaseException) -> bytes:
-        details = exc.details() if isinstance(exc, SessionError) else None
+        details = exc.details if isinstance(exc, SessionError) else None
         text = messages.text_of(exc)
         return messages.encode_error(rpc_error(RpcCode.SERVER_ERROR, text, data=details or None))

@@ -23,6 +23,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic_core import SchemaSerializer, core_schema, from_json
 
+from ..environment.instances import plain_state
 from ..environment.upstream_types import ObservationForm
 from ..errors import WSErrorCode
 
@@ -62,10 +63,9 @@ _MODELS = {
 def decode(text: str | bytes) -> Any:
     """Parse the JSON value in `text`.
 
-    Raises:
-        json.JSONDecodeError: the text is not JSON, or is JSON that Python cannot hold: an integer
-            of more than 4,300 digits, values nested deeper than the interpreter's limit.
-        UnicodeDecodeError: the bytes are not UTF-8.
+    Raises `json.JSONDecodeError`: the text is not JSON, or is JSON that Python cannot hold: an
+    integer of more than 4,300 digits, values nested deeper than the interpreter's limit;
+    `UnicodeDecodeError`: the bytes are not UTF-8.
     """
     try:
         return from_json(text)
@@ -82,8 +82,7 @@ def decode(text: str | bytes) -> Any:
 def encode(value: dict[str, Any]) -> bytes:
     """Write `value` as JSON by pydantic's rules (bytes, dates, enums and models are fine).
 
-    Raises:
-        ValueError: something in it has no JSON form.
+    Raises `ValueError`: something in it has no JSON form.
     """
     return to_json(value)
 
@@ -96,8 +95,7 @@ def mcp_message(response: dict[str, Any]) -> bytes:
 def data_of(message: dict[str, Any]) -> dict[str, Any]:
     """Return the `data` of a message whose `type` is one of the five; empty where there is none.
 
-    Raises:
-        pydantic.ValidationError: the message is malformed.
+    Raises `pydantic.ValidationError`: the message is malformed.
     """
     data = message.get("data")
     if type(data) is dict and len(message) == 2 and message["type"] not in ("state", "close"):
@@ -125,11 +123,6 @@ def text_of(exc: BaseException) -> str:
         return str(exc)
     except Exception:
         return type(exc).__name__
-
-
-def validation_frame(exc: ValidationError) -> bytes:
-    """Make an error frame that lists which fields of a message or an action are wrong."""
-    return error_frame("Invalid message", WSErrorCode.VALIDATION_ERROR, errors=plain_errors(exc))
 
 
 def plain_errors(exc: ValidationError) -> list[Any]:
@@ -191,36 +184,25 @@ def _odd_reward(reward: Any) -> bytes:
 
 def state_message(state: Any) -> bytes:
     """Write the message of a state."""
-    return b'{"type":"state","data":%b}' % _state_data(state)
-
-
-def _state_data(state: Any) -> bytes:
-    writer = _writer_of(type(state))
+    writer, data = _writer_of(type(state)), None
     if writer is not None:
-        try:
-            return writer(state)
-        except Exception:  # noqa: S110  as above
-            pass
-    if hasattr(state, "model_dump"):
-        return to_json(state.model_dump())
-    return to_json(dict(state) if state else {})
+        with suppress(Exception):  # as above
+            data = writer(state)
+    if data is None:
+        data = to_json(plain_state(state))
+    return b'{"type":"state","data":%b}' % data
 
 
 def _writer_of(model: Any) -> Writer | None:
     try:
         return _writers[model]
     except KeyError:
-        writer = _writers[model] = _find_writer(model)
+        writer: Writer | None = None
+        is_usual = issubclass(model, BaseModel) and model.model_dump is BaseModel.model_dump
+        if is_usual and _is_plain(model.__pydantic_core_schema__):
+            writer = model.__pydantic_serializer__.to_json
+        _writers[model] = writer
         return writer
-
-
-def _find_writer(model: Any) -> Writer | None:
-    if not issubclass(model, BaseModel) or model.model_dump is not BaseModel.model_dump:
-        return None
-    if not _is_plain(model.__pydantic_core_schema__):
-        return None
-    writer: Writer = model.__pydantic_serializer__.to_json
-    return writer
 
 
 def _is_plain(schema: Any) -> bool:

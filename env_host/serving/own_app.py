@@ -8,8 +8,8 @@ be given back. Sessions, our routes and upstream's stateless ones are answered b
 
     inbox ─▶ shard a reads the head ─┬─ a session, or a shared path ─▶ answered by a
                                      └─ an own path ─descriptor, bytes read─▶ inbox of home
-    a kept connection ─▶ `KeptConnection` looks at the next request ─ the same; in the home shard,
-                         too, a handshake that the project's middleware sees starts again
+    a kept connection ─▶ `KeptConnection` looks at the next request ─ the same; what is not answered
+                         as it is, handshakes above all, is routed as one that has just arrived
 
 What is not known to be shared (`environment/upstream_project.py`) is the home's. A connection that
 went there stays there: it can answer everything.
@@ -32,7 +32,7 @@ Its middleware runs around what is ours: the handshakes of sessions, and POST to
                      └─▶ the refusal: 403, or the answer that the middleware gave instead
 
 It may refuse a handshake, and add headers; it does not see the session's messages. The route stands
-where upstream's stands in the app (`environment/own_middleware.py`).
+where upstream's stands in the app (`environment/upstream_project.py`).
 
     it raises, or sends nothing   500, as from upstream's server
     it does not answer in time    500
@@ -48,11 +48,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import unquote
 
 from ...schema.protocol import NO_SESSIONS, Serving
 from ...system.net.access import split_target, without_parameter
-from ...system.net.http_limits import MAX_HEAD_BYTES, Headers, send_answer
-from ..environment.own_middleware import Receive, Send, answered_by
+from ...system.net.http_limits import MAX_HEAD_BYTES, Message, Receive, Send, send_answer
+from ..environment.upstream_project import answered_by
 from ..ipc.fd_messages import duplicate
 from ..websocket.handshake import END_OF_HEAD, Upgrade
 
@@ -64,8 +65,6 @@ _LOOPBACK = ("127.0.0.1", 80)
 _ASKING = Upgrade("/ws", "", b"", {b"host": b"127.0.0.1"})
 _PHRASES = {status.value: status.phrase.encode() for status in HTTPStatus}
 
-Message = dict[str, Any]
-
 log = logging.getLogger("openenvd.env_host")
 
 
@@ -73,12 +72,8 @@ class AppAsItIs:
     """An app that is not upstream's; without sessions, it refuses who begins one.
 
     By `/health` and `/capacity` an engine's agent and the gateway see that the server is ready:
-    where an app without sessions answers 404, they are answered here.
-
-    Args:
-        app: The app.
-        route: One to try, for people.
-        has_route: It shows a route of sessions; otherwise it is asked when it has started.
+    where an app without sessions answers 404, they are answered here. `route` is one to try, for
+    people. An app without `has_route`, a route of sessions that it shows, is asked when it starts.
     """
 
     def __init__(self, app: Any, route: str | None, *, has_route: bool) -> None:
@@ -148,18 +143,18 @@ class AppAsItIs:
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
-    """Which later requests of a connection are for the home shard, and how it is given them."""
+class Routing:
+    """Which later requests of a connection are routed as the first one was."""
 
     is_own: Callable[[str], bool]  # whether a path is the project's own, and this another shard
-    handshakes: frozenset[str]  # the paths of sessions that the project's middleware is asked about
-    take: Callable[[int, bytes], None]  # a connection, and what was read of it
+    handshakes: frozenset[str]  # the paths of sessions
+    take: Callable[[int, bytes], None]  # routes a connection, of which these bytes were read
 
 
 class KeptConnection:
     """One HTTP connection: a mixin before uvicorn's protocol with limits (`HttpLimits`)."""
 
-    home: Home | None = None  # None: every request is answered here
+    routing: Routing | None = None  # None: every request is answered here
 
     # uvicorn's, and `HttpLimits`'
     cycle: Any
@@ -171,20 +166,23 @@ class KeptConnection:
 
     def data_received(self, data: bytes) -> None:
         """Pass on what is for this process; give the connection away when a request is not."""
-        if self.home is None or not self._is_between_requests():
+        if self.routing is None or not self._is_between_requests():
             super().data_received(data)  # type: ignore[misc]
             return
         data = self._beginning + data
         line, end, _ = data.partition(b"\r\n")
         words = line.split(b" ")
         path = split_target(words[1])[0].decode("latin-1") if end and len(words) == 3 else ""
-        is_handshake = words[0] == b"GET" and path in self.home.handshakes
+        is_handshake = words[0] == b"GET" and unquote(path) in self.routing.handshakes
         is_enough = END_OF_HEAD in data if is_handshake else bool(end)
         self._beginning = data if not is_enough and len(data) <= MAX_HEAD_BYTES else b""
         if self._beginning:
             return
-        if is_enough and path and (is_handshake or self.home.is_own(path)):
-            self._give_away(self.home, data)
+        if is_enough and path and (is_handshake or self.routing.is_own(path)):
+            fd = None if self.transport.is_closing() else duplicate(self.transport)
+            self.transport.abort()  # this descriptor only: the connection has another
+            if fd is not None:
+                self.routing.take(fd, data)
         else:
             super().data_received(data)  # type: ignore[misc]
 
@@ -199,29 +197,23 @@ class KeptConnection:
             and not self.transport.get_write_buffer_size()
         )
 
-    def _give_away(self, home: Home, data: bytes) -> None:
-        fd = None if self.transport.is_closing() else duplicate(self.transport)
-        self.transport.abort()  # this descriptor only: the connection has another
-        if fd is not None:
-            home.take(fd, data)
 
-
-async def check_handshake(
-    app: Any, upgrade: Upgrade, transport: asyncio.Transport
-) -> Headers | bytes:
+async def check_handshake(app: Any, upgrade: Upgrade, transport: asyncio.Transport) -> str | bytes:
     """Send a handshake through an app whose route of sessions accepts it.
 
-    Returns:
-        The headers that the answer is to have, when it was accepted; otherwise the whole answer.
+    Returns the header lines that the answer is to have, as text, when the handshake was accepted;
+    otherwise the whole answer.
     """
-    sent, failure = await _shake_hands(
-        answered_by(_accept, _scope(upgrade, transport)), app, CHECK_SECONDS
-    )
-    if failure is not None and not _is_accepted(sent):
-        log.error("the middleware of this project failed at a handshake", exc_info=failure)
-    if _is_accepted(sent):
-        return _headers_of(sent[0])
-    return _refusal(sent)
+    scope = answered_by(_accept, _scope(upgrade, transport))
+    sent, failure = await _shake_hands(scope, app, CHECK_SECONDS)
+    if not sent or sent[0]["type"] != "websocket.accept":
+        if failure is not None:
+            log.error("the middleware of this project failed at a handshake", exc_info=failure)
+        return _refusal(sent)
+    lines = b"".join(b"\r\n%b: %b" % (name, value) for name, value in sent[0].get("headers") or ())
+    if protocol := sent[0].get("subprotocol"):
+        lines += b"\r\nsec-websocket-protocol: " + protocol.encode()
+    return lines.decode("latin-1")
 
 
 async def _may_have_sessions(app: Any, scope: Message) -> bool:
@@ -261,17 +253,6 @@ async def _shake_hands(
 async def _accept(_: Message, receive: Receive, send: Send) -> None:
     await receive()
     await send({"type": "websocket.accept"})
-
-
-def _is_accepted(sent: list[Message]) -> bool:
-    return bool(sent) and sent[0]["type"] == "websocket.accept"
-
-
-def _headers_of(accepted: Message) -> Headers:
-    headers = [(bytes(name), bytes(value)) for name, value in accepted.get("headers") or ()]
-    if protocol := accepted.get("subprotocol"):
-        headers.append((b"sec-websocket-protocol", protocol.encode()))
-    return headers
 
 
 def _refusal(sent: list[Message]) -> bytes:

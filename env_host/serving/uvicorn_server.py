@@ -1,14 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Serves connections with uvicorn, except sessions on `/ws` and `/mcp`, which need less.
 
-    connection ─first bytes─▶ ProtocolSwitch ─a handshake of these─▶ SessionSocket or McpSocket
+    connection ─first head─▶ `serve_connection` ─a handshake of these─▶ SessionSocket or McpSocket
                                    └─────────anything else─────────▶ uvicorn's HTTP protocol
-                                       later an upgrade ───▶ UpgradeSwitch ─of these─▶ as above
-                                                                   └─else─▶ uvicorn's own
 
 A session costs uvicorn's HTTP protocol a third of its time and more than half of its memory, so
-the switches look first; what they do not plainly recognise is uvicorn's to answer or to refuse.
-
+its handshake is found first; what is not plainly one is uvicorn's to answer or to refuse.
 """
 
 from __future__ import annotations
@@ -16,32 +13,29 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from ...schema.protocol import MAX_MESSAGE_BYTES
-from ...system.net.connection_limit import ConnectionLimit, connections_within, full_answer
-from ...system.net.http_limits import MAX_HEAD_BYTES, Headers, limited
+from ...schema.protocol import HostConfig
+from ...system.net.connection_limit import connections_within, full_answer
+from ...system.net.http_limits import MAX_HEAD_BYTES, limited
 from ...system.process.signal_pipe import DRAIN_SIGNALS, STOP_SIGNALS, take_over
 from ..sessions.session import SessionWatch
-from ..websocket.handshake import END_OF_HEAD, Upgrade, acceptance, parse_upgrade
+from ..websocket.handshake import END_OF_HEAD, acceptance, parse_upgrade
 from .access import Access, AccessGuard
 from .app import HostApp
 from .event_driven import EventDrivenServer
 from .mcp import McpSocket
-from .own_app import Home, KeptConnection, check_handshake
-from .ws_session import SessionService, SessionSocket
+from .own_app import KeptConnection, check_handshake
+from .ws_session import SessionSocket
 
 BACKLOG = 4096  # a burst of clients must wait in the queue, not be refused
 STOP_SECONDS = 3.0  # for HTTP requests under way, when the server stops
-LimitedHttp = type("KeptHttp", (KeptConnection, limited(AutoHTTPProtocol)), {})
-_BEGINNINGS = (b"GET /ws ", b"GET /ws?", b"GET /mcp ", b"GET /mcp?", b"GET /?token=")
+_KeptHttp: Any = type("KeptHttp", (KeptConnection, limited(AutoHTTPProtocol)), {})
 
 
 class Server(EventDrivenServer):
@@ -49,50 +43,35 @@ class Server(EventDrivenServer):
 
     The seam between taking connections (`shard/connections.py`) and what happens on a connection:
 
-        await server.start() ─▶ server.make_protocol() for each connection ─▶ await server.stop()
+        await start() ─▶ serve_connection(…) for each ─▶ await stop()
     """
 
-    def __init__(
-        self,
-        app: Any,
-        access: Access,
-        *,
-        headers: Mapping[str, str],
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        runs_hooks: bool = True,
-    ) -> None:
+    def __init__(self, app: Any, config: HostConfig, *, runs_hooks: bool = True) -> None:
         """Answer with `app`: a `HostApp`, or a project's own, whose sessions are its own, too.
 
-        `headers` are those of every answer; a project's hooks (lifespan) are run once.
+        A project's hooks (lifespan) are run once.
         """
-        self._access = access
-        http: Any = AutoHTTPProtocol
-        ws: Any = WebSocketsSansIOProtocol
+        self._access = Access(config)
         if isinstance(app, HostApp):
-            lines = tuple(
-                (name.encode(), value.encode("latin-1")) for name, value in headers.items()
-            )
-            self._service = replace(app.session_service, headers=lines)
-            http = partial(ProtocolSwitch, self._service, access, app.home)
-            ws = partial(UpgradeSwitch, self._service, access)
+            self._routing, self._service = app.routing, app.session_service
         fds, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         super().__init__(
             Config(
-                AccessGuard(app, access),
-                http=http,
-                ws=ws,
-                ws_max_size=max_message_bytes,
+                AccessGuard(app, self._access),
+                http=_KeptHttp,
+                ws=WebSocketsSansIOProtocol,
+                ws_max_size=config.max_message_bytes,
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 ws_per_message_deflate=False,
                 lifespan="auto" if runs_hooks else "off",
-                headers=list(headers.items()),
+                headers=list(config.headers.items()),
                 log_config=None,
                 access_log=False,
                 backlog=BACKLOG,
                 timeout_graceful_shutdown=int(STOP_SECONDS),
             ),
             max_connections=connections_within(fds, shares=2),  # WebSockets have the other
-            max_body_bytes=max_message_bytes,
+            max_body_bytes=config.max_message_bytes,
         )
         self._watch: asyncio.Task[None] | None = None
 
@@ -109,22 +88,46 @@ class Server(EventDrivenServer):
         upgrade = parse_upgrade(head)
         return upgrade is not None and self._access.permits(upgrade)
 
-    async def check(self, head: bytes, transport: asyncio.Transport) -> Headers | bytes:
+    async def check(self, head: bytes, transport: asyncio.Transport) -> str | bytes:
         """Ask the project's middleware about a handshake that is permitted here.
 
-        Returns:
-            Further headers of the answer, which `accepted` takes; or the answer that refuses it.
+        Returns further lines of the answer, for `serve_connection`; or the answer that refuses it.
         """
         upgrade = parse_upgrade(head)
         assert upgrade is not None
         return await check_handshake(self._service.table.definition.app, upgrade, transport)
 
-    def accepted(self, headers: Headers) -> asyncio.Protocol:
-        """Return what answers a connection whose handshake the project's middleware accepted."""
-        protocol: Any = self.make_protocol()
-        protocol.accepted = headers
-        made: asyncio.Protocol = protocol
-        return made
+    def serve_connection(
+        self, transport: asyncio.Transport, data: bytes, accepted: str | None
+    ) -> None:
+        """Answer a connection of which `data` was read: with a session, or as uvicorn does.
+
+        `accepted`: the project's middleware has accepted its handshake, with these header lines.
+        """
+        service, end = self._service, data.find(END_OF_HEAD) + len(END_OF_HEAD)
+        upgrade = None
+        is_checked = accepted is not None or not service.checks_handshakes
+        if is_checked and b"websocket" in data[:end].lower():
+            upgrade = parse_upgrade(data[:end])
+        if upgrade and upgrade.path in service.paths and self._access.permits(upgrade):
+            kind = SessionSocket if upgrade.path == SessionSocket.path else McpSocket
+            opened = kind(service, self.server_state.connections)
+            opened.connection_made(transport)
+            lines = service.headers + (accepted or "").encode("latin-1")
+            transport.write(acceptance(upgrade, lines))
+            opened.begin(upgrade.parameter("session_id") if upgrade.query else None)
+            transport.set_protocol(opened)
+            if len(data) > end:
+                opened.data_received(data[end:])
+        elif (limit := self._shared.http_limit).reserve():
+            http: Any = self.make_protocol(limit)
+            http.routing = self._routing
+            http.connection_made(transport)
+            transport.set_protocol(http)
+            http.data_received(data)
+        else:
+            transport.write(full_answer())
+            transport.close()
 
     @property
     def open_connections(self) -> int:
@@ -141,10 +144,8 @@ class Server(EventDrivenServer):
 async def serve(
     app: Any,
     listeners: list[socket.socket],
+    config: HostConfig,
     *,
-    access: Access,
-    headers: Mapping[str, str],
-    max_message_bytes: int = MAX_MESSAGE_BYTES,
     on_ready: Callable[[], None],
     on_draining: Callable[[], None],
 ) -> None:
@@ -160,139 +161,9 @@ async def serve(
             listener.close()
         on_draining()
 
-    server = Server(app, access, headers=headers, max_message_bytes=max_message_bytes)
+    server = Server(app, config)
     server.on_ready = on_ready
     loop = asyncio.get_running_loop()
     take_over(STOP_SIGNALS, lambda n: loop.add_signal_handler(n, server.request_exit))
     take_over(DRAIN_SIGNALS, lambda n: loop.add_signal_handler(n, drain))
     await server.serve(sockets=listeners)
-
-
-class ProtocolSwitch(asyncio.Protocol):
-    """A connection until the head of its first request has arrived."""
-
-    def __init__(
-        self, service: SessionService, access: Access, home: Home | None, **given: Any
-    ) -> None:
-        """Take what uvicorn gives its HTTP protocol."""
-        # The headers that the project's middleware accepted the handshake with.
-        self.accepted: Headers | None = None
-        self._home = home
-        self._service = service
-        self._access = access
-        self._given = given
-        self._connections: set[Any] = given["server_state"].connections
-        self._transport: Any = None
-        self._head = b""
-
-    def connection_made(self, transport: Any) -> None:
-        """Wait for the head."""
-        self._transport = transport
-        self._connections.add(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Drop the connection, which has not sent a whole head."""
-        self._connections.discard(self)
-
-    def data_received(self, data: bytes) -> None:
-        """Decide, once there is enough of the head."""
-        head = self._head = self._head + data if self._head else data
-        if not head.startswith(_BEGINNINGS):
-            if not any(beginning.startswith(head) for beginning in _BEGINNINGS):
-                self._leave_to_uvicorn()
-            return
-        end = head.find(END_OF_HEAD)
-        if end < 0:
-            if len(head) > MAX_HEAD_BYTES:
-                self._leave_to_uvicorn()
-            return
-        end += len(END_OF_HEAD)
-        upgrade = permitted_upgrade(head[:end], self._service, self._access)
-        if upgrade is None or (self._service.checks_handshakes and self.accepted is None):
-            self._leave_to_uvicorn()
-            return
-        self._connections.discard(self)
-        headers = self.accepted or ()
-        socket = open_session(self._service, upgrade, self._transport, self._connections, headers)
-        self._transport.set_protocol(socket)
-        if len(head) > end:
-            socket.data_received(head[end:])
-
-    def shutdown(self) -> None:
-        """Close: uvicorn calls this when it stops."""
-        self._transport.close()
-
-    def _leave_to_uvicorn(self) -> None:
-        self._connections.discard(self)
-        limit: ConnectionLimit = self._given["server_state"].http_limit
-        if not limit.reserve():
-            self._transport.write(full_answer())
-            self._transport.close()
-            return
-        http: Any = LimitedHttp(**self._given)
-        http.limit = limit
-        http.home = self._home
-        http.connection_made(self._transport)
-        self._transport.set_protocol(http)
-        http.data_received(self._head)
-
-
-class UpgradeSwitch:
-    """A connection that uvicorn has read a WebSocket's handshake from.
-
-    uvicorn makes it the transport's protocol only after it was given the head, so it cannot put
-    another in its own place; it forwards each call but `data_received` to that instead.
-    """
-
-    def __init__(self, service: SessionService, access: Access, **given: Any) -> None:
-        """Take what uvicorn gives its WebSocket protocol."""
-        self._service = service
-        self._access = access
-        self._given = given
-        self._transport: Any = None
-        self._real: Any = None
-
-    def connection_made(self, transport: Any) -> None:
-        """Wait for the head, which uvicorn sends at once."""
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        """Decide by the head; forward the rest."""
-        if self._real is not None:
-            self._real.data_received(data)
-            return
-        upgrade = permitted_upgrade(data, self._service, self._access)
-        if upgrade is not None and not self._service.checks_handshakes:
-            connections = self._given["server_state"].connections
-            self._real = open_session(self._service, upgrade, self._transport, connections)
-            return
-        self._real = WebSocketsSansIOProtocol(**self._given)
-        self._real.connection_made(self._transport)
-        self._real.data_received(data)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-
-def permitted_upgrade(head: bytes, service: SessionService, access: Access) -> Upgrade | None:
-    """Parse a handshake that may begin a session here; any other is the application's to refuse."""
-    upgrade = parse_upgrade(head)
-    if upgrade is None or upgrade.path not in service.paths or not access.permits(upgrade):
-        return None
-    return upgrade
-
-
-def open_session(
-    service: SessionService,
-    upgrade: Upgrade,
-    transport: Any,
-    connections: set[Any],
-    headers: Iterable[tuple[bytes, bytes]] = (),
-) -> SessionSocket:
-    """Answer the handshake and begin the session."""
-    kind = SessionSocket if upgrade.path == SessionSocket.path else McpSocket
-    socket = kind(service, connections)
-    socket.connection_made(transport)
-    transport.write(acceptance(upgrade, (*service.headers, *headers)))
-    socket.begin(upgrade.parameter("session_id"))
-    return socket

@@ -57,7 +57,7 @@ class SessionService:
     loop: asyncio.AbstractEventLoop
     partial: PartialMessages = field(default_factory=PartialMessages)
     checks_handshakes: bool = False  # a session begins only if the project's middleware accepts it
-    headers: tuple[tuple[bytes, bytes], ...] = ()  # of each handshake: whose environment it is
+    headers: bytes = b""  # lines of each handshake's answer: whose environment it is
     observation_message: Callable[[Any], bytes] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -259,7 +259,7 @@ class SessionSocket(WebSocketProtocol):
         if not session.may_step and data.get("type") != LIST_TOOLS:
             raise NotReset
         action = session.definition.parse_action(data)
-        self._service.table.counts.steps += 1
+        self._service.table.steps += 1
         write, is_async = self._service.observation_message, calls.signature.step_is_async
         self._start("step", write, calls.step, action, is_async=is_async)
 
@@ -353,7 +353,8 @@ class SessionSocket(WebSocketProtocol):
             case SessionError():
                 self._fail(exc)
             case ValidationError():
-                self.send_text(messages.validation_frame(exc))
+                errors, code = messages.plain_errors(exc), WSErrorCode.VALIDATION_ERROR
+                self.send_text(messages.error_frame("Invalid message", code, errors=errors))
             case NotReset():
                 self.send_text(messages.error_frame(str(exc), WSErrorCode.SESSION_NOT_RESET))
             case _:
@@ -394,7 +395,7 @@ class SessionSocket(WebSocketProtocol):
 
     def _last_frame(self, exc: BaseException) -> bytes:
         if isinstance(exc, SessionError):
-            return messages.error_frame(str(exc), exc.code, **exc.details())
+            return messages.error_frame(str(exc), exc.code, **exc.details)
         return messages.error_frame(messages.text_of(exc), WSErrorCode.SESSION_ERROR)
 
     def _log_fields(self) -> dict[str, str]:

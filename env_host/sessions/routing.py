@@ -33,6 +33,7 @@ from ..errors import SessionError
 
 Give = Callable[[int], None]  # gives another process a descriptor, and closes it here
 GetReady = Callable[[], Awaitable[Give]]  # to give a descriptor away
+Route = Callable[[int, bytes], None]  # a connection, of which some bytes were read
 
 _HEAD = (
     b"POST /mcp HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer %b\r\n"
@@ -47,60 +48,43 @@ class Peers:
 
     owner_of: Callable[[str], Give | None]  # to the other process that has a session
     roomier: Callable[[], Awaitable[Give | None]]  # to a shard with room, when this one has none
-    # Gives the home shard a connection, and what was read of it, as one that has just arrived.
-    to_home: Callable[[int, bytes], None] | None = None
-    is_home: bool = False
     isolate: GetReady | None = None  # waits for room, where new sessions have processes
     token: bytes = b""  # of the environment, if it has one
 
-    @property
-    def isolates(self) -> bool:
-        """Return whether each session has a process of its own, so that none begins here."""
-        return self.isolate is not None
+    async def ask(self, give: Give | None, request: Json) -> Json:
+        """Return another process's answer to a request; None: that of a new session's process.
 
-    async def ask_new(self, request: Json) -> Json:
-        """Send a request to the process of a new session, and return its answer.
-
-        Raises:
-            CapacityReached: there is no room for a session.
-            SessionError: the process ended before it had answered.
+        Raises `CapacityReached`: there is no room for a new session; `SessionError`: the process
+        ended before it had answered.
         """
-        assert self.isolate is not None
-        return await _ask(request, self.token, self.isolate, "The process of the new session")
-
-    async def ask(self, give: Give, request: Json) -> Json:
-        """Return another process's answer to a request; `SessionError` when it has ended."""
-
-        async def get_ready() -> Give:
-            return give
-
-        return await _ask(request, self.token, get_ready, "The process that has this session")
-
-
-async def _ask(request: Json, token: bytes, get_ready: GetReady, who: str) -> Json:
-    """Call `get_ready` last: the function it returns must be called, or its slot is lost."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        for end in (ours, theirs):
-            end.setblocking(False)
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        try:
-            give = await get_ready()
-            give(theirs.detach())
-            body = json.dumps(request).encode()
-            writer.writelines([_HEAD % (token, len(body)), body])
-            return body_of(await reader.read())
-        except (OSError, ValueError) as exc:
-            raise SessionError(f"{who} ended before it had answered.") from exc
-        finally:
-            writer.close()
+        who = (
+            "The process of the new session"
+            if give is None
+            else "The process that has this session"
+        )
+        ours, theirs = socket.socketpair()
+        with theirs:
+            for end in (ours, theirs):
+                end.setblocking(False)
+            reader, writer = await asyncio.open_unix_connection(sock=ours)
+            try:
+                if give is None:  # last: what it returns must be called, or its slot is lost
+                    assert self.isolate is not None
+                    give = await self.isolate()
+                give(theirs.detach())
+                body = json.dumps(request).encode()
+                writer.writelines([_HEAD % (self.token, len(body)), body])
+                return body_of(await reader.read())
+            except (OSError, ValueError) as exc:
+                raise SessionError(f"{who} ended before it had answered.") from exc
+            finally:
+                writer.close()
 
 
 def body_of(response: bytes) -> Json:
     """Parse the JSON of an HTTP response that ended with its connection.
 
-    Raises:
-        ValueError: the response is cut off, an error, or not a JSON object.
+    Raises `ValueError`: the response is cut off, an error, or not a JSON object.
     """
     head, _, body = response.partition(_END_OF_HEAD)
     if b" 200 " not in head.partition(b"\r\n")[0]:

@@ -262,21 +262,11 @@ MIN_IDLE_POLL_INTERVAL_SECONDS = 1.0
 class SessionWatch:
     """Pings silent clients, logs hung calls, ends idle sessions. On the event loop only."""
 
-    def __init__(
-        self,
-        table: SessionTable,
-        *,
-        round_seconds: float = ROUND_SECONDS,
-        hung_seconds: float = HUNG_SECONDS,
-    ) -> None:
+    def __init__(self, table: SessionTable) -> None:
         self._table = table
-        self._round_seconds = round_seconds
-        self._hung_seconds = hung_seconds
         limit = min(table.idle_seconds, table.unattached_seconds)
         idle_look_seconds = max(limit / 4, MIN_IDLE_POLL_INTERVAL_SECONDS)
-        self._look_seconds = min(
-            POLL_INTERVAL_SECONDS, round_seconds, hung_seconds, idle_look_seconds
-        )
+        self._look_seconds = min(POLL_INTERVAL_SECONDS, idle_look_seconds)
         self._next_log: dict[str, float] = {}  # by session: how long its call lasts by then
 
     async def run(self) -> None:
@@ -286,11 +276,11 @@ class SessionWatch:
         while True:
             if not self._table.occupied.is_set():
                 await self._table.occupied.wait()
-                next_round = loop.time() + self._round_seconds
+                next_round = loop.time() + ROUND_SECONDS
             await asyncio.sleep(self._look_seconds)
             is_round = loop.time() >= next_round
             if is_round:
-                next_round = loop.time() + self._round_seconds
+                next_round = loop.time() + ROUND_SECONDS
             await self._look(is_round=is_round)
 
     async def _look(self, *, is_round: bool) -> None:
@@ -311,7 +301,7 @@ class SessionWatch:
 
     def _log_hung(self, session: Session, now: float) -> None:
         seconds = now - session.call_began
-        if not session.busy or not session.call_name or seconds < self._hung_seconds:
+        if not session.busy or not session.call_name or seconds < HUNG_SECONDS:
             self._next_log[session.id] = 0.0
         elif seconds >= self._next_log[session.id]:
             self._next_log[session.id] = seconds * 2

@@ -16,7 +16,6 @@ import logging
 import math
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ...system.net.websocket import INTERNAL_ERROR_CLOSE
@@ -67,23 +66,11 @@ class Hooks(Protocol):
         """Called once for each `on_begin`, when the WebSocket no longer has a session."""
 
 
-@dataclass(slots=True)
-class Counts:
-    """Counters of this process since it started."""
-
-    begun: int = 0  # sessions
-    steps: int = 0
-    step_timeouts: int = 0  # of reset, too
-
-
 class AbandonedCalls:
-    """Calls on threads that still run although their session has ended.
-
-    Attributes:
-        on_change: Called with their number, and the time at which the oldest began.
-    """
+    """Calls on threads that still run although their session has ended."""
 
     def __init__(self) -> None:
+        # Called with their number, and the time at which the oldest began.
         self.on_change: Callable[[int, float], None] = lambda *_: None
         self._began: dict[Session, float] = {}
 
@@ -129,7 +116,7 @@ class SessionTable:
         self._reset_first = reset_first
         self._sessions: dict[str, Session] = {}
         self.occupied = asyncio.Event()  # set while there is a session
-        self.counts = Counts()
+        self.begun = self.steps = self.step_timeouts = 0  # since the start; time-outs of reset, too
         self.taken = 0  # slots; a session whose environment is closing may still take one
         self._closing = 0
         self._endings: set[asyncio.Task[None]] = set()  # the loop holds no reference to its tasks
@@ -167,11 +154,13 @@ class SessionTable:
     async def reserve(self, socket: Attached | None = None) -> Session:
         """Reserve a slot for a new session, whose environment is still to be created.
 
-        Raises:
-            CapacityReached: no slot became free in time.
-            SessionEnded: the process is stopping.
+        Raises `CapacityReached`: no slot became free in time; `SessionEnded`: the process is
+        stopping.
         """
-        await self._wait_for_closing()
+        with suppress(TimeoutError):  # a slot may be of a session whose environment is closing
+            async with asyncio.timeout(CLOSING_WAIT_SECONDS):
+                while self.taken >= self.max_sessions and self._exclusive and self._closing:
+                    await self._changed.wait()
         is_admitted = await self._admission.wait_for_room(lambda: self.taken < self.max_sessions)
         if self._stopping:
             raise self._stopping
@@ -235,13 +224,8 @@ class SessionTable:
     ) -> asyncio.Future[None] | None:
         """End a session; its slot is free at once, save of a class for one session at a time.
 
-        Args:
-            session: may have ended already.
-            after: a call that is being cancelled, and comes to its end first.
-            abandoned: a call that cannot be cancelled is still running; do not wait for it.
-
-        Returns:
-            A future of the end; None if the session has ended.
+        `after` is a call that is being cancelled, and comes to its end first; `abandoned`: one that
+        cannot be cancelled is running. Returns a future of the end; None: it has ended.
         """
         if self._sessions.pop(session.id, None) is None:
             return None
@@ -254,7 +238,12 @@ class SessionTable:
         self._detach(session)
         self.abandoned.add(session)
         if abandoned:
-            _warn_of_abandoned(session)
+            call, since = "its creation", session.last_used
+            if session.calls is not None:
+                call, since = f"its {session.call_name}", session.call_began
+            seconds = asyncio.get_running_loop().time() - since
+            text = "session %s ended while %s was still running, after %.1f s"
+            log.warning(text, session.id, call, seconds, extra={"session": session.id})
         if after is None and not abandoned and not session.needs_closing:
             self._closed(session)
             return None
@@ -263,13 +252,9 @@ class SessionTable:
     async def one_shot(self, what: str, call: Callable[[Session], Coroutine[Any, Any, _T]]) -> _T:
         """Call an environment of its own for one HTTP request, outside the table.
 
-        Args:
-            what: The call, in words for people.
-            call: Is awaited with the session; its time is limited, that of the creation is not.
-
-        Raises:
-            CallTimedOut: The call took too long. It is dealt with as on a WebSocket: cancelled, or
-                left to its thread, and the environment is closed after it.
+        The time of the call is limited, that of the creation is not. Raises `CallTimedOut`: it is
+        dealt with as on a WebSocket: cancelled, or left to its thread, and the environment is
+        closed after it.
         """
         async with self._one_shot:
             session = self._new()
@@ -290,8 +275,7 @@ class SessionTable:
     async def within_limit(self, session: Session, what: str, call: Coroutine[Any, Any, _T]) -> _T:
         """Await a call that MCP makes of a session, within the time limit.
 
-        Raises:
-            CallTimedOut: The call took too long; the session ends, as on a WebSocket.
+        Raises `CallTimedOut`: the call took too long; the session ends, as on a WebSocket.
         """
         calling = asyncio.get_running_loop().create_task(call)
         try:
@@ -329,7 +313,7 @@ class SessionTable:
         """Count and log a call that has taken too long: the limit, and what is known of memory."""
         limit = self.step_timeout_seconds
         assert limit is not None
-        self.counts.step_timeouts += 1
+        self.step_timeouts += 1
         text, extra = "session %s: %s timed out after %g s", {"session": session.id}
         log.warning(text, session.id, what, limit, extra=extra)
         return limit, self.memory_note(session.call_began)
@@ -356,7 +340,7 @@ class SessionTable:
 
     def _begin(self, socket: Attached | None) -> Session:
         self.taken += 1
-        self.counts.begun += 1
+        self.begun += 1
         session = self._new()
         self._sessions[session.id] = session
         self.occupied.set()
@@ -373,22 +357,6 @@ class SessionTable:
             self._hooks.on_change(len(self._sessions))
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
-
-    async def _wait_for_closing(self) -> None:
-        """Wait for a slot whose session has ended but whose environment is still closing."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(CLOSING_WAIT_SECONDS):
-                while self.taken >= self.max_sessions and self._exclusive and self._closing:
-                    await self._changed.wait()
-
-
-def _warn_of_abandoned(session: Session) -> None:
-    call, since = "its creation", session.last_used
-    if session.calls is not None:
-        call, since = f"its {session.call_name}", session.call_began
-    seconds = asyncio.get_running_loop().time() - since
-    text = "session %s ended while %s was still running, after %.1f s"
-    log.warning(text, session.id, call, seconds, extra={"session": session.id})
 
 
 async def _end(

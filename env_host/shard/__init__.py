@@ -5,6 +5,4 @@ shard.py        the two kinds; base.py what they have in common
 connections.py  connections whose first request is being read; tells the supervisor which sockets
                 have sessions
 admission.py    which connection gets the next slot
-process_report.py
-                how a process is: for the supervisor, and for clients whose calls time out
 """

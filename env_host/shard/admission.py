@@ -115,20 +115,21 @@ class Admission:
 
     async def wait_for_room(self, has_room: Callable[[], bool]) -> bool:
         """Wait for room; False when the time to wait is over."""
-        if (rest := self._take_ticket()) is None:
+        self._drop_stale_tickets()
+        rest: float | None = self._timeout_seconds
+        if self._tickets:
+            rest = self._tickets.popleft().rest_seconds
+            self._publish()
+        if rest is None:
             return has_room()
         deadline = self._loop.time() + rest
-        while not self._has_ended and not (has_room() and self._counters.room):
-            if self._loop.time() >= deadline:
+        while not (has_room() and self._counters.room) and self._loop.time() < deadline:
+            if self._stopped or self._counters[Field.DRAINING]:
                 break
             await self._wait_locally(deadline)
         is_let_in = has_room() and self._counters.room > 0 and not self._counters[Field.DRAINING]
         self._counters.add(Field.REFUSED, not is_let_in)
         return is_let_in
-
-    @property
-    def _has_ended(self) -> bool:
-        return self._stopped or bool(self._counters[Field.DRAINING])
 
     @property
     def is_full(self) -> bool:
@@ -155,14 +156,6 @@ class Admission:
             _settle(future)
         self._publish()
 
-    def _take_ticket(self) -> float | None:
-        self._drop_stale_tickets()
-        if not self._tickets:
-            return self._timeout_seconds
-        ticket = self._tickets.popleft()
-        self._publish()
-        return ticket.rest_seconds
-
     async def _wait_locally(self, deadline: float) -> None:
         future = self._loop.create_future()
         self._local.append(future)
@@ -185,7 +178,8 @@ class Admission:
         self._drop_stale_tickets()
         self._place()
         self._expire()
-        self._wake()
+        for future in list(self._local)[: self._counters.room]:
+            _settle(future)
         self._publish()
         if self._waiting or self._tickets:
             self._check_in(CHECK_SECONDS if self._waiting else PROMISE_SECONDS)
@@ -221,11 +215,6 @@ class Admission:
         self._tickets.append(_Ticket(now_microseconds(), rest_seconds))
         self._publish()
         (self._refuse or self._serve)(arrival)
-
-    def _wake(self) -> None:
-        """Wake as many local waiters as there is room for."""
-        for future in list(self._local)[: self._counters.room]:
-            _settle(future)
 
     def _drop_stale_tickets(self) -> None:
         oldest = now_microseconds() - int(PROMISE_SECONDS * MICROSECONDS)

@@ -22,36 +22,36 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ...system.memory.cgroups import own_group
 from ...system.net.connection_limit import closing_answer
 from ...system.net.websocket import GOING_AWAY_CLOSE
 from ...system.process.descriptors import Message
-from ...system.process.loop_lag import EventLoopLagMonitor
+from ...system.process.loop_lag import EventLoopLagMonitor, LagSnapshot
 from ...system.process.signal_pipe import STOP_SIGNALS, handler_before, take_over
+from ...system.text.units import MB
 from ..errors import SessionEnded
 from ..ipc.fd_messages import MessageChannel, PeerReplicas
 from ..ipc.reports import note_awake
-from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
-from ..sessions.routing import Peers
+from ..ipc.scoreboard import MICROSECONDS, Field, Scoreboard, now_microseconds
+from ..sessions.routing import Peers, Route
 from ..sessions.table import SessionTable
-from ..startup import HOME, ChildConfig, sessions_of_process
-from ..websocket.handshake import may_ask_another, try_another
+from ..startup import HOME, STOPPING, ChildConfig, sessions_of_process
+from ..websocket.handshake import END_OF_HEAD, may_ask_another, try_another
 from .admission import Admission
 from .connections import (
-    END_OF_HEAD,
     Arrival,
     Arrivals,
     ConnectionRegistry,
     Head,
-    Headers,
     Owner,
     SessionOwners,
     read_head,
 )
-from .process_report import ProcessReport
 
 if TYPE_CHECKING:
     from ...schema.protocol import HostConfig
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 HEARTBEAT_SECONDS = 0.1
 STOP_SECONDS = 3.0  # for sessions to close their environments
 LAST_FRAME_ITERATIONS = 10
-_STOPPING = "The environment is stopping."
+SHORT_SHARE = 0.8  # of the memory limit, from which on a step that timed out may have lacked memory
 _DRAINING = "This replica is being drained: it accepts no new sessions."
 _FAILED = closing_answer(HTTPStatus.INTERNAL_SERVER_ERROR)
 
@@ -74,17 +74,16 @@ class ConnectionServer(Protocol):
     async def start(self) -> None:
         """Start the application."""
 
-    def make_protocol(self) -> asyncio.Protocol:
-        """Return what answers one connection."""
+    def serve_connection(
+        self, transport: asyncio.Transport, data: bytes, accepted: str | None
+    ) -> None:
+        """Answer a connection, of which `data` was read."""
 
     def permits(self, head: bytes) -> bool:
         """Return whether a handshake may begin a session."""
 
-    async def check(self, head: bytes, transport: asyncio.Transport) -> Headers | bytes:
+    async def check(self, head: bytes, transport: asyncio.Transport) -> str | bytes:
         """Return further headers of the answer to a handshake, or the answer that refuses it."""
-
-    def accepted(self, headers: Headers) -> asyncio.Protocol:
-        """Return what answers a connection whose handshake was accepted with these headers."""
 
     @property
     def open_connections(self) -> int:
@@ -97,7 +96,87 @@ class ConnectionServer(Protocol):
         """Finish the requests under way, and stop the application."""
 
 
-MakeServer = Callable[["Definition", SessionTable, Peers | None], ConnectionServer]
+MakeServer = Callable[["Definition", SessionTable, Peers | None, Route], ConnectionServer]
+
+
+class ProcessReport:
+    """Reports how a process is: to the supervisor, and to clients whose calls time out.
+
+    The supervisor reads on the scoreboard what changes all the time, and learns by its `link`
+    whether environments can be created. `owns_cgroup`: the cgroup is the replica's own.
+    """
+
+    def __init__(
+        self,
+        table: SessionTable,
+        scoreboard: Scoreboard,
+        index: int,
+        link: MessageChannel,
+        *,
+        owns_cgroup: bool,
+    ) -> None:
+        self._table = table
+        self._scoreboard = scoreboard
+        self._counters = scoreboard[index]
+        self._link = link
+        self._owns_cgroup = owns_cgroup
+        self._failure: str | None = None
+
+    def write_counts(self) -> None:
+        """Write the counters that change all the time."""
+        counters, table = self._counters, self._table
+        counters[Field.HEARTBEAT] = now_microseconds()
+        counters[Field.BUSY] = sum(session.busy for session in table)
+        counters[Field.BEGUN] = table.begun
+        counters[Field.STEPS] = table.steps
+        counters[Field.STEP_TIMEOUTS] = table.step_timeouts
+
+    def write_lag(self, lag: LagSnapshot) -> None:
+        """Write the loop's lag to the scoreboard."""
+        counters = self._counters
+        counters[Field.LAG_P50] = int(lag.p50_seconds * MICROSECONDS)
+        counters[Field.LAG_P99] = int(lag.p99_seconds * MICROSECONDS)
+        counters[Field.LAG_MAX] = int(lag.max_seconds * MICROSECONDS)
+
+    def write_abandoned(self, count: int, since: float) -> None:
+        """Write how many calls still run whose sessions have ended, and when the oldest began."""
+        seconds = asyncio.get_running_loop().time() - since
+        self._counters[Field.ABANDONED_SINCE] = now_microseconds() - int(seconds * MICROSECONDS)
+        self._counters[Field.ABANDONED] = count
+
+    def send_failure(self) -> None:
+        """Send the supervisor whether environments can be created, when that has changed."""
+        if (failure := self._table.failure) != self._failure:
+            self._failure = failure
+            self._link.send(Message({"sessions_fail": failure or None}))
+
+    def memory_note(self, began: float) -> str:
+        """Return what memory had to do with a call that has timed out, if it had."""
+        since = time.time() - (asyncio.get_running_loop().time() - began)
+        exits, *_ = self._scoreboard.read_news()
+        killed = sum(one.get("programs", 0) for one in exits if one["at"] >= since)
+        group = own_group(is_ours=not self._owns_cgroup)
+        held, limit = (0, 0) if group is None else (group.held_bytes(), group.limit_bytes())
+        return memory_sentences(killed, held or 0, limit or 0)
+
+
+def memory_sentences(killed: int, held_bytes: int, limit_bytes: int) -> str:
+    """Return sentences for the client of a call that has timed out; empty: memory was not short.
+
+    `killed` programs of the environment were killed for memory during the call. All processes of
+    the replica, or of the isolated session, hold `held_bytes`; they may `limit_bytes` (0: any).
+    """
+    text = ""
+    if killed:
+        victims = "A program" if killed == 1 else f"{killed} programs"
+        verb = "was" if killed == 1 else "were"
+        text = f" {victims} that the environment had started {verb} killed for memory meanwhile."
+    if limit_bytes and held_bytes >= SHORT_SHARE * limit_bytes:
+        text += (
+            f" Memory was short: {held_bytes / MB:.0f} MB were held together with other processes "
+            f"of the replica, of {limit_bytes / MB:.0f} MB."
+        )
+    return text
 
 
 class ServingProcess:
@@ -112,6 +191,7 @@ class ServingProcess:
         make_server: MakeServer,
     ) -> None:
         self._own = own
+        self._token = (config.token or "").encode()
         self._scoreboard = scoreboard
         self._counters = scoreboard[own.index]
         self._link_end = socket.socket(fileno=own.link_fd)
@@ -152,7 +232,12 @@ class ServingProcess:
         )
         self.table.abandoned.on_change = self._report.write_abandoned
         self.table.memory_note = self._report.memory_note
-        self.server = make_server(definition, self.table, self._others())
+        self.server = make_server(
+            definition,
+            self.table,
+            self._others(),
+            lambda fd, data: self._take_connection(fd, now_microseconds(), data),
+        )
         # Of an isolated session it is never started; otherwise it is paused while all is idle.
         self._lag = EventLoopLagMonitor(f"shard {own.index}", on_report=self._report.write_lag)
         self._stopping = asyncio.Event()
@@ -181,11 +266,12 @@ class ServingProcess:
 
     async def stop(self) -> None:
         """End the sessions with the reason, and finish the HTTP requests under way."""
-        foreign = self._foreign_signal()
+        was_asked = self._counters[Field.STOPPING] or self._counters[Field.CORDONED]
+        foreign = None if was_asked else self._stopped_by  # the supervisor has not sent it
         self._counters[Field.STOPPING] = 1
         self._counters[Field.ENDED] = self._counters[Field.SESSIONS]
         self.admission.stop()
-        text = _STOPPING
+        text = STOPPING
         if foreign is not None:
             text = f"The process of this session was stopped by {foreign.name}."
         try:
@@ -206,11 +292,6 @@ class ServingProcess:
         if foreign is not None:  # so that the supervisor reports this exit
             signal.signal(foreign, signal.SIG_DFL)
             signal.raise_signal(foreign)
-
-    def _foreign_signal(self) -> signal.Signals | None:
-        """Return the signal that stops this process, unless the supervisor sent it."""
-        was_asked = self._counters[Field.STOPPING] or self._counters[Field.CORDONED]
-        return None if was_asked else self._stopped_by
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._stopped_by = number
@@ -269,7 +350,7 @@ class ServingProcess:
         self.admission.changed()
 
     def _take_connection(
-        self, fd: int, since: int, data: bytes = b"", accepted: Headers | None = None
+        self, fd: int, since: int, data: bytes = b"", accepted: str | None = None
     ) -> None:
         """Open a connection; make room for it if there are too many that are silent."""
         self._read_quota()
@@ -321,12 +402,15 @@ class ServingProcess:
         # An HTTP connection may be for any session next; a session's own process knows no other.
         is_whole = is_session or not self._own.isolates
         index = self.owners.process(head.session_id) if head.session_id and is_whole else None
+        begins_session = head.wants_session  # needs a slot; so does one that is not known
+        if not self._refuses_unknown_ids and head.is_upgrade and head.session_id:
+            begins_session = head.session_id not in self.table
         if index is not None:
             self._hand_over(arrival, index)
         elif head.session_id and (number := self.owners.replica(head.session_id)) is not None:
             if (fd := arrival.take_descriptor()) is not None:
                 self.peers.pass_on(number, fd, arrival.since, bytes(arrival.data))
-        elif is_session and self._begins_session(head) and self.server.permits(arrival.data):
+        elif is_session and begins_session and self.server.permits(arrival.data):
             if 0 < self._counters[Field.DRAINING] < arrival.since:
                 arrival.refuse(try_another(_DRAINING))
             elif self.admission.is_full and may_ask_another(arrival.data):
@@ -338,15 +422,8 @@ class ServingProcess:
         else:
             self._serve(arrival)
 
-    def _begins_session(self, head: Head) -> bool:
-        """Return whether a connection needs a slot; so does one for a session that is not known."""
-        if self._refuses_unknown_ids or not (head.is_upgrade and head.session_id):
-            return head.wants_session
-        return head.session_id not in self.table
-
     def _serve(self, arrival: Arrival) -> None:
-        make, accepted = self.server.make_protocol, arrival.accepted
-        arrival.serve_by(make() if accepted is None else self.server.accepted(accepted))
+        arrival.serve_by(self.server.serve_connection)
 
     def _isolate(self, arrival: Arrival) -> None:
         raise NotImplementedError

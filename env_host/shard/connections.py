@@ -42,10 +42,10 @@ from ...system.process.descriptors import MAX_FDS, Message
 from ..ipc.fd_messages import MAX_CARRIED_BYTES, MessageChannel, PeerReplicas, duplicate
 from ..ipc.scoreboard import MICROSECONDS, Counters, Field, Scoreboard, now_microseconds
 from ..sessions.session import Attached, Session
+from ..websocket.handshake import END_OF_HEAD
 
 MCP_PATH = b"/mcp"
 SESSION_PATHS = (b"/ws", MCP_PATH)
-END_OF_HEAD = b"\r\n\r\n"
 
 _GENERATIONS = 1 << 16
 
@@ -57,14 +57,12 @@ TOO_LONG = closing_answer(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
 _numbers = itertools.count()
 
-Headers = list[tuple[bytes, bytes]]
-
 
 class Arrival(asyncio.Protocol):
     """A connection whose first request has not been answered, with the bytes read so far."""
 
     def __init__(
-        self, arrivals: Arrivals, data: bytes, since: int, accepted: Headers | None = None
+        self, arrivals: Arrivals, data: bytes, since: int, accepted: str | None = None
     ) -> None:
         self._arrivals = arrivals
         self.accepted = accepted  # by the project's middleware, with these headers
@@ -120,16 +118,13 @@ class Arrival(asyncio.Protocol):
         """Return whether it is one end of a pair of sockets, from another shard."""
         return not isinstance(self.transport.get_extra_info("sockname"), tuple)
 
-    def serve_by(self, protocol: asyncio.Protocol) -> None:
-        """Give the connection to `protocol`."""
-        if self.transport.is_closing():
-            return
-        self._is_waiting = False
-        self.transport.set_protocol(protocol)
-        protocol.connection_made(self.transport)
-        if len(self.data) > MAX_HEAD_BYTES:
-            self.transport.resume_reading()
-        protocol.data_received(self.data)
+    def serve_by(self, serve: Callable[[asyncio.Transport, bytes, str | None], None]) -> None:
+        """Have the connection answered, from what was read of it on."""
+        if not self.transport.is_closing():
+            self._is_waiting = False
+            if len(self.data) > MAX_HEAD_BYTES:
+                self.transport.resume_reading()
+            serve(self.transport, self.data, self.accepted)
 
     def take_descriptor(self, most_bytes: int | None = MAX_CARRIED_BYTES) -> int | None:
         """Give the connection up and return a descriptor of it; None when it has ended.
@@ -168,7 +163,7 @@ class Arrivals:
         return len(self._silent)
 
     def open(
-        self, fd: int, since: int, data: bytes = b"", accepted: Headers | None = None
+        self, fd: int, since: int, data: bytes = b"", accepted: str | None = None
     ) -> asyncio.Task[Arrival]:
         """Open a connection that has waited since then, of which `data` has been read."""
         arrival = Arrival(self, data, since, accepted)
@@ -216,20 +211,6 @@ class Arrivals:
             self._time_out_later()
 
 
-def accepted_as_text(headers: Headers | None) -> list[list[str]] | None:
-    """Write the headers of an accepted handshake into a message; None: it was not asked for."""
-    if headers is None:
-        return None
-    return [[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers]
-
-
-def accepted_as_bytes(headers: list[list[str]] | None) -> Headers | None:
-    """Read what `accepted_as_text` wrote."""
-    if headers is None:
-        return None
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-
-
 @dataclass(frozen=True, slots=True)
 class Head:
     """The request that a connection begins with."""
@@ -259,7 +240,9 @@ def read_head(data: bytes) -> Head:
     if b"%" in path:
         path = unquote_to_bytes(path)  # as `parse_upgrade` does
     is_upgrade = words[0] == b"GET" and path in SESSION_PATHS and b"websocket" in rest.lower()
-    session_id = _session_id(query) if b"session_id" in query else None
+    session_id = None
+    if b"session_id" in query:
+        session_id = parse_qs(query.decode("latin-1")).get("session_id", [None])[0]
     if is_upgrade and path == MCP_PATH:
         session_id = None  # it has a session of its own, whatever its address names
     wants_session = is_upgrade and session_id is None
@@ -312,11 +295,6 @@ class SessionOwners:
         return owner.replica if owner is not None and self._peers.has(owner.replica) else None
 
 
-def _session_id(query: bytes) -> str | None:
-    found = parse_qs(query.decode("latin-1")).get("session_id")
-    return found[0] if found else None
-
-
 FULL_SECONDS = 0.02  # until it is tried again to send what the supervisor has had no room for
 
 
@@ -334,7 +312,7 @@ class ConnectionRegistry:
         self._ended: list[int] = []
         self._is_due = False
         self._count = 0
-        self._is_over = asyncio.Event()
+        self.is_over = asyncio.Event()  # set while there is no session, and none has a connection
 
     def new_id(self) -> str:
         """Return a new session id that names this process."""
@@ -363,10 +341,6 @@ class ConnectionRegistry:
             self._ended.append(token)
             self._flush_soon()
 
-    async def until_over(self) -> None:
-        """Wait until there is no session, and none has a connection."""
-        await self._is_over.wait()
-
     def flush(self) -> None:
         """Report what has begun and ended since the last report."""
         self._is_due = False
@@ -390,9 +364,9 @@ class ConnectionRegistry:
 
     def _check_if_over(self) -> None:
         if self._count or self._tokens:
-            self._is_over.clear()
+            self.is_over.clear()
         else:
-            self._is_over.set()
+            self.is_over.set()
 
     def _flush_soon(self) -> None:
         if not self._is_due:

@@ -30,16 +30,12 @@ from ...system.process.prctl import adopt_orphans
 from ...system.process.proc import kill_descendants
 from ..errors import CapacityReached
 from ..ipc.fd_messages import MAX_CARRIED_BYTES, MessageChannel, carried_bytes, connection_message
-from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
+from ..ipc.scoreboard import Field, now_microseconds
 from ..sessions.routing import Give, Peers
-from ..startup import HOME, ChildConfig
-from .base import MakeServer, ServingProcess
-from .connections import Arrival, Headers, accepted_as_bytes, accepted_as_text
+from .base import ServingProcess
 
 if TYPE_CHECKING:
-    from ...schema.protocol import HostConfig
-    from ..environment.definition import Definition
-
+    from .connections import Arrival
 
 STARTING_SECONDS = 1.0  # for a shard that is wanted to start
 STARTING_POLL_INTERVAL_SECONDS = 0.005
@@ -52,29 +48,19 @@ log = logging.getLogger("openenvd.env_host")
 class Shard(ServingProcess):
     """One of the processes that take connections from the supervisor."""
 
-    def __init__(
-        self,
-        config: HostConfig,
-        definition: Definition,
-        own: ChildConfig,
-        scoreboard: Scoreboard,
-        make_server: MakeServer,
-    ) -> None:
-        super().__init__(config, definition, own, scoreboard, make_server)
-        assert own.inbox_fd is not None
-        self._ends = [socket.socket(fileno=fd) for fd in own.inbox_fds]
-        self._inboxes = [MessageChannel(end) for end in self._ends]
-        self._inbox_end = socket.socket(fileno=own.inbox_fd)
-        self._inbox: MessageChannel | None = None
+    _inboxes: list[MessageChannel]  # of all shards, by index
 
     async def run(self, head: bytes = b"") -> None:
         """Serve until asked to stop."""
+        ends = [socket.socket(fileno=fd) for fd in self._own.inbox_fds]
+        self._inboxes = [MessageChannel(end) for end in ends]
         await self.start()
         self._lag.start(paused=bool(self._counters[Field.IDLE]))
-        self._inbox = MessageChannel(self._inbox_end, on_message=self._take_connections)
+        own_end = socket.socket(fileno=self._own.inbox_fd)
+        inbox = MessageChannel(own_end, on_message=self._take_connections)
         self.link.send(Message({"ready": True}))
         await self._stopping.wait()
-        self._inbox.close()
+        inbox.close()
         await self.stop()
         self._lag.stop()
 
@@ -85,21 +71,15 @@ class Shard(ServingProcess):
             self._send_to(index, fd, arrival.since, bytes(arrival.data), arrival.accepted)
 
     def _send_to(
-        self,
-        index: int,
-        fd: int,
-        since: int,
-        body: bytes = b"",
-        accepted: Headers | None = None,
+        self, index: int, fd: int, since: int, body: bytes = b"", accepted: str | None = None
     ) -> None:
         """Send a connection to another process; to isolated sessions through the supervisor."""
-        text = accepted_as_text(accepted)
         if index >= len(self._inboxes):
-            self.link.send(Message({"for": index, "since": since, "accepted": text}, body, (fd,)))
+            head = {"for": index, "since": since, "accepted": accepted}
+            self.link.send(Message(head, body, (fd,)))
             return
-        head = {"since": [since], "accepted": text}
         try:
-            message = connection_message(head, (fd,), body)
+            message = connection_message({"since": [since], "accepted": accepted}, (fd,), body)
         except OSError as exc:
             log.warning("a connection could not be passed to another process: %s", exc)
             turn_away(socket.socket(fileno=fd))
@@ -110,9 +90,8 @@ class Shard(ServingProcess):
         return Peers(
             owner_of=self._give_to_owner,
             roomier=self._roomier,
-            to_home=self._take_home,
-            is_home=self._own.is_home,
             isolate=self._room_for_isolated if self._own.isolates else None,
+            token=self._token,
         )
 
     def _give_to_owner(self, session_id: str) -> Give | None:
@@ -121,13 +100,6 @@ class Shard(ServingProcess):
         if (replica := self.owners.replica(session_id)) is None:
             return None
         return lambda fd: self.peers.pass_on(replica, fd, now_microseconds())
-
-    def _take_home(self, fd: int, data: bytes) -> None:
-        if self._own.is_home:
-            self._take_connection(fd, now_microseconds(), data)
-        else:
-            self._counters.add(Field.HANDED_OVER)
-            self._send_to(HOME, fd, now_microseconds(), data)
 
     def _giver(self, index: int) -> Give:
         return lambda fd: self._send_to(index, fd, now_microseconds())
@@ -163,7 +135,7 @@ class Shard(ServingProcess):
         """Take connections from the supervisor, or one from another shard."""
         data, accepted = carried_bytes(message), message.head.get("accepted")
         for fd, since in zip(message.fds, message.head["since"], strict=False):
-            self._take_connection(fd, since, data, accepted_as_bytes(accepted))
+            self._take_connection(fd, since, data, accepted)
         if placed := message.head.get("placed", 0):  # last: by now they count as arriving
             self._counters.add(Field.CONNECTIONS, placed)
 
@@ -171,8 +143,7 @@ class Shard(ServingProcess):
         if (fd := arrival.take_descriptor()) is not None:
             self._isolated += 1
             self._count()
-            accepted = accepted_as_text(arrival.accepted)
-            head = {"isolate": True, "since": arrival.since, "accepted": accepted}
+            head = {"isolate": True, "since": arrival.since, "accepted": arrival.accepted}
             self.link.send(Message(head, bytes(arrival.data), (fd,)))
 
     def _on_link(self, message: Message) -> None:
@@ -192,10 +163,9 @@ class IsolatedSession(ServingProcess):
         os.setpgid(0, 0)
         adopt_orphans()
         await self.start()
-        fd = self._own.connection_fd
-        assert fd is not None
-        accepted = accepted_as_bytes(self._own.accepted)
-        arrival = await self.arrivals.open(fd, self._own.since, head, accepted)
+        own = self._own
+        assert own.connection_fd is not None
+        arrival = await self.arrivals.open(own.connection_fd, own.since, head, own.accepted)
         watching = asyncio.create_task(self._watch(arrival.transport), name="watch-connection")
         stopping = asyncio.create_task(self._stopping.wait(), name="wait-for-signal")
         await asyncio.wait({watching, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -210,12 +180,11 @@ class IsolatedSession(ServingProcess):
             while len(self.table) or not (transport is None or transport.is_closing()):
                 if len(self.table):
                     patience.reschedule(None)
-                    await self.registry.until_over()
+                    await self.registry.is_over.wait()
                 await asyncio.sleep(LEAVING_POLL_INTERVAL_SECONDS)
 
     def _on_link(self, message: Message) -> None:
         """Take over a connection for the session that the front-end shard has accepted."""
-        if not message.fds:
-            return
-        accepted = accepted_as_bytes(message.head.get("accepted"))
-        self._take_connection(message.fds[0], message.head["since"], message.body, accepted)
+        if message.fds:
+            accepted = message.head.get("accepted")
+            self._take_connection(message.fds[0], message.head["since"], message.body, accepted)

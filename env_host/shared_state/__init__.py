@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared worlds: the sessions of all shards act on one state, which one process holds.
 
-A class that declares `SHARED_STATE = True` has a `create_state()` (see `server.py` for
+A class that declares `SHARED_STATE = True` has a `create_state()` (see `process.py` for
 what its methods may be). The supervisor forks the *state process* before the shards; the
 environment of each session, in its shard, calls the state as `await self.world.method(...)`.
 
@@ -30,7 +30,6 @@ What fails, and how it shows:
     the supervisor exits         the state process notices within a second and exits.
 
     frames.py      frames, encoded and decoded; what can go wrong
-    process.py     the state process
-    server.py      connections, in that process
+    process.py     the state process, and the connections in it
     connection.py  a shard's link to it, and `self.world`
 """

@@ -308,8 +308,11 @@ class StateProxy(Methods):
         if not math.isfinite(within_seconds):
             raise ValueError(f"within: write a number of seconds, not {within_seconds}")
         deadline = time.monotonic() + within_seconds
-        connection = self._connection or await self._bind(deadline)
-        return await connection.call(self._session, method, arguments, body, deadline)
+        if self._connection is None:
+            connection = await self._link.current(deadline)
+            if self._connection is None:  # another call of the session may have been quicker
+                self._connection, self._session = connection, next(connection.session_numbers)
+        return await self._connection.call(self._session, method, arguments, body, deadline)
 
     def wait_for(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Return the result of a coroutine of this proxy; from a thread, never on the loop."""
@@ -323,13 +326,6 @@ class StateProxy(Methods):
     def _leave(self) -> None:
         if self._connection is not None:
             self._connection.leave(self._session)
-
-    async def _bind(self, deadline: float) -> Connection:
-        connection = await self._link.current(deadline)
-        if self._connection is None:  # another call of the session may have been quicker
-            self._connection = connection
-            self._session = next(connection.session_numbers)
-        return self._connection
 
 
 class ProxyFactory:

@@ -8,13 +8,12 @@ shard_pool.py       starts and stops shards as sessions come and go
 child_links.py      what children report, and what follows when one exits
 context.py          what these four have in common
 spawn.py            makes children, by a fork or as new programs
-children.py         the children that run
-exits.py            how a child exited, in words and as facts for shim and agent
-memory.py           which kills for memory were of which process; what isolated sessions hold
+children.py         the children that run, and how one exited
+memory.py           which kills for memory were of which process; what isolated sessions hold;
+                    programs of the environment that were killed for memory, or left running
 shard_policies.py   when shards are started, given back and replaced, and a replica sleeps
 close_notices.py    copies of the children's sockets, and what is written to them at an exit
 isolated_sessions.py
                     sessions that have processes of their own
-programs.py         programs of the environment that were killed for memory, or left running
-status_reporter.py  session counts and load, for the shim
+status_reporter.py  session counts, load and exits, for the shim
 """

@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..ipc.scoreboard import Field, now_microseconds
 from ..startup import SPARE_FDS
-from .close_notices import close_unread, send_refusal
+from ..websocket.handshake import try_another
+from .close_notices import close_unread, write_last
 
 if TYPE_CHECKING:
     from ..ipc.fd_messages import PeerReplicas
@@ -41,7 +42,7 @@ YIELD_SECONDS = 0.25  # for peer replicas to accept what this one has no room fo
 ROOM_POLL_INTERVAL_SECONDS = 0.03  # while it has none
 PEERS_POLL_INTERVAL_SECONDS = 1.0
 ACCEPTED_WHEN_FULL = 8  # connections after each such interval
-MAX_AT_ONCE = 4096  # accepted before the supervisor does anything else
+MAX_AT_ONCE = 4096
 CROWD = 64  # connections in the kernel's queues, where others are likely to follow
 FULL_SECONDS = 0.1  # to wait when there are no descriptors left
 LINGER_SECONDS = 1.0  # for a refused client to read its answer
@@ -61,20 +62,16 @@ class Waiting(NamedTuple):
 
 
 class Backlog:
-    """The connections that were accepted and passed to no shard. On the supervisor's thread.
-
-    Attributes:
-        is_crowd_arriving: A crowd came in the last `accept`: there is no time for forks.
-    """
+    """The connections that were accepted and passed to no shard. On the supervisor's thread."""
 
     def __init__(self, listeners: Sequence[socket.socket], *, max_fds: int) -> None:
         """Prepare; nothing is accepted yet. A process may have `max_fds` descriptors."""
         for listener in listeners:
             listener.setblocking(False)
         self.listeners = listeners
-        self.is_crowd_arriving = False
+        self.is_crowd_arriving = False  # came with the last `accept`: there is no time for forks
         self.waiting: deque[Waiting] = deque()
-        self._at_once = max_at_once(max_fds)
+        self.at_once = min(MAX_AT_ONCE, max_fds // 4)  # before the supervisor does anything else
         self._max_waiting = max(1, max_fds - 2 * SPARE_FDS)
         self._refused: deque[tuple[float, int]] = deque()  # until when, descriptor
         self._has_warned = False
@@ -93,7 +90,7 @@ class Backlog:
     def accept(self, limit: int | None = None) -> None:
         """Accept the connections in the kernel's queues: all, or at most `limit`."""
         since = now_microseconds()
-        of_each = self._at_once // len(self.listeners)
+        of_each = self.at_once // len(self.listeners)
         accepted = 0
         for listener in self.listeners:
             left = of_each if limit is None else min(of_each, limit - accepted)
@@ -154,13 +151,8 @@ class Backlog:
         """Answer 503, and close later: closed with its request unread, the client sees a reset."""
         now = time.monotonic()
         self.close_refused(now, limit=MAX_LINGERING - 1)
-        send_refusal(fd, text)
+        write_last(fd, try_another(text))
         self._refused.append((now + LINGER_SECONDS, fd))
-
-
-def max_at_once(max_fds: int) -> int:
-    """Return how many connections to accept before the supervisor does anything else."""
-    return min(MAX_AT_ONCE, max_fds // 4)
 
 
 class Acceptor:
@@ -173,18 +165,10 @@ class Acceptor:
         peers: PeerReplicas | None,
         barrier_fd: int | None,
     ) -> None:
-        """Prepare.
-
-        Args:
-            context: The supervisor's parts.
-            listeners: What holds the address, with the sockets that guard it.
-            peers: The replicas that may accept from the same sockets; None: there are none.
-            barrier_fd: A pipe; nothing is accepted before its other end is closed.
-        """
         self._context = context
-        self._listeners = listeners
-        self._peers = peers
-        self._barrier_fd = barrier_fd
+        self._listeners = listeners  # what holds the address, with the sockets that guard it
+        self._peers = peers  # may accept from the same sockets; None: there are none
+        self._barrier_fd = barrier_fd  # a pipe; nothing is accepted before its other end is closed
         self._is_watching = False
         self._yields_until = 0.0  # to peer replicas; all of these on the monotonic clock
         self._yields_since = 0.0
@@ -230,7 +214,12 @@ class Acceptor:
         elif (room := self._room(now)) > 0:
             self._context.backlog.accept(room)
         else:
-            self._yield_to_peers(now)
+            if now >= self._yields_until + ROOM_POLL_INTERVAL_SECONDS:  # a new interval begins
+                self._yields_since = now
+            self._yields_until = now + ROOM_POLL_INTERVAL_SECONDS
+            if now - self._yields_since >= YIELD_SECONDS:
+                self._yields_since = now
+                self._context.backlog.accept(ACCEPTED_WHEN_FULL)
 
     def has_peers(self, now: float) -> bool:
         """Return whether another replica accepts from the same sockets, or did a moment ago."""
@@ -261,14 +250,6 @@ class Acceptor:
             os.close(self._barrier_fd)
             self._barrier_fd = None
             self._context.idleness.note_use(time.monotonic())
-
-    def _yield_to_peers(self, now: float) -> None:
-        if now >= self._yields_until + ROOM_POLL_INTERVAL_SECONDS:  # a new interval begins
-            self._yields_since = now
-        self._yields_until = now + ROOM_POLL_INTERVAL_SECONDS
-        if now - self._yields_since >= YIELD_SECONDS:
-            self._yields_since = now
-            self._context.backlog.accept(ACCEPTED_WHEN_FULL)
 
     def _room(self, now: float) -> int:
         """Return how many more sessions there may be than connections are here; never too many."""

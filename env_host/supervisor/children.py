@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The supervisor's children: a record of each, and of all together."""
+"""The supervisor's children: a record of each, of all together, and of how one exited.
+
+    wait status, memory cgroup ──▶ `exit_of` ──▶ words for clients and log, facts for the shim
+
+What a child's clients are sent: `close_notices.py`; when it is restarted:
+`system/process/backoff.py`.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +13,15 @@ import contextlib
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...system.memory.cgroups import Cgroup
-from ...system.process.descriptors import Message
-from ...system.process.proc import reap
-from .memory import KillCount
+from ...system.process.proc import exit_sentence, reap
+from ...system.text.json_lines import Json
+from .memory import KillCount, cap_sentence, memory_clause, was_for_memory
 
 if TYPE_CHECKING:
     from ..startup import ChildConfig
@@ -34,13 +41,14 @@ class Child:
     connection_fd: int | None = None  # an isolated session's, until its session has begun
     group: Cgroup | None = None
     kills: KillCount | None = None  # in its group, if it has one
+    cap_bytes: int | None = None  # of memory, of an isolated session
     holds_slot: bool = True
     is_ready: bool = False
     retire_at: float | None = None  # when it is stopped, because it is not needed any more
     is_retired: bool = False  # asked to exit: it is not needed any more
     is_replaced: bool = False  # to be stopped, and another started: a step in it never returns
     replaced_for: str | None = None  # why it was killed with its sessions, to be replaced
-    failure: Message | None = None
+    failure: Json | None = None  # why it could not serve: `failed`, and the end of its output
     killed_for: str | None = None  # why the memory watchdog killed it
     socket_copies: dict[int, tuple[int, str]] = field(default_factory=dict)  # token: fd, path
 
@@ -98,15 +106,6 @@ class Children:
         return iter(self._by_pid.values())
 
     @property
-    def are_ready(self) -> bool:
-        """Return whether all shards are ready."""
-        return all(each.is_ready for each in self if not each.is_isolated)
-
-    def next_retirement(self) -> float | None:
-        """Return when to stop the next shard, on the monotonic clock."""
-        return min((e.retire_at for e in self if e.retire_at is not None), default=None)
-
-    @property
     def fds(self) -> list[int]:
         """Descriptors that the supervisor has open because of its children."""
         return [fd for each in self for fd in each.fds]
@@ -144,3 +143,39 @@ class Children:
         for pid in self._by_pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+
+def exit_of(
+    child: Child, wait_status: int, peak_bytes: int | None, *, sessions: int, kills: KillCount
+) -> tuple[str, dict[str, Any]]:
+    """Collect what is known of an exit, before the child's memory cgroup is removed.
+
+    Its own cgroup, if there is one, knows better than `peak_bytes`, and than the server's `kills`.
+    Returns how it exited, for people (`was killed by SIGKILL`), and the facts for the shim
+    (`shard_exit` in `protocol.py`).
+    """
+    how, out_of_memory = exit_sentence(wait_status), child.killed_for
+    evidence = kills.evidence_of(wait_status)
+    if child.kills is not None and child.group is not None:
+        peak_bytes = child.group.peak_bytes() or peak_bytes
+        own = child.kills.evidence_of(wait_status)
+        if out_of_memory is None and child.cap_bytes and was_for_memory(own, wait_status):
+            out_of_memory, evidence = cap_sentence(child.cap_bytes), own
+    if out_of_memory is None and was_for_memory(evidence, wait_status):
+        how = f"{how}, {memory_clause(kills.limit_bytes)}"
+    facts = {
+        "shard": child.index,
+        "pid": child.pid,
+        "generation": child.config.generation,
+        "wait_status": wait_status,
+        "sessions": sessions,
+        "seconds": time.monotonic() - child.started_at,
+        "peak_bytes": peak_bytes,
+        "isolated": child.is_isolated,
+        "out_of_memory": out_of_memory,
+        "detector": None if child.killed_for is None else "watchdog",
+        "limit_bytes": child.cap_bytes,
+        "replaced_for": child.replaced_for,
+        **evidence,
+    }
+    return out_of_memory or child.replaced_for or how, facts

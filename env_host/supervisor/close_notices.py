@@ -16,16 +16,14 @@ import json
 import os
 import socket
 from collections.abc import Callable
-from typing import Any
 
 from ...system.net.connection_limit import full_answer
 from ...system.net.websocket import CLOSE, INTERNAL_ERROR_CLOSE, close_payload, frame_head
 from ...system.process.descriptors import Message
+from ..environment.upstream_types import RpcCode, rpc_error
 from ..errors import WSErrorCode
-from ..websocket.handshake import try_another
 from .children import Child, Children
 
-_RPC_SERVER_ERROR = -32000
 NOTICES_AT_ONCE = 256
 _MAX_UNREAD_BYTES = 64 * 1024
 
@@ -56,7 +54,16 @@ class SocketCopies:
 
     def update(self, child: Child, message: Message) -> None:
         """Keep copies for sessions that have begun, close those of sessions that have ended."""
-        self._keep(child, message.head.get("begun", ()), message.fds)
+        begun = message.head.get("begun", ())
+        for (token, path), fd in zip(begun, message.fds, strict=False):
+            if self._count + self._reserved >= self._most:
+                os.close(fd)
+                continue
+            self._count += 1
+            child.socket_copies[token] = fd, path
+        if begun and message.fds and child.connection_fd is not None:
+            os.close(child.connection_fd)
+            child.connection_fd = None
         for token in message.head.get("ended", ()):
             if token in child.socket_copies:
                 fd, _ = child.socket_copies.pop(token)
@@ -68,8 +75,12 @@ class SocketCopies:
 
         They connect again at once: `accept` is called between, before the kernel's queue is full.
         """
+        close = close_payload(INTERNAL_ERROR_CLOSE, text)
         for number, (fd, path) in enumerate(child.socket_copies.values(), 1):
-            close_session(fd, path, text)
+            message = _message(path, text).encode()
+            error = frame_head(len(message)) + message
+            write_last(fd, error + frame_head(len(close), CLOSE) + close)
+            os.close(fd)
             if number % NOTICES_AT_ONCE == 0:
                 accept()
         self._count -= len(child.socket_copies)
@@ -78,35 +89,11 @@ class SocketCopies:
             refuse(child.connection_fd, text)
             child.connection_fd = None
 
-    def _keep(self, child: Child, begun: list[Any], fds: tuple[int, ...]) -> None:
-        for (token, path), fd in zip(begun, fds, strict=False):
-            if self._count + self._reserved >= self._most:
-                os.close(fd)
-                continue
-            self._count += 1
-            child.socket_copies[token] = fd, path
-        if begun and fds and child.connection_fd is not None:
-            os.close(child.connection_fd)
-            child.connection_fd = None
-
-
-def close_session(fd: int, path: str, text: str) -> None:
-    """Send an error and a close frame to the client of a session; closes the descriptor."""
-    message = _message(path, text).encode()
-    close = close_payload(INTERNAL_ERROR_CLOSE, text)
-    _write(fd, frame_head(len(message)) + message + frame_head(len(close), CLOSE) + close)
-    os.close(fd)
-
 
 def refuse(fd: int, text: str) -> None:
     """Answer 503 to a client whose handshake has not been answered; closes the descriptor."""
-    _write(fd, full_answer(text))
+    write_last(fd, full_answer(text))
     os.close(fd)
-
-
-def send_refusal(fd: int, text: str) -> None:
-    """Answer 503 to a client whose request was not read, and end our side of the connection."""
-    _write(fd, try_another(text))
 
 
 def close_unread(fd: int) -> None:
@@ -118,14 +105,13 @@ def close_unread(fd: int) -> None:
 
 def _message(path: str, text: str) -> str:
     if path == "/mcp":
-        error = {"code": _RPC_SERVER_ERROR, "message": text}
-        return json.dumps({"jsonrpc": "2.0", "error": error, "id": None})
+        return json.dumps(rpc_error(RpcCode.SERVER_ERROR, text))
     data = {"message": text, "code": WSErrorCode.SESSION_ERROR}
     return json.dumps({"type": "error", "data": data})
 
 
-def _write(fd: int, data: bytes) -> None:
-    """Write without waiting: a client that does not read may miss its notice."""
+def write_last(fd: int, data: bytes) -> None:
+    """Write and end our side of a connection; a client that does not read may miss it."""
     connection = socket.socket(fileno=fd)
     with contextlib.suppress(OSError):
         connection.setblocking(False)

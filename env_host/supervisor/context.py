@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import selectors
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...schema.protocol import HostConfig
 from ...system.process.backoff import RestartSchedule
@@ -12,13 +12,12 @@ from ..environment.plan import ServingPlan
 from ..ipc.scoreboard import Field, Scoreboard
 from ..shared_state.process import StateProcess
 from ..startup import SPARE_FDS
-from .acceptor import Backlog, max_at_once
+from .acceptor import Backlog
 from .children import Children
 from .close_notices import SocketCopies
 from .distributor import Distributor
-from .exits import ExitReports
 from .isolated_sessions import IsolatedSessions
-from .programs import ProgramWatch
+from .memory import ProgramWatch
 from .shard_policies import Idleness
 from .spawn import Spawner
 from .status_reporter import StatusReporter
@@ -26,18 +25,9 @@ from .status_reporter import StatusReporter
 if TYPE_CHECKING:
     from ..ipc.reports import Notifier
 
-STOPPING = "The environment is stopping."
-
 
 class SupervisorContext:
-    """The parts of one supervisor, and how far it is.
-
-    Attributes:
-        max_fds: The limit of open descriptors.
-        is_ready: Whether a shard has served; written by `ChildLinks`.
-        is_stopping: Whether the end was requested; written by `Supervisor`.
-        state: The process with the state that sessions share, if any; written by `ShardPool`.
-    """
+    """The parts of one supervisor, and how far it is."""
 
     def __init__(
         self,
@@ -58,16 +48,15 @@ class SupervisorContext:
         self.selector = selectors.DefaultSelector()
         self.children = Children()
         self.isolated = IsolatedSessions(scoreboard, self.children, spawner)
-        self.reports = ExitReports(notifier, scoreboard)
-        self.programs = ProgramWatch(config, self.children, self.reports)
-        self.reporter = StatusReporter(scoreboard, notifier, self._find_left)
+        self.reporter = StatusReporter(scoreboard, notifier)
+        self.programs = ProgramWatch(config, self.children, self.reporter)
         self.restarts = RestartSchedule()
         self.idleness = Idleness(config.sleep_after_seconds)
-        max_copies = max(0, max_fds - 2 * SPARE_FDS - max_at_once(max_fds))
+        max_copies = max(0, max_fds - 2 * SPARE_FDS - backlog.at_once)
         self.copies = SocketCopies(max_copies, self.children)
-        self.state: StateProcess | None = None
-        self.is_ready = False
-        self.is_stopping = False
+        self.state: StateProcess | None = None  # written by `ShardPool`, if sessions share a state
+        self.is_ready = False  # whether a shard has served; written by `ChildLinks`
+        self.is_stopping = False  # whether the end was requested; written by `Supervisor`
         self.share_sessions()
 
     @property
@@ -95,6 +84,3 @@ class SupervisorContext:
         """Write how many sessions each shard may have."""
         for row in self.scoreboard.shard_counters():
             row[Field.MAX_SESSIONS] = self.plan.share(row.index)
-
-    def _find_left(self) -> list[dict[str, Any]]:
-        return self.programs.find_left({*self.children.pids, self.state_pid})

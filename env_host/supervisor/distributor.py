@@ -122,21 +122,18 @@ class Distributor:
 
     def place(self, wanted: int, now: float) -> None:
         """Pass connections to the shards, as far as these can take them; `wanted` are to share."""
-        self._take_back_from_hung(now)
+        if any(inbox.outstanding for inbox in self._inboxes):
+            others_wait = any(not inbox.outstanding for inbox in self._open_inboxes(now))
+            for inbox in self._inboxes if others_wait else ():
+                if _is_hung(inbox, now):
+                    self._take_back(inbox)
+                    inbox.closed_until = now + CLOSED_SECONDS
         if self._backlog.waiting:
-            size = self._message_size
+            size = int(len(self._backlog.waiting) * SHARE_IN_MESSAGE)
+            size = max(MIN_IN_MESSAGE, min(MAX_FDS, size))
             window = size * WINDOW_MESSAGES
             for inbox, batch in self._assign(self._open_inboxes(now, window), wanted, window):
                 self._pass_on(inbox, _parts(batch, size), now)
-
-    def _take_back_from_hung(self, now: float) -> None:
-        if not any(inbox.outstanding for inbox in self._inboxes):
-            return
-        others_wait = any(not inbox.outstanding for inbox in self._open_inboxes(now))
-        for inbox in self._inboxes if others_wait else ():
-            if _is_hung(inbox, now):
-                self._take_back(inbox)
-                inbox.closed_until = now + CLOSED_SECONDS
 
     def _open_inboxes(self, now: float, window: int = 1) -> list[Inbox]:
         """Return the inboxes of the shards that can be passed a connection."""
@@ -219,11 +216,6 @@ class Distributor:
                 ages, data = message.head["since"], carried_bytes(message)
                 found += [Waiting(*one, data) for one in zip(ages, message.fds, strict=False)]
         self._backlog.put_back(found)
-
-    @property
-    def _message_size(self) -> int:
-        size = int(len(self._backlog.waiting) * SHARE_IN_MESSAGE)
-        return max(MIN_IN_MESSAGE, min(MAX_FDS, size))
 
 
 def _is_hung(inbox: Inbox, now: float) -> bool:

@@ -25,7 +25,7 @@ from collections import deque
 
 from ...system.process.descriptors import Message, close_all, send_message
 from ...system.process.proc import children_of, descendants_of, kill, read_stat, reap
-from ..ipc.scoreboard import Counters, Field, Scoreboard
+from ..ipc.scoreboard import Field, Scoreboard
 from .children import Child, Children
 from .close_notices import refuse
 from .spawn import Spawner
@@ -71,7 +71,9 @@ class IsolatedSessions:
             log.warning("a session was dropped: the host has too few file descriptors (ulimit -n)")
             self.over += 1
             return None
-        if (counters := self._free_row()) is None:
+        rows = list(self._scoreboard)[self._scoreboard.shards :]
+        counters = next((row for row in rows if not row[Field.PID]), None)
+        if counters is None:
             self._waiting.append(message)  # for a process whose session is over to exit
             return None
         try:
@@ -119,10 +121,6 @@ class IsolatedSessions:
         """Drop the connections that wait."""
         close_all(self.fds)
         self._waiting.clear()
-
-    def _free_row(self) -> Counters | None:
-        rows = list(self._scoreboard)[self._scoreboard.shards :]
-        return next((counters for counters in rows if not counters[Field.PID]), None)
 
 
 class Orphans:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory: whose the kills for memory were, and what isolated sessions may hold.
+"""Memory: whose the kills for memory were, what sessions may hold, and what they leave running.
 
     counter of a cgroup ──▶ `evidence_of` an exit     the counter before and after it
                        └──▶ `take_others`             kills that no process of ours died of
@@ -18,11 +18,19 @@ elsewhere by a watchdog.
 
     /…/openenvd/replicas-51fe/my_env-0-7f3a            the replica's, made by its shim
     /…/openenvd/replicas-51fe/my_env-0-7f3a/session-5  one session's, made here before it is forked
+
+`ProgramWatch` reports the programs that the environment has started: those killed for memory, whose
+sessions continue, and those left running. A session of a shard may start programs, and need not end
+them. While there are sessions, nothing says whose a program is. When there are none, a program was
+left by one of them if it is in the replica's cgroup and was not there before the first session.
+Without a cgroup that is the replica's alone, only programs that are still below its processes are
+found.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -31,18 +39,30 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...system.memory.cgroup_tree import read_keyed
-from ...system.memory.cgroups import Cgroup, GroupsBelow
-from ...system.process.proc import is_dying, rollup_bytes, shared_limit_sentence
+from ...system.memory.cgroups import Cgroup, own_group
+from ...system.process.proc import (
+    descendants_of,
+    is_dying,
+    read_stat,
+    rollup_bytes,
+    shared_limit_sentence,
+)
 from ...system.text.units import MB
 
 if TYPE_CHECKING:
-    from .children import Child
+    from ...schema.protocol import HostConfig
+    from .children import Child, Children
+    from .status_reporter import StatusReporter
 
 POLL_INTERVAL_SECONDS = 1.0  # at least, between two looks at the count
 SETTLE_SECONDS = 0.3  # from a count until the signal has certainly been sent
 DYING_SECONDS = 10.0  # from the count of a kill until its victim is reaped, as in `server_exit.py`
 CHECK_SECONDS = 0.25  # between two checks of uncapped sessions
+MIN_LEFT_BYTES = 16 * MB  # that a program holds, to be named
+MAX_NAMED = 5
 _SESSION = re.compile(r"session-(\d+)-\d+")
+
+log = logging.getLogger("openenvd.env_host")
 
 
 class KillCount:
@@ -115,9 +135,8 @@ class KillCount:
             self._counted, self._counted_at = kills, now
 
     def _read(self) -> int | None:
-        if self.group is None:
-            return read_keyed("/proc/vmstat", "oom_kill")
-        return self.group.counted_kills()
+        group = self.group
+        return read_keyed("/proc/vmstat", "oom_kill") if group is None else group.counted_kills()
 
 
 def was_for_memory(evidence: dict[str, Any], wait_status: int) -> bool:
@@ -134,19 +153,6 @@ def memory_clause(limit_bytes: int | None) -> str:
 
 def _was_killed(wait_status: int) -> bool:
     return os.WIFSIGNALED(wait_status) and os.WTERMSIG(wait_status) == signal.SIGKILL
-
-
-class SessionGroups(GroupsBelow):
-    """Makes the cgroups of sessions; opened in the supervisor before its first fork."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        if self.available:
-            _remove_abandoned(self.directory)
-
-    def create_for(self, number: int, limit_bytes: int) -> Cgroup:
-        """Make the cgroup of one session; raises `OSError` when it cannot be made."""
-        return self.create(f"session-{os.getpid()}-{number}", limit_bytes)
 
 
 class MemoryWatchdog:
@@ -188,10 +194,84 @@ def _is_uncapped(child: Child) -> bool:
     return child.is_isolated and child.group is None
 
 
-def _remove_abandoned(directory: str) -> None:
+def remove_abandoned(directory: str) -> None:
     """Remove the cgroups that killed supervisors have left, where no shim does."""
     for name in os.listdir(directory):  # noqa: PTH208
         match = _SESSION.fullmatch(name)
         if match is not None and not os.path.exists(f"/proc/{match[1]}"):  # noqa: PTH110
             with contextlib.suppress(OSError):
                 os.rmdir(f"{directory}/{name}")  # noqa: PTH106
+
+
+class ProgramWatch:
+    """Reports the programs of the environment that were killed for memory, or left running."""
+
+    def __init__(self, config: HostConfig, children: Children, reporter: StatusReporter) -> None:
+        self._is_own_group = not config.owns_cgroup
+        self._children = children
+        self._reporter = reporter
+        self._group = own_group(is_ours=self._is_own_group)
+        self._known: set[int] = set()
+        self.kills = KillCount(self._group)  # of the whole server
+
+    def start(self) -> None:
+        """Count kills in the cgroup of the children, which on v2 may be below the server's."""
+        if self._group is not None:
+            self.kills = KillCount(own_group(is_ours=self._is_own_group), self._group)
+
+    def record_known(self) -> None:
+        """Record the programs that run before the first session as the environment's own."""
+        self._known = self._running()
+
+    def report_killed(self) -> None:
+        """Report programs that were killed for memory; their sessions continue."""
+        counts = [(each.kills, [each.pid], each.cap_bytes) for each in self._children if each.kills]
+        for kills, pids, limit in [*counts, (self.kills, self._children.pids, None)]:
+            self._report(kills, kills.take_others(pids), limit)
+
+    def report_rest(self, child: Child) -> None:
+        """Report what else was killed in the cgroup of an isolated session that has exited."""
+        if child.kills is not None:
+            self._report(child.kills, child.kills.take_rest(), child.cap_bytes)
+
+    def find_left(self, state_pid: int | None) -> list[dict[str, Any]]:
+        """Return what runs beside our processes, while no session is open.
+
+        The largest programs come first, each with its pid, name and bytes.
+        """
+        found: list[dict[str, Any]] = []
+        own = {os.getpid(), *self._children.pids, state_pid}
+        for pid in self._running() - self._known - own:
+            size, stat = private_bytes(pid), read_stat(pid)
+            if size >= MIN_LEFT_BYTES and stat is not None:
+                found.append({"pid": pid, "name": stat.name, "bytes": round(size / MB) * MB})
+        return sorted(found, key=lambda one: -one["bytes"])[:MAX_NAMED]
+
+    def _running(self) -> set[int]:
+        below = descendants_of(os.getpid())
+        return below if self._group is None else below | set(self._group.pids())
+
+    def _report(self, kills: KillCount, count: int, cap_bytes: int | None) -> None:
+        """Report `count` programs; `cap_bytes`: of the isolated session that had started them."""
+        if count == 0 or kills.group is None:
+            return
+        peak, limit = kills.peak_bytes, cap_bytes or kills.limit_bytes
+        facts = {
+            "shard": None,
+            "programs": count,
+            "pid": 0,
+            "wait_status": int(signal.SIGKILL),
+            "sessions": 0,
+            "peak_bytes": peak,
+            "isolated": cap_bytes is not None,
+            "limit_bytes": limit,
+            "cgroup": kills.group.name,
+        }
+        self._reporter.report_exit(facts)
+        what = "a program" if count == 1 else f"{count} programs"
+        whose = "the environment" if cap_bytes is None else "an isolated session"
+        sizes = [f"limit {limit / MB:.0f} MB"] if limit else []
+        sizes += [f"peak {peak / MB:.0f} MB"] if peak else []
+        known = f" ({', '.join(sizes)})" if sizes else ""
+        text = "%s that %s had started: killed by the kernel for memory%s"
+        log.warning(text, what, whose, known)

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps as many shards as there is demand for, and has connections passed to them.
-
-Shards without sessions are stopped after a while. A shard that has exited is restarted, later each
-time when it exits early again and again. One with a step that runs although its session has
-ended is replaced.
-"""
+"""Starts, stops and replaces shards (`shard_policies.py`), and has connections passed to them."""
 
 from __future__ import annotations
 
@@ -42,22 +37,14 @@ class ShardPool:
         accept: Callable[[], None],
         own_fds: Callable[[], list[int]],
     ) -> None:
-        """Prepare the pool; `start` starts the first process.
-
-        Args:
-            context: The supervisor's parts.
-            shared_class: The class whose sessions share a state; None: they share none.
-            accept: Accepts connections; called while many clients are notified.
-            own_fds: Returns the descriptors that the state process must not keep.
-        """
         self._context = context
-        self._shared_class = shared_class
-        self._own_fds = own_fds
+        self._shared_class = shared_class  # whose sessions share a state; None: they share none
+        self._own_fds = own_fds  # returns the descriptors that the state process must not keep
         plan = context.plan
         keeps_one = plan.keeps_one or shared_class is not None
         self._demand = ShardDemand(plan.shards, least=int(keeps_one))
         self._memory = MemoryWatchdog(context.config.session_memory_bytes)
-        self._links = ChildLinks(context, accept=accept, keep_one=lambda: self._demand.keep_one())
+        self.links = ChildLinks(context, accept=accept, keep_one=lambda: self._demand.keep_one())
         self._has_abandoned = False  # a step runs although its session has ended
         self._abandoned_at = 0.0  # when to look at such next; on the monotonic clock
 
@@ -75,7 +62,7 @@ class ShardPool:
                 context.distributor.due(),
                 context.reporter.due(),
                 self._demand.due(),
-                context.children.next_retirement(),
+                *(each.retire_at for each in context.children),
                 context.programs.kills.due(is_used=context.reporter.sessions > 0),
                 self._abandoned_at if self._has_abandoned else None,
                 None if context.state is None else context.state.restarts.next_due(),
@@ -88,7 +75,7 @@ class ShardPool:
         context.spawner.prepare()
         if context.plan.isolates and context.spawner.can_fork:
             adopt_orphans()
-            self._links.orphans = Orphans(context.children)
+            self.links.orphans = Orphans(context.children)
         context.programs.start()
         if not context.spawner.can_fork:
             self._demand = ShardDemand(context.plan.shards, least=context.plan.shards)
@@ -103,19 +90,19 @@ class ShardPool:
     def update(self) -> None:
         """Do what is due: starts, stops, connections to pass on, reports."""
         context = self._context
-        self._start_due()
+        if not context.is_stopping:
+            for index in context.restarts.take_due(time.monotonic()):
+                self._start_shard(index)
+            if context.state is not None:
+                context.state.start_if_due()
         self._place()
         context.isolated.notify_front_end()
         if context.is_ready:
-            context.reporter.report()
+            context.reporter.report(lambda: context.programs.find_left(context.state_pid))
         self._memory.check(context.children)
         if context.is_placing:
             context.programs.report_killed()
         self._replace_abandoned()
-
-    def reap(self) -> None:
-        """Reap the children that have exited, and report how."""
-        self._links.reap()
 
     def stop(self) -> None:
         """Ask all children to exit; none is started any more."""
@@ -184,28 +171,16 @@ class ShardPool:
         try:
             new = self._context.spawner.shard(index, isolated=len(self._context.isolated))
         except OSError as exc:
-            self._retry_later(index, exc)
+            if not self._context.is_ready:  # none has served yet
+                self._context.children.signal(signal.SIGKILL)
+                raise ShardFailed(f"shard {index} could not be started: {exc}", []) from exc
+            seconds = self._context.restarts.could_not_start(index, time.monotonic())
+            text = "shard %d could not be started, again in %g s: %s"
+            log.warning(text, index, seconds, exc, extra={"shard": index})
             return
         if index == 0:  # the front-end shard, which was given the number of sessions
             self._context.isolated.over = 0
-        self._links.add(new)
-
-    def _retry_later(self, index: int, exc: OSError) -> None:
-        """Schedule another start of a shard; before any has served, fail."""
-        if not self._context.is_ready:
-            self._context.children.signal(signal.SIGKILL)
-            raise ShardFailed(f"shard {index} could not be started: {exc}", []) from exc
-        seconds = self._context.restarts.could_not_start(index, time.monotonic())
-        text = "shard %d could not be started, again in %g s: %s"
-        log.warning(text, index, seconds, exc, extra={"shard": index})
-
-    def _start_due(self) -> None:
-        if self._context.is_stopping:
-            return
-        for index in self._context.restarts.take_due(time.monotonic()):
-            self._start_shard(index)
-        if self._context.state is not None:
-            self._context.state.start_if_due()
+        self.links.add(new)
 
     def _replace_abandoned(self) -> None:
         """Replace shards with abandoned steps; end isolated sessions that have one."""

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
 from ...schema.protocol import CHILD_CONFIG_VARIABLE, HOST_CONFIG_VARIABLE, HostConfig
-from ...system.memory.cgroups import Cgroup
+from ...system.memory.cgroups import Cgroup, GroupsBelow
 from ...system.process import forking
 from ...system.process.descriptors import Message, packet_pair
 from ...system.process.prctl import set_thread_name
@@ -32,7 +32,7 @@ from ...system.process.proc import children_of, oom_score_adj, set_oom_score_adj
 from ..ipc.scoreboard import Counters, Field, Scoreboard
 from ..startup import ChildConfig
 from .children import Child
-from .memory import CHECK_SECONDS, KillCount, SessionGroups
+from .memory import CHECK_SECONDS, KillCount, remove_abandoned
 
 if TYPE_CHECKING:
     from ..environment.plan import ServingPlan
@@ -68,7 +68,7 @@ class Spawner:
         self._serve = serve
         self._leave_supervisor = leave_supervisor
         self.inboxes = [packet_pair() for _ in range(plan.shards)]  # reading, writing
-        self._groups: SessionGroups | None = None
+        self._groups: GroupsBelow | None = None  # which make the cgroups of isolated sessions
         self._number = 0
         self._oom_score_adj = min(1000, oom_score_adj() + CHILD_OOM_SCORE_ADJ)
         self.can_fork = False  # once prepared: whether children can be forked
@@ -81,7 +81,14 @@ class Spawner:
 
     def prepare(self) -> None:
         """Freeze what all children share; once, before the first child."""
-        self._open_groups()
+        if self.plan.isolates and self._config.session_memory_bytes:
+            groups = GroupsBelow()
+            if groups.available:
+                remove_abandoned(groups.directory)
+                self._groups = groups
+            else:
+                text = "no cgroups for isolated sessions (%s); their memory is checked each %g s"
+                log.warning(text, groups.why_not, CHECK_SECONDS)
         obstacle = what_forbids_forking()
         self.can_fork = obstacle is None
         if obstacle is not None:
@@ -104,8 +111,13 @@ class Spawner:
 
     def isolated(self, message: Message, counters: Counters) -> Child:
         """Start a process for a connection, which stays the caller's at an `OSError`."""
-        fd = message.fds[0]
-        group = self._new_group()
+        fd, group, limit = message.fds[0], None, self._config.session_memory_bytes
+        if self._groups is not None and limit is not None:
+            self._number += 1
+            try:
+                group = self._groups.create(f"session-{os.getpid()}-{self._number}", limit)
+            except OSError as exc:
+                log.warning("no memory cgroup for an isolated session: %s", exc)
         counters[Field.PID] = -1  # taken
         try:
             return self._start(
@@ -140,8 +152,9 @@ class Spawner:
             partial_messages_bytes=self.plan.partial_messages_bytes,
             **place,
         )
-        kills = None if group is None else KillCount(group)
-        new = Child(0, config, link, time.monotonic(), config.connection_fd, group, kills)
+        new = Child(0, config, link, time.monotonic(), config.connection_fd, group)
+        new.kills = None if group is None else KillCount(group)
+        new.cap_bytes = self._config.session_memory_bytes if new.is_isolated else None
         parent = os.getpid()
         with childs_link:
             try:
@@ -181,26 +194,6 @@ class Spawner:
         process = subprocess.Popen([sys.executable, "-P", str(PROGRAM)], env=environ, pass_fds=fds)
         process.returncode = 0  # the supervisor waits for it
         return process.pid
-
-    def _open_groups(self) -> None:
-        if not (self.plan.isolates and self._config.session_memory_bytes):
-            return
-        if (groups := SessionGroups()).available:
-            self._groups = groups
-            return
-        text = "no cgroups for isolated sessions (%s); their memory is checked %d times a second"
-        log.warning(text, groups.why_not, 1 / CHECK_SECONDS)
-
-    def _new_group(self) -> Cgroup | None:
-        limit = self._config.session_memory_bytes
-        if limit is None or self._groups is None:
-            return None
-        self._number += 1
-        try:
-            return self._groups.create_for(self._number, limit)
-        except OSError as exc:
-            log.warning("no memory cgroup for an isolated session: %s", exc)
-            return None
 
 
 def what_forbids_forking() -> str | None:

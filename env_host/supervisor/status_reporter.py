@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports to the shim how many sessions there are, and how full all shards are."""
+"""Reports to the shim: how many sessions there are, how full all shards are, what has exited.
+
+Exits, and failures to create environments, are also in the answer of `/capacity`, by which the
+agents of engines learn of them.
+"""
 
 from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -20,26 +25,24 @@ if TYPE_CHECKING:
 SESSIONS_SECONDS = 0.05  # between two reports of the number of sessions
 CAPACITY_SECONDS = 5.0  # between two reports of how full all shards are
 MAX_MEASURED = 4  # processes of isolated sessions whose memory says what one costs
+KEPT = 8  # exits that `/capacity` shows
 
 
 class StatusReporter:
-    """Reports what has changed, at a bounded rate."""
+    """Reports what has changed, at a bounded rate; exits at once."""
 
-    def __init__(
-        self,
-        scoreboard: Scoreboard,
-        notifier: Notifier,
-        find_left: Callable[[], list[dict[str, Any]]],
-    ) -> None:
-        """Make one; `find_left` looks for what sessions have left behind, while there are none."""
+    def __init__(self, scoreboard: Scoreboard, notifier: Notifier) -> None:
         self._scoreboard = scoreboard
         self._notifier = notifier
-        self._find_left = find_left
         self._sessions_reported_at = 0.0
         self._capacity_reported_at = 0.0
         self._capacity: Capacity | None = None
         self._is_settled = False  # reported since the last shard fell idle
         self._session_bytes: int | None = None  # of an isolated session, when last there was one
+        self._exits = 0
+        self._last_exits: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._left: list[dict[str, Any]] = []  # behind by sessions
+        self._show()
 
     @property
     def sessions(self) -> int:
@@ -66,36 +69,53 @@ class StatusReporter:
     def _is_idle(self) -> bool:
         return all(row[Field.IDLE] for row in self._scoreboard.shard_counters() if row[Field.PID])
 
-    def report(self) -> None:
-        """Report what is due."""
-        now = time.monotonic()
-        if (
-            self.sessions != self._notifier.reported
-            and now - self._sessions_reported_at >= SESSIONS_SECONDS
-        ):
+    def report(self, find_left: Callable[[], list[dict[str, Any]]]) -> None:
+        """Report what is due; `find_left` finds what sessions have left, while there are none."""
+        now, sessions = time.monotonic(), self.sessions
+        is_due = now - self._sessions_reported_at >= SESSIONS_SECONDS
+        if sessions != self._notifier.reported and is_due:
             self._sessions_reported_at = now
-            self._notifier.sessions(self.sessions)
+            if self._notifier.report_if_room(sessions=sessions):
+                self._notifier.reported = sessions
         if now - self._capacity_reported_at >= CAPACITY_SECONDS:
             self._capacity_reported_at = now
-            left = [] if self.sessions else self._find_left()
+            left = [] if sessions else find_left()
+            if not sessions and left != self._left:
+                self._left = left
+                self._show()
             self._is_settled = self._is_idle and not left
             self._report_capacity(left)
 
     def _report_capacity(self, left: list[dict[str, Any]]) -> None:
-        summary = summary_of(self._scoreboard, now_microseconds())
-        if (blocked := blocked_seconds(self._scoreboard, now_microseconds())) is not None:
+        now = now_microseconds()
+        summary = summary_of(self._scoreboard, now)
+        if (blocked := blocked_seconds(self._scoreboard, now)) is not None:
             summary["held_since"] = round(time.time() - blocked)  # the reader reads it later
-        shards = [shard_of(row, now_microseconds()) for row in self._scoreboard.shard_counters()]
+        shards = [shard_of(row, now) for row in self._scoreboard.shard_counters()]
         summary["abandoned"] = abandoned_steps(shards, time.time())
         summary["left"] = left
-        if sizes := [size for pid in self._isolated_pids() if (size := private_bytes(pid))]:
+        rows = (row for row in self._scoreboard if row[Field.ISOLATED] and row[Field.SESSIONS])
+        pids = [row[Field.PID] for row in itertools.islice(rows, MAX_MEASURED)]
+        if sizes := [size for pid in pids if (size := private_bytes(pid))]:
             self._session_bytes = round(sum(sizes) / len(sizes) / MB) * MB
         if self._session_bytes is not None:
             summary["isolated_session_bytes"] = self._session_bytes
         if summary != self._capacity:
             self._capacity = summary
-            self._notifier.capacity(summary)
+            self._notifier.report_if_room(capacity=summary)
 
-    def _isolated_pids(self) -> list[int]:
-        rows = (row for row in self._scoreboard if row[Field.ISOLATED] and row[Field.SESSIONS])
-        return [counters[Field.PID] for counters in itertools.islice(rows, MAX_MEASURED)]
+    def report_exit(self, facts: dict[str, Any]) -> None:
+        """Report one exit; also the earlier ones are still shown, as far as there is room."""
+        self._exits += 1
+        facts = {**facts, "number": self._exits, "at": time.time()}
+        self._last_exits.append(facts)
+        self._notifier.report(shard_exit=facts)
+        self._show()
+
+    def note_failure(self, cause: str | None) -> None:
+        """Report why an environment could not be created; None: one could."""
+        self._notifier.sessions_fail(cause)
+        self._show()
+
+    def _show(self) -> None:
+        self._scoreboard.write_news(list(self._last_exits), self._left, self._notifier.failure)

@@ -7,10 +7,8 @@
     shared socket ──▶ `Acceptor` ──▶ `Distributor` ──connections──▶ inbox of each shard
 
 It has one thread, one `select`, and no event loop. It accepts every connection (`acceptor.py`) and
-reads none: its children share what it has imported, and no environment can harm it. The first
-shard comes with the replica. Further ones are forked when there are sessions for them, and are
-stopped when they had none for a while (`shard_policies.py`); the last one is stopped only if no
-client has connected to the replica yet.
+reads none: its children share what it has imported, and no environment can harm it. When there are
+how many shards: `shard_policies.py`.
 
 What happens when
 
@@ -60,8 +58,9 @@ from ...system.process.signal_pipe import DRAIN_SIGNALS, SignalPipe
 from ..environment.plan import ServingPlan
 from ..ipc.fd_messages import PeerReplicas, carried_bytes
 from ..ipc.scoreboard import Field, Scoreboard, now_microseconds
+from ..startup import STOPPING
 from .acceptor import Acceptor, Backlog, Waiting
-from .context import STOPPING, SupervisorContext
+from .context import SupervisorContext
 from .isolated_sessions import rows_for
 from .shard_pool import ShardPool
 from .spawn import Serve, Spawner
@@ -131,7 +130,7 @@ class Supervisor:
 
     def _supervise(self) -> None:
         accept = self._acceptor.accept
-        while self._context.children or not self._is_stopping:
+        while self._context.children or not self._context.is_stopping:
             self._acceptor.watch()
             events = self._selector.select(self._seconds_to_wait())
             actions = [key.data for key, _ in events]
@@ -143,7 +142,9 @@ class Supervisor:
             self._pool.update()
             self._stop_if_drained()
             self._sleep_if_unused()
-            self._act_on_deadline()
+            if self._stop_by is not None and time.monotonic() >= self._stop_by:
+                self._stop_by = time.monotonic() + STOP_SECONDS
+                self._context.children.signal(signal.SIGKILL)
 
     def _seconds_to_wait(self) -> float | None:
         now = time.monotonic()
@@ -163,7 +164,7 @@ class Supervisor:
         elif numbers & {*DRAIN_SIGNALS}:
             self._drain(is_replaced=signal.SIGUSR2 in numbers)
         if signal.SIGCHLD in numbers:
-            self._pool.reap()
+            self._pool.links.reap()
 
     def _on_control_socket(self, control: socket.socket) -> None:
         """Take the connections that peer replicas have passed on, and another quota."""
@@ -184,7 +185,7 @@ class Supervisor:
         Otherwise the child would stop the state process when it exits through these frames.
         """
         fds = self._own_fds()
-        self._context.notifier.silence()
+        self._context.notifier.fd = None
         self._context.state = None
         return fds
 
@@ -200,7 +201,7 @@ class Supervisor:
 
     def _drain(self, *, is_replaced: bool) -> None:
         """Serve what has been accepted to its end, and begin no session any more."""
-        if self._is_draining or self._is_stopping:
+        if self._is_draining or self._context.is_stopping:
             return
         self._is_draining = True
         now = now_microseconds()
@@ -240,12 +241,8 @@ class Supervisor:
             self._context.notifier.report(sleeps=True)
             self._stop()
 
-    @property
-    def _is_stopping(self) -> bool:
-        return self._context.is_stopping
-
     def _stop(self) -> None:
-        if self._is_stopping:
+        if self._context.is_stopping:
             return
         self._stop_by = time.monotonic() + STOP_SECONDS
         self._context.is_stopping = True
@@ -256,8 +253,3 @@ class Supervisor:
             self._control_socket.close()
             self._control_socket = None
         self._pool.stop()
-
-    def _act_on_deadline(self) -> None:
-        if self._stop_by is not None and time.monotonic() >= self._stop_by:
-            self._stop_by = time.monotonic() + STOP_SECONDS
-            self._context.children.signal(signal.SIGKILL)

@@ -35,28 +35,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from ...schema.protocol import MAX_MESSAGE_BYTES
-from ...system.net.websocket import (
-    BAD_TEXT_CLOSE,
-    BINARY,
-    CLOSE,
-    CONTINUATION,
-    FIN,
-    KEY_BYTES,
-    MASKED,
-    MAX_CONTROL_BYTES,
-    NO_CODE_CLOSE,
-    OPCODE,
-    PING,
-    PONG,
-    PROTOCOL_ERROR_CLOSE,
-    TEXT,
-    TOO_BIG_CLOSE,
-    TRY_AGAIN_LATER_CLOSE,
-    close_payload,
-    frame_head,
-    least_head_bytes,
-    parse_head,
-)
+from ...system.net import websocket as ws
+from ...system.net.websocket import FIN, KEY_BYTES, MASKED, MAX_CONTROL_BYTES, OPCODE, TEXT
 from ...system.text.units import MB
 
 if TYPE_CHECKING:
@@ -65,7 +45,7 @@ if TYPE_CHECKING:
 try:
     from websockets.speedups import apply_mask
 except ImportError:  # no wheel for this Python
-    from ...system.net.websocket import apply_mask
+    from websockets.utils import apply_mask
 
 _WHOLE_TEXT = FIN | TEXT
 _RESERVED = 0x70
@@ -76,7 +56,7 @@ _LONGER_HEAD = 4 + KEY_BYTES  # of one of less than 64 kB
 _TOP_BIT = 1 << 63  # of a length, which must not be set (RFC 6455, section 5.2)
 _CHUNK_BYTES = 64  # that each piece of a frame takes beside its own: there may be one a byte
 _LARGE_BYTES = 1 << 16  # from here on a slice is not worth its copy
-_OPCODES = frozenset((CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG))
+_OPCODES = frozenset((ws.CONTINUATION, TEXT, ws.BINARY, ws.CLOSE, ws.PING, ws.PONG))
 
 Message = tuple[int, bytes]
 
@@ -129,8 +109,7 @@ class FrameParser:
     def feed(self, data: bytes) -> list[Message]:
         """Return the messages that are complete with `data`, and the control frames between them.
 
-        Raises:
-            FrameError: the peer broke the protocol.
+        Raises `FrameError`: the peer broke the protocol.
         """
         if self._chunks is not None:
             self._chunks.append(data)
@@ -151,9 +130,12 @@ class FrameParser:
         """Add the messages in the data to those that were found; keep what is incomplete."""
         position, end = 0, len(data)
         while position < end:
-            head = parse_head(data, position)
+            head = ws.parse_head(data, position)
             if head is None:
-                self._keep_start(data[position:])
+                start = data[position:]
+                if len(start) > 1:  # two bytes of an incomplete head can show that it is wrong
+                    self._check_start(start[0], bool(start[1] & MASKED), start[1] & ~MASKED)
+                self._keep(start, len(start) + 1)
                 break
             first, is_masked, payload_at, stop = head
             self._check(first, is_masked, payload_at - position, size := stop - payload_at)
@@ -182,28 +164,22 @@ class FrameParser:
     def _check(self, first: int, is_masked: bool, head_bytes: int, size: int) -> None:
         """Check a frame by its head."""
         self._check_start(first, is_masked, size)
-        if size >= _TOP_BIT or head_bytes != least_head_bytes(size) + KEY_BYTES:
-            raise FrameError(PROTOCOL_ERROR_CLOSE, "a length is not as short as it can be")
+        if size >= _TOP_BIT or head_bytes != ws.least_head_bytes(size) + KEY_BYTES:
+            raise FrameError(ws.PROTOCOL_ERROR_CLOSE, "a length is not as short as it can be")
         held = 0 if self._fragments is None or first & _CONTROL else len(self._fragments.data)
         if held + size > self._max_bytes:
-            raise FrameError(TOO_BIG_CLOSE, f"more than {self._max_bytes} bytes")
+            raise FrameError(ws.TOO_BIG_CLOSE, f"more than {self._max_bytes} bytes")
 
     def _check_start(self, first: int, is_masked: bool, size: int) -> None:
         if not is_masked:
-            raise FrameError(PROTOCOL_ERROR_CLOSE, "a client must mask its frames")
+            raise FrameError(ws.PROTOCOL_ERROR_CLOSE, "a client must mask its frames")
         if first & _RESERVED or first & OPCODE not in _OPCODES:
-            raise FrameError(PROTOCOL_ERROR_CLOSE, "reserved bits or opcode")
+            raise FrameError(ws.PROTOCOL_ERROR_CLOSE, "reserved bits or opcode")
         if first & _CONTROL:
             if size > MAX_CONTROL_BYTES or not first & FIN:
-                raise FrameError(PROTOCOL_ERROR_CLOSE, "control frame too long or fragmented")
-        elif (first & OPCODE == CONTINUATION) is (self._fragments is None):
-            raise FrameError(PROTOCOL_ERROR_CLOSE, "a fragment out of order")
-
-    def _keep_start(self, data: bytes) -> None:
-        """Keep a head that is incomplete, unless two bytes of it show that it is wrong."""
-        if len(data) > 1:
-            self._check_start(data[0], bool(data[1] & MASKED), data[1] & ~MASKED)
-        self._keep(data, len(data) + 1)
+                raise FrameError(ws.PROTOCOL_ERROR_CLOSE, "control frame too long or fragmented")
+        elif (first & OPCODE == ws.CONTINUATION) is (self._fragments is None):
+            raise FrameError(ws.PROTOCOL_ERROR_CLOSE, "a fragment out of order")
 
     def _keep(self, data: bytes, wanted: int) -> None:
         self._chunks = [data]
@@ -243,31 +219,30 @@ class _Fragments:
         try:
             self._decoder.decode(payload, is_last)
         except UnicodeDecodeError as exc:
-            raise FrameError(BAD_TEXT_CLOSE, "the text is not UTF-8") from exc
+            raise FrameError(ws.BAD_TEXT_CLOSE, "the text is not UTF-8") from exc
 
 
 def close_frame(code: int, reason: str = "") -> bytes:
     """Make a close frame; `reason` is cut to what fits."""
-    payload = b"" if code == NO_CODE_CLOSE else close_payload(code, reason)
-    return frame_head(len(payload), CLOSE) + payload
+    payload = b"" if code == ws.NO_CODE_CLOSE else ws.close_payload(code, reason)
+    return ws.frame_head(len(payload), ws.CLOSE) + payload
 
 
 def code_of_close(payload: bytes) -> int:
     """Return the code in the payload of the peer's close frame.
 
-    Raises:
-        FrameError: the code must not be sent, or the reason is not UTF-8.
+    Raises `FrameError`: the code must not be sent, or the reason is not UTF-8.
     """
     if not payload:
-        return NO_CODE_CLOSE
+        return ws.NO_CODE_CLOSE
     code = int.from_bytes(payload[:2], "big")
     is_known = 1000 <= code <= 1014 and code not in (1004, 1005, 1006)
     if len(payload) < 2 or not (is_known or 3000 <= code < 5000):
-        raise FrameError(PROTOCOL_ERROR_CLOSE, "invalid close code")
+        raise FrameError(ws.PROTOCOL_ERROR_CLOSE, "invalid close code")
     try:
         payload[2:].decode()
     except UnicodeDecodeError as exc:
-        raise FrameError(BAD_TEXT_CLOSE, "the reason is not UTF-8") from exc
+        raise FrameError(ws.BAD_TEXT_CLOSE, "the reason is not UTF-8") from exc
     return code
 
 
@@ -305,8 +280,8 @@ class PartialMessages:
             self._close_largest()
         elif size and self._total > self._most_bytes:
             self._hold(connection)
-        elif self._held:
-            self._read_next()
+        elif self._held and (self._total <= self._most_bytes or not self._going_on):
+            self._read_again(next(iter(self._held)))  # there is room, or no other is incomplete
 
     def is_held(self, connection: WebSocketProtocol) -> bool:
         """Return whether the connection is not read for a while, to the others' benefit."""
@@ -321,11 +296,6 @@ class PartialMessages:
                 self._timer = asyncio.get_running_loop().call_later(
                     POLL_INTERVAL_SECONDS, self._look
                 )
-
-    def _read_next(self) -> None:
-        """Read from one more, if there is room, or if no other message is incomplete."""
-        if self._total <= self._most_bytes or not self._going_on:
-            self._read_again(next(iter(self._held)))
 
     def _read_again(self, connection: WebSocketProtocol) -> None:
         if connection in self._held:
@@ -353,4 +323,4 @@ class PartialMessages:
         """Close the one of which most is kept; failing, it notes that nothing is."""
         largest = max(self._kept, key=self._kept.__getitem__)
         text = f"unfinished messages take {self._total // MB} MB"
-        largest.guarded(largest.fail, TRY_AGAIN_LATER_CLOSE, text)
+        largest.guarded(largest.fail, ws.TRY_AGAIN_LATER_CLOSE, text)

@@ -19,7 +19,7 @@ import binascii
 import functools
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from urllib.parse import parse_qs, unquote
@@ -48,8 +48,6 @@ class Upgrade:
 
     def parameter(self, name: str) -> str | None:
         """Return a parameter of the address."""
-        if not self.query:
-            return None
         found = parse_qs(self.query).get(name)
         return found[0] if found else None
 
@@ -73,17 +71,21 @@ def parse_upgrade(head: bytes) -> Upgrade | None:
             return None
         headers[name] = value.strip()
     key = headers.get(b"sec-websocket-key", b"")
-    if not (_asks_for_websocket(headers) and b"host" in headers and _is_key(key)):
+    if not (_asks_for_websocket(headers) and b"host" in headers):
+        return None
+    try:
+        if len(binascii.a2b_base64(key, strict_mode=True)) != _KEY_BYTES:
+            return None
+    except binascii.Error:
         return None
     path, query = split_target(request[1])
     return Upgrade(unquote(path.decode("latin-1")), query.decode("latin-1"), key, headers)
 
 
-def acceptance(upgrade: Upgrade, headers: Iterable[tuple[bytes, bytes]] = ()) -> bytes:
-    """Make the answer, after which the connection is a WebSocket."""
+def acceptance(upgrade: Upgrade, lines: bytes = b"") -> bytes:
+    """Make the answer, after which the connection is a WebSocket; `lines` are more headers."""
     digest = hashlib.sha1(upgrade.key + _GUID, usedforsecurity=False).digest()
     token = binascii.b2a_base64(digest, newline=False)
-    lines = b"".join(b"\r\n%b: %b" % header for header in headers)
     return (
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         b"Sec-WebSocket-Accept: " + token + lines + END_OF_HEAD
@@ -98,13 +100,6 @@ def _asks_for_websocket(headers: dict[bytes, bytes]) -> bool:
         and b"content-length" not in headers
         and b"transfer-encoding" not in headers
     )
-
-
-def _is_key(key: bytes) -> bool:
-    try:
-        return len(binascii.a2b_base64(key, strict_mode=True)) == _KEY_BYTES
-    except binascii.Error:
-        return False
 
 
 def may_ask_another(head: bytes) -> bool:

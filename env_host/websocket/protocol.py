@@ -22,16 +22,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ...system.net.websocket import (
-    BAD_TEXT_CLOSE,
-    CLOSE,
-    GOING_AWAY_CLOSE,
-    INTERNAL_ERROR_CLOSE,
-    PING,
-    PONG,
-    TEXT,
-    frame_head,
-)
+from ...system.net import websocket as ws
+from ...system.net.websocket import TEXT, frame_head
 from .frames import (
     FrameError,
     FrameParser,
@@ -174,7 +166,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._is_heard = True
         pong, self._pong = self._pong, None
         if pong is not None and self._is_open:
-            self._write(PONG, pong)
+            self._write(ws.PONG, pong)
 
     def fail(self, code: int, reason: str) -> None:
         """Close at once: the peer broke the protocol."""
@@ -188,7 +180,7 @@ class WebSocketProtocol(asyncio.Protocol):
         """Close at once: the error was not foreseen, and the peer must not wait without end."""
         log.error("a connection is closed after an unexpected error", exc_info=exc)
         try:
-            self.fail(INTERNAL_ERROR_CLOSE, "internal error")
+            self.fail(ws.INTERNAL_ERROR_CLOSE, "internal error")
         except Exception:
             log.exception("the connection could not be closed; it is cut")
             self.transport.abort()
@@ -202,11 +194,11 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def fail_text(self) -> None:
         """Close at once: the peer sent a text that is not UTF-8."""
-        self.fail(BAD_TEXT_CLOSE, "the text is not UTF-8")
+        self.fail(ws.BAD_TEXT_CLOSE, "the text is not UTF-8")
 
     def shutdown(self) -> None:
         """Close: uvicorn calls this when it stops."""
-        self.close(GOING_AWAY_CLOSE)
+        self.close(ws.GOING_AWAY_CLOSE)
         self.transport.close()
 
     def _check_liveness(self) -> None:
@@ -214,14 +206,14 @@ class WebSocketProtocol(asyncio.Protocol):
             self._is_heard = self._is_pinged = False
         elif not self._is_pinged:
             self._is_pinged = True
-            self._write(PING, b"")
+            self._write(ws.PING, b"")
         else:
             unread = self.transport.get_write_buffer_size()
             why = (
                 f"it does not read: {unread} bytes wait for it" if unread else "no answer to a ping"
             )
             log.warning("a client's connection is closed: %s", why, extra=self._log_fields())
-            self.fail(INTERNAL_ERROR_CLOSE, "keepalive ping timeout")
+            self.fail(ws.INTERNAL_ERROR_CLOSE, "keepalive ping timeout")
 
     def _log_fields(self) -> dict[str, str]:
         """Return whose connection it is, for the log."""
@@ -236,19 +228,19 @@ class WebSocketProtocol(asyncio.Protocol):
             self.transport.write(payload)
 
     def _other(self, kind: int, payload: bytes) -> None:
-        if kind == PING:
+        if kind == ws.PING:
             if self._is_open:
                 if self.is_paused:
                     self._pong = payload
                 else:
-                    self._write(PONG, payload)
-        elif kind == CLOSE:
+                    self._write(ws.PONG, payload)
+        elif kind == ws.CLOSE:
             code = code_of_close(payload)
             if self._is_open:
                 self.transport.write(close_frame(code))
             self._close_when_written()
             self._leave()
-        elif kind != PONG and self._is_open:
+        elif kind != ws.PONG and self._is_open:
             self.binary_received()
 
     def _forget_partial(self) -> None:

@@ -16,8 +16,8 @@ from ...schema.errors import (
 )
 from ...schema.replica import StatusLine
 from ...system.files.log_files import last_lines
-from ...system.memory.pids_limit import HINT as ROOM_HINT
-from ...system.memory.pids_limit import no_room_text, tells_no_room
+from ...system.memory.limits import HINT as ROOM_HINT
+from ...system.memory.limits import no_room_text, tells_no_room
 from ...system.memory.usage import replica_bytes
 from ...system.process.exit_reason import ExitReason
 from .. import run_files

@@ -14,11 +14,6 @@ package.__path__ = [os.path.abspath(f"{__file__}/../../..")]  # noqa: PTH100
 sys.modules["openenvd"] = package
 
 if __name__ == "__main__":
-    if sys.platform != "linux":
-        from openenvd.system.process import macos
-
-        macos.install()
-
     from openenvd.environments.shim.loop import main
 
     main()

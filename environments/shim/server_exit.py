@@ -178,7 +178,7 @@ def why_no_server(exc: OSError) -> str:
     """Return why a server could not be started: which file, which address, or which limit."""
     if exc.errno == errno.EAGAIN:
         with contextlib.suppress(Exception):  # our modules may be gone, or no descriptor left
-            from ...system.memory.pids_limit import no_room_text
+            from ...system.memory.limits import no_room_text
 
             return no_room_text()
     where = f": {exc.filename}" if exc.filename else ""

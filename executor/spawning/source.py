@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from ...system.memory.pids_limit import why_not_started
+from ...system.memory.limits import why_not_started
 from ...system.process.descriptors import Message, receive_message, send_message
 from ...system.process.proc import lower_fd_limit
 from ...system.text.json_lines import Json

@@ -94,7 +94,7 @@ class Zygote:
         try:
             self._fork(name)
         except OSError as exc:
-            from ...system.memory.pids_limit import why_not_started
+            from ...system.memory.limits import why_not_started
 
             self.send({"refused": name, "error": why_not_started(exc)})
         return True

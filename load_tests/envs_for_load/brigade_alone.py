@@ -9,7 +9,7 @@ from typing import Any
 from openenvd.env_host.bundled.brigade.environment import BrigadeEnvironment
 from openenvd.env_host.bundled.brigade.mixing import Brigade
 from openenvd.env_host.shared_state.connection import Methods, StateProxy
-from openenvd.env_host.shared_state.server import methods_of
+from openenvd.env_host.shared_state.process import methods_of
 
 _methods = methods_of(Brigade())
 _numbers = itertools.count(1)

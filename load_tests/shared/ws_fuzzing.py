@@ -30,6 +30,7 @@ from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.protocol import State
 from websockets.server import ServerProtocol
+from websockets.utils import apply_mask
 
 from openenvd.env_host.shard.connections import owner_of, read_head
 from openenvd.env_host.websocket.frames import FrameError, FrameParser, code_of_close, whole_text
@@ -41,7 +42,6 @@ from openenvd.system.net.websocket import (
     PING,
     PONG,
     TEXT,
-    apply_mask,
     upgrade_request,
 )
 

@@ -22,8 +22,7 @@ from ...executor.errors import PlanError
 from ...executor.policy.plan import Plan, plan_workers
 from ...requests_db.records import MemoryEstimate, PeakSample, Request
 from ...schema.settings import Settings
-from ...system.memory.limits import Limits
-from ...system.memory.pids_limit import ProcessRoom
+from ...system.memory.limits import Limits, ProcessRoom
 from ...system.text.units import MB
 from ..errors import DaemonError
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ...executor.messages import Cancelled, Died, Raised, Succeeded, TaskError
 from ...requests_db.records import Environment, Outcome, Request, RequestError, Retry, label_of
 from ...schema.states import ErrorKind, RequestState
-from ...system.memory.pids_limit import HINT, tells_no_room
+from ...system.memory.limits import HINT, tells_no_room
 from ...system.process.exit_reason import ExitKind, ExitReason
 from ...system.text.json_lines import Json
 from ...system.text.units import MB

@@ -64,11 +64,7 @@ def full_text(folder: Path) -> str:
 
 
 def full_hint(folder: Path) -> str:
-    """Return what to do about it.
-
-    Args:
-        folder: A folder on that disk, which may be one that could not be made.
-    """
+    """Return what to do about a full disk; the folder on it may be one that could not be made."""
     from shlex import quote  # what a command line that works need not import
 
     place = quote(str(next(one for one in (folder, *folder.parents) if one.exists())))

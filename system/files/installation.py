@@ -4,10 +4,9 @@
 A process continues when its files are removed or replaced (`uv cache clean`, `pip install -U`, a
 deleted virtual environment), but cannot import or start anything more from them.
 
-How a missing extra of this package is installed: from where the package itself came.
-
-It may have been installed from a clone, which no package index has. The installer has written
-down where from (`direct_url.json`, https://packaging.python.org/en/latest/specifications/direct-url/).
+A missing extra of this package is installed from where the package itself came, such as a clone,
+which no package index has. The installer has written down where from (`direct_url.json`,
+https://packaging.python.org/en/latest/specifications/direct-url/).
 """
 
 from __future__ import annotations
@@ -47,22 +46,18 @@ _NAME = "openenvd"
 
 
 def install_command(extra: str) -> str:
-    """Return a command line: `pip install '/home/me/openenvd[gateway]'`.
+    """Return a command line that installs an extra: `pip install '/home/me/openenvd[gateway]'`."""
+    # The build in a clone leaves an `openenvd.egg-info` there, which comes first for `python -c`.
+    from importlib import metadata  # 4 ms, which every command would pay
 
-    Args:
-        extra: One of `project.optional-dependencies`.
-    """
+    found = (each.read_text("direct_url.json") for each in metadata.distributions(name=_NAME))
+    origin = next((json.loads(text) for text in found if text), None)
     program = "pip" if find_spec("pip") else "uv pip"  # `uv venv` makes environments without pip
-    return f"{program} install {shlex.quote(requirement(extra, _origin()))}"
+    return f"{program} install {shlex.quote(requirement(extra, origin))}"
 
 
 def requirement(extra: str, origin: dict[str, Any] | None) -> str:
-    """Return what pip is given.
-
-    Args:
-        extra: Its name.
-        origin: The content of `direct_url.json`; None: installed from a package index.
-    """
+    """Return what pip is given; `origin` is `direct_url.json`, None where it came from an index."""
     wanted = f"{_NAME}[{extra}]"
     if origin is None:
         return wanted
@@ -71,14 +66,3 @@ def requirement(extra: str, origin: dict[str, Any] | None) -> str:
         return f"{unquote(urlsplit(url).path)}[{extra}]"
     vcs = origin.get("vcs_info")
     return f"{wanted} @ {vcs['vcs']}+{url}" if vcs else f"{wanted} @ {url}"
-
-
-def _origin() -> dict[str, Any] | None:
-    # The build in a clone leaves an `openenvd.egg-info` there, which comes first for `python -c`.
-    from importlib import metadata  # 4 ms, which every command would pay
-
-    for found in metadata.distributions(name=_NAME):
-        if text := found.read_text("direct_url.json"):
-            origin: dict[str, Any] = json.loads(text)
-            return origin
-    return None

@@ -55,13 +55,14 @@ def next_look_seconds(size_bytes: int, grown_bytes: int, limit_bytes: int) -> fl
 def keep_newest_half(path: str, limit_bytes: int) -> int:
     """Cut the file to about half of `limit_bytes`, at a line's start; returns its new size.
 
-    Raises:
-        OSError: when the file cannot be read or written.
+    Raises `OSError` when the file cannot be read or written.
     """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)  # not O_APPEND: `pwrite` would append
     try:
         size = os.fstat(fd).st_size
-        source = _line_start(fd, max(0, size - limit_bytes // 2))
+        source = max(0, size - limit_bytes // 2)
+        if source > 0:  # at the next start of a line, if one is near
+            source += max(0, os.pread(fd, _CHUNK_BYTES, source - 1).find(b"\n"))
         if source <= len(_NOTICE):
             return size
         target = os.pwrite(fd, _NOTICE, 0)
@@ -72,14 +73,6 @@ def keep_newest_half(path: str, limit_bytes: int) -> int:
         return target
     finally:
         os.close(fd)
-
-
-def _line_start(fd: int, offset: int) -> int:
-    """The first start of a line at or after `offset`, or `offset` when none is near."""
-    if offset == 0:
-        return 0
-    found = os.pread(fd, _CHUNK_BYTES, offset - 1).find(b"\n")
-    return offset if found < 0 else offset + found
 
 
 def last_lines(

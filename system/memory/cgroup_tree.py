@@ -12,8 +12,11 @@ cache count as free: the kernel gives them up before it kills. Light: a shim imp
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from .cgroups import Cgroup
 
 V1 = 1
 V2 = 2
@@ -65,7 +68,10 @@ def locate(controller: str, root: str = "") -> Location | None:
 
     A controller is in one hierarchy at a time: where v1 has it, v2 does not.
     """
-    groups = _own_groups(read_text(f"{root}/proc/self/cgroup") or "")
+    groups: dict[str, str] = {}  # by controller, of lines such as `4:memory:/a/b`; v2 has none
+    for line in (read_text(f"{root}/proc/self/cgroup") or "").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        groups.update((name, path or "/") for name in controllers.split(","))
     mounts = _mounts(read_text(f"{root}/proc/self/mountinfo") or "")
     for name in (controller, ""):  # "" stands for the v2 hierarchy
         if name in groups and name in mounts:
@@ -103,7 +109,7 @@ def read_keyed(path: str, key: str) -> int | None:
     return int(value) if value.isdigit() else None
 
 
-def level_number(level: Location, name: str) -> int | None:
+def level_number(level: Location | Cgroup, name: str) -> int | None:
     """Return the number in a group's file; None when it is missing, or says `max` or -1."""
     text = (read_text(f"{level.directory}/{name}") or "").strip()
     return int(text) if text.isdigit() else None
@@ -117,7 +123,7 @@ def join(directory: str, path: str) -> str:
 def free_memory_bytes(root: str = "") -> int | None:
     """Return what this process's own groups and the machine leave to it; None: not known."""
     own = locate("memory", root)
-    left = left_in_groups(own.levels()) if own is not None else []
+    left = left_in_groups(own.levels() if own is not None else ())
     found = [machine_memory_bytes("MemAvailable", root), *left]
     return min((each for each in found if each is not None), default=None)
 
@@ -130,35 +136,18 @@ def machine_memory_bytes(key: str, root: str = "") -> int | None:
     return None
 
 
-def left_in_groups(levels: Iterable[Location]) -> list[int]:
-    """Return what each group that has a limit may still use."""
-    return [left for level in levels if (left := _left_of(level)) is not None]
-
-
-def _left_of(level: Location) -> int | None:
-    is_v1 = level.version == V1
-    limits = [
-        value
-        for name in (LIMIT_FILES_V1 if is_v1 else LIMIT_FILES_V2)
-        if (value := level_number(level, name)) is not None and 0 < value < UNLIMITED_BYTES
-    ]
-    used = level_number(level, "memory.usage_in_bytes" if is_v1 else "memory.current")
-    if not limits or used is None:
-        return None
-    stat = f"{level.directory}/memory.stat"
-    keys = _CACHE_KEYS_V1 if is_v1 else _CACHE_KEYS_V2
-    cached = sum(read_keyed(stat, key) or 0 for key in keys)
-    return max(0, min(limits) - used + cached)
-
-
-def _own_groups(text: str) -> dict[str, str]:
-    """Controller → group, from lines such as `4:memory:/a/b`; the key of v2 is empty."""
-    groups: dict[str, str] = {}
-    for line in text.splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        groups.update((name, path or "/") for name in controllers.split(","))
-    return groups
+def left_in_groups(levels: Iterable[Location]) -> Iterator[int]:
+    """Yield what each group that has a limit may still use."""
+    for level in levels:
+        is_v1 = level.version == V1
+        numbers = [level_number(level, n) for n in (LIMIT_FILES_V1 if is_v1 else LIMIT_FILES_V2)]
+        limits = [number for number in numbers if number and number < UNLIMITED_BYTES]
+        used = level_number(level, "memory.usage_in_bytes" if is_v1 else "memory.current")
+        if limits and used is not None:
+            stat = f"{level.directory}/memory.stat"
+            keys = _CACHE_KEYS_V1 if is_v1 else _CACHE_KEYS_V2
+            cached = sum(read_keyed(stat, key) or 0 for key in keys)
+            yield max(0, min(limits) - used + cached)
 
 
 def _mounts(text: str) -> dict[str, tuple[str, str]]:

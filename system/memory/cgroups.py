@@ -24,7 +24,17 @@ from typing import Any
 
 from ..process.proc import read_stat
 from ..process.process_identity import ProcessIdentity
-from .cgroup_tree import TOP, UNLIMITED_BYTES, V1, V2, Location, locate, read_keyed, read_text
+from .cgroup_tree import (
+    TOP,
+    UNLIMITED_BYTES,
+    V1,
+    V2,
+    Location,
+    level_number,
+    locate,
+    read_keyed,
+    read_text,
+)
 
 _LEAF = "home"  # where a delegated v2 group's own processes move to
 _SERVER_LEAF = "host"  # where a server moves that makes groups below its own
@@ -49,34 +59,29 @@ class Cgroup:
     def add(self, pid: int) -> None:
         """Move a process in; what it forks from then on starts inside.
 
-        Raises:
-            OSError: when the group or the process is gone, or may not be moved.
+        Raises `OSError` when the group or the process is gone, or may not be moved.
         """
         _write(f"{self.directory}/cgroup.procs", str(pid))
 
     def set_limit(self, limit_bytes: int | None) -> None:
         """Cap memory and swap together: a process over its share is ended, not swapped out.
 
-        Raises:
-            OSError: when the kernel refuses (v1: more is in use than it can reclaim).
+        Raises `OSError` when the kernel refuses (v1: more is in use than it can reclaim).
         """
         if self.version == V1:
-            self._set_limit_v1(_UNLIMITED_V1 if limit_bytes is None else limit_bytes)
+            value = str(_UNLIMITED_V1 if limit_bytes is None else limit_bytes)
+            memory_and_swap = f"{self.directory}/memory.memsw.limit_in_bytes"
+            # The kernel holds memory ≤ memory+swap at every moment: raising starts with the latter,
+            # lowering with the former. Trying the one first and last covers both.
+            with contextlib.suppress(OSError):
+                _write(memory_and_swap, value)
+            _write(f"{self.directory}/memory.limit_in_bytes", value)
+            with contextlib.suppress(OSError):  # no swap accounting
+                _write(memory_and_swap, value)
             return
         _write(f"{self.directory}/memory.max", "max" if limit_bytes is None else str(limit_bytes))
         with contextlib.suppress(OSError):  # no swap accounting
             _write(f"{self.directory}/memory.swap.max", "max" if limit_bytes is None else "0")
-
-    def _set_limit_v1(self, value: int) -> None:
-        memory = f"{self.directory}/memory.limit_in_bytes"
-        memory_and_swap = f"{self.directory}/memory.memsw.limit_in_bytes"
-        # The kernel holds memory ≤ memory+swap at every moment: raising starts with the latter,
-        # lowering with the former. Trying the one first and last covers both.
-        with contextlib.suppress(OSError):
-            _write(memory_and_swap, str(value))
-        _write(memory, str(value))
-        with contextlib.suppress(OSError):  # no swap accounting
-            _write(memory_and_swap, str(value))
 
     def oom_kills(self) -> int:
         """Return how many processes of the group the kernel has killed for memory, ever."""
@@ -89,12 +94,14 @@ class Cgroup:
 
     def limit_bytes(self) -> int | None:
         """Return its own limit; None when it has none, whatever the groups above it have."""
-        limit = self._number("memory.limit_in_bytes" if self.version == V1 else "memory.max")
+        name = "memory.limit_in_bytes" if self.version == V1 else "memory.max"
+        limit = level_number(self, name)
         return limit if limit is not None and limit < UNLIMITED_BYTES else None
 
     def peak_bytes(self) -> int | None:
         """Most memory the group ever held (v2: since Linux 5.19)."""
-        return self._number("memory.max_usage_in_bytes" if self.version == V1 else "memory.peak")
+        name = "memory.max_usage_in_bytes" if self.version == V1 else "memory.peak"
+        return level_number(self, name)
 
     def reset_peak(self) -> bool:
         """Reset the peak (v1; on v2 it is each reader's own since Linux 6.12: False)."""
@@ -107,7 +114,8 @@ class Cgroup:
 
     def current_bytes(self) -> int | None:
         """Memory the group holds now, page cache included."""
-        return self._number("memory.usage_in_bytes" if self.version == V1 else "memory.current")
+        name = "memory.usage_in_bytes" if self.version == V1 else "memory.current"
+        return level_number(self, name)
 
     def held_bytes(self) -> int | None:
         """Return what of it could not be dropped: all but the page cache."""
@@ -176,10 +184,6 @@ class Cgroup:
         """Return the group that `to_json` wrote (which may be gone by now: `exists`)."""
         return cls(data["directory"], data["name"], data["version"])
 
-    def _number(self, name: str) -> int | None:
-        text = (read_text(f"{self.directory}/{name}") or "").strip()
-        return int(text) if text.isdigit() else None
-
 
 class _GroupMaker:
     """What groups are made below `directory` by; when `available` is False, `why_not` says why.
@@ -221,9 +225,7 @@ class CgroupManager(_GroupMaker):
         """Make a group, or take over the one of that name. Limits are set before it is used.
 
         `kill_together` (v2): when the kernel must kill one process, it kills all of the group.
-
-        Raises:
-            OSError: when the group cannot be made, or the manager is not `available`.
+        Raises `OSError` when the group cannot be made, or the manager is not `available`.
         """
         if not self.available:
             raise OSError(errno.ENOTSUP, f"no memory cgroups here: {self.why_not}")
@@ -328,8 +330,7 @@ class GroupsBelow(_GroupMaker):
     def create(self, name: str, limit_bytes: int) -> Cgroup:
         """Make a group with a limit; on v2 the kernel kills all of its processes together.
 
-        Raises:
-            OSError: when it cannot be made; then nothing is left of it.
+        Raises `OSError` when it cannot be made; then nothing is left of it.
         """
         cgroup = Cgroup(f"{self.directory}/{name}", name, self._version)
         try:

@@ -7,14 +7,21 @@ container. Nothing is kept in reserve here: that is the plan's business.
 
 `read_limits` is a pure function of the files below `root`, so that tests hand it trees of files.
 Where there is no `/proc` (macOS) the machine's own figures remain.
+
+The kernel counts threads as processes, in every control group with a `pids.max` and, for anybody
+but root, per user (`RLIMIT_NPROC`). A fork beyond that is refused with EAGAIN, which Python shows
+as `BlockingIOError: Resource temporarily unavailable`: `no_room_text` says which limit it was.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from ..process import macos
@@ -30,6 +37,14 @@ from .cgroup_tree import (
     machine_memory_bytes,
     read_text,
 )
+
+NO_ROOM = "there is no room for another process"
+HINT = (
+    "end what is not needed (openenv status, openenv down NAME), ask for fewer --replicas or "
+    "--shards, or raise that limit"
+)
+_NO_THREAD = "can't start new thread"  # CPython's words
+_MAKERS = ("fork", "spawn", "_fork_exec")
 
 
 @dataclass(frozen=True)
@@ -50,19 +65,29 @@ class _Found:
     source: str
 
 
+_value = attrgetter("value")
+
+
 def read_limits(root: Path = Path("/"), *, affinity: int | None = None) -> Limits:
     """Read the limits in force.
 
     `affinity` (how many CPUs the process may run on) overrides what the system says.
     """
     prefix = "" if root == Path("/") else str(root)
-    machine_cpus = _machine_cpus(prefix)
+    machine_cpus = os.cpu_count() or 1
+    if prefix and (text := read_text(f"{prefix}/proc/cpuinfo")):
+        listed = sum(line.startswith("processor") for line in text.splitlines())
+        machine_cpus = listed or machine_cpus
+    if affinity is None:
+        affinity = machine_cpus
+        if not prefix and hasattr(os, "sched_getaffinity"):
+            affinity = len(os.sched_getaffinity(0))
     memory = _machine_memory_bytes(prefix, "MemTotal")
-    cpus = _smallest(
-        _Found(machine_cpus, "machine"), _affinity(prefix, affinity), *_cpu_quotas(prefix)
-    )
-    least = _smallest(_Found(memory, "machine"), *_memory_limits(prefix))
-    pids = min(_pids_limits(prefix), key=lambda found: found.value, default=None)
+    # Among equals the one named first.
+    machine, allowed = _Found(machine_cpus, "machine"), _Found(affinity, "sched_getaffinity")
+    cpus = min(machine, allowed, *_cpu_quotas(prefix), key=_value)
+    least = min([_Found(memory, "machine"), *_memory_limits(prefix)], key=_value)
+    pids = min(_pids_limits(prefix), key=_value, default=None)
     sources = {"cpus": cpus.source, "memory_bytes": least.source}
     if pids is not None:
         sources["pids"] = pids.source
@@ -95,46 +120,18 @@ def _machine_memory_bytes(prefix: str, key: str) -> int:
     return total if key == "MemTotal" else available
 
 
-def _smallest(first: _Found, *others: _Found | None) -> _Found:
-    """The smallest; among equals the one named first."""
-    return min([first, *(o for o in others if o is not None)], key=lambda found: found.value)
-
-
-def _machine_cpus(prefix: str) -> int:
-    if prefix and (text := read_text(f"{prefix}/proc/cpuinfo")):
-        listed = sum(line.startswith("processor") for line in text.splitlines())
-        if listed:
-            return listed
-    return os.cpu_count() or 1
-
-
-def _affinity(prefix: str, affinity: int | None) -> _Found | None:
-    if affinity is not None:
-        return _Found(affinity, "sched_getaffinity")
-    if prefix or not hasattr(os, "sched_getaffinity"):
-        return None
-    return _Found(len(os.sched_getaffinity(0)), "sched_getaffinity")
-
-
 def _cpu_quotas(prefix: str) -> Iterator[_Found]:
     own = locate("cpu", prefix)
     for level in own.levels() if own is not None else ():
-        if (cpus := _quota(level)) is not None:
-            name = "cpu.cfs_quota_us" if level.version == V1 else "cpu.max"
-            yield _Found(cpus, level_source(level, name))
-
-
-def _quota(level: Location) -> float | None:
-    if level.version == V1:
-        quota = level_number(level, "cpu.cfs_quota_us")
-        period = level_number(level, "cpu.cfs_period_us")
-    else:
-        fields = (read_text(f"{level.directory}/cpu.max") or "max").split()
-        quota = None if fields[0] == "max" else int(fields[0])
-        period = int(fields[1]) if len(fields) > 1 else 100_000
-    if quota is None or quota <= 0 or not period:
-        return None
-    return quota / period
+        if level.version == V1:
+            name, quota = "cpu.cfs_quota_us", level_number(level, "cpu.cfs_quota_us")
+            period = level_number(level, "cpu.cfs_period_us")
+        else:
+            fields = (read_text(f"{level.directory}/cpu.max") or "max").split()
+            name, quota = "cpu.max", None if fields[0] == "max" else int(fields[0])
+            period = int(fields[1]) if len(fields) > 1 else 100_000
+        if quota is not None and quota > 0 and period:
+            yield _Found(quota / period, _level_source(level, name))
 
 
 def _memory_limits(prefix: str) -> Iterator[_Found]:
@@ -144,24 +141,95 @@ def _memory_limits(prefix: str) -> Iterator[_Found]:
         for name in LIMIT_FILES_V1 if level.version == V1 else LIMIT_FILES_V2:
             value = level_number(level, name)
             if value is not None and 0 < value < UNLIMITED_BYTES:
-                yield _Found(value, level_source(level, name))
+                yield _Found(value, _level_source(level, name))
 
 
 def _pids_limits(prefix: str) -> Iterator[_Found]:
     own = locate("pids", prefix)
     for level in own.levels() if own is not None else ():
         if (value := level_number(level, "pids.max")) is not None:
-            yield _Found(value, level_source(level, "pids.max"))
-    if not prefix and (own_limit := own_process_limit()) is not None:
+            yield _Found(value, _level_source(level, "pids.max"))
+    if not prefix and (own_limit := _own_process_limit()) is not None:
         yield _Found(own_limit, "RLIMIT_NPROC")
 
 
-def own_process_limit() -> int | None:
+def _own_process_limit() -> int | None:
     """Return how many threads of this user there may be; the kernel does not hold root to it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     return None if soft == resource.RLIM_INFINITY or os.geteuid() == 0 else soft
 
 
-def level_source(level: Location, name: str) -> str:
+def _level_source(level: Location, name: str) -> str:
     """Return where that number was found, for people."""
     return f"cgroup v{level.version} {name} at {level.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRoom:
+    """One limit on processes and threads, and how much of it is used."""
+
+    limit: int
+    used: int
+    source: str
+
+    @property
+    def left(self) -> int:
+        """Return how many more processes and threads the limit allows."""
+        return max(0, self.limit - self.used)
+
+    def sentence(self) -> str:
+        """`60 of 64 processes and threads are in use (cgroup v1 pids.max at /a)`."""
+        return f"{self.used} of {self.limit} processes and threads are in use ({self.source})"
+
+
+def process_room(root: Path = Path("/")) -> ProcessRoom | None:
+    """The limit that leaves least; None where there is none."""
+    prefix = "" if root == Path("/") else str(root)
+    return min(_rooms(prefix), key=lambda room: room.left, default=None)
+
+
+def no_room_text() -> str:
+    """The message for a fork that was refused."""
+    room = process_room()
+    return NO_ROOM if room is None else f"{NO_ROOM}: {room.sentence()}"
+
+
+def why_not_started(exc: OSError) -> str:
+    """One clause on a process that could not be started."""
+    if exc.errno == errno.EAGAIN:
+        return no_room_text()
+    return f"{exc.strerror or exc} ({type(exc).__name__})"
+
+
+def tells_no_room(text: str) -> bool:
+    """Return whether the end of a program's log says that it was refused a process or a thread."""
+    refused = os.strerror(errno.EAGAIN)
+    return any(sign in text for sign in (NO_ROOM, refused, _NO_THREAD))
+
+
+def is_no_room(exc: BaseException) -> bool:
+    """Return whether this was raised because a process or a thread was refused."""
+    if isinstance(exc, RuntimeError):
+        return str(exc) == _NO_THREAD
+    # A socket that would block raises the same error: only what a function that forks has raised.
+    traceback = exc.__traceback__ if isinstance(exc, BlockingIOError) else None
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    names = traceback.tb_frame.f_code.co_names if traceback is not None else ()
+    return any(maker in name for name in names for maker in _MAKERS)
+
+
+def _rooms(prefix: str) -> Iterator[ProcessRoom]:
+    own = locate("pids", prefix)
+    for level in own.levels() if own is not None else ():
+        limit, used = level_number(level, "pids.max"), level_number(level, "pids.current")
+        if limit is not None and used is not None:
+            yield ProcessRoom(limit, used, _level_source(level, "pids.max"))
+    limit = None if prefix else _own_process_limit()
+    if limit is not None:
+        user, threads = os.geteuid(), 0  # of the user, in all processes that can be seen
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended
+                if folder.stat().st_uid == user:
+                    threads += len(os.listdir(folder / "task"))  # noqa: PTH208
+        yield ProcessRoom(limit, threads, f"RLIMIT_NPROC of user {user}")

@@ -145,12 +145,9 @@ def is_loopback(name: str) -> bool:
 
 @lru_cache(_CACHED)
 def is_allowed_host(header: str, bound: str, origins: frozenset[str] = frozenset()) -> bool:
-    """Tell whether a server may be called by this name.
+    """Return whether a server that is `bound` to an address may be called by this `Host` header.
 
-    Args:
-        header: The `Host` header.
-        bound: The address that the server is bound to.
-        origins: Further origins that are allowed, and with them the names of their hosts.
+    Further origins may be allowed, and with them the names of their hosts.
     """
     name = host_name(header)
     if name is None:
@@ -165,12 +162,10 @@ def is_allowed_host(header: str, bound: str, origins: frozenset[str] = frozenset
 
 @lru_cache(_CACHED)
 def is_allowed_origin(header: str, host: str, origins: frozenset[str] = frozenset()) -> bool:
-    """Tell whether a page of this origin may use a server.
+    """Return whether a page with this `Origin` header may use a server.
 
-    Args:
-        header: The `Origin` header.
-        host: The `Host` header, which is allowed: the server's own pages have it as their origin.
-        origins: Further origins that are allowed, as `read_origin` spells them.
+    Its own pages have its `Host` header as their origin. Further ones may be allowed, as
+    `read_origin` spells them.
     """
     scheme, _, authority = header.lower().partition("://")
     name = origin_host(header) if scheme in ("http", "https") else None
@@ -182,8 +177,7 @@ def is_allowed_origin(header: str, host: str, origins: frozenset[str] = frozense
 def read_origin(text: str) -> str:
     """Return an origin as browsers spell it, in lower case: `https://host`, `http://host:3000`.
 
-    Raises:
-        ValueError: It is not an origin.
+    Raises `ValueError`: it is not an origin.
     """
     origin = text.lower().rstrip("/")
     if origin_host(origin) is None:

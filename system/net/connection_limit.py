@@ -18,7 +18,7 @@ import logging
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 RESERVED_FDS = 128  # for everything but connections: pipes, files, libraries
 MAX_CONNECTIONS = 8192  # of one listener
@@ -38,20 +38,14 @@ def connections_within(fds: int, shares: int, most: int = MAX_CONNECTIONS) -> in
     return max(MIN_CONNECTIONS, min(most, (fds - RESERVED_FDS) // shares))
 
 
-class Connection(Protocol):
-    """What can be counted."""
-
-    transport: Any
-
-
 class ConnectionLimit:
-    """The connections of one listener, at most `most`."""
+    """The connections of one listener, at most `most`: protocols that have a `transport`."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._reserved = 0  # accepted, and not opened yet
-        self._open: set[Connection] = set()
-        self._idle: dict[Connection, None] = {}  # without a request, the oldest first
+        self._open: set[Any] = set()
+        self._idle: dict[Any, None] = {}  # without a request, the oldest first
 
     def has_room(self) -> bool:
         """Return whether `reserve` would succeed now."""
@@ -75,22 +69,22 @@ class ConnectionLimit:
         """Note that what was reserved was not opened."""
         self._reserved -= 1
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: Any) -> None:
         """Count a connection that was opened; it is idle."""
         self._reserved -= 1
         self._open.add(connection)
         self._idle[connection] = None
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: Any) -> None:
         """Count a connection no more."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
 
-    def note_request(self, connection: Connection) -> None:
+    def note_request(self, connection: Any) -> None:
         """Note that the connection has a request."""
         self._idle.pop(connection, None)
 
-    def note_idle(self, connection: Connection) -> None:
+    def note_idle(self, connection: Any) -> None:
         """Note that the connection's request has been answered."""
         if connection in self._open:
             self._idle[connection] = None
@@ -135,7 +129,9 @@ class Listener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as exc:
-                self._wait(exc)
+                log.warning("no more connections can be accepted for now: %s", exc)
+                self._loop.remove_reader(self._listener.fileno())
+                self._timer = self._loop.call_later(FULL_SECONDS, self.start)
                 return
             accepted.setblocking(False)
             if self._limit.reserve():
@@ -144,11 +140,6 @@ class Listener:
                 task.add_done_callback(self._opening.discard)
             else:
                 turn_away(accepted)
-
-    def _wait(self, exc: OSError) -> None:
-        log.warning("no more connections can be accepted for now: %s", exc)
-        self._loop.remove_reader(self._listener.fileno())
-        self._timer = self._loop.call_later(FULL_SECONDS, self.start)
 
     async def _open(self, accepted: socket.socket) -> None:
         protocol = self._make_protocol(self._limit)

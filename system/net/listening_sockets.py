@@ -20,8 +20,8 @@ Light: a shim imports it.
 
 from __future__ import annotations
 
+import contextlib
 import socket
-import sys
 from collections.abc import Iterable
 
 QUEUE_LENGTH = 32768  # connections that may wait to be accepted
@@ -67,7 +67,11 @@ def listening(sockets: Iterable[socket.socket]) -> list[socket.socket]:
 
 def _further(first: socket.socket) -> list[socket.socket]:
     """Open the guard and the other listeners of an address; none where they would not be safe."""
-    count = _listeners_wanted()
+    try:
+        with open(_SOMAXCONN, encoding="ascii") as file:
+            count = min(MAX_LISTENERS, -(-QUEUE_LENGTH // max(1, int(file.read()))))
+    except (OSError, ValueError):  # as elsewhere than on Linux
+        return []
     if count == 1:
         return []
     opened: list[socket.socket] = []
@@ -80,7 +84,10 @@ def _further(first: socket.socket) -> list[socket.socket]:
             opened[-1].listen(BACKLOG)
         guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
         guard.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-        is_safe = _end_quick_binds(first.getsockname()[1]) and not _can_be_shared(first)
+        is_safe = _end_quick_binds(first.getsockname()[1])
+        with contextlib.suppress(OSError):
+            _share(first).close()  # a stranger could do that, too
+            is_safe = False
     except OSError:
         is_safe = False
     if is_safe:
@@ -89,17 +96,6 @@ def _further(first: socket.socket) -> list[socket.socket]:
         one.close()
     first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
     return []
-
-
-def _listeners_wanted() -> int:
-    if sys.platform != "linux":
-        return 1
-    try:
-        with open(_SOMAXCONN, encoding="ascii") as file:
-            each = int(file.read())
-    except (OSError, ValueError):
-        return 1
-    return min(MAX_LISTENERS, -(-QUEUE_LENGTH // max(1, each)))
 
 
 def _share(first: socket.socket) -> socket.socket:
@@ -129,14 +125,6 @@ def _end_quick_binds(port: int) -> bool:
         except OSError:
             continue
     return False
-
-
-def _can_be_shared(first: socket.socket) -> bool:
-    try:
-        _share(first).close()
-    except OSError:
-        return False
-    return True
 
 
 def http_address(host: str, port: int) -> str:

@@ -45,10 +45,9 @@ FrameHead: TypeAlias = tuple[int, bool, int, int]
 def parse_head(data: Readable, at: int = 0) -> FrameHead | None:
     """Parse the head of the frame that begins at `at`.
 
-    Returns:
-        The first byte (`FIN`, reserved bits, `OPCODE`), whether the frame is masked, where its
-        payload begins (the last `KEY_BYTES` before it are the key of a masked frame), and where
-        the frame ends, which may lie beyond the data. None if the head is incomplete.
+    Returns the first byte (`FIN`, reserved bits, `OPCODE`), whether the frame is masked, where its
+    payload begins (the last `KEY_BYTES` before it are the key of a masked frame), and where the
+    frame ends, which may lie beyond the data. None if the head is incomplete.
     """
     here = len(data) - at
     if here < 2:
@@ -98,23 +97,10 @@ def close_payload(code: int, reason: str = "") -> bytes:
     return code.to_bytes(2, "big") + text
 
 
-def apply_mask(data: Readable, mask: bytes | bytearray) -> bytes:
-    """XOR the data with the repeated mask as one large number; masking and unmasking are the same.
-
-    The `websockets` library does the same in C (`websockets.speedups.apply_mask`).
-    """
-    size = len(data)
-    keys = (bytes(mask) * (size // KEY_BYTES + 1))[:size]
-    return (int.from_bytes(data, "big") ^ int.from_bytes(keys, "big")).to_bytes(size, "big")
-
-
 def upgrade_request(authority: str, path: str, headers: str = "") -> bytes:
-    """Make the HTTP request with which a client asks for a WebSocket.
+    """Make the HTTP request with which a client asks a server (host and port) for a WebSocket.
 
-    Args:
-        authority: The server's host and port.
-        path: What is asked for.
-        headers: Further headers, each with the end of its line.
+    Further `headers` have the end of their line each.
     """
     key = base64.b64encode(os.urandom(16)).decode()
     return (

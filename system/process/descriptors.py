@@ -3,9 +3,7 @@
 
 A message is one packet: a line of JSON, then raw bytes; descriptors go beside it (SCM_RIGHTS).
 Where the wire is a stream of lines instead, `rights`, `space_for` and `descriptors_of` carry the
-descriptors.
-
-Light: a shim imports it, hence no dataclasses.
+descriptors. Light: a shim imports it, hence no dataclasses.
 """
 
 from __future__ import annotations
@@ -48,11 +46,7 @@ def packet_pair() -> tuple[socket.socket, socket.socket]:
 def send_message(end: socket.socket, message: Message) -> bool:
     """Send one message; its descriptors stay the caller's to close.
 
-    Returns:
-        False when it does not fit now.
-
-    Raises:
-        OSError: the other side has ended.
+    Returns False when it does not fit now. Raises `OSError`: the other side has ended.
     """
     data = encode_line(message.head) + message.body
     try:
@@ -69,12 +63,9 @@ def send_message(end: socket.socket, message: Message) -> bool:
 def receive_message(end: socket.socket, *, most_fds: int = MAX_FDS) -> Message | None:
     """Receive the next message; None when there is none now.
 
-    Its descriptors, which no program started later inherits, are the caller's to close.
-
-    Raises:
-        EOFError: the other side has ended.
-        TimeoutError: nothing has arrived within the socket's timeout.
-        ValueError: what has arrived is no message.
+    Its descriptors, which no program started later inherits, are the caller's to close. Raises
+    `EOFError`: the other side has ended; `TimeoutError`: nothing has arrived within the socket's
+    timeout; `ValueError`: what has arrived is no message.
     """
     try:
         data, ancillary, _, _ = end.recvmsg(MAX_PACKET_BYTES, space_for(most_fds), _CLOEXEC)

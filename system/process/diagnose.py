@@ -3,10 +3,9 @@
 
     the process's parent ──▶ `Evidence` ──▶ `diagnose_exit` ──▶ `ExitReason`
 
-`Evidence` is everything that is known of one process's end; `diagnose_exit` is a pure function of
-it, tested by a table. Its questions come in the order that `exit_reason.py` lists.
-`gather_evidence` reads the counters after an exit, given those of before (`read_oom_counters`). Of
-what exits below a server the server itself counts and reports: `explain_child`.
+`diagnose_exit` is a pure function of the evidence, tested by a table. Its questions come in the
+order that `exit_reason.py` lists. Of what exits below a server the server itself counts and
+reports: `explain_child`.
 
 Two rules keep a `kill -9` by hand from being called out of memory. A cgroup's counter that stood
 still rules memory out, whatever happened elsewhere on the machine. One that moved proves that
@@ -15,11 +14,10 @@ still rules memory out, whatever happened elsewhere on the machine. One that mov
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..memory.cgroups import Cgroup
 from .exit_reason import Certainty, Detector, ExitKind, ExitReason
@@ -30,6 +28,7 @@ from .oom_evidence import (
     read_oom_counters,
     victims_cgroup,
 )
+from .proc import split_wait_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,47 +36,36 @@ class Evidence:
     """Everything that is known of how one process ended.
 
     Sizes are in bytes, counters are None where there is none to read.
-
-    Attributes:
-        wait_status: as `os.waitpid` gave it; None when it could not be reaped.
-        was_alone: whether it certainly had no child. When it had one, a SIGKILL that its cgroup
-            counted is only probably its own, unless the kernel log names it.
-        oom_kills_before: counted in its cgroup when it started.
-        machine_oom_kills_before: the same of the whole machine, from `/proc/vmstat`.
-        kernel_log_line: what the kernel log says of a kill in its cgroup.
-        watchdog: one line for people, when our own watchdog killed it for using too much.
-        memory_error: whether it raised `MemoryError`.
-        seconds: how long it had run.
     """
 
     pid: int
-    wait_status: int | None
+    wait_status: int | None  # as `os.waitpid` gave it; None when it could not be reaped
     stopped_by_us: bool = False
     timed_out: bool = False
+    # It certainly had no child. When it had one, a SIGKILL that its cgroup counted is only probably
+    # its own, unless the kernel log names it.
     was_alone: bool = True
-    oom_kills_before: int | None = None
+    oom_kills_before: int | None = None  # counted in its cgroup when it started
     oom_kills_after: int | None = None
-    machine_oom_kills_before: int | None = None
+    machine_oom_kills_before: int | None = None  # of the whole machine, from `/proc/vmstat`
     machine_oom_kills_after: int | None = None
-    kernel_log_line: str | None = None
-    watchdog: str | None = None
-    memory_error: bool = False
+    kernel_log_line: str | None = None  # of a kill in its cgroup
+    watchdog: str | None = None  # for people, when our own killed it for using too much
+    memory_error: bool = False  # it raised `MemoryError`
     cgroup_name: str | None = None
     peak_bytes: int | None = None
     limit_bytes: int | None = None
-    seconds: float | None = None
+    seconds: float | None = None  # how long it had run
 
     @property
     def exit_code(self) -> int | None:
         """The exit code; None when a signal ended the process, or it was not reaped."""
-        code = self._code()
-        return None if code is None or code < 0 else code
+        return None if self.wait_status is None else split_wait_status(self.wait_status)[0]
 
     @property
     def signal_number(self) -> int | None:
         """The signal that ended the process, if one did."""
-        code = self._code()
-        return None if code is None or code >= 0 else -code
+        return None if self.wait_status is None else split_wait_status(self.wait_status)[1]
 
     @property
     def knows_cgroup(self) -> bool:
@@ -102,9 +90,6 @@ class Evidence:
         name = self.cgroup_name or "?"  # `/` is all that is seen in a container
         cgroup = "cgroup of its container" if name == "/" else f"cgroup {name}"
         return f"{cgroup}, oom_kill {counted}"
-
-    def _code(self) -> int | None:
-        return None if self.wait_status is None else os.waitstatus_to_exitcode(self.wait_status)
 
 
 def gather_evidence(
@@ -172,13 +157,14 @@ def telling_line(lines: list[str], pid: int) -> str | None:
 
 def diagnose_exit(evidence: Evidence) -> ExitReason:
     """Return how the process ended."""
-    if evidence.stopped_by_us or evidence.timed_out:
-        verdict = _Verdict(ExitKind.TIMED_OUT if evidence.timed_out else ExitKind.STOPPED)
+    if evidence.timed_out:
+        verdict = ExitReason(ExitKind.TIMED_OUT, evidence.pid)
+    elif evidence.stopped_by_us:
+        verdict = ExitReason(ExitKind.STOPPED, evidence.pid)
     else:
         verdict = _verdict(evidence)
-    return ExitReason(
-        **verdict._asdict(),
-        pid=evidence.pid,
+    return replace(
+        verdict,
         exit_code=evidence.exit_code,
         signal_number=evidence.signal_number,
         limit_bytes=evidence.limit_bytes,
@@ -192,23 +178,39 @@ def explain_child(
 ) -> ExitReason:
     """Return how a process below a server that lives on exited.
 
-    Args:
-        facts: What the server has reported of it (`shard_exit` in `schema/protocol.py`): it
-            counts kills in its own cgroup, and says which of them belong to which exit.
-        limit_bytes: The memory limit of all processes of the server together.
-        kernel_log_line: What the kernel log says of a kill in their cgroup, where it can be read.
+    The server has reported the `facts` (`shard_exit` in `schema/protocol.py`): it counts kills in
+    its own cgroup, and says which of them belong to which exit. All of its processes have the
+    limit together.
     """
+    pid, seconds, peak_bytes = facts["pid"], facts.get("seconds"), facts.get("peak_bytes")
     if facts.get("out_of_memory"):  # over the cap of its own, which the server put on it
-        return _over_own_cap(facts)
-    if facts.get("replaced_for"):
-        pid, why = facts["pid"], facts["replaced_for"]
-        return ExitReason(ExitKind.STOPPED, pid=pid, seconds=facts.get("seconds"), evidence=why)
-    if facts.get("programs"):
-        return _program(facts, limit_bytes, kernel_log_line)
+        return ExitReason(
+            ExitKind.OOM_KILLED,
+            pid,
+            signal_number=signal.SIGKILL,
+            detector=Detector(facts.get("detector") or Detector.CGROUP),
+            limit_bytes=facts.get("limit_bytes"),
+            peak_bytes=peak_bytes,
+            seconds=seconds,
+        )
+    if why := facts.get("replaced_for"):
+        return ExitReason(ExitKind.STOPPED, pid, seconds=seconds, evidence=why)
+    if facts.get("programs"):  # that an environment had started: the server does not know which
+        victim, name = killed_process(kernel_log_line or "") or (0, None)
+        return ExitReason(
+            ExitKind.OOM_KILLED,
+            victim,
+            signal_number=signal.SIGKILL,
+            detector=Detector.CGROUP,
+            limit_bytes=facts.get("limit_bytes") or limit_bytes,
+            peak_bytes=peak_bytes,
+            victim_pid=victim or None,
+            victim_name=name,
+        )
     before, after = facts.get("oom_kills") or (None, None)
     of_machine = facts.get("machine_oom_kills") or (None, None)
     evidence = Evidence(
-        facts["pid"],
+        pid,
         facts["wait_status"],
         oom_kills_before=before,
         oom_kills_after=after,
@@ -216,23 +218,14 @@ def explain_child(
         machine_oom_kills_after=of_machine[1],
         kernel_log_line=kernel_log_line,
         cgroup_name=facts.get("cgroup"),
-        peak_bytes=facts.get("peak_bytes"),
+        peak_bytes=peak_bytes,
         limit_bytes=limit_bytes,
-        seconds=facts.get("seconds"),
+        seconds=seconds,
     )
     return diagnose_exit(evidence)
 
 
-class _Verdict(NamedTuple):
-    kind: ExitKind
-    detector: Detector | None = None
-    certainty: Certainty = Certainty.CERTAIN
-    evidence: str | None = None
-    victim_pid: int | None = None
-    victim_name: str | None = None
-
-
-def _verdict(known: Evidence) -> _Verdict:
+def _verdict(known: Evidence) -> ExitReason:
     """The questions, in the order of `exit_reason.py`."""
     victim = killed_process(known.kernel_log_line or "")
     named_itself = victim is not None and victim[0] == known.pid
@@ -241,23 +234,23 @@ def _verdict(known: Evidence) -> _Verdict:
     if was_killed and known.cgroup_killed and not named_another:
         is_proven = named_itself or known.was_alone
         certainty = Certainty.CERTAIN if is_proven else Certainty.PROBABLE
-        return _oom(Detector.CGROUP, known.cgroup_text, certainty)
+        return _oom(known, Detector.CGROUP, known.cgroup_text, certainty)
     if was_killed and named_itself:
-        return _oom(Detector.KERNEL_LOG, f"kernel log: {known.kernel_log_line}")
+        return _oom(known, Detector.KERNEL_LOG, f"kernel log: {known.kernel_log_line}")
     if known.watchdog is not None:
-        return _oom(Detector.WATCHDOG, known.watchdog)
+        return _oom(known, Detector.WATCHDOG, known.watchdog)
     if was_killed and known.machine_killed and not known.knows_cgroup and not named_another:
         counted = f"{known.machine_oom_kills_before}→{known.machine_oom_kills_after}"
         text = f"SIGKILL, and /proc/vmstat oom_kill {counted}"
-        return _oom(Detector.VMSTAT, text, Certainty.PROBABLE)
+        return _oom(known, Detector.VMSTAT, text, Certainty.PROBABLE)
     if known.memory_error:
-        return _oom(Detector.MEMORY_ERROR, "MemoryError")
+        return _oom(known, Detector.MEMORY_ERROR, "MemoryError")
     if known.cgroup_killed:
         return _beside_a_kill(known, victim if named_another else None)
-    return _Verdict(_plain_kind(known))
+    return ExitReason(_plain_kind(known), known.pid)
 
 
-def _beside_a_kill(known: Evidence, victim: tuple[int, str] | None) -> _Verdict:
+def _beside_a_kill(known: Evidence, victim: tuple[int, str] | None) -> ExitReason:
     """Return the verdict on a process that exited otherwise, after one below it was killed.
 
     When it ended in an error (or out of sight), memory is the likely cause, and the certain one
@@ -268,18 +261,22 @@ def _beside_a_kill(known: Evidence, victim: tuple[int, str] | None) -> _Verdict:
     failed = known.wait_status is None or known.exit_code not in (0, None)
     victim_pid, victim_name = victim or (None, None)
     whom = "a process below it" if victim is None else f"{victim_name} (pid {victim_pid})"
-    return _Verdict(
+    return ExitReason(
         ExitKind.OOM_KILLED if failed else _plain_kind(known),
-        Detector.CGROUP if failed else None,
-        Certainty.PROBABLE if failed and not is_proven else Certainty.CERTAIN,
-        f"{whom} was killed: {known.cgroup_text}",
-        victim_pid,
-        victim_name,
+        known.pid,
+        detector=Detector.CGROUP if failed else None,
+        certainty=Certainty.PROBABLE if failed and not is_proven else Certainty.CERTAIN,
+        evidence=f"{whom} was killed: {known.cgroup_text}",
+        victim_pid=victim_pid,
+        victim_name=victim_name,
     )
 
 
-def _oom(detector: Detector, evidence: str, certainty: Certainty = Certainty.CERTAIN) -> _Verdict:
-    return _Verdict(ExitKind.OOM_KILLED, detector, certainty, evidence)
+def _oom(
+    known: Evidence, detector: Detector, text: str, certainty: Certainty = Certainty.CERTAIN
+) -> ExitReason:
+    kind = ExitKind.OOM_KILLED
+    return ExitReason(kind, known.pid, certainty=certainty, detector=detector, evidence=text)
 
 
 def _plain_kind(known: Evidence) -> ExitKind:
@@ -288,36 +285,6 @@ def _plain_kind(known: Evidence) -> ExitKind:
     return ExitKind.EXITED if known.signal_number is None else ExitKind.SIGNALED
 
 
-def _over_own_cap(facts: Mapping[str, Any]) -> ExitReason:
-    return ExitReason(
-        ExitKind.OOM_KILLED,
-        pid=facts["pid"],
-        signal_number=signal.SIGKILL,
-        detector=Detector(facts.get("detector") or Detector.CGROUP),
-        limit_bytes=facts.get("limit_bytes"),
-        peak_bytes=facts.get("peak_bytes"),
-        seconds=facts.get("seconds"),
-    )
-
-
-def _program(facts: Mapping[str, Any], limit_bytes: int | None, line: str | None) -> ExitReason:
-    """Return the end of what an environment had started: the server does not know which it was."""
-    pid, name = killed_process(line or "") or (0, None)
-    return ExitReason(
-        ExitKind.OOM_KILLED,
-        pid=pid,
-        signal_number=signal.SIGKILL,
-        detector=Detector.CGROUP,
-        limit_bytes=facts.get("limit_bytes") or limit_bytes,
-        peak_bytes=facts.get("peak_bytes"),
-        victim_pid=pid or None,
-        victim_name=name,
-    )
-
-
 def _line_about(lines: list[str], pid: int) -> str | None:
-    for line in reversed(lines):
-        killed = killed_process(line)
-        if killed is not None and killed[0] == pid:
-            return line
-    return None
+    found = [line for line in lines if (killed_process(line) or (None,))[0] == pid]
+    return found[-1] if found else None

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`ExitReason`: how a process ended, in one value that looks the same everywhere.
 
-Covers the value and its words. It does *not* gather evidence: that is `diagnose.py`, which the
-process's parent calls.
+The evidence is gathered by `diagnose.py`, which the process's parent calls.
 
 A kill for memory is claimed in this order, and never on a bare SIGKILL (docs/decisions/0015):
 
@@ -101,9 +100,8 @@ class ExitReason:
     def sentence(self, *, shares_limit: bool = False) -> str:
         """One clause for people, to stand after a subject: `was killed by SIGSEGV`.
 
-        Args:
-            shares_limit: Whether `limit_bytes` is the limit of all processes of a replica together,
-                of which this was one: it may have been reached with less in this one.
+        `shares_limit`: the limit is of all processes of a replica together, and may have been
+        reached with less in this one.
         """
         match self.kind:
             case ExitKind.EXITED if self.evidence is not None and not self.pid:
@@ -159,8 +157,7 @@ class ExitReason:
     def from_json(cls, data: dict[str, Any]) -> ExitReason:
         """The value that `to_json` wrote.
 
-        Raises:
-            KeyError, ValueError: when `data` was not written by `to_json`.
+        Raises `KeyError` or `ValueError` when `data` was not written by `to_json`.
         """
         fields: dict[str, Any] = {key: data.get(key) for key in cls.__dataclass_fields__}
         fields["kind"] = ExitKind(data["kind"])

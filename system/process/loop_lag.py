@@ -176,7 +176,13 @@ class EventLoopLagMonitor:
         self._timer = self._loop.call_later(self._interval_seconds, self._beat)
         self._samples.set()
         if self._thread is None:
-            self._start_watchdog()
+            name, watched = f"{self.name}-watchdog", (threading.get_ident(), self._ended)
+            thread = threading.Thread(target=self._watch, args=watched, name=name, daemon=True)
+            try:
+                thread.start()
+                self._thread = thread
+            except RuntimeError as exc:  # the work itself must not fail of it
+                log.warning("%s is sampled without its watchdog: %s", self.name, exc)
 
     def pause(self) -> None:
         """Stop sampling after `LINGER_SAMPLES` more; a second call does nothing."""
@@ -227,32 +233,14 @@ class EventLoopLagMonitor:
         self._window.due = math.inf
         self._samples.clear()
 
-    def _start_watchdog(self) -> None:
-        thread = threading.Thread(
-            target=self._watch,
-            args=(threading.get_ident(), self._ended),
-            name=f"{self.name}-watchdog",
-            daemon=True,
-        )
-        try:
-            thread.start()
-        except RuntimeError as exc:  # the work itself must not fail of it
-            log.warning("%s is sampled without its watchdog: %s", self.name, exc)
-            return
-        self._thread = thread
-
     def _watch(self, watched: int, ended: threading.Event) -> None:
         """Log each stall once, on the watchdog's thread, while it lasts."""
         is_logged = False
         while self._samples.wait() and not ended.wait(self._stall_seconds / 2):
             overdue = self._window.overdue_seconds(self._clock())
             if overdue >= self._stall_seconds and not is_logged:
+                frame = sys._current_frames().get(watched)  # noqa: SLF001  documented all the same
+                lines = traceback.format_stack(frame) if frame else ["a thread that has ended"]
                 text = "%s is blocked for %.1f s by:\n%s"
-                log.warning(text, self.name, overdue, stack_of(watched))
+                log.warning(text, self.name, overdue, "".join(lines).rstrip())
             is_logged = overdue >= self._stall_seconds
-
-
-def stack_of(thread: int) -> str:
-    """The stack of a thread, by its identifier; of one that has ended, that of no frame."""
-    frame = sys._current_frames().get(thread)  # noqa: SLF001  # documented, in spite of its name
-    return "".join(traceback.format_stack(frame)).rstrip() if frame else "a thread that has ended"

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Facts that Linux has in `/proc` and macOS gives through psutil. Not called on Linux.
 
-`install` must have been called before a process is identified; the package's root does so.
 psutil is imported when it is needed first, since the CLI has no use for it.
 """
 
@@ -12,34 +11,27 @@ import os
 from collections.abc import Iterable, Iterator
 
 from .proc import ProcessStat
-from .process_identity import ProcessIdentity, use_process_table
+from .process_identity import ProcessIdentity
 
 
-class PsutilTable:
-    """The table of processes, as psutil shows it."""
+def started_at(pid: int) -> float | None:
+    """Return when a process started, in seconds since the epoch; None when there is none."""
+    import psutil
 
-    def started_at(self, pid: int) -> float | None:
-        """Return when the process started, in seconds since the epoch; None when there is none."""
-        import psutil
-
-        try:
-            return float(psutil.Process(pid).create_time())
-        except psutil.Error:
-            return None
-
-    def is_zombie(self, pid: int) -> bool:
-        """Return whether the process has ended, and waits to be reaped."""
-        import psutil
-
-        try:
-            return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
-        except psutil.Error:
-            return True
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None
 
 
-def install() -> None:
-    """Identify processes by psutil from now on."""
-    use_process_table(PsutilTable())
+def is_zombie(pid: int) -> bool:
+    """Return whether a process has ended, and waits to be reaped."""
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return True
 
 
 def all_stats() -> Iterator[ProcessStat]:

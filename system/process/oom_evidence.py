@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from typing import NamedTuple
 
 from ..memory.cgroup_tree import read_keyed
 from ..memory.cgroups import Cgroup
@@ -26,14 +27,11 @@ _IN_CGROUP = "; in cgroup "
 _KILLED = re.compile(r"Killed process (\d+) \((.*?)\)(?:,| |$)")
 
 
-class OomCounters:
+class OomCounters(NamedTuple):
     """The kernel's counters at one moment; None where there is none to read."""
 
-    __slots__ = ("oom_kills", "vmstat")
-
-    def __init__(self, oom_kills: int | None = None, vmstat: int | None = None) -> None:
-        self.oom_kills = oom_kills  # of the process's own cgroup
-        self.vmstat = vmstat  # of the whole machine
+    oom_kills: int | None = None  # of the process's own cgroup
+    vmstat: int | None = None  # of the whole machine
 
 
 def read_oom_counters(cgroup: Cgroup | None) -> OomCounters:

@@ -5,14 +5,12 @@
 not the wall clock's: it survives clock steps, such as the one when a laptop first meets its time
 server. To it is added 2**30 times a 16-bit tag of the boot id, so that a value written before a
 reboot never matches after it. Two such numbers are compared for equality and mean nothing else.
-Elsewhere than on Linux, processes are looked up in the table that `use_process_table` was given
-(`system/process/macos.py`).
-
-Light on purpose (standard library alone at import): a shim imports it.
+Elsewhere than on Linux, psutil knows (`macos.py`).
 
 A process may hold the lock of a file (`flock`) for as long as it lives: `is_locked` tries it. The
 try is itself a short hold: shared, so that two that ask at once do not take each other for the
-holder. It must not get into the way of one that takes the lock without waiting.
+holder. It must not get into the way of one that takes the lock without waiting. Light: a shim
+imports it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import os
 import signal
 import sys
 import time
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from .proc import ProcessStat, read_stat
 
@@ -33,25 +31,6 @@ _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 # 2**30 seconds are 34 years of uptime; 16 bits above them still leave a double a resolution of
 # 1/128 s, finer than a tick.
 _BOOT_TAG_UNIT = float(2**30)
-
-
-class ProcessTable(Protocol):
-    """Looks up processes on systems without `/proc`."""
-
-    def started_at(self, pid: int) -> float | None:
-        """Return when the process started; None when there is none of that pid."""
-
-    def is_zombie(self, pid: int) -> bool:
-        """Return whether the process has ended, and waits to be reaped."""
-
-
-_table: ProcessTable | None = None
-
-
-def use_process_table(table: ProcessTable) -> None:
-    """Look processes up there; needed elsewhere than on Linux."""
-    global _table
-    _table = table
 
 
 class ProcessIdentity(NamedTuple):
@@ -80,18 +59,18 @@ class ProcessIdentity(NamedTuple):
     def is_alive(self) -> bool:
         """Return whether it runs. A zombie does not: it waits to be reaped and holds nothing."""
         if not IS_LINUX:
-            return self.exists() and not _elsewhere().is_zombie(self.pid)
+            from . import macos
+
+            return self.exists() and not macos.is_zombie(self.pid)
         stat = read_stat(self.pid)
         return stat is not None and not stat.is_dead and self == ProcessIdentity.of_stat(stat)
 
     def open_pidfd(self) -> int | None:
         """Open a pidfd of exactly this process (the caller closes it); None when it is gone.
 
-        The identity is checked *after* opening: from then on the descriptor is tied to the
-        process, whatever becomes of the number.
-
-        Raises:
-            OSError: when the system has no pidfds, or no descriptors are left.
+        The identity is checked *after* opening: from then on the descriptor is tied to the process,
+        whatever becomes of the number. Raises `OSError` when the system has no pidfds, or no
+        descriptors are left.
         """
         try:
             fd = os.pidfd_open(self.pid)
@@ -105,11 +84,14 @@ class ProcessIdentity(NamedTuple):
     def signal(self, number: int) -> bool:
         """Send a signal; False when the process is gone (or its pid another's).
 
-        Raises:
-            PermissionError: when the process belongs to another user.
+        Raises `PermissionError` when the process belongs to another user.
         """
-        if not hasattr(os, "pidfd_open"):
-            return self._signal_by_pid(number)
+        if not hasattr(os, "pidfd_open"):  # check and signal are two steps: a window remains
+            with contextlib.suppress(ProcessLookupError):
+                if self.is_alive():
+                    os.kill(self.pid, number)
+                    return True
+            return False
         fd = self.open_pidfd()
         if fd is None:
             return False
@@ -120,15 +102,6 @@ class ProcessIdentity(NamedTuple):
         finally:
             os.close(fd)
         return True
-
-    def _signal_by_pid(self, number: int) -> bool:
-        """Without pidfds the check and the signal are two steps: a window remains."""
-        if not self.is_alive():
-            return False
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
-            return True
-        return False
 
 
 def boot_seconds() -> float:
@@ -155,22 +128,17 @@ def _boot_tag() -> float:
 
 def _started_at(pid: int) -> float | None:
     if not IS_LINUX:
-        return _elsewhere().started_at(pid)
+        from . import macos
+
+        return macos.started_at(pid)
     stat = read_stat(pid)
     return None if stat is None else _boot_tag() + stat.started_seconds
-
-
-def _elsewhere() -> ProcessTable:
-    if _table is None:
-        raise RuntimeError("no table of processes is in use: call use_process_table() first")
-    return _table
 
 
 def is_locked(path: str | os.PathLike[str]) -> bool:
     """Return whether another process holds the lock of a file; not where there is no file.
 
-    Raises:
-        OSError: the file cannot be opened.
+    Raises `OSError`: the file cannot be opened.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -3,7 +3,6 @@
 
 A service manager may start a program so. Python has `None` for such a stream, and the next file or
 socket that is opened gets its descriptor, and with it what others print; libuv aborts the process.
-
 Light: the command line imports it before all else.
 """
 

@@ -16,7 +16,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from ..memory.cgroups import Cgroup
 from . import macos
@@ -35,7 +35,11 @@ def tree_of(
     Works when `pid` is dead: its session, process group and cgroup may have survived it. The
     kernel gives no new process a number that is still a session's or group's.
     """
-    stats = list(_all_stats())
+    if IS_LINUX:
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+        stats = [stat for each in pids if (stat := read_stat(each)) is not None]
+    else:
+        stats = list(macos.all_stats())
     members = descendants(stats, pid)
     if session:
         members |= {s.pid for s in stats if pid in (s.session, s.group)}
@@ -44,7 +48,7 @@ def tree_of(
     members.discard(os.getpid())
     found = [s for s in stats if s.pid in members and not s.is_dead]
     found.sort(key=lambda s: (s.pid != pid, s.started_seconds, s.pid))
-    return [_identity_of(s) for s in found]
+    return [ProcessIdentity.of_stat(s) for s in found]
 
 
 def descendants(stats: Iterable[ProcessStat], pid: int) -> set[int]:
@@ -71,10 +75,8 @@ def stop_tree(
 ) -> list[int]:
     """Stop the tree: SIGTERM, at most `grace_seconds`, SIGKILL, and wait for the end.
 
-    A pid that now belongs to another process is left alone, and so is its session.
-
-    Returns:
-        The pids that were signalled; none when everything was dead already.
+    A pid that now belongs to another process is left alone, and so is its session. Returns the pids
+    that were signalled; none when everything was dead already.
     """
     signalled: dict[int, None] = {}
     if identity.pid <= 1:
@@ -97,15 +99,26 @@ def wait_until_dead(members: Iterable[ProcessIdentity], timeout_seconds: float) 
     deadline = time.monotonic() + timeout_seconds
     if not hasattr(os, "pidfd_open"):
         return macos.wait_until_dead(members, timeout_seconds)
-    return all(_wait_for(member, deadline) for member in members)
+    for member in members:
+        if (fd := member.open_pidfd()) is not None:
+            try:
+                poller = select.poll()
+                poller.register(fd, select.POLLIN)
+                if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                    return False
+            finally:
+                os.close(fd)
+    return True
 
 
 def _members(
     identity: ProcessIdentity, session: bool, cgroup: Cgroup | None
 ) -> list[ProcessIdentity]:
     """The tree's living processes, unless the root's pid is another process's now."""
-    reused = _pid_exists(identity.pid) and not identity.exists()
-    if not reused:
+    is_reused = False
+    with contextlib.suppress(ProcessLookupError):
+        is_reused = ProcessIdentity.of(identity.pid) != identity
+    if not is_reused:
         return tree_of(identity.pid, session=session, cgroup=cgroup)
     found: list[ProcessIdentity] = []
     for pid in [] if cgroup is None else cgroup.pids():
@@ -123,39 +136,3 @@ def _signal_all(members: Iterable[ProcessIdentity], number: int) -> list[int]:
             if member.signal(number):
                 signalled.append(member.pid)
     return signalled
-
-
-def _wait_for(member: ProcessIdentity, deadline: float) -> bool:
-    fd = member.open_pidfd()
-    if fd is None:
-        return True
-    try:
-        poller = select.poll()
-        poller.register(fd, select.POLLIN)
-        left = max(0.0, deadline - time.monotonic())
-        return bool(poller.poll(left * 1000))
-    finally:
-        os.close(fd)
-
-
-def _pid_exists(pid: int) -> bool:
-    try:
-        ProcessIdentity.of(pid)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _identity_of(stat: ProcessStat) -> ProcessIdentity:
-    if IS_LINUX:
-        return ProcessIdentity.of_stat(stat)
-    return ProcessIdentity(stat.pid, stat.started_seconds)
-
-
-def _all_stats() -> Iterator[ProcessStat]:
-    if not IS_LINUX:
-        yield from macos.all_stats()
-        return
-    for name in os.listdir("/proc"):  # noqa: PTH208 (names alone: one string per process)
-        if name.isdigit() and (stat := read_stat(int(name))) is not None:
-            yield stat

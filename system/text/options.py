@@ -9,8 +9,7 @@
                    ├─▶ flags of a command       (`cli.options.declared_options`)
                    └─▶ fields of a payload      (`operations.base.payload_of`)
 
-The unit is the end of the name: `_seconds`, `_mb` (2**20 bytes). Standard library alone: the
-command line and the env host import this module.
+The unit is the end of the name: `_seconds`, `_mb` (2**20 bytes).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 _COLOUR = r"\x1b\[[0-9;:]*m"
@@ -168,32 +168,19 @@ def without_secrets(value: Any, payload: Mapping[str, Any]) -> Any:
 
 def hide_values(value: Any, secrets: Collection[str]) -> Any:
     """Hide texts wherever they stand in a JSON value: the longest first, and no short ones."""
-    known = sorted({s for s in secrets if _is_hidden_anywhere(s)}, key=len, reverse=True)
-    return _with_each(value, lambda text: _without(text, known)) if known else value
+    words = {s for s in secrets if (s.isdecimal() and len(s) < 6) or s.lower() in _COMMON_WORDS}
+    long = {secret for secret in secrets if len(secret) >= _MIN_CHARACTERS}
+    known = sorted(long - words, key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, known)))
+    return _with_each(value, lambda text: pattern.sub(REDACTED, text)) if known else value
 
 
 def hide_secrets(text: str, secrets: Collection[str] = ()) -> str:
-    """Hide in a text all that is, or looks like, a secret: for what is shown to strangers.
-
-    Args:
-        text: Such as a log.
-        secrets: Values that are known to be secret.
-    """
+    """Hide in a text all that is known to be, or looks like, a secret: for strangers to read."""
     hidden: str = hide_values(text, secrets)
     hidden = re.sub(_KNOWN_KEY, REDACTED, re.sub(_BEARER, rf"\1{REDACTED}", hidden))
     hidden = str(hide_credentials(hidden))
     return re.sub(_OPTION, _without_named, re.sub(_ASSIGNED, _without_named, hidden))
-
-
-def _is_hidden_anywhere(secret: str) -> bool:
-    is_word = secret.lower() in _COMMON_WORDS or (secret.isdecimal() and len(secret) < 6)
-    return len(secret) >= _MIN_CHARACTERS and not is_word
-
-
-def _without(text: str, secrets: Iterable[str]) -> str:
-    for secret in secrets:
-        text = text.replace(secret, REDACTED)
-    return text
 
 
 def _without_named(found: re.Match[str]) -> str:

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from websockets.frames import Opcode
-
-from openenvd.system.net.websocket import apply_mask
+from websockets.utils import apply_mask
 
 from .hosts import WAIT_SECONDS, Host
 

@@ -31,7 +31,7 @@ from openenvd.executor.spawning.source import SubprocessSource
 from openenvd.executor.supervisor.memory import sweep_orphans
 from openenvd.executor.worker import WORKER_OOM_SCORE_ADJ, arm_parent_death_signal
 from openenvd.system.memory.cgroups import CgroupManager
-from openenvd.system.memory.pids_limit import HINT, NO_ROOM
+from openenvd.system.memory.limits import HINT, NO_ROOM
 from openenvd.system.process.exit_reason import Detector, ExitKind
 from openenvd.system.process.process_identity import ProcessIdentity
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from websockets.utils import apply_mask
 
 from openenvd.env_host.websocket import frames
 from openenvd.schema.protocol import HostConfig
-from openenvd.system.net.websocket import apply_mask
 
 from ..env_host.hosts import Host
 

@@ -28,7 +28,7 @@ from openenvd.schema.settings import FIRST_PORT, PORTS, Paths, Settings
 from openenvd.server.daemon import VITAL_THREADS, Daemon
 from openenvd.server.dispatch.memory_estimates import PROCESSES_OF_DAEMON, check_process_room
 from openenvd.server.listening import bind, hold_lock, identity_of
-from openenvd.system.memory.pids_limit import ProcessRoom
+from openenvd.system.memory.limits import ProcessRoom
 
 from .conftest import WAIT_SECONDS
 
@@ -231,8 +231,8 @@ def test_processes_taken_by_others_during_the_start_are_reported_without_a_trace
     is what is said."""
     script = (
         "import sys\n"
-        "from openenvd.system.memory import pids_limit\n"
-        "pids_limit.process_room = lambda: None\n"
+        "from openenvd.system.memory import limits\n"
+        "limits.process_room = lambda: None\n"
         "from openenvd.server.__main__ import main\n"
         "sys.exit(main(['--port=0']))"
     )

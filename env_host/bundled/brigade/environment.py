@@ -63,9 +63,7 @@ class BrigadeEnvironment(Environment[BrigadeAction, BrigadeObservation, State]):
     def __init__(self) -> None:
         if not hasattr(self, "world"):
             raise RuntimeError("the brigade must be served by openenvd: it has no shared state")
-        self._state = State(episode_id=str(uuid4()))
-        self._encoder = Encoder()
-        self._decoder = Decoder()
+        self._begin(None)
 
     async def reset_async(
         self,

@@ -27,9 +27,14 @@ from ....schema.layout import make_private
 from ....schema.protocol import HOST_CONFIG_VARIABLE, door_path
 from ....schema.replica import RunFileData
 from ....schema.spec import EnvironmentSpec
-from ....system.memory.limits import available_memory_bytes, read_limits
-from ....system.memory.pids_limit import HINT as ROOM_HINT
-from ....system.memory.pids_limit import ProcessRoom, no_room_text, process_room
+from ....system.memory.limits import HINT as ROOM_HINT
+from ....system.memory.limits import (
+    ProcessRoom,
+    available_memory_bytes,
+    no_room_text,
+    process_room,
+    read_limits,
+)
 from ... import run_files
 from ...run_files import RunFile, by_service
 from ...shim.client import start_shim

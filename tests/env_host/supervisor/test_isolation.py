@@ -11,7 +11,7 @@ import psutil
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from openenvd.env_host.supervisor.memory import SessionGroups
+from openenvd.system.memory.cgroups import GroupsBelow
 
 from ..conftest import StartHost
 from ..hosts import WAIT_SECONDS, until
@@ -141,7 +141,7 @@ def test_a_hung_front_learns_of_all_free_slots_later(serve: StartHost) -> None:
 
 @pytest.mark.parametrize("is_watched", [False, True], ids=["by the kernel", "by a watchdog"])
 def test_a_session_over_its_cap_is_killed_alone(serve: StartHost, is_watched: bool) -> None:
-    if not is_watched and (why := SessionGroups().why_not):
+    if not is_watched and (why := GroupsBelow().why_not):
         pytest.skip(f"no memory cgroups: {why}")
     env = {"NO_CGROUPS": "1"} if is_watched else {}
     host = serve("Single", max_sessions=2, session_memory_mb=64, env=env)

@@ -245,7 +245,7 @@ async def test_a_hung_call_is_logged_again_when_it_has_lasted_twice_as_long(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     table = table_of(AdmissionOnDemand(is_open=True))
-    watch = SessionWatch(table, hung_seconds=60.0)
+    watch = SessionWatch(table)
     session = await table.reserve()
     session.busy, session.call_name, session.call_began = 1, "step", 0.0
     watch._next_log[session.id] = 0.0

@@ -32,8 +32,7 @@ from openenvd.schema.errors import NoProcesses, NotAnswering, PortInUse, Replica
 from openenvd.schema.layout import Layout
 from openenvd.schema.protocol import door_path
 from openenvd.schema.spec import EnvironmentSpec
-from openenvd.system.memory.limits import read_limits
-from openenvd.system.memory.pids_limit import ProcessRoom
+from openenvd.system.memory.limits import ProcessRoom, read_limits
 from openenvd.system.net.listening_sockets import http_address
 
 from ..conftest import Started

@@ -19,7 +19,7 @@ from openenvd.server.dispatch.outcomes import (
     retry_of,
     story,
 )
-from openenvd.system.memory.pids_limit import HINT, NO_ROOM
+from openenvd.system.memory.limits import HINT, NO_ROOM
 from openenvd.system.process.exit_reason import Detector, ExitKind, ExitReason
 
 MB = 2**20

@@ -7,7 +7,6 @@ import os
 
 import pytest
 from websockets.frames import Frame, Opcode
-from websockets.speedups import apply_mask as apply_mask_in_c
 from websockets.streams import StreamReader
 
 from openenvd.env_host.websocket.handshake import parse_upgrade
@@ -15,7 +14,6 @@ from openenvd.rollouts.bench.session import parse_frame
 from openenvd.system.net.websocket import (
     CLOSE,
     TEXT,
-    apply_mask,
     close_payload,
     frame_head,
     parse_head,
@@ -71,12 +69,6 @@ def test_a_frame_of_any_size_is_read_once_it_is_whole(size: int) -> None:
 def test_frames_of_other_kinds_are_read(frame: Frame, taken: tuple[int, bool, bytes]) -> None:
     data = frame.serialize(mask=False)
     assert parse_frame(data, 0) == (*taken, len(data))
-
-
-@pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 4097])
-def test_masks_are_applied_in_python_as_in_c(size: int) -> None:
-    data, key = os.urandom(size), os.urandom(4)
-    assert apply_mask(data, key) == apply_mask_in_c(data, key)
 
 
 def test_a_handshake_is_asked_for_in_a_form_that_our_server_reads() -> None:

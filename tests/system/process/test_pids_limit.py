@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from openenvd.environments.shim.server_exit import why_no_server
-from openenvd.system.memory.pids_limit import (
+from openenvd.system.memory.limits import (
     NO_ROOM,
     ProcessRoom,
     is_no_room,
@@ -32,7 +32,7 @@ REFUSED = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 FORK_IN_VAIN = """
 import os, sys
 from pathlib import Path
-from openenvd.system.memory.pids_limit import is_no_room, why_not_started
+from openenvd.system.memory.limits import is_no_room, why_not_started
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
 Path(sys.argv[1], "pids.max").write_text("1")
 try:
