@@ -14,10 +14,10 @@ from .house import copy_files, files, measure
 
 # The most that there may be.
 BOUNDS = {
-    "shipped lines": 74_594,
-    "code lines": 47_981,
-    "modules": 392,
-    "test lines": 71_665,
+    "shipped lines": 73_305,
+    "code lines": 47_322,
+    "modules": 386,
+    "test lines": 71_749,
     "words of pages": 24_988,
     "words of decisions": 7_091,
     "folders at the root": 15,
