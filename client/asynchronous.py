@@ -206,9 +206,7 @@ class AsyncEnvironment(EnvironmentData):
 async def stream(client: Client, opening: Opening[Item]) -> AsyncIterator[Item]:
     """Iterate what `opening` returns in a thread, which ends with the iteration.
 
-    Args:
-        client: Whose daemon is asked.
-        opening: Called with the daemon, and with what finds it again after a lost connection.
+    It is called with the daemon, and with what finds it again after a lost connection.
     """
     daemons: list[DaemonClient] = []
     stopped = False

@@ -56,13 +56,7 @@ class UnixConnection(HTTPConnection):
 
 
 class HttpClient:
-    """Calls to one daemon, each with its token.
-
-    Args:
-        socket_path: The daemon's socket.
-        token: The daemon's token.
-        answer_seconds: How long an answer may take; by default `ANSWER_SECONDS`.
-    """
+    """Calls to one daemon, each with its token."""
 
     def __init__(
         self, socket_path: str, token: str, *, answer_seconds: float | None = None
@@ -98,10 +92,7 @@ class HttpClient:
     ) -> Iterator[str]:
         """A text answer in pieces, as they come; no matter how long it stays silent.
 
-        Args:
-            path: Of the call.
-            query: Of the call.
-            heads: Where the answer's headers go; an empty piece says that they are there.
+        The answer's headers go to `heads`; an empty piece says that they are there.
         """
         import codecs
 

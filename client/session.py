@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One session over OpenEnv's WebSocket protocol: reset, step, state, close.
 
-The methods and results are those of OpenEnv's `GenericEnvClient`, which is not used where it is
-installed: it takes the late answer to a call that was given up for the answer to the next one.
+The methods and results are those of OpenEnv's `GenericEnvClient`, which takes the late answer to a
+call that was given up for the answer to the next one.
 
     {"type": "reset", "data": {…}}     {"type": "observation", "data": {observation, reward, done}}
     {"type": "step", "data": action}   the same
@@ -128,8 +128,8 @@ class AsyncSession:
 
     def _of_failure(self, exc: SessionFailed) -> SessionError:
         if exc.reason is SessionEnd.CONNECTION_LOST:
-            said = "the connection was lost" if exc.close_code is None else "closed by the server"
-            message = f"the session has ended: {exc.close_reason or said}"
+            said = "the connection was lost" if exc.close is None else "closed by the server"
+            message = f"the session has ended: {(exc.close and exc.close.reason) or said}"
             return SessionError(message, hint=self._lost_hint)
         return SessionError(str(exc))
 

@@ -22,13 +22,11 @@ import sys
 from contextlib import suppress
 from typing import Any, Self
 
-from ..schema.settings import Paths
-from ..schema.states import RequestState
 from ..system.text.json_lines import Json
-from . import daemon, following
-from .api import DaemonClient
 from .errors import ApiRefused, ClientError, RequestFailed
+from .handles import json_of
 from .sources import read_source, working_folder
+from .synchronous import Client
 
 READY_SECONDS = 600.0  # a first launch installs the project's dependencies
 _UPSTREAM_MODULE = "openenv.core.containers.runtime.providers"
@@ -116,7 +114,7 @@ class OpenEnvdProvider:
         if name is None:
             return
         try:
-            following.run(self._connect(), "down", {"name": name}, reconnect=_find)
+            Client().submit("down", {"name": name}, {}, json_of).wait()
         except ApiRefused as exc:
             if exc.kind != "not_found":  # it was taken down already
                 self._launched = name
@@ -172,7 +170,7 @@ class OpenEnvdProvider:
         here = working_folder()
         given = {**self._options, "port": port or self._options["port"], **_known(options)}
         payload = {
-            **{key: value for key, value in given.items() if value is not None},
+            **given,
             "source": read_source(source, here).text,
             "cwd": str(here),
             "name": self._name or _own_name(source),
@@ -180,30 +178,22 @@ class OpenEnvdProvider:
             "ready_timeout_seconds": self.context_timeout_s,
             "update": False,  # what runs under the name is not ours to stop
         }
-        client = self._connect()
-        request = client.submit("launch", payload)
+        client = Client()
+        request = client.submit("launch", payload, {}, json_of)
         self._launched = payload["name"]  # from here on there is something to take down
         try:
-            ended = following.wait(client, request["id"], reconnect=_find)
-        except BaseException:
-            self.stop()
-            raise
-        if ended["state"] != RequestState.SUCCEEDED:
+            environment = request.wait()["environment"]
+        except RequestFailed:
             if self._name is None:  # its launch has stopped what it started: its name goes, too
                 with suppress(ClientError):  # the launch's own error is the one to raise
                     self.stop()
             self._launched = None
-            raise RequestFailed(ended)
-        environment = ended["result"]["environment"]
-        self._environment = {**environment, **client.base_url(environment["name"])}
+            raise
+        except BaseException:
+            self.stop()
+            raise
+        self._environment = {**environment, **client.daemon().base_url(environment["name"])}
         return self.base_url
-
-    def _connect(self) -> DaemonClient:
-        return daemon.connect(Paths.from_environment())
-
-
-def _find() -> DaemonClient | None:
-    return daemon.find(Paths.from_environment())
 
 
 def _known(options: dict[str, Any]) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def _seconds_until_back(crew: Crew, target: Target) -> float:
 def _serving(crew: Crew, target: Target) -> set[int]:
     action: dict[str, Any] = {"wait_seconds": 0.0}
     batch = Batch(target.host, target.port, "", SESSIONS, action, BATCH_SECONDS, SESSIONS)
-    outcomes = crew.run(batch).outcomes
+    outcomes = [outcome for report in crew.run(batch) for outcome in report["outcomes"]]
     return {outcome["observation"]["pid"] for outcome in outcomes if outcome["observation"]}
 
 

@@ -223,7 +223,7 @@ def _limit(stack: ExitStack, *, of_one: bool) -> list[Started]:
 def arrangement_of(options: argparse.Namespace, plan: Plan) -> Arrangement:
     """Ours: as many slots as sessions, unless slots are what is under test."""
     return Arrangement(
-        max_sessions=options.max_sessions or plan.largest,
+        max_sessions=options.max_sessions or max(plan.requests_grid),
         processes=int(machine()["cores"]),
         is_synchronous=options.sync,
     )

@@ -99,9 +99,11 @@ def _taken_apart(text: Message, reward: Any = None) -> Answer:
         seen, metadata = bytes(data.observation), bytes(data.metadata)
         return Answer(seen, number, bool(data.done), metadata, odd or frame.odd_reward)
     if frame.type == "error":
-        raise _failure(
-            *(orjson.loads(bytes(raw)) for raw in (data.code, data.message, data.errors))
-        )
+        said = (data.code, data.message, data.errors)
+        code, message, errors = (orjson.loads(bytes(raw)) for raw in said)
+        known = _REASONS.get(code) if isinstance(code, str) else None
+        reason = known or FailureReason.ENVIRONMENT_ERROR
+        raise EpisodeFailed(reason, error_text(message, errors))
     raise EpisodeFailed(
         FailureReason.PROTOCOL_ERROR, f"the server answered with a {frame.type!r} frame"
     )
@@ -116,8 +118,3 @@ def _number(reward: Any) -> tuple[float | None, str | None]:
             return float(reward), None
     text = json.dumps(reward)
     return None, text if len(text) <= MAX_ODD_CHARACTERS else f"{text[:MAX_ODD_CHARACTERS]}…"
-
-
-def _failure(code: Any, message: Any, errors: Any) -> EpisodeFailed:
-    known = _REASONS.get(code) if isinstance(code, str) else None
-    return EpisodeFailed(known or FailureReason.ENVIRONMENT_ERROR, error_text(message, errors))

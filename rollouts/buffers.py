@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 SCOUTS = 8
@@ -76,7 +76,7 @@ class ByteBudget:
 
 
 class Hold:
-    """Room in a budget, or in none, until it is released; twice is once."""
+    """Room in a budget until it is released; twice is once."""
 
     __slots__ = ("_budget", "size_bytes")
 
@@ -98,6 +98,10 @@ class Hold:
             budget.change(-self.size_bytes)
 
 
+# A step of so many bytes was taken, and an observation of so many has come of it.
+HoldStep = Callable[[int, int], None]
+
+
 class ConcurrencyLimit:
     """Lets an episode begin when there is memory for it."""
 
@@ -114,47 +118,32 @@ class ConcurrencyLimit:
         return self._budget.peak_bytes
 
     @asynccontextmanager
-    async def enter(self) -> AsyncIterator[EpisodeRoom]:
-        """Begins an episode, when there is memory for it."""
+    async def enter(self) -> AsyncIterator[HoldStep]:
+        """Begin an episode, when there is memory for it; call what is yielded after each step."""
         await self._permits.acquire()
-        hold = await self._budget.reserve(self._expected_bytes())
+        expected_bytes = self._most_bytes
+        if self._keeps_episodes and not self._has_ended:  # at least `SCOUTS` may always run
+            most_bytes = max(self._most_bytes, self._budget.limit_bytes // SCOUTS)
+            expected_bytes = min(GUESSED_STEPS * self._most_bytes, most_bytes)
+        hold = await self._budget.reserve(expected_bytes)
+        held_bytes = 0
+
+        def hold_step(size_bytes: int, next_bytes: int) -> None:
+            nonlocal held_bytes
+            if self._keeps_episodes:
+                held_bytes += size_bytes
+            else:
+                held_bytes = max(held_bytes, OBSERVATIONS * max(size_bytes, next_bytes))
+            if held_bytes > hold.size_bytes:
+                hold.resize(held_bytes)
+            self._most_bytes = max(self._most_bytes, held_bytes)  # expected of others, too
+            if self._permits.locked():
+                for _ in range(FOLLOWERS):
+                    self._permits.release()
+
         try:
-            yield EpisodeRoom(self, hold, keeps_all=self._keeps_episodes)
+            yield hold_step
         finally:
             hold.release()
             self._has_ended = True
             self._permits.release()  # it may have ended before its first step
-
-    def learn(self, size_bytes: int) -> None:
-        """Notes how much an episode holds after a step; others are expected to hold as much."""
-        self._most_bytes = max(self._most_bytes, size_bytes)
-        if self._permits.locked():
-            for _ in range(FOLLOWERS):
-                self._permits.release()
-
-    def _expected_bytes(self) -> int:
-        """The memory expected for the next episode; at least `SCOUTS` may always run."""
-        if self._has_ended or not self._keeps_episodes:
-            return self._most_bytes
-        most_bytes = max(self._most_bytes, self._budget.limit_bytes // SCOUTS)
-        return min(GUESSED_STEPS * self._most_bytes, most_bytes)
-
-
-class EpisodeRoom:
-    """The memory that one running episode holds."""
-
-    def __init__(self, limit: ConcurrencyLimit, hold: Hold, *, keeps_all: bool) -> None:
-        self._limit = limit
-        self._hold = hold
-        self._keeps_all = keeps_all
-        self._held_bytes = 0
-
-    def step(self, size_bytes: int, next_bytes: int) -> None:
-        """A step of `size_bytes` was taken, and an observation of `next_bytes` has come of it."""
-        if self._keeps_all:
-            self._held_bytes += size_bytes
-        else:
-            self._held_bytes = max(self._held_bytes, OBSERVATIONS * max(size_bytes, next_bytes))
-        if self._held_bytes > self._hold.size_bytes:
-            self._hold.resize(self._held_bytes)
-        self._limit.learn(self._held_bytes)

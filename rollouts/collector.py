@@ -36,7 +36,7 @@ from typing import Any
 
 from ..system.process.loop_lag import EventLoopLagMonitor
 from ..system.text.units import MB
-from .buffers import ByteBudget, ConcurrencyLimit, EpisodeRoom, Hold
+from .buffers import ByteBudget, ConcurrencyLimit, Hold, HoldStep
 from .episode_runner import Attempt, Rules, RunContext
 from .episodes import Episode, ProgressStats, Step, StepSink
 from .errors import LoopLagged, RolloutError
@@ -80,9 +80,7 @@ class BatchSink:
 
     async def next(self) -> Episode | None:
         """The next that has finished; None when there will be none."""
-        found = await self._finished.get()
-        if found is None:
-            self._finished.put_nowait(None)  # the next time, too
+        if (found := await self._finished.get()) is None:
             return None
         episode, hold = found
         hold.release()
@@ -185,9 +183,22 @@ class RolloutCollector:
         """
         numbers = itertools.count() if episodes is None else iter(range(episodes))
         sink = BatchSink(self._buffer_bytes)
-        collecting = asyncio.create_task(self._collect_all(numbers, sink), name="collecting")
+
+        async def collect_all() -> None:
+            try:
+                await self.collect(numbers, sink, keeps_episodes=True)
+            finally:
+                await sink.close()
+
+        collecting = asyncio.create_task(collect_all(), name="collecting")
         try:
-            while batch := await _take(sink, size):
+            batch: list[Episode] = []
+            while (episode := await sink.next()) is not None:
+                batch.append(episode)
+                if len(batch) >= size:
+                    yield batch
+                    batch = []
+            if batch:
                 yield batch
             await collecting
         finally:
@@ -207,21 +218,13 @@ class RolloutCollector:
         Raises:
             RolloutError: The sink's; `LoopLagged`.
         """
+        pool = SessionPool(self._concurrency, timing=self._timing, followed=self._followed)
         threads = CpuThreads(on_hung=self.stats.hang)
-        pool = SessionPool(
-            self._concurrency,
-            timing=self._timing,
-            followed=self._followed,
-        )
-        context = RunContext(
-            self._rules,
-            self._policy,
-            threads,
-            pool,
-            sink,
-            self.stats,
-            traced=self._traced(),
-        )
+        context = RunContext(self._rules, self._policy, threads, pool, sink, self.stats)
+        if self._tracer is not None:
+            from .traced_episodes import EpisodeTraces  # with it OpenTelemetry is imported
+
+            context = replace(context, traced=EpisodeTraces(self._tracer).attempt)
         limit = ConcurrencyLimit(self._buffer_bytes, keeps_episodes=keeps_episodes)
         with self.lag:
             try:
@@ -232,22 +235,6 @@ class RolloutCollector:
                     await pool.close()
                 finally:
                     await self._policy.close()
-        self._check_lag()
-
-    async def _collect_all(self, numbers: Iterator[int], sink: BatchSink) -> None:
-        try:
-            await self.collect(numbers, sink, keeps_episodes=True)
-        finally:
-            await sink.close()
-
-    def _traced(self) -> Callable[[RunContext, int, str, EpisodeRoom, int], Attempt] | None:
-        if self._tracer is None:
-            return None
-        from .traced_episodes import EpisodeTraces  # with it OpenTelemetry is imported
-
-        return EpisodeTraces(self._tracer).attempt
-
-    def _check_lag(self) -> None:
         worst, most = self.lag.snapshot().worst_seconds, self._max_loop_lag_seconds
         if most is not None and worst > most:
             raise LoopLagged(
@@ -259,32 +246,36 @@ class RolloutCollector:
     ) -> None:
         async def slot() -> None:
             for number in numbers:
-                async with limit.enter() as room:
-                    await self._episode(context, number, room)
+                async with limit.enter() as hold:
+                    await self._episode(context, number, hold)
 
         try:
             async with asyncio.TaskGroup() as group:
                 for number in range(self._concurrency):
                     group.create_task(slot(), name=f"slot-{number}")
         except BaseExceptionGroup as exc:
-            raise first_of(exc) from exc
+            # The first error; the sink's own comes before those that followed from it.
+            found: BaseException = exc.subgroup(RolloutError) or exc
+            while isinstance(found, BaseExceptionGroup):
+                found = found.exceptions[0]
+            raise found from exc
 
-    async def _episode(self, context: RunContext, number: int, room: EpisodeRoom) -> None:
+    async def _episode(self, context: RunContext, number: int, hold: HoldStep) -> None:
         self.stats.running += 1
         try:
-            episode = await self._attempts(context, number, room)
+            episode = await self._attempts(context, number, hold)
             await context.sink.finish(episode)
         finally:
             self.stats.running -= 1
         self.stats.end(episode)
 
-    async def _attempts(self, context: RunContext, number: int, room: EpisodeRoom) -> Episode:
+    async def _attempts(self, context: RunContext, number: int, hold: HoldStep) -> Episode:
         address = self._addresses[number // self._rules.group % len(self._addresses)]
         for attempt in itertools.count(1):
             if context.traced is None:
-                playing = Attempt(context, number, address, room)
+                playing = Attempt(context, number, address, hold)
             else:
-                playing = context.traced(context, number, address, room, attempt)
+                playing = context.traced(context, number, address, hold, attempt)
             episode = await playing.run()
             episode = replace(episode, attempts=attempt)
             failure = episode.failure
@@ -293,18 +284,3 @@ class RolloutCollector:
             self.stats.retry(episode)
             await context.sink.discard(episode.id)
         return episode
-
-
-async def _take(sink: BatchSink, size: int) -> list[Episode]:
-    batch: list[Episode] = []
-    while len(batch) < size and (episode := await sink.next()) is not None:
-        batch.append(episode)
-    return batch
-
-
-def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first error; the sink's own comes before those that followed from it."""
-    found: BaseException = group.subgroup(RolloutError) or group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found

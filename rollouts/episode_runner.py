@@ -14,8 +14,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +22,7 @@ import msgspec
 
 from ..system.net.access import without_token
 from .answers import Answer
-from .buffers import EpisodeRoom
+from .buffers import HoldStep
 from .episodes import (
     Episode,
     EpisodeStatus,
@@ -35,16 +34,7 @@ from .episodes import (
     episode_id,
 )
 from .errors import EpisodeFailed, PolicyHangs
-from .policies.policy import (
-    CpuThreads,
-    Encoded,
-    Player,
-    Policy,
-    Turn,
-    at_most,
-    pause,
-    policy_failed,
-)
+from .policies.policy import Act, CpuThreads, Encoded, Policy, Turn, at_most, pause, policy_failed
 from .session_pool import EpisodeSession, SessionPool, is_no_capacity
 
 STEPS_OF_AN_ITERATION = 16  # of the event loop
@@ -115,20 +105,20 @@ class RunContext:
     sink: StepSink
     stats: ProgressStats
     turns: StepTurns = field(default_factory=StepTurns)
-    traced: Callable[[RunContext, int, str, EpisodeRoom, int], Attempt] | None = None
+    traced: Callable[[RunContext, int, str, HoldStep, int], Attempt] | None = None
 
 
 class Attempt:
     """One attempt; `run` it once."""
 
-    def __init__(self, stage: RunContext, number: int, address: str, room: EpisodeRoom) -> None:
+    def __init__(self, stage: RunContext, number: int, address: str, hold: HoldStep) -> None:
         self._id = episode_id(number)
         self._seed = stage.rules.seed_of(number)
         self._address = address
         self._context = stage
         self._rules = stage.rules
         self._pool = stage.pool
-        self._room = room
+        self._hold = hold
         self._deadline = asyncio.timeout(stage.rules.episode_timeout_seconds)
         self._started_at = time.time()
         self._steps = 0
@@ -152,23 +142,14 @@ class Attempt:
         return self._ended()
 
     async def _play(self) -> None:
-        player = self._player()
-        async with self._begun() as session:
-            while not (self._answer.done or self._steps == self._rules.max_steps):
-                await self._step(session, player)
-
-    def _player(self) -> Player:
         try:
-            return self._context.policy.player(self._context.threads)
+            act = self._context.policy.player(self._context.threads)
         except Exception as exc:
             raise policy_failed(exc) from exc
-
-    @asynccontextmanager
-    async def _begun(self) -> AsyncIterator[EpisodeSession]:
-        """A session in which the episode has begun."""
         session = await self._reset_somewhere()
         try:
-            yield session
+            while not (self._answer.done or self._steps == self._rules.max_steps):
+                await self._step(session, act)
         except BaseException:
             self._pool.drop(self._address, session)
             raise
@@ -181,7 +162,14 @@ class Attempt:
             try:
                 session, was_used = await self._pool.take(self._address, fresh=fresh)
             except EpisodeFailed as exc:
-                if not await self._may_come_in_later(exc):
+                if is_no_capacity(exc):
+                    may_come_in_later = await self._pool.wait_for_room(self._address)
+                else:
+                    is_gone = exc.reason is FailureReason.NOT_CONNECTED
+                    may_come_in_later = is_gone and await self._pool.wait_for_reconnection(
+                        self._address
+                    )
+                if not may_come_in_later:
                     raise
                 fresh = False
                 continue
@@ -200,23 +188,17 @@ class Attempt:
             else:
                 return session
 
-    async def _may_come_in_later(self, exc: EpisodeFailed) -> bool:
-        if is_no_capacity(exc):
-            return await self._pool.wait_for_room(self._address)
-        is_gone = exc.reason is FailureReason.NOT_CONNECTED
-        return is_gone and await self._pool.wait_for_reconnection(self._address)
-
     async def _reset(self, session: EpisodeSession) -> None:
         seed = {} if self._seed is None else {"seed": self._seed}
         arguments = {"episode_id": self._id, **seed, **self._rules.reset}
         seconds = self._rules.step_timeout_seconds
         self._answer = await session.reset(arguments, seconds=seconds)
 
-    async def _step(self, session: EpisodeSession, player: Player) -> None:
+    async def _step(self, session: EpisodeSession, act: Act) -> None:
         await self._context.turns.take()
         before = self._answer
         turn = Turn(self._id, self._steps, self._seed, before.reward)
-        decided = await self._decided(player, before, turn)
+        decided = await self._decided(act, before, turn)
         self._answer = after = await self._answered(session, decided)
         step = Step(
             before.observation_json,
@@ -232,13 +214,13 @@ class Attempt:
         seconds = self._rules.step_timeout_seconds
         return await session.step(decided.action_json, seconds=seconds)
 
-    async def _decided(self, player: Player, seen: Answer, turn: Turn) -> Encoded:
+    async def _decided(self, act: Act, seen: Answer, turn: Turn) -> Encoded:
         seconds = self._rules.policy_timeout_seconds
         try:
             if seconds is None:
-                return await player.act(seen, turn)
+                return await act(seen, turn)
             async with at_most(seconds):
-                return await player.act(seen, turn)
+                return await act(seen, turn)
         except (EpisodeFailed, PolicyHangs):
             raise
         except asyncio.CancelledError as exc:
@@ -252,7 +234,7 @@ class Attempt:
 
     async def _put(self, step: Step) -> None:
         size_bytes = step.size_bytes
-        self._room.step(size_bytes, len(self._answer.observation_json))
+        self._hold(size_bytes, len(self._answer.observation_json))
         go_on = pause(self._deadline)  # a slow disk is not the environment's fault
         await self._context.sink.put_step(self._id, self._steps, step)
         if go_on is not None:
@@ -304,15 +286,9 @@ def _info(said_by_policy: bytes, said_by_environment: bytes) -> bytes:
         return said_by_policy
     if said_by_policy == b"{}":
         return b'{"metadata":%b}' % said_by_environment
-    name = _free_name(said_by_policy)
-    return said_by_policy[:-1] + b',"%b":%b}' % (name, said_by_environment)
-
-
-def _free_name(said_by_policy: bytes) -> bytes:
-    """Looked for in the text first: hardly any policy says so, and the text may be large."""
     name = "metadata"
-    if b'"metadata"' in said_by_policy:
+    if b'"metadata"' in said_by_policy:  # in hardly any, and the text may be large
         taken = msgspec.json.decode(said_by_policy, type=dict[str, msgspec.Raw])
         while name in taken:
             name = f"environment_{name}"
-    return name.encode()
+    return said_by_policy[:-1] + b',"%b":%b}' % (name.encode(), said_by_environment)

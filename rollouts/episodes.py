@@ -231,6 +231,12 @@ class ProgressStats:
         self.episodes_with_odd_rewards = 0
         self._numbers: Counter[EpisodeStatus] = Counter()  # episodes whose reward is a number
         self._rewards: defaultdict[EpisodeStatus, float] = defaultdict(float)
+        self.written = (
+            0  # episodes: also those that a filter dropped, and failed ones that are kept
+        )
+        self.left_out = 0  # episodes that succeeded, but not all of their group
+        self.filtered: Counter[str] = Counter()  # episodes, by the filter that dropped them
+        self.last_failures: dict[str, str] = {}  # messages, by reason
 
     def step(self, size_bytes: int) -> None:
         """A step was taken."""
@@ -304,21 +310,6 @@ class ProgressStats:
             "episodes_with_odd_rewards": self.episodes_with_odd_rewards,
             "seconds": seconds,
             "steps_per_second": self.steps / seconds if seconds > 0 else 0.0,
-        }
-
-
-@dataclass
-class EpisodeCounts:
-    """Counts of episodes written, left out or dropped; used by the loop's thread alone."""
-
-    written: int = 0  # also those that a filter dropped, and failed ones that were kept
-    left_out: int = 0  # succeeded, but not all of their group
-    filtered: Counter[str] = field(default_factory=Counter)  # by the filter that dropped them
-    last_failures: dict[str, str] = field(default_factory=dict)  # messages, by reason
-
-    def to_json(self) -> dict[str, Any]:
-        """The counts as JSON values."""
-        return {
             "written": self.written,
             "left_out": self.left_out,
             "filtered": dict(self.filtered),

@@ -17,7 +17,7 @@ import base64
 import binascii
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -57,40 +57,31 @@ def take_images(value: Any) -> tuple[Any, list[tuple[Place, Image]]]:
     return _taken(value, (), found), found
 
 
-def _taken(value: Any, place: Place, found: list[tuple[Place, Image]]) -> Any:
-    image = image_of(value)
+def _taken(value: Any, place: Place, found: list[tuple[Place, Image]], shape: object = None) -> Any:
+    image = None
+    if isinstance(shape, list) and isinstance(value, list):
+        image = image_of_numbers(value, shape)
+    image = image or image_of(value)
     if image is not None:
         found.append((place, image))
         return str(image)
     if isinstance(value, dict):
-        return {key: _field(value, key, (*place, key), found) for key in value}
+        return {
+            key: _taken(item, (*place, key), found, value.get(f"{key}_shape"))
+            for key, item in value.items()
+        }
     if isinstance(value, list) and any(isinstance(item, dict | list | str) for item in value):
         return [_taken(item, (*place, at), found) for at, item in enumerate(value)]
     return value
 
 
-def _field(parent: dict[str, Any], key: str, place: Place, found: list[tuple[Place, Image]]) -> Any:
-    value, shape = parent[key], parent.get(f"{key}_shape")
-    if isinstance(shape, list) and isinstance(value, list):
-        image = image_of_numbers(value, shape)
-        if image is not None:
-            found.append((place, image))
-            return str(image)
-    return _taken(value, place, found)
-
-
 def image_of(value: Any) -> Image | None:
     """The image that a JSON value is; None when it is anything else."""
-    if isinstance(value, str):
-        return _image_of_text(value)
     if isinstance(value, list):
         return _image_of_rows(value)
-    return None
-
-
-def _image_of_text(text: str) -> Image | None:
-    if text.startswith("data:image/"):
-        text = text.partition(";base64,")[2]
+    if not isinstance(value, str):
+        return None
+    text = value.partition(";base64,")[2] if value.startswith("data:image/") else value
     if not text.startswith(_BASE64_STARTS) or len(text) > MAX_BASE64:
         return None
     try:
@@ -154,9 +145,7 @@ def _image_of_rows(rows: list[Any]) -> Image | None:
     """[height][width][channels], of color: a matrix without channels may be anything."""
     try:
         width, channels = len(rows[0]), len(rows[0][0])
-        if channels not in (3, 4):
-            return None
-        if any(len(row) != width for row in rows):
+        if channels not in (3, 4) or any(len(row) != width for row in rows):
             return None
         if any(len(pixel) != channels for pixel in chain.from_iterable(rows)):
             return None
@@ -167,12 +156,10 @@ def _image_of_rows(rows: list[Any]) -> Image | None:
 
 
 def image_of_numbers(numbers: Sequence[int] | memoryview, shape: Sequence[Any]) -> Image | None:
-    """A PNG of numbers from 0 to 255 in that shape; None when they are no image.
+    """A PNG of numbers from 0 to 255, row after row without nesting; None when they are no image.
 
-    Args:
-        numbers: Without nesting, row after row.
-        shape: Height and width, and channels: 1 or none are gray, 3 red, green and blue, 4 with
-            alpha.
+    The shape is height and width, and channels: 1 or none are gray, 3 red, green and blue, 4 with
+    alpha.
     """
     if len(shape) not in (2, 3) or not all(type(side) is int for side in shape):
         return None
@@ -186,18 +173,11 @@ def image_of_numbers(numbers: Sequence[int] | memoryview, shape: Sequence[Any]) 
         pixels = bytes(numbers)
     except (TypeError, ValueError):  # no whole numbers, or beyond 0 to 255
         return None
-    return Image("image/png", _png(pixels, width, height, channels), width, height)
-
-
-def _png(pixels: bytes, width: int, height: int, channels: int) -> bytes:
     stride = width * channels
     rows = b"".join(b"\0" + pixels[at : at + stride] for at in range(0, len(pixels), stride))
     head = struct.pack(">IIBBBBB", width, height, 8, _COLOR_TYPES[channels], 0, 0, 0)
-    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(rows, 1)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunks(parts))
-
-
-def _chunks(parts: Sequence[tuple[bytes, bytes]]) -> Iterator[bytes]:
-    for kind, content in parts:
+    png = b"\x89PNG\r\n\x1a\n"
+    for kind, content in (b"IHDR", head), (b"IDAT", zlib.compress(rows, 1)), (b"IEND", b""):
         check = zlib.crc32(kind + content)
-        yield struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+        png += struct.pack(">I", len(content)) + kind + content + struct.pack(">I", check)
+    return Image("image/png", png, width, height)

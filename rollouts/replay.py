@@ -34,7 +34,7 @@ import orjson
 from ..system.process.proc import set_oom_score_adj
 from ..system.text.json_lines import Json
 from ..system.text.units import MB
-from .episodes import Array, EpisodeStatus
+from .episodes import EpisodeStatus
 from .errors import RolloutError
 from .folder.readers import EpisodeRow, Rollouts, open_rollouts
 from .folder.rows import StepRow
@@ -182,7 +182,9 @@ def _step(row: StepRow) -> Json:
     rest, images = take_images(row.observation)
     arrays = row.arrays
     for name, array in arrays.items():
-        if (image := _image_of_array(array)) is not None:
+        if array.dtype not in ("uint8", "|u1"):
+            continue
+        if (image := image_of_numbers(memoryview(array.data), array.shape)) is not None:
             images.append(((name,), image))
     return {
         "number": row.number,
@@ -213,11 +215,6 @@ def _images(found: list[tuple[Place, Image]]) -> list[Json]:
     return listed
 
 
-def _image_of_array(array: Array) -> Image | None:
-    is_of_bytes = array.dtype in ("uint8", "|u1")
-    return image_of_numbers(memoryview(array.data), array.shape) if is_of_bytes else None
-
-
 def _text(value: Any) -> Json:
     """`{"value"}`, or `{"text", "bytes"}` with the beginning of what is large."""
     encoded = _encoded(value)
@@ -230,14 +227,9 @@ def _encoded(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except TypeError:  # what only the standard library can write: half a pair, a large number
-        return _encoded_slowly(value)
-
-
-def _encoded_slowly(value: Any) -> bytes:
-    """As orjson, null for what is no finite number; and a question mark for half a pair."""
-    text = json.dumps(value, ensure_ascii=False)
-    finite = json.loads(text, parse_constant=lambda _name: None)
-    return json.dumps(finite, ensure_ascii=False).encode(errors="replace")
+        text = json.dumps(value, ensure_ascii=False)
+        finite = json.loads(text, parse_constant=lambda _name: None)  # null, as orjson has it
+        return json.dumps(finite, ensure_ascii=False).encode(errors="replace")
 
 
 if __name__ == "__main__":

@@ -26,12 +26,12 @@ from ..system.process.loop_lag import LagSnapshot
 from ..system.text.safe_text import hide_credentials
 from ..system.text.units import MB
 from .collector import RolloutCollector
-from .episodes import EpisodeCounts, EpisodeStatus, ProgressStats, StepSink, episode_id
+from .episodes import EpisodeStatus, ProgressStats, episode_id
 from .errors import OtherRollout, OutputUnwritable, of_os_error
 from .folder.writer import RolloutWriter
 from .session_pool import Followed
-from .stages.named_parts import Stages, check_group, hint_of, policy_named
-from .stages.sinks import FailedEpisodeSink, GroupSink, Say
+from .stages.named_parts import FAILED, Stages, check_group, hint_of, policy_named
+from .stages.sinks import FailedEpisodeSink, Say
 
 RECORD = "rollout.json"
 REPORT_SECONDS = 1.0
@@ -84,7 +84,6 @@ class Report:
     wanted: int
     earlier: int  # episodes that were there already
     stats: ProgressStats
-    counts: EpisodeCounts
     lag: LagSnapshot
 
     def message(self) -> str:
@@ -105,7 +104,7 @@ class Report:
             parts.append(f"{odd} rewards are no numbers")
         if failed := stats.finished[EpisodeStatus.FAILED]:
             parts.append(f"{failed} failed")
-        if filtered := self.counts.filtered.total():
+        if filtered := stats.filtered.total():
             parts.append(f"{filtered} filtered")
         if stats.retries:
             parts.append(f"{stats.retries} tried again")
@@ -118,9 +117,8 @@ class Report:
         return {
             "wanted": self.wanted,
             "earlier": self.earlier,
-            "there": self.earlier + self.counts.written,
+            "there": self.earlier + self.stats.written,
             **self.stats.to_json(),
-            **self.counts.to_json(),
             "lag": self.lag.to_json(),
         }
 
@@ -133,14 +131,10 @@ async def roll_out(
     report_seconds: float = REPORT_SECONDS,
     tracer: Any = None,
 ) -> dict[str, Any]:
-    """Runs a rollout into a folder, or the rest of one.
+    """Runs a rollout into a folder, or the rest of one; `tracer` is `RolloutCollector`'s.
 
-    Args:
-        config: What to run.
-        on_report: Called with each report, on a thread; may block.
-        say: Called with lines for the log.
-        report_seconds: Time between two reports.
-        tracer: `RolloutCollector`'s.
+    `on_report` is called with each report, on a thread, and may block; `say` with lines for the
+    log.
 
     Returns:
         The last report as JSON values, with the folder.
@@ -148,15 +142,32 @@ async def roll_out(
     Raises:
         RolloutError: The run as a whole failed; what had finished is kept.
     """
-    collector = await _collector_of(config, tracer)
+    addresses = list(config.environments.values())
+    collector = RolloutCollector(
+        addresses,
+        await policy_named(config.policy, addresses[0]),
+        concurrency=min(config.concurrency, config.episodes),
+        max_steps=config.max_steps,
+        step_timeout_seconds=config.step_timeout_seconds,
+        policy_timeout_seconds=config.policy_timeout_seconds,
+        episode_timeout_seconds=config.episode_timeout_seconds,
+        retries=config.retries,
+        seed=config.seed,
+        reset=config.reset,
+        group=config.stages.size,
+        buffer_bytes=config.buffer_bytes // 2,
+        max_loop_lag_seconds=config.max_loop_lag_seconds,
+        followed=config.followed,
+        tracer=tracer,
+    )
+    stats = collector.stats
     grouped = await asyncio.to_thread(config.stages.sink)
     damaged = await asyncio.to_thread(claim_folder, config)
     for line in damaged:
         say(line)
-    counts = EpisodeCounts()
 
     def report() -> Report:
-        return Report(config.episodes, earlier, collector.stats, counts, collector.lag.snapshot())
+        return Report(config.episodes, earlier, stats, collector.lag.snapshot())
 
     writing = await RolloutWriter.open(
         config.folder,
@@ -178,20 +189,28 @@ async def roll_out(
         earlier = config.episodes - len(numbers)
         if earlier:
             say(f"{earlier} of {config.episodes} episodes are there already")
-        async with _staged(grouped(writer, counts) if grouped else writer) as staged:
-            keeps_failed = config.keep_failed or config.stages.takes_failed
-            lost = _lost_hint(list(config.environments), keeps_failed=keeps_failed)
-            hints = hint_of(config.policy), lost
-            sink = FailedEpisodeSink(staged, counts, say, *hints, keeps_failed=keeps_failed)
+        keeps_failed = config.keep_failed or FAILED in config.stages.filters
+        lost = _lost_hint(list(config.environments), keeps_failed=keeps_failed)
+        sink = FailedEpisodeSink(
+            grouped(writer, stats) if grouped else writer,
+            stats,
+            say,
+            hint_of(config.policy),
+            lost,
+            keeps_failed=keeps_failed,
+        )
+        try:
             async with _reporting(report, on_report, report_seconds):
                 for _ in range(1 + MAX_REPLAYS):
                     await collector.collect(numbers, sink)
                     numbers = await lost_numbers()
-                    counts.written -= len(numbers)
+                    stats.written -= len(numbers)
                     if not numbers:
                         break
                     say(f"episodes to be played again: {len(numbers)}")
-    sink.raise_if_all_failed(collector.stats, earlier)
+        finally:
+            await asyncio.to_thread(sink.stop)
+    sink.raise_if_all_failed(earlier)
     return {
         **report().to_json(),
         "out": str(config.folder),
@@ -208,27 +227,6 @@ def _lost_hint(names: Sequence[str], *, keeps_failed: bool) -> str | None:
     command = f"openenv status {known[0]}" if len(names) == 1 else "openenv status"
     again = "" if keeps_failed else "; the same rollout again plays what is missing"
     return f"{command} tells what happened{again}"
-
-
-async def _collector_of(config: RunConfig, tracer: Any) -> RolloutCollector:
-    addresses = list(config.environments.values())
-    return RolloutCollector(
-        addresses,
-        await policy_named(config.policy, addresses[0]),
-        concurrency=min(config.concurrency, config.episodes),
-        max_steps=config.max_steps,
-        step_timeout_seconds=config.step_timeout_seconds,
-        policy_timeout_seconds=config.policy_timeout_seconds,
-        episode_timeout_seconds=config.episode_timeout_seconds,
-        retries=config.retries,
-        seed=config.seed,
-        reset=config.reset,
-        group=config.stages.size,
-        buffer_bytes=config.buffer_bytes // 2,
-        max_loop_lag_seconds=config.max_loop_lag_seconds,
-        followed=config.followed,
-        tracer=tracer,
-    )
 
 
 def missing(episodes: int, existing: frozenset[str]) -> list[int]:
@@ -259,7 +257,13 @@ def claim_folder(config: RunConfig) -> list[str]:
             except (ValueError, TypeError, IsADirectoryError):
                 path.replace(aside := path.with_suffix(".damaged"))
                 return [f"{path} was cut or changed; it is {aside.name} now", *claim_folder(config)]
-            _refuse_other(config.folder, before, now)
+            for key, value in now.items():
+                if (found := hide_credentials(before.get(key))) != value:
+                    raise OtherRollout(
+                        f"{config.folder} holds a rollout with a different {key}: {found!r}, not "
+                        f"{value!r}",
+                        "write to another folder, or ask for the same as before to continue it",
+                    )
             return []
         partial = path.with_suffix(".partial")
         partial.write_bytes(orjson.dumps(now, option=orjson.OPT_INDENT_2))
@@ -267,25 +271,6 @@ def claim_folder(config: RunConfig) -> list[str]:
         return []
     except OSError as exc:
         raise of_os_error(exc, path) from exc
-
-
-def _refuse_other(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    for key, value in now.items():
-        if (found := hide_credentials(before.get(key))) != value:
-            raise OtherRollout(
-                f"{folder} holds a rollout with a different {key}: {found!r}, not {value!r}",
-                "write to another folder, or ask for the same as before to continue it",
-            )
-
-
-@asynccontextmanager
-async def _staged(sink: StepSink) -> AsyncIterator[StepSink]:
-    """The stages in front of the writer, if any. Incomplete groups are not written."""
-    try:
-        yield sink
-    finally:
-        if isinstance(sink, GroupSink):
-            await asyncio.to_thread(sink.stop)
 
 
 @asynccontextmanager

@@ -122,9 +122,19 @@ class SessionPool:
                 self._in_use[address].add(session)
                 return session, True
             session.abort()
-        self._make_room()
+        in_use = sum(map(len, self._in_use.values()))
+        number_idle = sum(map(len, self._idle.values()))
+        if number_idle and number_idle + in_use >= self._most:  # room is made for one
+            self._close(max(self._idle.values(), key=len).pop())
         session = await self._open(address)
-        self._check_server(address, session)
+        # Another environment may answer than has before, or than was asked for.
+        expected = self._servers.setdefault(address, session.server)
+        if session.server != expected:
+            session.abort()
+            mismatch = f"{_named(session.server)} answers, not {_named(expected)}"
+            raise EpisodeFailed(
+                FailureReason.NOT_CONNECTED, f"{without_token(address)[0]} is another's: {mismatch}"
+            )
         self._answered.add(address)
         self._lost_since.pop(address, None)
         self._in_use[address].add(session)
@@ -183,7 +193,12 @@ class SessionPool:
         """Closes all sessions, also when this is cancelled."""
         _abort(itertools.chain(*self._in_use.values()))
         try:
-            await self._close_idle()
+            for number in itertools.count(1):
+                if not (sessions := next(filter(None, self._idle.values()), None)):
+                    break
+                self._close(sessions.pop())
+                if number % CLOSED_AT_ONCE == 0:  # all of 256 in one iteration took 13 ms
+                    await asyncio.sleep(0)
             if self._closing:
                 await asyncio.wait(self._closing, timeout=self._timing.close_seconds)
         finally:
@@ -191,51 +206,24 @@ class SessionPool:
             if self._closing:
                 await asyncio.wait(self._closing)
 
-    async def _close_idle(self) -> None:
-        """Closes a few in each iteration of the loop: all of 256 took 13 ms."""
-        for number in itertools.count(1):
-            if not (sessions := next(filter(None, self._idle.values()), None)):
-                return
-            self._close(sessions.pop())
-            if number % CLOSED_AT_ONCE == 0:
-                await asyncio.sleep(0)
-
     async def _open(self, address: str) -> EpisodeSession:
-        secure = environment_url(address).startswith("wss:")
+        tls = None
+        if environment_url(address).startswith("wss:"):
+            if self._tls is None:  # on a thread: it takes 23 ms, in which the loop would be held
+                reading = asyncio.to_thread(ssl.create_default_context)
+                self._tls = asyncio.ensure_future(reading)
+            tls = await asyncio.shield(self._tls)
         try:
             return await EpisodeSession.open(
                 address,
                 connect_seconds=self._timing.connect_seconds,
                 close_seconds=self._timing.close_seconds,
-                tls=await self._certificates() if secure else None,
+                tls=tls,
             )
         except ValueError as exc:  # found by the library
             raise NoEnvironment(str(exc)) from exc
         except SessionFailed as exc:
             raise _failure(exc) from exc
-
-    async def _certificates(self) -> ssl.SSLContext:
-        """The machine's, read once, on a thread: it takes 23 ms, in which the loop is held."""
-        if self._tls is None:
-            reading = asyncio.to_thread(ssl.create_default_context)
-            self._tls = asyncio.ensure_future(reading)
-        return await asyncio.shield(self._tls)
-
-    def _check_server(self, address: str, session: EpisodeSession) -> None:
-        """Fail where another environment answers than has before, or than was asked for."""
-        expected = self._servers.setdefault(address, session.server)
-        if session.server != expected:
-            session.abort()
-            mismatch = f"{_named(session.server)} answers, not {_named(expected)}"
-            raise EpisodeFailed(
-                FailureReason.NOT_CONNECTED, f"{without_token(address)[0]} is another's: {mismatch}"
-            )
-
-    def _make_room(self) -> None:
-        """Closes an idle session where the limit is reached."""
-        idle = sum(map(len, self._idle.values()))
-        if idle and idle + sum(map(len, self._in_use.values())) >= self._most:
-            self._close(max(self._idle.values(), key=len).pop())
 
     def _close(self, session: EpisodeSession) -> None:
         """Begins to close a session."""

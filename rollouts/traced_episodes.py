@@ -33,11 +33,11 @@ from ..system.net.access import without_token
 from ..system.net.traceparent import HEADER, traceparent
 from ..system.text.safe_text import hide_secrets, secret_values
 from .answers import Answer
-from .buffers import EpisodeRoom
+from .buffers import HoldStep
 from .episode_runner import Attempt, RunContext
 from .episodes import Episode, episode_id
 from .errors import EpisodeFailed
-from .policies.policy import Encoded, Player, Turn
+from .policies.policy import Act, Encoded, Turn
 from .session_pool import EpisodeSession
 
 _MESSAGE_CHARACTERS = 500  # of what a span says of its failure
@@ -47,8 +47,7 @@ _READ_CHARACTERS = 4096  # of that, in which secrets are looked for
 class EpisodeTraces:
     """Makes attempts at episodes, traced as far as the tracer's sampler wants them.
 
-    Args:
-        tracer: Begins the spans. Each episode has a link to the span in which this is made.
+    Each episode has a link to the span in which this is made.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -59,17 +58,9 @@ class EpisodeTraces:
         self._links = [Link(found.get_span_context())]  # left out where it is of no span
 
     def attempt(
-        self, stage: RunContext, number: int, address: str, room: EpisodeRoom, attempt: int
+        self, stage: RunContext, number: int, address: str, hold: HoldStep, attempt: int
     ) -> Attempt:
-        """One attempt at an episode.
-
-        Args:
-            stage: State that all attempts of the rollout share.
-            number: The episode's.
-            address: The server.
-            room: What the episode may hold.
-            attempt: How manieth attempt at the episode it is, from 1.
-        """
+        """One attempt at an episode: the so-manieth, from 1; the rest is as of `Attempt`."""
         server, token = without_token(address)
         attributes: dict[str, str | int] = {
             "openenvd.episode.id": episode_id(number),
@@ -82,8 +73,8 @@ class EpisodeTraces:
             "episode", Context(), links=self._links, attributes=attributes
         )
         if not span.is_recording():
-            return Attempt(stage, number, address, room)
-        made = _TracedAttempt(stage, number, address, room)
+            return Attempt(stage, number, address, hold)
+        made = _TracedAttempt(stage, number, address, hold)
         made.tracer, made.span = self._tracer, span
         made.secrets = [*self._secrets, token] if token else self._secrets
         return made
@@ -109,9 +100,9 @@ class _TracedAttempt(Attempt):
         with self._part("reset", SpanKind.CLIENT):
             await super()._reset(session)
 
-    async def _decided(self, player: Player, seen: Answer, turn: Turn) -> Encoded:
+    async def _decided(self, act: Act, seen: Answer, turn: Turn) -> Encoded:
         with self._part("policy", SpanKind.INTERNAL, turn.number):
-            return await super()._decided(player, seen, turn)
+            return await super()._decided(act, seen, turn)
 
     async def _answered(self, session: EpisodeSession, decided: Encoded) -> Answer:
         with self._part("step", SpanKind.CLIENT, self._steps) as span:

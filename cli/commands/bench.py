@@ -63,6 +63,7 @@ def bench(name: str, output: Output, is_async: bool, **options: Any) -> int:
     """
     folder = options["output_dir"]
     said = {
+        "name": name,
         "requests_grid": options["requests_grid"],
         "wait_grid": options["wait_grid"],
         "action": read_action(options["action"]),
@@ -71,8 +72,7 @@ def bench(name: str, output: Output, is_async: bool, **options: Any) -> int:
     }
     client = connect(output)
     client.environment(name)  # an unknown name is refused at once, with similar names
-    given = {key: value for key, value in said.items() if value is not None}
-    payload = {"name": name, **given}
+    payload = {key: value for key, value in said.items() if value is not None}
     return carry_out(client, "benchmark", payload, output, _conclude, is_async=is_async)
 
 

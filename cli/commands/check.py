@@ -162,22 +162,17 @@ class _Trial:
             details: list[str | None] = [*take()]
         except (RequestFailed, ApiRefused, _Missing) as exc:
             problem, *log = exc.message.splitlines()
-            remedy = self._remedy(exc)
+            remedy = exc.hint
+            request: Json = exc.request if isinstance(exc, RequestFailed) else {"operation": None}
+            if request["operation"] == "launch" and remedy is not None and self.name in remedy:
+                # Of what was never launched there is its launch to look at alone.
+                remedy = f"openenv logs {phrases.short_id(request['id'])}"
             details = [problem, remedy]
         self.output.result(_line(f"{step:7}", details, problem is None))
         self.output.result(*(faint(f"    │ {plain(line)}") for line in log))
         seconds = round(time.monotonic() - started, 3)
         self.steps.append({"step": step, "seconds": seconds, "problem": problem, "remedy": remedy})
         return problem is None
-
-    def _remedy(self, error: ClientError) -> str | None:
-        """Return what to do; of what was never launched there is its launch to look at alone."""
-        hint = error.hint
-        if hint is None or self.name not in hint or not isinstance(error, RequestFailed):
-            return hint
-        request = error.request
-        is_launch = request["operation"] == "launch"
-        return f"openenv logs {phrases.short_id(request['id'])}" if is_launch else hint
 
     def _engine(self, client: DaemonClient) -> list[str]:
         provider = self.payload["provider"]

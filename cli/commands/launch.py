@@ -68,8 +68,13 @@ def launch_by_default(client: DaemonClient, name: str, source: str, output: Outp
 
 def follow_launch(client: DaemonClient, request: Json, output: Output) -> int:
     """Follow a launch that was submitted, and print how to use what it launched."""
-    serving = _report_update(client, request, output)
     ready = f"{request['environment']} is ready at "  # what we end with ourselves
+    serving: int | None = None  # the generation that serves till it is updated
+    if (request.get("payload") or {}).get("replaces"):
+        environment = client.environment(request["environment"])
+        serving, generations = environment["generation"], environment["generations"]
+        [number] = (each["number"] for each in generations if each["request_id"] == request["id"])
+        output.note(f"{environment['name']} runs: updating it to generation {number}")
 
     def conclude(final: Json) -> tuple[Json, list[str]]:
         if serving is not None and final["state"] != RequestState.SUCCEEDED:
@@ -79,17 +84,6 @@ def follow_launch(client: DaemonClient, request: Json, output: Output) -> int:
     return follow(
         client, request, output, conclude, is_shown_later=lambda line: line.startswith(ready)
     )
-
-
-def _report_update(client: DaemonClient, request: Json, output: Output) -> int | None:
-    """Print that a launch updates what runs; return the generation that serves till then."""
-    if not (request.get("payload") or {}).get("replaces"):
-        return None
-    environment = client.environment(request["environment"])
-    generations = environment["generations"]
-    [number] = (each["number"] for each in generations if each["request_id"] == request["id"])
-    output.note(f"{environment['name']} runs: updating it to generation {number}")
-    return int(environment["generation"])
 
 
 def _payload(text: str, options: Json, output: Output) -> Json:

@@ -101,7 +101,13 @@ def _launch_to_wait_for(
         if exc.kind != "not_found":
             raise
         if (source := _source_of(text)) is None:
-            raise _or_bundled(name, exc) from None
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, bundled_names(), 1)
+            if exc.details.get("near") or not near:
+                raise
+            hint = f"did you mean {near[0]}? openenv launch {near[0]} starts it"
+            raise ApiRefused(exc.status, {**exc.details, "hint": hint}) from None
     else:
         if environment["state"] in _BEING_LAUNCHED:
             return client.request(environment["request_id"])
@@ -127,17 +133,6 @@ def _wait_for(client: DaemonClient, launch: Json, output: Output) -> int:
     if code != exit_codes.OK:
         output.json({"request_id": final["id"], "error": final.get("error")})
     return code
-
-
-def _or_bundled(name: str, unknown: ApiRefused) -> ApiRefused:
-    """Name a bundled environment that is called nearly so, if no other is."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(name, bundled_names(), 1)
-    if unknown.details.get("near") or not near:
-        return unknown
-    hint = f"did you mean {near[0]}? openenv launch {near[0]} starts it"
-    return ApiRefused(unknown.status, {**unknown.details, "hint": hint})
 
 
 def _name_of(text: str) -> str:

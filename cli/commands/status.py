@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -84,17 +84,18 @@ def read_status(client: DaemonClient, target: str | None, *, shows_all: bool = F
     if target is None:
         return found
     environment, request = find_target(client, target)
-    if environment is not None:
+    if request is not None:
+        requests = [request]
+        if request.get("environment"):
+            with contextlib.suppress(ApiRefused):  # taken down and forgotten since
+                environment = client.environment(request["environment"])
+    else:
+        assert environment is not None
         name = environment["name"]
         requests = client.requests(environment=name, limit=REQUESTS_OF_ENVIRONMENT)
-        return _about(found, [environment], requests)
-    assert request is not None
-    return _about(found, _environments_of(client, request), [request])
-
-
-def _about(found: Json, environments: list[Any], requests: list[Any]) -> Json:
-    left_out = {"failed_launches_left_out": 0}
-    return {**found, "environments": environments, "requests": requests, **left_out}
+    environments = [] if environment is None else [environment]
+    about = {"environments": environments, "requests": requests, "failed_launches_left_out": 0}
+    return {**found, **about}
 
 
 def picture(found: Json, now: float) -> list[Drawn]:
@@ -159,15 +160,13 @@ def _remarks(environment: Json, now: float) -> Iterator[str]:
         yield f"  {name}: listens on {host}: other machines can connect, with its token"
 
 
-def _strays(strays: list[Json]) -> list[str]:
+def _strays(strays: list[Json]) -> Iterator[str]:
     """Return the replicas that run although the database has no record of them."""
     head = f"{phrases.plural(len(strays), 'stray')} without a record"
-    lines = [
-        f"  {stray['replica']} ({stray['provider']})"
-        + (f": {stray['problem']}" if stray.get("problem") else "")
-        for stray in strays
-    ]
-    return [f"{head}; openenv down --strays stops them:", *lines]
+    yield f"{head}; openenv down --strays stops them:"
+    for stray in strays:
+        why = f": {stray['problem']}" if stray.get("problem") else ""
+        yield f"  {stray['replica']} ({stray['provider']}){why}"
 
 
 def _headline(daemon: Json) -> str:
@@ -207,15 +206,6 @@ def _failed(requests: list[Json], said: set[str]) -> list[Json]:
         if request["operation"] == "launch" and request["state"] == RequestState.SUCCEEDED:
             launched.add(request["environment"])
     return failed
-
-
-def _environments_of(client: DaemonClient, request: Json) -> list[Json]:
-    if not request.get("environment"):
-        return []
-    try:
-        return [client.environment(request["environment"])]
-    except ApiRefused:
-        return []  # taken down and forgotten since
 
 
 Read = Callable[[DaemonClient], Json]  # what is shown

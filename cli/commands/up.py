@@ -63,10 +63,18 @@ def _check(item: Setting, _context: click.Context, _option: click.Parameter, val
 @setting_options
 def up(foreground: bool, output: Output, **settings: Any) -> int:
     """Start the daemon, if it is not running, and print the limits found."""
+    paths = Paths.from_environment()
     if foreground:
-        _become_daemon(settings)
-    client = daemon.connect(Paths.from_environment(), settings=settings)
-    info = client.info()
+        client = daemon.find(paths, any_version=True)
+        if client is not None:
+            raise DaemonNotStarted(
+                "already_running",
+                f"a daemon is already running, pid {client.identity['pid']} at {client.address}",
+                "openenv stop",
+            )
+        command = daemon.server_command(settings)
+        os.execv(sys.executable, command)  # noqa: S606  # no shell is what is wanted
+    info = daemon.connect(paths, settings=settings).info()
     output.json(info)
     output.result(*_summary(info))
     output.note(*_not_in_force(settings, info))
@@ -78,23 +86,20 @@ def up(foreground: bool, output: Output, **settings: Any) -> int:
 def stop(output: Output) -> int:
     """Stop the daemon. Environments continue; the next daemon adopts them."""
     paths = Paths.from_environment()
-    rest = "; environments continue" if _has_environments(paths) else ""
+    rest = "; environments continue"
+    try:  # a daemon that does not answer does not say whether some run
+        client = daemon.find(paths, any_version=True, answer_seconds=ANSWER_SECONDS)
+        ended = (EnvironmentState.STOPPED, EnvironmentState.FAILED)
+        if client is not None and all(e["state"] in ended for e in client.environments()):
+            rest = ""
+    except ClientError:
+        pass
     identity = daemon.stop(paths)
     pid = (identity or {}).get("pid")
     output.json({"stopped": identity is not None, "pid": pid})
     stopped = f"stopped the daemon (pid {pid}){rest}"
     output.result("the daemon is not running" if identity is None else stopped)
     return exit_codes.OK
-
-
-def _has_environments(paths: Paths) -> bool:
-    """Return whether some run, or may: a daemon that does not answer does not say."""
-    try:
-        client = daemon.find(paths, any_version=True, answer_seconds=ANSWER_SECONDS)
-        ended = (EnvironmentState.STOPPED, EnvironmentState.FAILED)
-        return client is None or any(e["state"] not in ended for e in client.environments())
-    except ClientError:
-        return True
 
 
 @click.command()
@@ -106,7 +111,14 @@ def info(output: Output) -> int:
     found["daemon"].pop("pid_started_at", None)  # on no clock that people read
     for section, value in found.items():
         output.result(click.style(section, bold=True))
-        lines = phrases.describe_json(value) if isinstance(value, dict) else _workers(value)
+        if isinstance(value, dict):
+            lines = phrases.describe_json(value)
+        else:
+            lines = [
+                f"  {w['name']}  pid {w['pid']}  {w['label'] or 'idle'}"
+                + ("" if w.get("guaranteed", True) else "  (burst)")
+                for w in value
+            ]
         output.result(*lines or ["  none"])
     return exit_codes.OK
 
@@ -160,19 +172,6 @@ def config(output: Output) -> int:
 
 def _shown(value: Any) -> str:
     return "-" if value in (None, "") else str(value)
-
-
-def _become_daemon(settings: Json) -> None:
-    paths = Paths.from_environment()
-    client = daemon.find(paths, any_version=True)
-    if client is not None:
-        raise DaemonNotStarted(
-            "already_running",
-            f"a daemon is already running, pid {client.identity['pid']} at {client.address}",
-            "openenv stop",
-        )
-    command = daemon.server_command(settings)
-    os.execv(sys.executable, command)  # noqa: S606  # no shell is what is wanted
 
 
 def _summary(info: Json) -> list[str]:
@@ -230,11 +229,3 @@ def _not_in_force(asked: Json, info: Json) -> list[str]:
         return []
     message = f"the daemon was already running, without {', '.join(differing)}"
     return [message, "  openenv stop, then up again"]
-
-
-def _workers(workers: list[Json]) -> list[str]:
-    return [
-        f"  {w['name']}  pid {w['pid']}  {w['label'] or 'idle'}"
-        + ("" if w.get("guaranteed", True) else "  (burst)")
-        for w in workers
-    ]

@@ -72,7 +72,10 @@ def describe_json(value: Any, indent: str = "  ") -> list[str]:
             lines += [f"{indent}{name}:", *describe_json(item, indent + "  ")]
         elif isinstance(item, list) and any(isinstance(one, dict) for one in item):
             lines.append(f"{indent}{name}:")
-            lines += [f"{indent}  {_flat(one)}" for one in item]
+            for one in item:
+                given = one.items() if isinstance(one, dict) else ()
+                shown = (f"{_name_of(k)} {_scalar(k, v)}" for k, v in given if v not in (None, ""))
+                lines.append(f"{indent}  {', '.join(shown) if given else one}")
         else:
             lines.append(f"{indent}{name}: {_scalar(key, item)}")
     return lines
@@ -100,13 +103,6 @@ def _scalar(key: str, value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(plain(str(item)) for item in value)
     return plain(str(value))
-
-
-def _flat(value: Any) -> str:
-    if not isinstance(value, dict):
-        return str(value)
-    shown = (f"{_name_of(k)} {_scalar(k, v)}" for k, v in value.items() if v not in (None, ""))
-    return ", ".join(shown)
 
 
 def cancellation(answer: Json) -> str:

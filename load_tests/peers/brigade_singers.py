@@ -21,7 +21,7 @@ import numpy as np
 import uvloop
 
 from openenvd.env_host.bundled.brigade.opus import FRAME_SAMPLES, SAMPLE_RATE, Encoder, pack
-from openenvd.rollouts.bench.session import CLOSE_FRAME, Connection
+from openenvd.rollouts.bench.generator import CLOSE_FRAME, Connection
 from openenvd.system.net.websocket import unmasked_client_frame, upgrade_request
 
 PACKET_FRAMES = 10

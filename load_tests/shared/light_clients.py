@@ -39,8 +39,7 @@ from typing import Any
 
 import uvloop
 
-from openenvd.rollouts.bench.generator import new_socket
-from openenvd.rollouts.bench.session import CLOSE_FRAME, RESET, Connection
+from openenvd.rollouts.bench.generator import CLOSE_FRAME, RESET, Connection, new_socket
 from openenvd.schema.protocol import REPLICA_HEADER
 from openenvd.system.net.websocket import unmasked_client_frame, upgrade_request
 from openenvd.system.process.proc import raise_fd_limit

@@ -3,8 +3,7 @@
 
 sweep.py         the measurement: every cell of a grid against every target, by a crew of
                  generators, one pipe each
-generator.py     one generator (a process): its share of a batch
-session.py       one session, phase by phase, and its WebSocket
+generator.py     one generator (a process): its share of a batch, session by session
 results.py       the server under test, its CPU time, what the kernel dropped; the results:
                  `raw.jsonl`, `summary.csv`, `summary.json`
 presentation.py  the results for people: a table, figures

@@ -5,8 +5,7 @@ The table has a row per batch size, wait and server, medians with their spread. 
 not a terminal: to fit 80 columns, headings have two lines, and values that are equal in all rows
 (such as the wait) stand above them.
 
-The figures are PNG, made by matplotlib, an extra: `pip install '.[bench]'`. The seed's further
-figures show the same values, and its own analysis reads summary.csv.
+The figures are PNG, made by matplotlib, an extra: `pip install '.[bench]'`.
 """
 
 from __future__ import annotations
@@ -33,15 +32,25 @@ _BUSY = 0.9
 
 def lines_of(report: Report) -> list[str]:
     """The whole table, with its notes."""
-    facts, plan = machine(), report.plan
+    facts, plan, summaries = machine(), report.plan, report.summaries
     at_once = f"at most {plan.window} handshakes" if plan.window else "all sessions connect"
-    arrangement = f"{at_once} at once; a handshake may take {plan.handshake_seconds:g} s"
-    machine_line = (
-        f"{facts['cores']} cores shared by server and load, {facts['memory_gb']} GB, "
-        f"{facts['system']}, Python {facts['python']}"
-    )
-    table = _table([_row(group) for group in grouped(report.summaries)])
-    return [machine_line, arrangement, *table, *_notes(report.summaries)]
+    host = f"{facts['memory_gb']} GB, {facts['system']}, Python {facts['python']}"
+    lines = [
+        f"{facts['cores']} cores shared by server and load, {host}",
+        f"{at_once} at once; a handshake may take {plan.handshake_seconds:g} s",
+        *_table([_row(group) for group in grouped(summaries)]),
+    ]
+    if busy := sum(s.generator_busiest_share > _BUSY for s in summaries):
+        lines.append(
+            f"in {busy} of {len(summaries)} batches a generator used over {_percent(_BUSY)} "
+            "of a core outside the step's wait: latencies are upper bounds there"
+        )
+    if any(s.kernel_listen_drops for s in summaries):
+        lines += [
+            "kernel drops: TcpExtListenDrops of the whole system (other programs' count too),",
+            "  while the batch ran, in the repetition that had the most",
+        ]
+    return lines
 
 
 def grouped(summaries: Iterable[Summary]) -> list[list[Summary]]:
@@ -106,21 +115,6 @@ def _row(group: Sequence[Summary]) -> tuple[str, ...]:
         f"{max(drops)}" if drops else "?",
         f"{first.unique_pids or '?'}",
     )
-
-
-def _notes(summaries: Sequence[Summary]) -> list[str]:
-    notes = []
-    if busy := sum(s.generator_busiest_share > _BUSY for s in summaries):
-        notes.append(
-            f"in {busy} of {len(summaries)} batches a generator used over {_percent(_BUSY)} "
-            "of a core outside the step's wait: latencies are upper bounds there"
-        )
-    if any(s.kernel_listen_drops for s in summaries):
-        notes += [
-            "kernel drops: TcpExtListenDrops of the whole system (other programs' count too),",
-            "  while the batch ran, in the repetition that had the most",
-        ]
-    return notes
 
 
 def _percent(share: float) -> str:

@@ -109,15 +109,6 @@ OBSERVED: Json = {"waited_seconds": 0.0, "pid": 0, "session_hash": "", "host_url
 MODE = "ws"  # the seed measures HTTP as well, whose routes keep no session between two calls
 
 
-@dataclass(slots=True)
-class Harvest:
-    """The results of one batch, from all generators."""
-
-    outcomes: list[Json]
-    wall_seconds: float
-    cpu_seconds: list[float]  # of each generator
-
-
 class Summary(SimpleNamespace):
     """One batch; its attributes are the columns of `summary.csv`, in seconds unless named so."""
 
@@ -173,23 +164,16 @@ def machine() -> Json:
 
 
 def results_of(
-    harvest: Harvest, cell: Cell, target: Target, used: float, drops: int | None
+    reports: Sequence[Json], cell: Cell, target: Target, used: float, drops: int | None
 ) -> tuple[list[Json], Summary]:
-    """Return a row per session, and the summary of the batch.
+    """Return a row per session, and the summary of the batch, from the generators' reports.
 
-    Args:
-        harvest: What the generators report.
-        cell: What was asked of them.
-        target: The server.
-        used: Its CPU time in seconds.
-        drops: Connections that the kernel dropped, of all programs together; None: not known.
+    `used` is the CPU time of the server in seconds, `drops` what `read_drops` counted meanwhile.
     """
     timestamp = datetime.now(UTC).isoformat().replace("+00:00", "Z")
     hardware = f"{usable_cores()}-cores"
-    rows: list[Json] = []
-    for number, outcome in enumerate(harvest.outcomes):
-        seen = outcome["observation"] or {}
-        row = {
+    rows = [
+        {
             "request_id": number,
             "mode": MODE,
             "timestamp": timestamp,
@@ -197,16 +181,19 @@ def results_of(
             "batch_size": cell.requests,
             "hardware": hardware,
             **{f"{phase}_latency": outcome[f"{phase}_seconds"] or 0.0 for phase in PHASES},
-            **{name: seen.get(name, default) for name, default in OBSERVED.items()},
+            **{name: (outcome["observation"] or {}).get(name, OBSERVED[name]) for name in OBSERVED},
             "success": outcome["error_kind"] is None,
             "error_type": outcome["error_kind"],
             "error_message": outcome["error_message"],
             "server": target.name,
             "repetition": cell.repetition,
         }
-        rows.append(row)
+        for number, outcome in enumerate(o for report in reports for o in report["outcomes"])
+    ]
     good = [row for row in rows if row["success"]]
-    wall, totals = harvest.wall_seconds, [row["total_latency"] for row in good] or [0.0]
+    totals = [row["total_latency"] for row in good] or [0.0]
+    wall = max(report["wall_seconds"] for report in reports)
+    used_by_generators = [report["cpu_seconds"] for report in reports]
     at_work = max(wall - cell.wait_seconds, 0.05)  # a step's wait costs a generator no work
     pids = Counter(row["pid"] for row in good if row["pid"])
     summary = Summary(
@@ -240,8 +227,8 @@ def results_of(
         errors=_counted(Counter(row["error_type"] for row in rows if not row["success"])),
         server_cpu_seconds=used,
         server_cpu_ms_per_session=1000 * used / max(1, len(rows)),
-        generator_cpu_seconds=sum(harvest.cpu_seconds),
-        generator_busiest_share=max(harvest.cpu_seconds) / at_work,  # of one core
+        generator_cpu_seconds=sum(used_by_generators),
+        generator_busiest_share=max(used_by_generators) / at_work,  # of one core
         kernel_listen_drops=drops,
     )
     return rows, summary

@@ -29,16 +29,7 @@ import orjson
 from ...schema.errors import OperationFailed
 from ...system.text.json_lines import Json
 from .generator import HANDSHAKE_SECONDS, Batch
-from .results import (
-    Harvest,
-    Report,
-    Summary,
-    Target,
-    cpu_seconds,
-    read_drops,
-    results_of,
-    usable_cores,
-)
+from .results import Report, Summary, Target, cpu_seconds, read_drops, results_of, usable_cores
 
 START_SECONDS = 180.0  # for a generator to import what it needs; upstream's client: 8 s of CPU
 HEAD_START_SECONDS = 0.05  # from `go` to the first connection: every generator has read it by then
@@ -80,16 +71,11 @@ class Plan:
         return map(Cell._make, product(self.requests_grid, self.wait_grid, repetitions))
 
     @property
-    def largest(self) -> int:
-        """Sessions of the largest batch."""
-        return max(self.requests_grid)
-
-    @property
     def crew_size(self) -> int:
         """Return how many generators."""
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)  # once the limit is raised
         files = 2**20 if files == resource.RLIM_INFINITY else files
-        return self.generators or crew_size(self.largest, usable_cores(), files)
+        return self.generators or crew_size(max(self.requests_grid), usable_cores(), files)
 
 
 def crew_size(largest: int, cores: int, files: int) -> int:
@@ -135,17 +121,8 @@ class Sweep:
         return self.report.write()
 
     def _measure(self, crew: Crew, cell: Cell, target: Target) -> None:
-        used_before, dropped_before = cpu_seconds(target), read_drops()
-        harvest = crew.run(self._batch(cell, target))
-        used, dropped = cpu_seconds(target) - used_before, read_drops()
-        drops = None if dropped is None or dropped_before is None else dropped - dropped_before
-        rows, summary = results_of(harvest, cell, target, used, drops)
-        self.report.add(rows, summary)
-        self.on_summary(summary)
-
-    def _batch(self, cell: Cell, target: Target) -> Batch:
         action = self.plan.action
-        return Batch(
+        batch = Batch(
             host=target.host,
             port=target.port,
             path=target.path,
@@ -157,6 +134,13 @@ class Sweep:
             window=self.plan.window,
             handshake_seconds=self.plan.handshake_seconds,
         )
+        used_before, dropped_before = cpu_seconds(target), read_drops()
+        reports = crew.run(batch)
+        used, dropped = cpu_seconds(target) - used_before, read_drops()
+        drops = None if dropped is None or dropped_before is None else dropped - dropped_before
+        rows, summary = results_of(reports, cell, target, used, drops)
+        self.report.add(rows, summary)
+        self.on_summary(summary)
 
 
 class Crew:
@@ -187,8 +171,8 @@ class Crew:
             with contextlib.suppress(BrokenPipeError), process:
                 pass  # its pipes are closed, and it is waited for
 
-    def run(self, batch: Batch) -> Harvest:
-        """Run one batch: each generator takes its share.
+    def run(self, batch: Batch) -> list[Json]:
+        """Run one batch: each generator takes its share, and its report is returned.
 
         Raises:
             GeneratorLost: One has exited, or all were killed because one did not answer in time.
@@ -196,12 +180,7 @@ class Crew:
         shares = shares_of(batch, self._size)
         self._ask([{"batch": asdict(share)} for share in shares], "prepared", START_SECONDS)
         go = {"go": time.monotonic() + HEAD_START_SECONDS}
-        reports = self._ask([go] * self._size, "done", batch.timeout_seconds + MARGIN_SECONDS)
-        return Harvest(
-            outcomes=[outcome for report in reports for outcome in report["outcomes"]],
-            wall_seconds=max(report["wall_seconds"] for report in reports),
-            cpu_seconds=[report["cpu_seconds"] for report in reports],
-        )
+        return self._ask([go] * self._size, "done", batch.timeout_seconds + MARGIN_SECONDS)
 
     def _ask(self, messages: Sequence[Json], name: str, seconds: float) -> list[Any]:
         """Write one message to each generator, and return the answers."""
@@ -213,7 +192,7 @@ class Crew:
         timer = Timer(seconds, self._kill)  # ends the reads
         timer.start()
         try:
-            return [orjson.loads(_read(process))[name] for process in self._processes]
+            return [orjson.loads(_line_of(process))[name] for process in self._processes]
         finally:
             timer.cancel()
 
@@ -222,7 +201,7 @@ class Crew:
             process.kill()
 
 
-def _read(process: subprocess.Popen[bytes]) -> bytes:
+def _line_of(process: subprocess.Popen[bytes]) -> bytes:
     assert process.stdout is not None
     if line := process.stdout.readline():
         return line
@@ -233,9 +212,10 @@ def _read(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def shares_of(batch: Batch, members: int) -> list[Batch]:
-    """Divide a batch as evenly as possible; each share has its own source addresses.
+    """Divide a batch as evenly as possible; shares take the server's addresses in turn.
 
-    Shares take the server's addresses in turn.
+    Each share has source addresses of its own on loopback: one address has some 28,000 ports
+    towards a server, and a used port stays in TIME_WAIT for a minute.
     """
     addresses = ((batch.host, batch.port), *batch.others)
     window = max(1, batch.window // members) if batch.window else 0
@@ -243,18 +223,9 @@ def shares_of(batch: Batch, members: int) -> list[Batch]:
     for number in range(members):
         host, port = addresses[number % len(addresses)]
         count = batch.count // members + (number < batch.count % members)
+        is_loopback = host.startswith("127.") and sys.platform == "linux"
+        own = range(4 + count // PORTS_OF_AN_ADDRESS) if is_loopback else ()
+        sources = tuple(f"127.0.{number + 1}.{last + 1}" for last in own)
         share = replace(batch, host=host, port=port, others=(), count=count, window=window)
-        shares.append(replace(share, sources=sources_of(host, number, count)))
+        shares.append(replace(share, sources=sources))
     return shares
-
-
-def sources_of(host: str, number: int, count: int) -> tuple[str, ...]:
-    """List the addresses that generator `number` connects from.
-
-    One address has some 28,000 ports towards a server, and a used port stays in TIME_WAIT for a
-    minute: on loopback there are addresses enough.
-    """
-    if not host.startswith("127.") or sys.platform != "linux":
-        return ()
-    addresses = 4 + count // PORTS_OF_AN_ADDRESS
-    return tuple(f"127.0.{number + 1}.{last + 1}" for last in range(addresses))

@@ -14,7 +14,7 @@ The flow, and who writes what:
     event loop (writer.py)                      threads of the writer
     ──────────────────────                      ─────────────────────
     put_step ─▶ EpisodeFile, in memory ─256 kB▶ append to .unfinished/N       (rows.py)
-    finish ─▶ ended ─half a second─▶ commit ──▶ small: one pack; large: each  (output.py)
+    finish ─▶ ended ─half a second─▶ commit ──▶ small: one pack; large: each
                                                 written, renamed; folder synced
                             └─ small files ───▶ concatenate, rename           (packs.py)
     a later writer, a reader ◀──────────────── names of files, indexes        (readers.py)

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 
 from ..errors import OutputDamaged
 from .disk import Disk, Stamp, stamp_of
-from .packs import Pack
+from .packs import write_pack
 from .readers import PACKS, Place, loose_files, pack_names, places_in
 from .rows import END_START, before_checksum, parsed_end, without_index
 
@@ -56,11 +56,7 @@ class FolderCheck:
         self._stamps = {path: stamp_of(path) for path in _files(self._folder)}
 
     def run(self, new_pack: Callable[[], tuple[Path, Path]]) -> None:
-        """Sets aside what is damaged.
-
-        Args:
-            new_pack: Gives a name for a pack while it is written, and its last one.
-        """
+        """Sets aside what is damaged. `new_pack` names a pack while it is written, and at last."""
         found: dict[Path, dict[str, Place]] = {}
         damaged: set[Path] = set()
         for path in _files(self._folder):
@@ -78,7 +74,9 @@ class FolderCheck:
         for path in sorted(self._stamps.keys() - found.keys()):
             self.words.append(f"{path.relative_to(self._folder)} was removed")
         there = {name for places in found.values() for name in places}
-        partial = self._of_partial_groups(there)
+        numbers = {name: int(name) // self._group for name in there if name.isdecimal()}
+        sizes = Counter(numbers.values())
+        partial = {name for name, number in numbers.items() if sizes[number] < self._group}
         self.lost |= (self.episodes - there) | partial
         self.episodes = there - partial
         aside = [path for path in found if path in damaged or not partial.isdisjoint(found[path])]
@@ -89,7 +87,8 @@ class FolderCheck:
             why = "was cut or changed" if path in damaged else "has a part of a group"
             moved = self._set_aside(path, f"{path.relative_to(self._folder)} {why}")
             if kept and path.parent.name == PACKS:
-                self._keep(moved, kept, *new_pack())
+                whole_ones = ((name, _content(moved, at)) for name, at in kept.items())
+                write_pack(whole_ones, *new_pack(), self._disk)
         self.look()
 
     def drop(self, episode_ids: Sequence[str], paths: Iterable[Path]) -> None:
@@ -97,20 +96,6 @@ class FolderCheck:
         self.lost.update(episode_ids)
         for path in paths:
             self._set_aside(path, f"the file of {' and '.join(episode_ids)} was cut or changed")
-
-    def _of_partial_groups(self, episodes: Iterable[str]) -> set[str]:
-        numbers = {name: int(name) // self._group for name in episodes if name.isdecimal()}
-        sizes = Counter(numbers.values())
-        return {name for name, number in numbers.items() if sizes[number] < self._group}
-
-    def _keep(self, aside: Path, kept: dict[str, Place], unfinished: Path, final: Path) -> None:
-        """Makes a pack of what is whole in another."""
-        made = Pack(unfinished, self._disk)
-        for episode_id, place in kept.items():
-            made.add(_content(aside, place), [(episode_id, 0)])
-        made.finish()
-        self._disk.rename(unfinished, final)
-        self._disk.sync(final.parent)
 
     def _set_aside(self, path: Path, why: str) -> Path:
         name = str(path.relative_to(self._folder)).replace("/", "-").lstrip(".")

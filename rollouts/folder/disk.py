@@ -25,20 +25,13 @@ class Disk:
     keeps_cached = False  # also of a subclass that knows nothing of it
 
     def __init__(self, *, keep_cached: bool = False) -> None:
-        """Makes a disk.
-
-        Args:
-            keep_cached: Leave large files in the page cache, for a reader that follows at once.
-        """
+        """`keep_cached` leaves large files in the page cache, for a reader that follows at once."""
         self.keeps_cached = keep_cached
 
     def append(self, path: Path, chunks: Sequence[BytesLike], *, write_back: bool = False) -> None:
         """Appends to a file, and creates it where it is missing.
 
-        Args:
-            path: The file.
-            chunks: What is appended.
-            write_back: Ask the kernel to begin writing it to the medium, and to drop what is there.
+        `write_back` asks the kernel to begin writing it to the medium, and to drop what is there.
         """
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -53,17 +46,9 @@ class Disk:
         with os.fdopen(descriptor, "wb", closefd=False) as file:
             file.writelines(chunks)
 
-    def sync(self, path: Path) -> None:
+    def sync(self, path: Path, *, drop_cached: bool = False) -> None:
         """Returns when the content of the file or folder is on the medium."""
         descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    def settle(self, path: Path, *, drop_cached: bool = False) -> None:
-        """Returns when the content of a file is on the medium, so that a rename may follow."""
-        descriptor = os.open(path, os.O_RDWR)
         try:
             os.fsync(descriptor)
             if drop_cached and not self.keeps_cached:

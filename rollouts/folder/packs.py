@@ -65,7 +65,19 @@ class Pack:
         self._chunks[-1] = self._chunks[-1][: -len(END_OF_LINE)]
         index = b',"index":' + msgspec.json.encode(self._index) + END_OF_LINE
         self._disk.append(self.path, [*self._chunks, index], write_back=True)
-        self._disk.settle(self.path)
+        self._disk.sync(self.path)
+
+
+def write_pack(
+    episodes: Iterable[tuple[str, bytes]], unfinished: Path, final: Path, disk: Disk
+) -> None:
+    """Writes a pack of these episodes, ids and lines, which is durable when this returns."""
+    made = Pack(unfinished, disk)
+    for episode_id, content in episodes:
+        made.add(content, [(episode_id, 0)])
+    made.finish()
+    disk.rename(unfinished, final)
+    disk.sync(final.parent)
 
 
 def next_number(folder: Path) -> int:
@@ -89,14 +101,7 @@ def _is_small(path: Path) -> bool:
 def pack(
     folder: Path, files: Sequence[Path], numbers: Iterator[int], unfinished: Path, disk: Disk
 ) -> None:
-    """Packs these files, or as many as the disk has room for.
-
-    Args:
-        folder: The rollout's.
-        files: Of episodes, or packs.
-        numbers: Of the next packs.
-        unfinished: Where a pack is written.
-        disk: Writes it.
+    """Packs these files (of episodes, or packs), or as many as the disk has room for.
 
     Raises:
         OSError: The file system refuses, otherwise than for want of room.
@@ -130,13 +135,13 @@ def finish_interrupted(folder: Path, disk: Disk) -> None:
     packs = folder / PACKS
     for packing in (packs / name for name in pack_names(folder) if name.endswith(PACKING)):
         packed = places_in(packing).keys()
-        doubled = [path for path in small_files(folder) if not packed.isdisjoint(_ids_in(path))]
+        doubled = []
+        for path in small_files(folder):
+            # A file of one episode has its name, also when it is damaged.
+            ids = places_in(path) if path.parent == packs else [unquote(path.stem)]
+            if not packed.isdisjoint(ids):
+                doubled.append(path)
         _put_in_place(folder, packing, doubled, disk)
-
-
-def _ids_in(path: Path) -> Iterable[str]:
-    """The episodes of a file. That of one episode has its name, also when it is damaged."""
-    return places_in(path) if path.parent.name == PACKS else [unquote(path.stem)]
 
 
 def _add_file(made: Pack, path: Path) -> bool:

@@ -48,16 +48,6 @@ def file_name(episode_id: str) -> str:
     return (f"%2E{name[1:]}" if name.startswith(".") else name) + FILE
 
 
-def sort_key(episode_id: str) -> tuple[int, str]:
-    """Orders ids that are numbers by these."""
-    return len(episode_id), episode_id
-
-
-def exists(folder: Path) -> bool:
-    """Return whether a rollout was written there."""
-    return (folder / EPISODES).is_dir()
-
-
 def episodes_in(folder: Path) -> dict[str, Place]:
     """All episodes of a folder, also while it is written.
 
@@ -162,8 +152,8 @@ class Rollouts:
         self.folder = folder
         self._keep_cached = keep_cached
         found = episodes_in(folder)
-        ordered = {name: found[name] for name in sorted(found, key=sort_key)}
-        self._places = _Places(folder, ordered)
+        ordered = sorted(found, key=lambda name: (len(name), name))  # numbers by what they are
+        self._places = _Places(folder, {name: found[name] for name in ordered})
 
     def __len__(self) -> int:
         return len(self._places.found)
@@ -305,6 +295,6 @@ def open_rollouts(folder: Path | str, *, keep_cached: bool = True) -> Rollouts:
         OutputDamaged: The folder has no rollouts, or they cannot be understood.
     """
     folder = Path(folder).absolute()  # the working directory may change
-    if not exists(folder):
+    if not (folder / EPISODES).is_dir():
         raise OutputDamaged(f"{folder} has no rollouts", "name the folder that was given as --out")
     return Rollouts(folder, keep_cached=keep_cached)

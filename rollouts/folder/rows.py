@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import binascii
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -85,8 +85,9 @@ class EpisodeFile:
         self.steps += 1
 
     def add_last(self, observation_json: bytes) -> None:
-        """Adds what was observed after the last step."""
-        row = last_row(self.episode_id, self.steps, observation_json)
+        """Adds what was observed after the last step; its text is before `END_OF_LAST`."""
+        head = orjson.dumps({"kind": LAST, "episode_id": self.episode_id, "step": self.steps})
+        row: Row = [head[:-1] + b',"observation":', one_line(observation_json), END_OF_LAST]
         self._last_bytes = sum(map(len, row))
         self._pending.append(row)
         self.pending_bytes += self._last_bytes
@@ -96,7 +97,12 @@ class EpisodeFile:
         if not self._last_bytes and verdict.filtered is None:
             self.add_last(episode.final_observation_json)
         end = end_row(episode, self.steps, self._last_bytes, verdict)
-        self._pending.append(partial(self._with_checksum, end))
+
+        def with_checksum() -> Row:
+            self._digest.update(end)
+            return [end, _SUM, self._digest.hexdigest().encode(), b'"' + END_OF_LINE]
+
+        self._pending.append(with_checksum)
         self.pending_bytes += len(end)
 
     def write(self, disk: Disk, *, write_back: bool = False) -> None:
@@ -123,10 +129,6 @@ class EpisodeFile:
             chunks += made
         return chunks
 
-    def _with_checksum(self, end: bytes) -> Row:
-        self._digest.update(end)
-        return [end, checksum(self._digest.hexdigest())]
-
 
 def step_row(episode_id: str, number: int, step: Step) -> Row:
     """The line of a step, to be written one after the other: the texts are not copied."""
@@ -137,19 +139,18 @@ def step_row(episode_id: str, number: int, step: Step) -> Row:
     row.append(b"," + tail[1:-1] + b',"arrays":[')
     for at, (name, array) in enumerate(step.arrays.items()):
         entry = orjson.dumps({"name": name, "dtype": array.dtype, "shape": array.shape})
-        row += [b"," if at else b"", entry[:-1] + b',"data":"', *_base64(array.data), b'"}']
+        row += [b"," if at else b"", entry[:-1] + b',"data":"']
+        view = memoryview(array.data).cast("B")
+        for begin in range(0, len(view), _ENCODED_BYTES):
+            piece = view[begin : begin + _ENCODED_BYTES]
+            row.append(binascii.b2a_base64(piece, newline=False))
+        row.append(b'"}')
     row.append(b"]}\n")
     return row
 
 
-def last_row(episode_id: str, steps: int, observation_json: bytes) -> Row:
-    """The line of what was observed after the last step; its text is before `END_OF_LAST`."""
-    head = orjson.dumps({"kind": LAST, "episode_id": episode_id, "step": steps})
-    return [head[:-1] + b',"observation":', one_line(observation_json), END_OF_LAST]
-
-
 def end_row(episode: Episode, steps: int, last_bytes: int, verdict: Verdict) -> bytes:
-    """The line of an episode's totals as far as its checksum, which `checksum` adds."""
+    """The line of an episode's totals as far as its checksum."""
     failure = episode.failure
     totals = {
         "environment": episode.environment,
@@ -168,11 +169,6 @@ def end_row(episode: Episode, steps: int, last_bytes: int, verdict: Verdict) -> 
     }
     row = {"kind": END, "episode_id": episode.id, "step": steps, "episode": totals}
     return orjson.dumps(row)[:-2]
-
-
-def checksum(digest: str) -> bytes:
-    """The rest of an episode's last line."""
-    return _SUM + digest.encode() + b'"' + END_OF_LINE
 
 
 def before_checksum(line: bytes) -> bytes:
@@ -221,7 +217,10 @@ class StepRow:
 
     def __getitem__(self, name: str) -> Any:
         if self._fields is None:
-            self._fields = _skimmed(self._line)
+            try:
+                self._fields = _skim(self._line)
+            except msgspec.DecodeError:  # only the standard library can read its values
+                self._fields = _parsed(self._line)
         value = self._fields[name]
         if isinstance(value, msgspec.Raw):
             value = self._fields[name] = _parsed(memoryview(value))
@@ -264,20 +263,12 @@ class StepRow:
     @property
     def arrays(self) -> dict[str, Array]:
         """The arrays of the step; decoded each time."""
-        return {item["name"]: _array(item) for item in self["arrays"]}
-
-
-def _array(item: Mapping[str, Any]) -> Array:
-    return Array(binascii.a2b_base64(item["data"]), item["dtype"], tuple(item["shape"]))
-
-
-def _skimmed(line: bytes) -> dict[str, Any]:
-    """The texts of its fields; their values, where only the standard library can read them."""
-    try:
-        return _skim(line)
-    except msgspec.DecodeError:
-        found: dict[str, Any] = _parsed(line)
-        return found
+        return {
+            item["name"]: Array(
+                binascii.a2b_base64(item["data"]), item["dtype"], tuple(item["shape"])
+            )
+            for item in self["arrays"]
+        }
 
 
 def _parsed(text: BytesLike) -> Any:
@@ -286,12 +277,6 @@ def _parsed(text: BytesLike) -> Any:
     except (ValueError, RecursionError) as exc:
         hint = "`Rollouts.verify` says which file has changed since it was written"
         raise OutputDamaged(f"a row is not JSON: {exc}", hint) from exc
-
-
-def _base64(data: BytesLike) -> Iterator[bytes]:
-    view = memoryview(data).cast("B")
-    for at in range(0, len(view), _ENCODED_BYTES):
-        yield binascii.b2a_base64(view[at : at + _ENCODED_BYTES], newline=False)
 
 
 def one_line(text: bytes) -> bytes:

@@ -15,19 +15,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
+import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from ..episodes import Episode, Step
-from ..errors import EpisodeRefused, RolloutError, WriterClosed, of_os_error
+from ..errors import EpisodeRefused, OutputBusy, RolloutError, WriterClosed, of_os_error
+from .damage import FolderCheck, whole_episodes
 from .disk import Disk
-from .output import Output
-from .readers import file_name
-from .rows import END_OF_LAST, EpisodeFile, Verdict
+from .packs import finish_interrupted, next_number, pack, small_files, write_pack
+from .readers import EPISODES, FILE, GROUP, LOCK, PACKS, UNFINISHED, file_name
+from .rows import END_OF_LAST, LARGE_BYTES, EpisodeFile, Verdict
 
 BUFFER_BYTES = 256 << 20
 CHUNK_BYTES = 256 << 10  # of one episode, in memory
@@ -37,9 +41,136 @@ MAX_ENDED = 4096  # episodes that are not committed yet
 THREADS = 2
 MAX_NAME = 200  # of a file: what an id becomes there
 NO_VERDICT = Verdict()
+MAX_FILES = 4096  # that a writer makes before it packs small ones
+MIN_PACKED = 64  # small files, when a rollout has ended
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+
+class Output:
+    """A folder that is open for writing: what ends there, and in which order it becomes durable.
+
+    The writer calls one method at a time from its threads. A method blocks on the disk.
+    """
+
+    def __init__(self, folder: Path, disk: Disk, group: int = 1) -> None:
+        """Locks the folder, repairs what an earlier writer left, and sets aside what is damaged.
+
+        Raises:
+            OutputBusy: Another rollout writes there.
+        """
+        self.folder = folder
+        self._disk = disk
+        self._numbers = count()
+        self._made = 0  # files, since small ones were packed
+        self._lock = _lock(folder)
+        try:
+            shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
+            for name in (EPISODES, PACKS, UNFINISHED):
+                (folder / name).mkdir(exist_ok=True)
+            self._packs = count(next_number(folder))
+            self._found = FolderCheck(folder, disk, group)
+            self._found.run(self._new_pack)
+            finish_interrupted(folder, disk)
+            self._found.look()
+            self.earlier = frozenset(self._found.episodes)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def commit(self, ended: Sequence[Sequence[EpisodeFile]]) -> None:
+        """Write these episodes and groups; return when all exist. A group exists as a whole.
+
+        What is in memory only becomes one pack. One `sync` of a folder makes durable what was
+        written and renamed before it.
+        """
+        small = [files for files in ended if not any(file.size_bytes for file in files)]
+        large = [files for files in ended if any(file.size_bytes for file in files)]
+        if small:
+            unfinished, final = self._new_pack()
+            members = {file.episode_id: file for files in small for file in files}
+            contents = ((name, file.content()) for name, file in members.items())
+            write_pack(contents, unfinished, final, self._disk)
+            self._found.add(final, members)
+            self._made += 1
+        for files in large:
+            self._rename(files)
+        if large:
+            self._disk.sync(self.folder / EPISODES)
+        if self._made >= MAX_FILES:
+            self._pack()
+
+    def check(self) -> tuple[frozenset[str], list[str]]:
+        """Sets aside what others have damaged since the last time.
+
+        Returns:
+            The episodes that have been lost by it, and what was found, for people.
+        """
+        self._found.run(self._new_pack)
+        lost, words = frozenset(self._found.lost), self._found.words
+        self._found.lost, self._found.words = set(), []
+        return lost, words
+
+    def close(self, *, has_ended: bool) -> None:
+        """Forgets unfinished episodes, and lets others write; packs small files if it has ended."""
+        try:
+            if has_ended:
+                self._pack()
+        finally:
+            shutil.rmtree(self.folder / UNFINISHED, ignore_errors=True)
+            self._lock.close()
+
+    def _rename(self, files: Sequence[EpisodeFile]) -> None:
+        for file in files:
+            file.write(self._disk, write_back=True)
+            self._disk.sync(file.path, drop_cached=file.size_bytes >= LARGE_BYTES)
+        ids = [file.episode_id for file in files]
+        touched = (file for file in files if file.is_touched)
+        if any(file.episode_id not in whole_episodes(file.path) for file in touched):
+            self._found.drop(ids, [file.path for file in files])
+            return
+        folder = self.folder / EPISODES
+        if len(files) > 1:
+            together = self.unfinished()
+            together.mkdir()
+            for file in files:
+                self._disk.rename(file.path, together / file_name(file.episode_id))
+            folder /= GROUP + file_name(ids[0]).removesuffix(FILE)
+            self._disk.rename(together, folder)
+        else:
+            self._disk.rename(files[0].path, folder / file_name(ids[0]))
+        for episode_id in ids:
+            self._found.add(folder / file_name(episode_id), [episode_id])
+        self._made += len(files)
+
+    def _pack(self) -> None:
+        self._made = 0
+        self._found.run(self._new_pack)
+        files = small_files(self.folder)
+        if len(files) >= MIN_PACKED:
+            pack(self.folder, files, self._packs, self.unfinished(), self._disk)
+            self._found.look()
+
+    def _new_pack(self) -> tuple[Path, Path]:
+        """A pack's name while it is written, and its last one."""
+        return self.unfinished(), self.folder / PACKS / f"{next(self._packs):05}{FILE}"
+
+    def unfinished(self) -> Path:
+        """A name that nothing had before; an episode's id may be any text."""
+        return self.folder / UNFINISHED / str(next(self._numbers))
+
+
+def _lock(folder: Path) -> Any:
+    """Locks the folder until the file is closed, also by a crash."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / LOCK).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        file.close()
+        raise OutputBusy(f"another rollout writes to {folder}") from exc
+    return file
 
 
 class RolloutWriter:
@@ -232,7 +363,8 @@ class RolloutWriter:
     def _file(self, episode_id: str) -> EpisodeFile:
         found = self._files.get(episode_id)
         if found is None:
-            found = self._files[episode_id] = self._output.new_file(episode_id)
+            found = EpisodeFile(episode_id, self._output.unfinished())
+            self._files[episode_id] = found
         return found
 
     async def _ended_file(self, episode: Episode, verdict: Verdict) -> EpisodeFile:
@@ -281,17 +413,17 @@ class RolloutWriter:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, call)
         except Exception as exc:
-            if self._failure is None:
-                self._failure = self._typed(exc)
+            if self._failure is not None:
+                pass
+            elif isinstance(exc, OSError):
+                path = exc.filename2 or exc.filename or self._output.folder
+                self._failure = of_os_error(exc, path)
+            elif isinstance(exc, RolloutError):
+                self._failure = exc
+            else:
+                log.error("the rollouts' writer failed", exc_info=exc)
+                self._failure = RolloutError(f"the rollouts' writer failed: {exc!r}")
             raise self._failure from exc
-
-    def _typed(self, exc: Exception) -> RolloutError:
-        if isinstance(exc, OSError):
-            return of_os_error(exc, exc.filename2 or exc.filename or self._output.folder)
-        if isinstance(exc, RolloutError):
-            return exc
-        log.error("the rollouts' writer failed", exc_info=exc)
-        return RolloutError(f"the rollouts' writer failed: {exc!r}")
 
 
 def _read(path: Path, offset: int, size_bytes: int) -> bytes:

@@ -24,7 +24,7 @@ from ...system.text.json_lines import Json
 from ..answers import Answer
 from ..episodes import FailureReason
 from ..errors import EpisodeFailed, PolicyNotFound
-from .policy import CpuThreads, Decision, Encoded, Player, Turn, encoded
+from .policy import Act, CpuThreads, Decision, Encoded, Turn, encoded
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 MODEL_VARIABLE = "OPENAI_MODEL"
@@ -49,9 +49,22 @@ class ChatPolicy:
         self._client: Any = None
         _httpx()
 
-    def player(self, threads: CpuThreads) -> Player:
-        """A new conversation."""
-        return _ChatPlayer(self, self._schema)
+    def player(self, threads: CpuThreads) -> Act:
+        """Begin a conversation."""
+        content = (
+            "You act in an environment. Each message is an observation, as JSON. Answer with your "
+            "next action and nothing else: a JSON object by this schema.\n"
+        )
+        content += orjson.dumps(self._schema).decode()
+        messages = [{"role": "system", "content": content}]
+
+        async def act(answer: Answer, turn: Turn) -> Encoded:
+            messages.append({"role": "user", "content": bytes(answer.observation_json).decode()})
+            text, info = _said(await self.complete(messages))
+            messages.append({"role": "assistant", "content": text})
+            return encoded(Decision(action_of(text, self._schema), info))
+
+        return act
 
     async def close(self) -> None:
         """Close the connections."""
@@ -61,10 +74,25 @@ class ChatPolicy:
 
     async def complete(self, messages: list[Json]) -> Json:
         """The endpoint's answer to a conversation."""
+        httpx = _httpx()
+        if self._client is None:
+            self._client = httpx.AsyncClient(
+                headers={"authorization": f"Bearer {self._key}"} if self._key else {},
+                timeout=ANSWER_SECONDS,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            )
+        body = {"model": self._model, "messages": messages}
         try:
-            return await self._ask({"model": self._model, "messages": messages})
-        except (_httpx().HTTPError, ValueError) as exc:
+            for attempt in range(ASK_AT_MOST):
+                response = await self._client.post(self._url, json=body)
+                if response.status_code not in _BUSY or attempt == ASK_AT_MOST - 1:
+                    break
+                await asyncio.sleep(self._pause_seconds * 2**attempt)
+            response.raise_for_status()
+            found: Json = response.json()
+        except (httpx.HTTPError, ValueError) as exc:
             raise EpisodeFailed(FailureReason.POLICY_ERROR, self._error_text(exc)) from exc
+        return found
 
     def _error_text(self, exc: Exception) -> str:
         """Return what went wrong with the endpoint, which is named without its password."""
@@ -77,46 +105,6 @@ class ChatPolicy:
         if isinstance(exc, httpx.HTTPError):
             return f"{where} does not answer: {type(exc).__name__}: {exc}"
         return f"{where} did not answer with JSON: {exc}"
-
-    async def _ask(self, body: Json) -> Json:
-        for attempt in range(ASK_AT_MOST):
-            response = await self._opened().post(self._url, json=body)
-            if response.status_code not in _BUSY or attempt == ASK_AT_MOST - 1:
-                break
-            await asyncio.sleep(self._pause_seconds * 2**attempt)
-        response.raise_for_status()
-        found: Json = response.json()
-        return found
-
-    def _opened(self) -> Any:
-        if self._client is None:
-            httpx = _httpx()
-            headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
-            self._client = httpx.AsyncClient(
-                headers=headers,
-                timeout=ANSWER_SECONDS,
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            )
-        return self._client
-
-
-class _ChatPlayer:
-    def __init__(self, policy: ChatPolicy, schema: Json) -> None:
-        self._policy = policy
-        self._schema = schema
-        content = (
-            "You act in an environment. Each message is an observation, as JSON. Answer with your "
-            "next action and nothing else: a JSON object by this schema.\n"
-        )
-        content += orjson.dumps(schema).decode()
-        self._messages = [{"role": "system", "content": content}]
-
-    async def act(self, answer: Answer, turn: Turn) -> Encoded:
-        self._messages.append({"role": "user", "content": bytes(answer.observation_json).decode()})
-        completion = await self._policy.complete(self._messages)
-        text, info = _said(completion)
-        self._messages.append({"role": "assistant", "content": text})
-        return encoded(Decision(action_of(text, self._schema), info))
 
 
 def endpoint_of(url: str) -> tuple[str, str]:

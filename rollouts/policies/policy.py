@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policies: anything that can be called with an observation and returns an action.
 
-    Policy ─player()─▶ Player, one for each attempt at an episode ─▶ act(answer, turn) ─▶ Encoded
+    Policy ─player()─▶ Act, one for each attempt at an episode ─▶ act(answer, turn) ─▶ Encoded
       ├── CallablePolicy     here
       ├── RandomPolicy       random_policy.py
       └── ChatPolicy         chat_policy.py
@@ -226,20 +226,15 @@ class Encoded:
     arrays: Mapping[str, Array]
 
 
-class Player(Protocol):
-    """A policy during one episode."""
-
-    async def act(self, answer: Answer, turn: Turn) -> Encoded:
-        """Returns the next action."""
-        ...
+Act = Callable[[Answer, Turn], Awaitable[Encoded]]  # decides on the next action of one episode
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """Decides on actions, through a `Player` for each attempt at an episode."""
+    """Decides on actions, for each attempt at an episode by another `Act`."""
 
-    def player(self, threads: CpuThreads) -> Player:
-        """Makes the player of one attempt, which may compute in `threads`."""
+    def player(self, threads: CpuThreads) -> Act:
+        """Begin an attempt; what is returned may compute in `threads`."""
         ...
 
     async def close(self) -> None:
@@ -253,51 +248,37 @@ class CallablePolicy:
 
     function: Any
 
-    def player(self, threads: CpuThreads) -> Player:
-        """A fresh one."""
-        function = self.function() if inspect.isclass(self.function) else self.function
-        return _CallablePlayer(function, threads)
+    def player(self, threads: CpuThreads) -> Act:
+        """Begin an attempt, with an instance of its own where the policy is a class."""
+        function: Any = self.function() if inspect.isclass(self.function) else self.function
+        wants_turn, is_coroutine = takes_turn(function), is_async(function)
+
+        def call(observation: Any, turn: Turn) -> Any:
+            return function(observation, turn) if wants_turn else function(observation)
+
+        def decide(answer: Answer, turn: Turn) -> Encoded | Awaitable[Any]:
+            # An awaitable (of `lambda seen: client.act(seen)`) is awaited on the loop.
+            decided = call(answer.observation, turn)
+            return decided if inspect.isawaitable(decided) else encoded(decided)
+
+        async def act(answer: Answer, turn: Turn) -> Encoded:
+            try:
+                if not is_coroutine:
+                    decided = await threads.run(partial(decide, answer, turn))
+                    return decided if isinstance(decided, Encoded) else encoded(await decided)
+                is_large = len(answer.observation_json) > PARSED_APART_BYTES
+                read = lambda: answer.observation  # noqa: E731  # parsed where it is called
+                observation = await threads.run(read) if is_large else answer.observation
+                return encoded(await call(observation, turn))
+            except (EpisodeFailed, PolicyHangs):
+                raise
+            except (Exception, SystemExit) as exc:  # let through, `sys.exit()` would end the loop
+                raise policy_failed(exc) from exc
+
+        return act
 
     async def close(self) -> None:
         """There is nothing to close."""
-
-
-class _CallablePlayer:
-    def __init__(self, function: Any, threads: CpuThreads) -> None:
-        self._function = function
-        self._threads = threads
-        self._wants_turn = takes_turn(function)
-        self._is_async = is_async(function)
-
-    async def act(self, answer: Answer, turn: Turn) -> Encoded:
-        try:
-            if self._is_async:
-                return await self._act_on_loop(answer, turn)
-            decided = await self._threads.run(lambda: self._decided(answer, turn))
-            return decided if isinstance(decided, Encoded) else encoded(await decided)
-        except (EpisodeFailed, PolicyHangs):
-            raise
-        except (Exception, SystemExit) as exc:  # let through, `sys.exit()` would end the loop
-            raise policy_failed(exc) from exc
-
-    def _decided(self, answer: Answer, turn: Turn) -> Encoded | Awaitable[Any]:
-        """Calls the function on a thread.
-
-        An awaitable that it returns (`lambda seen: client.act(seen)`) is awaited on the loop.
-        """
-        decided = self._call(answer.observation, turn)
-        return decided if inspect.isawaitable(decided) else encoded(decided)
-
-    async def _act_on_loop(self, answer: Answer, turn: Turn) -> Encoded:
-        is_large = len(answer.observation_json) > PARSED_APART_BYTES
-        read = lambda: answer.observation  # noqa: E731  # parsed where it is called
-        observation = await self._threads.run(read) if is_large else answer.observation
-        return encoded(await self._call(observation, turn))
-
-    def _call(self, observation: Any, turn: Turn) -> Any:
-        if self._wants_turn:
-            return self._function(observation, turn)
-        return self._function(observation)
 
 
 def encoded(decided: Any) -> Encoded:

@@ -21,7 +21,7 @@ from ...system.text.json_lines import Json
 from ..answers import Answer
 from ..errors import NoEnvironment
 from ..session_pool import environment_url
-from .policy import CpuThreads, Encoded, Player, Turn
+from .policy import Act, CpuThreads, Encoded, Turn
 
 SCHEMA_SECONDS = 30.0
 DEEPEST = 8  # a schema may refer to itself
@@ -38,24 +38,20 @@ class RandomPolicy:
 
     schema: Json
 
-    def player(self, threads: CpuThreads) -> Player:
-        """A fresh one; it draws in well under a millisecond, and needs no thread."""
-        return _RandomPlayer(self.schema)
+    def player(self, threads: CpuThreads) -> Act:
+        """Begin an attempt. An action is drawn in well under a millisecond, and needs no thread."""
+        rng: random.Random | None = None
+
+        async def act(answer: Answer, turn: Turn) -> Encoded:
+            nonlocal rng
+            seed = f"{turn.episode_id} {turn.seed}"
+            rng = rng or random.Random(seed)  # noqa: S311  # an action is no secret
+            return Encoded(orjson.dumps(sample(self.schema, rng)), b"{}", {})
+
+        return act
 
     async def close(self) -> None:
         """There is nothing to close."""
-
-
-class _RandomPlayer:
-    def __init__(self, schema: Json) -> None:
-        self._schema = schema
-        self._random: random.Random | None = None
-
-    async def act(self, answer: Answer, turn: Turn) -> Encoded:
-        if self._random is None:
-            seed = f"{turn.episode_id} {turn.seed}"
-            self._random = random.Random(seed)  # noqa: S311  # an action is no secret
-        return Encoded(orjson.dumps(sample(self._schema, self._random)), b"{}", {})
 
 
 def action_schema(address: str) -> Json:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
-from websockets.frames import CloseCode
+from websockets.frames import Close, CloseCode
 from websockets.protocol import State
 
 from ...schema.protocol import (
@@ -61,29 +61,16 @@ class SessionEnd(StrEnum):
 
 
 class SessionFailed(Exception):
-    """A session could not be opened, or has ended.
+    """A session could not be opened, or has ended; `close` is the server's close frame, if any."""
 
-    Attributes:
-        reason: Why.
-        close_code: The code of the server's close frame; None where there was none.
-        close_reason: What the close frame says.
-    """
-
-    def __init__(
-        self,
-        reason: SessionEnd,
-        message: str,
-        close_code: int | None = None,
-        close_reason: str = "",
-    ) -> None:
+    def __init__(self, reason: SessionEnd, message: str, close: Close | None = None) -> None:
         super().__init__(message)
         self.reason = reason
-        self.close_code = close_code
-        self.close_reason = close_reason
+        self.close = close
 
     def again(self) -> SessionFailed:
         """A new exception that says the same, for another call."""
-        return SessionFailed(self.reason, str(self), self.close_code, self.close_reason)
+        return SessionFailed(self.reason, str(self), self.close)
 
 
 def session_url(address: str) -> str:
@@ -262,14 +249,16 @@ class Session:
             self._socket.loop.call_soon_threadsafe(self._socket.transport.abort)
 
     async def _exchange(self, message: str | bytes) -> Message:
-        if (early := self._socket.unasked) is not None:
-            # A server sends an error on its own to report why it ends a session. Any other message
-            # would be taken for the answer to this call.
-            if _is_error(early):
+        if (early := self._socket.unasked) is None:
+            return await self._socket.exchange(message)
+        # A server sends an error on its own to report why it ends a session. Any other message
+        # would be taken for the answer to this call.
+        with contextlib.suppress(ValueError):
+            found = json.loads(early)
+            if isinstance(found, dict) and found.get("type") == "error":
                 return early
-            message = "the server sent a message that answers no call"
-            raise SessionFailed(SessionEnd.PROTOCOL_ERROR, message)
-        return await self._socket.exchange(message)
+        message = "the server sent a message that answers no call"
+        raise SessionFailed(SessionEnd.PROTOCOL_ERROR, message)
 
     def _expire(self, seconds: float, what: str) -> None:
         message = f"the {what} was not answered within {seconds:g} s; the session was closed"
@@ -284,14 +273,6 @@ class Session:
         if asyncio.get_running_loop() is not self._socket.loop:
             message = "the session was opened in another event loop; open one in this one"
             raise SessionFailed(SessionEnd.OTHER_LOOP, message)
-
-
-def _is_error(message: Message) -> bool:
-    try:
-        found = json.loads(message)
-    except ValueError:
-        return False
-    return isinstance(found, dict) and found.get("type") == "error"
 
 
 def _said(exc: Exception) -> str:
@@ -313,4 +294,4 @@ def _lost(exc: ConnectionClosed) -> SessionFailed:
         message = f"the connection was lost: {exc.__cause__ or exc}"
         return SessionFailed(SessionEnd.CONNECTION_LOST, message)
     message = f"the connection was lost: {received}"
-    return SessionFailed(SessionEnd.CONNECTION_LOST, message, received.code, received.reason)
+    return SessionFailed(SessionEnd.CONNECTION_LOST, message, received)

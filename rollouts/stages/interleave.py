@@ -89,9 +89,9 @@ def interleave(
     """
     growing: list[_Growing] = []
     for step in steps:
-        if not (growing and growing[-1].goes_on_with(step)):
+        if not (growing and growing[-1].add(step)):
             growing.append(_Growing())
-        growing[-1].add(step)
+            growing[-1].add(step)
     return [sample.finished(advantage) for sample in growing]
 
 
@@ -104,13 +104,12 @@ class _Growing:
         self._logprobs = array("f")
         self._rows: dict[str, _Rows] = {}
 
-    def goes_on_with(self, step: TokenStep) -> bool:
-        """Return whether the step's prompt begins with all of this."""
-        begins = step.prompt_ids[: len(self._ids)]  # a shorter prompt is not equal either
-        return (begins if isinstance(begins, array) else array(TOKENS, begins)) == self._ids
-
-    def add(self, step: TokenStep) -> None:
+    def add(self, step: TokenStep) -> bool:
+        """Add a step; False, and nothing is added, if its prompt begins otherwise."""
         before = len(self._ids)
+        begins = step.prompt_ids[:before]  # a shorter prompt is not equal either
+        if (begins if isinstance(begins, array) else array(TOKENS, begins)) != self._ids:
+            return False
         context = len(step.prompt_ids) - before
         answers = len(step.completion_ids)
         if len(step.logprobs) not in (0, answers):
@@ -122,6 +121,7 @@ class _Growing:
         self._logprobs.extend(array("f", step.logprobs or [0.0] * answers))
         for name, rows in step.arrays.items():
             self._rows.setdefault(name, _Rows(name, rows)).add(rows, len(self._ids))
+        return True
 
     def finished(self, advantage: float | None) -> TrainingSample:
         arrays = {name: rows.joined(len(self._ids)) for name, rows in self._rows.items()}

@@ -30,7 +30,7 @@ from . import sinks
 from .sinks import Advantages, Filter
 
 if TYPE_CHECKING:
-    from ..episodes import EpisodeCounts
+    from ..episodes import ProgressStats
     from ..folder.writer import RolloutWriter
     from .sinks import GroupSink
 
@@ -136,17 +136,12 @@ class Stages:
         """Of a group; without groups, each episode is looked at by itself."""
         return self.group or 1
 
-    @property
-    def takes_failed(self) -> bool:
-        """Return whether an episode that failed is for a filter to drop."""
-        return FAILED in self.filters
-
     def record(self) -> dict[str, Any]:
         """Return what must be the same for a rollout to be continued."""
         advantages = None if self.group is None else self.advantages
         return {"group": self.group, "advantages": advantages, "filters": list(self.filters)}
 
-    def sink(self) -> Callable[[RolloutWriter, EpisodeCounts], GroupSink] | None:
+    def sink(self) -> Callable[[RolloutWriter, ProgressStats], GroupSink] | None:
         """Return what makes the sink that applies them. None: there is nothing to do."""
         from .sinks import GroupSink  # not in the daemon, which checks names alone
 
@@ -154,24 +149,32 @@ class Stages:
             return None
         weigh: Advantages | None = None
         if self.group is not None:
-            weigh = _ADVANTAGES.get(self.advantages) or _users(self.advantages)
+            weigh = _ADVANTAGES.get(self.advantages) or function_named(
+                self.advantages, StageNotFound
+            )
         drops = {text: _filter(text) for text in self.filters}
-        return lambda writer, counts: GroupSink(
-            writer, self.size, filters=drops, advantages=weigh, counts=counts
+        return lambda writer, stats: GroupSink(
+            writer, self.size, filters=drops, advantages=weigh, counts=stats
         )
 
 
-def _users(text: str) -> Any:
-    """The user's own function."""
-    return function_named(text, not_found=StageNotFound)
-
-
 def _filter(text: str) -> Filter:
+    """Return the filter of a name, or the user's own.
+
+    Raises:
+        ValueError: There is none of this name, or its number is wrong.
+    """
     if ":" in text:
-        found: Filter = _users(text)
+        found: Filter = function_named(text, StageNotFound)
         return found
-    name, _, value = text.partition("=")
-    return _PLAIN[name] if name in _PLAIN else _BOUNDED[name](bound(name, value))
+    name, equals, value = text.partition("=")
+    if name in _BOUNDED:
+        return _BOUNDED[name](bound(name, value))
+    if name not in _PLAIN:
+        raise ValueError(_unknown("filter is", name, [*_BOUNDED, *_PLAIN]))
+    if equals:
+        raise ValueError(f"the filter {name} takes no value")
+    return _PLAIN[name]
 
 
 def check_group(group: int, episodes: int) -> None:
@@ -197,13 +200,7 @@ def check_filters(texts: Sequence[str], group: int | None) -> None:
     """Checks the values of `--filter`."""
     for number, text in enumerate(texts):
         if ":" not in text:
-            name, equals, value = text.partition("=")
-            if name in _BOUNDED:
-                bound(name, value)
-            elif name not in _PLAIN:
-                raise ValueError(_unknown("filter is", name, [*_BOUNDED, *_PLAIN]))
-            elif equals:
-                raise ValueError(f"the filter {name} takes no value")
+            _filter(text)
         if text in texts[:number]:
             raise ValueError(f"the filter {text} is asked for twice")
     if group is None and ZERO_ADVANTAGE in texts:

@@ -40,15 +40,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from ..episodes import (
-    Episode,
-    EpisodeCounts,
-    EpisodeStatus,
-    FailureReason,
-    ProgressStats,
-    Step,
-    StepSink,
-)
+from ..episodes import Episode, EpisodeStatus, FailureReason, ProgressStats, Step
 from ..errors import AllFailed, StageError
 from ..folder.rows import Verdict
 from ..folder.writer import RolloutWriter
@@ -148,23 +140,20 @@ class GroupSink:
         *,
         filters: Mapping[str, Filter] | None = None,
         advantages: Advantages | None = group_normalised,
-        counts: EpisodeCounts | None = None,
+        counts: ProgressStats | None = None,
     ) -> None:
-        """Makes a sink in front of another.
+        """Makes a sink in front of a writer.
 
         Args:
             writer: Stores steps and groups.
-            size: Episodes of a group: those from 0 to size - 1, and so on.
+            size: Episodes of a group, at least 1: those from 0 to size - 1, and so on.
             filters: Applied in order, by the name that is written for a dropped episode.
             advantages: From the rewards of a group; None filters only.
             counts: Updated as groups are written.
-
-        Raises:
-            ValueError: `size` is below 1.
         """
         if size < 1:
             raise ValueError(f"a group has at least one episode, not {size}")
-        self.counts = counts or EpisodeCounts()
+        self.counts = counts or ProgressStats()
         self._writer = writer
         self._size = size
         self._filters = dict(filters or {})
@@ -191,8 +180,12 @@ class GroupSink:
             StageError: a stage failed on the group.
         """
         key = int(episode.id) // self._size
+        one = _Waiting(episode, self._steps.pop(episode.id, 0) or len(episode.steps))
         is_last = len(self._waiting.get(key, ())) + 1 >= self._size
-        one = await self._made_small(episode, may_wait=not is_last and key not in self._given_up)
+        text = episode.final_observation_json
+        if len(text) >= MIN_PENDING_BYTES and not is_last and key not in self._given_up:
+            read = await self._writer.keep_observation(episode.id, text)
+            one = _Waiting(replace(episode, final_observation_json=b"null"), one.steps, read)
         if key in self._given_up:  # it may have been meanwhile
             self.counts.left_out += 1
             await self.discard(episode.id)
@@ -224,14 +217,6 @@ class GroupSink:
     def stop(self) -> None:
         """Ends the thread; waiting episodes are forgotten with the sink behind."""
         self._thread.shutdown()
-
-    async def _made_small(self, episode: Episode, *, may_wait: bool) -> _Waiting:
-        steps = self._steps.pop(episode.id, 0) or len(episode.steps)
-        text = episode.final_observation_json
-        if not may_wait or len(text) < MIN_PENDING_BYTES:
-            return _Waiting(episode, steps)
-        kept = await self._writer.keep_observation(episode.id, text)
-        return _Waiting(replace(episode, final_observation_json=b"null"), steps, kept)
 
     async def _hand_on(self, group: list[_Waiting]) -> None:
         loop = asyncio.get_running_loop()
@@ -268,19 +253,18 @@ class _Waiting:
 def judge(
     group: Sequence[Finished], filters: Mapping[str, Filter], advantages: Advantages | None
 ) -> dict[str, Verdict]:
-    """Filters a group and computes the advantages of the episodes that are kept.
+    """Return the verdict on each episode of a group, by its id.
 
-    Returns:
-        The verdict on each episode, by its id; without an advantage where a reward is no number.
+    Those that are kept have an advantage, unless their reward is no number.
 
     Raises:
         ValueError: A stage gave too few answers, too many, or one that is not a finite number.
     """
     kept, dropped = sift(group, filters)
     verdicts = {episode_id: Verdict(filtered=name) for episode_id, name in dropped.items()}
-    if advantages is None:
-        return verdicts | {one.episode.id: Verdict() for one in kept}
     verdicts |= {one.episode.id: Verdict() for one in kept}
+    if advantages is None:
+        return verdicts
     compared = [one for one in kept if math.isfinite(one.episode.total_reward)]
     found = [float(a) for a in advantages([one.episode.total_reward for one in compared])]
     if len(found) != len(compared):
@@ -304,8 +288,8 @@ class FailedEpisodeSink:
 
     def __init__(
         self,
-        inner: StepSink,
-        counts: EpisodeCounts,
+        inner: GroupSink | RolloutWriter,
+        stats: ProgressStats,
         say: Say,
         policy_hint: str | None = None,
         lost_hint: str | None = None,
@@ -314,7 +298,7 @@ class FailedEpisodeSink:
     ) -> None:
         self._inner = inner
         self._groups = inner if isinstance(inner, GroupSink) else None
-        self._counts = counts
+        self._stats = stats
         self._say = say
         self._hints = dict.fromkeys(_POLICYS, policy_hint) | dict.fromkeys(_LOST, lost_hint)
         self._keeps_failed = keeps_failed
@@ -337,23 +321,39 @@ class FailedEpisodeSink:
             self._is_well = True
             await self._keep(episode)
             return
-        self._note(episode)
-        await (self._keep(episode) if self._keeps_failed else self._leave_out(episode))
+        failure = episode.failure
+        self._failed += 1
+        self._last_failure = f"{failure.reason}: {failure.message}"
+        self._hint = self._hints.get(failure.reason)
+        self._stats.last_failures[failure.reason.value] = failure.message
+        at = f" at step {failure.step}" if failure.step else ""
+        self._say(f"episode {episode.id} failed{at}: {self._last_failure}")
+        if self._keeps_failed:
+            await self._keep(episode)
+        elif self._groups is None:
+            await self._inner.discard(episode.id)
+        else:
+            await self._groups.leave_out(episode)
         if self._failed == HOPELESS_EPISODES and not self._is_well:
             raise AllFailed(
                 f"the first {self._failed} episodes failed; the last: {self._last_failure}",
                 self._hint,
             )
 
-    def raise_if_all_failed(self, stats: ProgressStats, earlier: int) -> None:
+    def stop(self) -> None:
+        """Ends the thread of the stages; incomplete groups are not written."""
+        if self._groups is not None:
+            self._groups.stop()
+
+    def raise_if_all_failed(self, earlier: int) -> None:
         """Checks that the rollout has a result."""
-        played, failed = stats.episodes, stats.finished[EpisodeStatus.FAILED]
+        played, failed = self._stats.episodes, self._stats.finished[EpisodeStatus.FAILED]
         if not failed or earlier:
             return
         if failed == played:
             which = "the only episode" if played == 1 else f"all {played} episodes"
             raise AllFailed(f"{which} failed; the last with {self._last_failure}", self._hint)
-        if not self._counts.written:
+        if not self._stats.written:
             raise AllFailed(
                 f"{failed} of {played} episodes failed, at least one of each group; the last with "
                 f"{self._last_failure}",
@@ -363,20 +363,4 @@ class FailedEpisodeSink:
     async def _keep(self, episode: Episode) -> None:
         await self._inner.finish(episode)
         if self._groups is None:
-            self._counts.written += 1
-
-    async def _leave_out(self, episode: Episode) -> None:
-        if self._groups is None:
-            await self._inner.discard(episode.id)
-        else:
-            await self._groups.leave_out(episode)
-
-    def _note(self, episode: Episode) -> None:
-        failure = episode.failure
-        assert failure is not None
-        self._failed += 1
-        self._last_failure = f"{failure.reason}: {failure.message}"
-        self._hint = self._hints.get(failure.reason)
-        self._counts.last_failures[failure.reason.value] = failure.message
-        at = f" at step {failure.step}" if failure.step else ""
-        self._say(f"episode {episode.id} failed{at}: {self._last_failure}")
+            self._stats.written += 1

@@ -20,6 +20,7 @@ import pytest
 from openenvd.rollouts.bench.generator import Batch
 from openenvd.rollouts.bench.results import read_drops
 from openenvd.rollouts.bench.sweep import Crew, GeneratorLost, shares_of
+from openenvd.system.text.json_lines import Json
 
 # The seed's own fields, in its order: burtenshaw/openenv-scaling, tests/test_scaling.py.
 RAW_FIELDS = """request_id mode timestamp wait_requested batch_size hardware connect_latency
@@ -50,6 +51,10 @@ while True:
     client.close()
 """
 SWITCHING = b"HTTP/1.1 101 Switching Protocols\r\n\r\n"
+
+
+def outcomes_of(reports: list[Json]) -> list[Json]:
+    return [outcome for report in reports for outcome in report["outcomes"]]
 
 
 @pytest.fixture
@@ -126,10 +131,10 @@ def test_every_way_to_fail_has_a_name(answers: list[bytes], kind: str) -> None:
             assert server.stdout is not None
             port = int(server.stdout.readline())
             with Crew(1) as crew:
-                harvest = crew.run(Batch("127.0.0.1", port, "", 1, {}, 30.0, 8))
+                reports = crew.run(Batch("127.0.0.1", port, "", 1, {}, 30.0, 8))
         finally:
             server.kill()
-    assert [outcome["error_kind"] for outcome in harvest.outcomes] == [kind]
+    assert [outcome["error_kind"] for outcome in outcomes_of(reports)] == [kind]
 
 
 def test_a_generator_that_exits_is_reported() -> None:
@@ -155,15 +160,15 @@ def test_all_sessions_connect_before_any_is_answered(tmp_path: Path) -> None:
         port = listener.getsockname()[1]
         batch = Batch("127.0.0.1", port, "", sessions, {}, 60.0, 0, handshake_seconds=1.0)
         with Crew(2) as crew:
-            harvest = crew.run(batch)
+            reports = crew.run(batch)
         listener.setblocking(False)
         for _ in range(sessions):
             listener.accept()[0].close()
         with pytest.raises(BlockingIOError):
             listener.accept()
-    kinds = {outcome["error_kind"] for outcome in harvest.outcomes}
+    kinds = {outcome["error_kind"] for outcome in outcomes_of(reports)}
     assert kinds == {"handshake_timeout"}
-    assert all(outcome["total_seconds"] >= 1.0 for outcome in harvest.outcomes)
+    assert all(outcome["total_seconds"] >= 1.0 for outcome in outcomes_of(reports))
 
 
 def test_a_window_bounds_the_handshakes_under_way() -> None:
@@ -171,8 +176,8 @@ def test_a_window_bounds_the_handshakes_under_way() -> None:
         port = listener.getsockname()[1]
         batch = Batch("127.0.0.1", port, "", 12, {}, 60.0, 8, handshake_seconds=1.0)
         with Crew(2) as crew:
-            harvest = crew.run(batch)
-    late = [outcome for outcome in harvest.outcomes if outcome["total_seconds"] > 1.8]
+            reports = crew.run(batch)
+    late = [outcome for outcome in outcomes_of(reports) if outcome["total_seconds"] > 1.8]
     assert len(late) == 12 - 8  # they waited for the first ones to give up
 
 

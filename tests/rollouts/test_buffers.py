@@ -113,11 +113,11 @@ async def test_a_few_episodes_begin_and_others_follow_within_the_memory() -> Non
         await settle()
         assert begun == []
         for taken in range(1, 12):
-            scouts[taken % SCOUTS].step(10, 1000)
+            scouts[taken % SCOUTS](10, 1000)
             await settle()
             assert len(begun) == FOLLOWERS * taken
         for _ in range(100):
-            scouts[0].step(10, 1000)
+            scouts[0](10, 1000)
             await settle()
         assert len(begun) == 100 - SCOUTS
         for task in others:
@@ -138,7 +138,7 @@ async def test_whole_episodes_that_are_kept_count_with_all_their_steps() -> None
     limit = ConcurrencyLimit(10_000, keeps_episodes=True)
     async with limit.enter() as room:
         for _ in range(5):
-            room.step(3000, 3000)
+            room(3000, 3000)
         assert limit.peak_bytes == 15_000  # it is never kept waiting in the middle
 
 
@@ -150,7 +150,7 @@ async def test_the_size_of_whole_episodes_is_estimated_until_one_has_ended() -> 
         scouts = [await stack.enter_async_context(limit.enter()) for _ in range(SCOUTS)]
         others = [asyncio.create_task(begin(limit, stack, begun)) for _ in range(200)]
         for scout in scouts:
-            scout.step(1000, 1000)
+            scout(1000, 1000)
             await settle()
         assert 12 < len(begun) < 16 < FOLLOWERS * SCOUTS
         for task in others:

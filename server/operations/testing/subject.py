@@ -112,8 +112,9 @@ class TrialSession:
         except sessions.SessionFailed as exc:
             if exc.reason is not SessionEnd.CONNECTION_LOST:
                 raise SessionFailed(str(exc)) from exc
-            closed = f"closed with {exc.close_code} {exc.close_reason}".rstrip()
-            why = "the connection was lost" if exc.close_code is None else closed
+            why = "the connection was lost"
+            if exc.close is not None:
+                why = f"closed with {exc.close.code} {exc.close.reason}".rstrip()
             raise SessionFailed(f"a {what} ended the session: {why}") from exc
         seconds = time.monotonic() - started
         try:

@@ -22,7 +22,7 @@ from openenvd.rollouts.errors import (
     OutputBusy,
     OutputFull,
 )
-from openenvd.rollouts.folder import output, packs
+from openenvd.rollouts.folder import packs
 from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.readers import UNFINISHED, episodes_in, open_rollouts
 from openenvd.rollouts.folder.rows import Verdict
@@ -155,7 +155,7 @@ async def test_many_small_files_are_packed_when_a_rollout_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those of earlier rollouts into the folder, and those of groups."""
-    monkeypatch.setattr(output, "MIN_PACKED", 9)
+    monkeypatch.setattr("openenvd.rollouts.folder.writer.MIN_PACKED", 9)
     for part in range(3):
         async with await RolloutWriter.open(tmp_path) as writer:
             await finish(writer, f"small{part}")
@@ -174,8 +174,8 @@ async def test_many_small_files_are_packed_when_a_rollout_has_ended(
 async def test_a_rollout_that_goes_on_for_long_packs_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "MAX_FILES", 4)
-    monkeypatch.setattr(output, "MIN_PACKED", 4)
+    monkeypatch.setattr("openenvd.rollouts.folder.writer.MAX_FILES", 4)
+    monkeypatch.setattr("openenvd.rollouts.folder.writer.MIN_PACKED", 4)
     writer = await RolloutWriter.open(tmp_path)
     for number in range(5):
         await finish(writer, str(number), steps=1, text=LARGE)
@@ -187,7 +187,7 @@ async def test_a_rollout_that_goes_on_for_long_packs_meanwhile(
 
 
 async def test_packs_end_at_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "MIN_PACKED", 2)
+    monkeypatch.setattr("openenvd.rollouts.folder.writer.MIN_PACKED", 2)
     monkeypatch.setattr(packs, "PACK_BYTES", 2 * CHUNK_BYTES)
     await written(tmp_path, *"012345", steps=1, text=LARGE)
     assert len(names(tmp_path)) == 3
@@ -233,13 +233,9 @@ class DiesAt(Disk):
         self._tick()  # torn
         super().write(descriptor, [bytes(chunks[0])[half:], *chunks[1:]])
 
-    def sync(self, path: Path) -> None:
+    def sync(self, path: Path, *, drop_cached: bool = False) -> None:
         self._tick()
-        super().sync(path)
-
-    def settle(self, path: Path, *, drop_cached: bool = False) -> None:
-        self._tick()
-        super().settle(path, drop_cached=drop_cached)
+        super().sync(path, drop_cached=drop_cached)
 
     def rename(self, source: Path, target: Path) -> None:
         self._tick()
@@ -288,7 +284,7 @@ async def test_a_crash_at_any_point_leaves_each_episode_once_or_never(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     """And a second crash while the first is mended. A pattern finds none twice, before or after."""
-    monkeypatch.setattr(output, "MIN_PACKED", 2)
+    monkeypatch.setattr("openenvd.rollouts.folder.writer.MIN_PACKED", 2)
     for countdown in (at, at // 3):
         crash(tmp_path, some_of_everything, DiesAt(countdown))
         if not (tmp_path / "episodes").exists():
@@ -343,16 +339,16 @@ async def test_episodes_exist_soon_after_they_are_finished(tmp_path: Path) -> No
 async def test_a_full_disk_while_a_pack_takes_its_place_leaves_each_episode_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "MIN_PACKED", 3)
+    monkeypatch.setattr("openenvd.rollouts.folder.writer.MIN_PACKED", 3)
 
     class FullOnce(Disk):
         is_full = True
 
-        def sync(self, folder: Path) -> None:
-            super().sync(folder)
-            if self.is_full and list(folder.glob("*.packing")):
+        def sync(self, path: Path, *, drop_cached: bool = False) -> None:
+            super().sync(path, drop_cached=drop_cached)
+            if self.is_full and list(path.glob("*.packing")):
                 self.is_full = False
-                raise OSError(errno.ENOSPC, "No space left on device", str(folder))
+                raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     writer = await RolloutWriter.open(tmp_path, disk=FullOnce())
     for name in "abc":
@@ -380,7 +376,7 @@ async def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
 async def test_listing_beside_a_packing_writer_misses_no_episode(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output, "MIN_PACKED", 2)
+    monkeypatch.setattr("openenvd.rollouts.folder.writer.MIN_PACKED", 2)
     monkeypatch.setattr(packs, "PACK_BYTES", CHUNK_BYTES)
     async with await RolloutWriter.open(tmp_path) as writer:
         for number in range(40):

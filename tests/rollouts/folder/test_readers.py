@@ -15,7 +15,6 @@ import pytest
 
 from openenvd.rollouts.episodes import Array, Step
 from openenvd.rollouts.errors import OutputDamaged
-from openenvd.rollouts.folder import output
 from openenvd.rollouts.folder.readers import Rollouts, open_rollouts
 from openenvd.rollouts.folder.rows import LARGE_BYTES
 from openenvd.rollouts.folder.writer import CHUNK_BYTES, RolloutWriter
@@ -98,7 +97,7 @@ async def test_a_reader_goes_on_when_files_go_into_a_pack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     """With what it had listed before, and an episode that it had got."""
-    monkeypatch.setattr(output, "MIN_PACKED", 2)
+    monkeypatch.setattr("openenvd.rollouts.folder.writer.MIN_PACKED", 2)
     writer = await RolloutWriter.open(tmp_path)
     for name in "abc":
         await finish(writer, name, text=text)

@@ -13,7 +13,6 @@ import pytest
 
 from openenvd.rollouts.episodes import BytesLike
 from openenvd.rollouts.errors import OutputError, OutputFull, RolloutError, WriterClosed
-from openenvd.rollouts.folder import output
 from openenvd.rollouts.folder import writer as writer_module
 from openenvd.rollouts.folder.disk import Disk
 from openenvd.rollouts.folder.readers import UNFINISHED, open_rollouts
@@ -163,7 +162,7 @@ class NoRoomForPacks(Disk):
 async def test_small_files_stay_as_they_are_where_a_pack_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(output, "MIN_PACKED", 2)
+    monkeypatch.setattr("openenvd.rollouts.folder.writer.MIN_PACKED", 2)
     async with await RolloutWriter.open(tmp_path, disk=NoRoomForPacks()) as writer:
         for name in "abc":
             await finish(writer, name, steps=1, text="x" * CHUNK_BYTES)

@@ -10,7 +10,7 @@ from websockets.frames import Frame, Opcode
 from websockets.streams import StreamReader
 
 from openenvd.env_host.websocket.handshake import parse_upgrade
-from openenvd.rollouts.bench.session import parse_frame
+from openenvd.rollouts.bench.generator import parse_frame
 from openenvd.system.net.websocket import (
     CLOSE,
     TEXT,
