@@ -98,7 +98,7 @@ class Hold:
             budget.change(-self.size_bytes)
 
 
-# A step of so many bytes was taken, and an observation of so many has come of it.
+# Takes the bytes of a step that was taken, and of the observation that has come of it.
 HoldStep = Callable[[int, int], None]
 
 

@@ -23,7 +23,7 @@ BOUNDS = {
     "folders at the root": 15,
     "large classes": 3,
     "crowded folders": 0,
-    "dialect words": 26,
+    "dialect words": 24,
     "private names": 0,
 }
 
