@@ -163,9 +163,7 @@ def follow_request(
     is_shown_later: Callable[[str], bool] = lambda _: False,
     detaches: bool = True,
 ) -> Json:
-    """Show the request's log until it is final; its failure too, when it fails.
-
-    Lines that the command's own result repeats later are left out.
+    """Show the request's log until it is final, and its failure, but no line that is shown later.
 
     Raises:
         Detached: the user pressed Ctrl-C.

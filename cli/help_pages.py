@@ -4,8 +4,7 @@
 An option that is rarely set is no flag. It keeps its name, type and help where it is declared, and
 is given as `--set NAME=VALUE`; `--set help` prints the table of those that a command has.
 
-Every command has examples, on its help page and on the site's page of commands. Each is a command
-line, and what it does. Tests hold that every command has some, and that each of them is one.
+Every command has examples, on its help page and on the site's page of commands; tests hold that.
 """
 
 from __future__ import annotations
@@ -137,12 +136,8 @@ class SetOption(click.Option):
     ) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem
 
-        rows = self.rows()
-        return [
-            CompletionItem(f"{name}=", help=about)
-            for name, _, about in rows
-            if name.startswith(begun)
-        ]
+        found = [row for row in self.rows() if row[0].startswith(begun)]
+        return [CompletionItem(f"{name}=", help=about) for name, _, about in found]
 
 
 def set_option(*declarations: type, only: Collection[str]) -> Callable[[Command], Command]:

@@ -180,9 +180,16 @@ class DaemonClient:
         heads: dict[str, str] = {}
         yield from filter(None, self._http.text(path, query, heads))
         while follow and (after := heads.get(_LOG_HEADER)) is not None:
-            if (is_down := self._is_down(name)) is not False:
-                if is_down:
-                    on_change(None)
+            try:
+                is_down = self.environment(name)["state"] == EnvironmentState.STOPPED
+            except ConnectionLost:
+                return
+            except ApiRefused as exc:
+                if exc.kind != "not_found":
+                    raise
+                is_down = True
+            if is_down:
+                on_change(None)
                 return
             query = {"follow": True, "replica": replica, "after": after}
             for piece in self._http.text(path, query, heads):
@@ -191,17 +198,6 @@ class DaemonClient:
                     on_change(after)
                 if piece:
                     yield piece
-
-    def _is_down(self, name: str) -> bool | None:
-        """Return whether an environment is down; None: the daemon does not answer any more."""
-        try:
-            return bool(self.environment(name)["state"] == EnvironmentState.STOPPED)
-        except ConnectionLost:
-            return None
-        except ApiRefused as exc:
-            if exc.kind != "not_found":
-                raise
-            return True
 
     # The gateway.
 

@@ -13,9 +13,8 @@ A pid proves nothing: what counts is that the socket answers, or that `daemon.lo
 lock is tried under `start.lock` alone, because a try is itself a short hold, and must not get into
 the way of a daemon that starts.
 
-The daemon inherits only the writing end of one pipe. It writes one line there when it
-answers or knows why it cannot, and closes it; the end of the pipe without a line means that
-it exited, and its log has the reason.
+The daemon inherits only the writing end of one pipe. It writes one line there when it answers or
+knows why it cannot; without a line, the end of the pipe means that it exited, which its log tells.
 """
 
 from __future__ import annotations

@@ -87,18 +87,15 @@ def pytest_runtest_makereport(
     report = yield
     name = item.config.stash.get(_NAME, None)
     if report.failed and name is not None and "openenv_env" in getattr(item, "fixturenames", ()):
-        report.sections.append((f"openenv logs {name}", _end_of_log(name)))
+        from .errors import ClientError
+        from .synchronous import Client
+
+        try:
+            log = "".join(Client(start=False).environment(name).logs(tail=LOG_LINES))
+        except ClientError as exc:
+            log = f"{exc.message}; {exc.hint}"
+        report.sections.append((f"openenv logs {name}", log))
     return report
-
-
-def _end_of_log(name: str) -> str:
-    from .errors import ClientError
-    from .synchronous import Client
-
-    try:
-        return "".join(Client(start=False).environment(name).logs(tail=LOG_LINES))
-    except ClientError as exc:
-        return f"{exc.message}; {exc.hint}"
 
 
 def _source(config: pytest.Config) -> str:

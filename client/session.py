@@ -119,28 +119,22 @@ class AsyncSession:
         try:
             text = await self._session.ask(message, self._answer_timeout, kind)
         except SessionFailed as exc:
-            raise self._of_failure(exc) from exc
-        answer = json.loads(text)
-        found: Json = answer.get("data") or {}
-        if answer.get("type") == "error":
-            raise self._of_error(found)
-        return found
-
-    def _of_failure(self, exc: SessionFailed) -> SessionError:
-        if exc.reason is SessionEnd.CONNECTION_LOST:
+            if exc.reason is not SessionEnd.CONNECTION_LOST:
+                raise SessionError(str(exc)) from exc
             said = "the connection was lost" if exc.close is None else "closed by the server"
             message = f"the session has ended: {(exc.close and exc.close.reason) or said}"
-            return SessionError(message, hint=self._lost_hint)
-        return SessionError(str(exc))
-
-    def _of_error(self, data: Json) -> SessionError:
-        message, code = error_text(data.get("message"), data.get("errors")), data.get("code")
+            raise SessionError(message, hint=self._lost_hint) from exc
+        answer = json.loads(text)
+        found: Json = answer.get("data") or {}
+        if answer.get("type") != "error":
+            return found
+        message, code = error_text(found.get("message"), found.get("errors")), found.get("code")
         if code not in _ENDS:
-            return SessionError(message, code)
+            raise SessionError(message, code)
         # The close frame that follows has at most the beginning of these words.
         hint = self._lost_hint if code == WSErrorCode.SESSION_ERROR else None
         self._end = SessionError(message, code, hint)
-        return _again(self._end)
+        raise _again(self._end)
 
 
 class Session:

@@ -66,7 +66,7 @@ def read_source(text: str, here: Path, bundled: frozenset[str] | None = None) ->
         return Source(str(folder), folder_name(folder))
     if ":" in text:
         return Source(text, suggest_name(text.rpartition(":")[2].rpartition(".")[2].lower()))
-    if _is_folder(here / text):
+    if os.path.isdir(here / text):  # noqa: PTH112  # False of a path that is too long
         folder = (here / text).resolve()
         return Source(str(folder), folder_name(folder), f"launching the folder {folder}")
     return Source(text, suggest_name(text))
@@ -106,14 +106,6 @@ def folder_note() -> str | None:
     except UnicodeEncodeError:
         return "the path of the current folder is not UTF-8: names and paths are looked for in /"
     return None
-
-
-def _is_folder(path: Path) -> bool:
-    """Return whether a folder is there; False of a path that is too long, or unreadable."""
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
 
 
 def folder_name(folder: Path) -> str:

@@ -11,12 +11,8 @@ that are missing. Only whole episodes are tried again, never a step: it may have
     async for batch in collector.batches(256):   # lists of `Episode`
         train(batch)
 
-Whole episodes in memory, handed over in batches.
-
-    put_step ─▶ steps of what runs ─finish─▶ finished, at most `limit_bytes` ─▶ `next` ─▶ a batch
-
-Memory holds running episodes (see `buffers.py`), finished ones that wait to be taken, and
-the batch that is being built. Once the second is full, `finish` waits, and no episode begins.
+Of whole episodes memory holds those that run (see `buffers.py`), finished ones that wait to be
+taken, and the batch that is being built. Once the second is full, `finish` waits, and none begins.
 """
 
 from __future__ import annotations

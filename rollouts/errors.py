@@ -15,8 +15,7 @@ _KEPT = "finished episodes are kept"
 class RolloutError(Exception):
     """Base of the errors of rollouts."""
 
-    # How the request that met it ends. That it is said at all tells the worker to leave its
-    # traceback out: message and hint are all there is to know.
+    # How the request that met it ends. A worker leaves the traceback of an error with a kind out.
     kind: str = "operation_error"
     default_hint = "look at the request's log"
 

@@ -12,8 +12,8 @@ A question is a JSON object: `folder`, and `show`, which is one of
     episodes    rows from `offset` on, at most `limit`, in the order of their ids
     steps       of `episode`, from the step `first` on, with images apart; `next` is null at the end
 
-What can go wrong: the folder has no rollouts (yet), or damaged ones: the answer is the error. It
-needs too much memory or time: the daemon ends it, and says so.
+Where the folder has no rollouts (yet), or damaged ones, the answer is the error. The daemon ends
+what needs too much memory or time, and says so.
 """
 
 from __future__ import annotations

@@ -175,19 +175,8 @@ def _shown(value: Any) -> str:
 
 
 def _summary(info: Json) -> list[str]:
-    identity = info["daemon"]
+    identity, limits = info["daemon"], info["limits"]
     passed_over, traces = identity.get("passed_over"), identity.get("traces")
-    return [
-        f"{good('✓')} openenvd {identity['version']} is up at {identity['address']}",
-        *([f"  port     {plain(passed_over)}"] if passed_over else []),
-        f"  pid      {identity['pid']}",
-        f"  limits   {_limits(info['limits'])}",
-        f"  workers  {_plan(info['plan'])}",
-        *([f"  traces   {plain(traces)}"] if traces else []),
-    ]
-
-
-def _limits(limits: Json) -> str:
     shown: dict[str, Callable[[float], str]] = {
         "cpus": lambda count: f"{count:g} CPUs",
         "memory_bytes": phrases.size,
@@ -195,11 +184,18 @@ def _limits(limits: Json) -> str:
     }
     sources = limits.get("sources") or {}
     found = [
-        f"{show(limits[name])} ({sources[name]})" if name in sources else show(limits[name])
+        show(limits[name]) + (f" ({sources[name]})" if name in sources else "")
         for name, show in shown.items()
         if limits.get(name)
     ]
-    return ", ".join(found) or "none found"
+    return [
+        f"{good('✓')} openenvd {identity['version']} is up at {identity['address']}",
+        *([f"  port     {plain(passed_over)}"] if passed_over else []),
+        f"  pid      {identity['pid']}",
+        f"  limits   {', '.join(found) or 'none found'}",
+        f"  workers  {_plan(info['plan'])}",
+        *([f"  traces   {plain(traces)}"] if traces else []),
+    ]
 
 
 def _plan(plan: Json) -> str:

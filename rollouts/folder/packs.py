@@ -18,7 +18,7 @@ import msgspec
 
 from ...system.files.disk_space import is_full
 from ..errors import OutputDamaged
-from .disk import Disk
+from .disk import Disk, stamp_of
 from .readers import (
     EPISODES,
     FILE,
@@ -88,14 +88,12 @@ def next_number(folder: Path) -> int:
 def small_files(folder: Path) -> list[Path]:
     """Files that are worth packing, in the order of their names."""
     packs = (folder / PACKS / name for name in pack_names(folder) if name.endswith(FILE))
-    return [path for path in chain(loose_files(folder), packs) if _is_small(path)]
-
-
-def _is_small(path: Path) -> bool:
-    try:
-        return path.stat().st_size < SMALL_BYTES
-    except FileNotFoundError:  # its episode is lost on purpose
-        return False
+    found = []
+    for path in chain(loose_files(folder), packs):
+        stamp = stamp_of(path)  # None: its episode is lost on purpose
+        if stamp is not None and stamp[0] < SMALL_BYTES:
+            found.append(path)
+    return found
 
 
 def pack(

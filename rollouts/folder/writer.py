@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes rollouts to a folder from threads, so that no event loop ever waits for a disk.
 
-    put_step ─▶ EpisodeFile ─ CHUNK_BYTES, or too much held ─▶ thread: append
-    finish ───▶ ended ─ each COMMIT_SECONDS, all at once ────▶ thread: Output.commit
-
-Nothing is queued: the writer of a step waits until the episode's lines are written, where they are
-too large to be kept. So memory holds a chunk of each running episode and what has ended lately, all
-of it bounded, and a slow disk slows the episodes down.
-
-When the disk fails, all waiting and later calls raise the error.
+`RolloutWriter` is on the loop, `Output` on its threads; `folder/__init__.py` draws the flow.
+Nothing is queued: memory holds a chunk of each running episode and what has ended lately, all of it
+bounded, and a slow disk slows the episodes down. When the disk fails, all waiting and later calls
+raise the error.
 """
 
 from __future__ import annotations

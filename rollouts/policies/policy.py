@@ -9,19 +9,14 @@
 A class is a policy with a memory: each episode gets an instance of its own. One that takes two
 arguments also gets the `Turn`. It returns an action, or a `Decision` that says more.
 
-Coroutine functions run on the loop, all others in `CpuThreads`.
-
-`CpuThreads` are two, shared by all episodes, for work that would block the event loop.
+Coroutine functions run on the loop, all others in `CpuThreads`: two, shared by all episodes.
 
     run ─▶ wait for one of two places ─▶ a daemon thread ─▶ the function's result
             (the call's clock stands)      └─ cancelled: the thread is left to itself
 
 More threads would compete with the loop for the GIL. A function that hangs cannot be stopped: its
 place is free again, and Python exits without it. When `MAX_HUNG` of them hang at once, nothing more
-is begun.
-
-A policy is not to blame for how many others are asked beside it: `at_most` limits one call of a
-policy without its wait for a thread.
+is begun. `at_most` limits one call of a policy without its wait for a thread.
 """
 
 from __future__ import annotations

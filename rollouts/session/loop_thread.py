@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Event loops on threads of their own: of all sessions of synchronous code, and of a rollout.
 
-    a caller's thread ──coroutine──▶ loop thread
-           ▲                             │
-           └────────── result ───────────┘       Ctrl-C in the wait cancels the coroutine
-
 The sessions' thread is started with the first session, and ends with the process. A process that
 was forked has no such thread: it gets one of its own with its first session. When Python ends, it
 stops the thread before it closes the generators that are left: a call from one of these would never

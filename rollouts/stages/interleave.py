@@ -30,6 +30,7 @@ from ..folder.rows import StepRow
 TOKENS = "q"  # 64 bits, as torch likes them
 _PIECE_BYTES = MB  # of one copy
 INTEGERS = {"int32": "i", "<i4": "i", "int64": "q", "<i8": "q", "uint32": "I", "<u4": "I"}
+REALS = {"float32": "f", "<f4": "f", "float64": "d", "<f8": "d"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,10 @@ def tokens_of(step: Step | StepRow) -> TokenStep:
             given[name] = given[name] if given[name] is not None else info.get(name)
     if given["prompt_ids"] is None or given["completion_ids"] is None:
         raise StageError("a step has no prompt_ids and completion_ids, in its arrays or its info")
-    prompt, completion = _integers(given["prompt_ids"]), _integers(given["completion_ids"])
-    return TokenStep(prompt, completion, _reals(given["logprobs"]), arrays)
+    prompt = _numbers(given["prompt_ids"], "token ids", TOKENS, INTEGERS)
+    completion = _numbers(given["completion_ids"], "token ids", TOKENS, INTEGERS)
+    logprobs = _numbers(given["logprobs"], "logprobs", "f", REALS)
+    return TokenStep(prompt, completion, logprobs, arrays)
 
 
 def interleave(
@@ -165,22 +168,12 @@ class _Rows:
         return Array(data, dtype, (tokens, *shape))
 
 
-def _integers(value: Any) -> Sequence[int]:
+def _numbers(value: Any, what: str, code: str, codes: Mapping[str, str]) -> Any:
+    """Return an array of the type `code`, from a list or an `Array` of one of these types."""
     if not isinstance(value, Array):
-        return array(TOKENS, value)
-    code = INTEGERS.get(value.dtype)
-    if code is None:
-        raise StageError(f"token ids of type {value.dtype}; known are {', '.join(INTEGERS)}")
-    found = array(code)
+        return array(code, () if value is None else value)
+    if value.dtype not in codes:
+        raise StageError(f"{what} of type {value.dtype}; known are {', '.join(codes)}")
+    found = array(codes[value.dtype])
     found.frombytes(value.data)
-    return found if code == TOKENS else array(TOKENS, found)
-
-
-def _reals(value: Any) -> Sequence[float]:
-    if value is None or not isinstance(value, Array):
-        return array("f", value or ())
-    found = array("d" if value.dtype in ("float64", "<f8") else "f")
-    if value.dtype not in ("float64", "<f8", "float32", "<f4"):
-        raise StageError(f"logprobs of type {value.dtype}; known are float32 and float64")
-    found.frombytes(value.data)
-    return found
+    return found if found.typecode == code else array(code, found)

@@ -96,15 +96,11 @@ def importable(folder: Path | None) -> Iterator[None]:
         with contextlib.suppress(ValueError):
             sys.path.remove(str(folder))
         imported = set(sys.modules) - before
-        for name in [name for name in imported if _lies_in(sys.modules[name], folder)]:
-            del sys.modules[name]
-
-
-def _lies_in(module: Any, folder: Path) -> bool:
-    """Return whether a module, or a package without an `__init__.py`, lies in the folder."""
-    path = getattr(module, "__file__", None)
-    paths = getattr(module, "__path__", ()) if path is None else (path,)
-    return any(Path(path).is_relative_to(folder) for path in paths)
+        for name in imported:
+            path = getattr(sys.modules[name], "__file__", None)  # None: a package without it
+            paths = getattr(sys.modules[name], "__path__", ()) if path is None else (path,)
+            if any(Path(path).is_relative_to(folder) for path in paths):
+                del sys.modules[name]
 
 
 GROUP_NORMALISED, FAILED, ZERO_ADVANTAGE = "group-normalised", "failed", "zero-advantage"

@@ -15,20 +15,16 @@ continues.
 A group is written whole or not at all, whatever crashes. What waits for its group when a rollout is
 interrupted is collected again, and so is a group of which an episode failed.
 
-Advantages say how much better an episode was than the others of its group: plain functions from the
-rewards of a group to as many advantages, in the same order. A group of one says nothing: its
-advantage is 0.
+Advantages are plain functions from the rewards of a group to as many advantages, in the same order.
+That of an episode alone is 0.
 
 Filters say which episodes of a group are not trained on. A filter is any callable from a group to
 one answer each: True drops the episode, which is recorded as finished, with the filter's name and
 without its steps, so that it is not played again. Filters run in order; a later one sees only what
 the earlier ones kept.
 
-`FailedEpisodeSink` says which episodes are written: failed ones only where asked for.
-
-collector ─ finish ─▶ well ─────────────────────────▶ stages, if any ─▶ writer
-                      failed ─▶ logged ─▶ kept? ──────▶
-                                        left out, so that the next rollout plays it again
+`FailedEpisodeSink` writes failed episodes only where asked for; others are left out, so that the
+next rollout plays them again.
 """
 
 from __future__ import annotations
