@@ -21,10 +21,7 @@ class ExecutorError(Exception):
 
 
 class PlanError(ExecutorError):
-    """No working plan exists within the limits.
-
-    `message` says what was found and what is needed; `hint` what to do next.
-    """
+    """No working plan exists within the limits; `hint` says what to do."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(f"{message} {hint}")

@@ -50,10 +50,7 @@ class AsyncStore:
     """
 
     def __init__(self, path: Path | str, *, syncs: bool = False) -> None:
-        """Connects to the database in the file `path` when first used.
-
-        With `syncs`, what is written survives a power cut too.
-        """
+        """Connects to the file `path` when first used; `syncs` as of a `WriteConnection`."""
         self._reader = Reader(path)
         self._connection = WriteConnection(path, syncs=syncs)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="requests-db-writer")
@@ -64,11 +61,7 @@ class AsyncStore:
         self._performing: asyncio.Future[list[Any]] | None = None
 
     async def read(self, query: Query[R]) -> R:
-        """The query's answer.
-
-        Raises:
-            DatabaseError: SQLite refused.
-        """
+        """The query's answer."""
         statement = prepare(query.statement, tuple(query.parameters))
         rows = await self._reader.rows(statement.text, statement.values(query.parameters))
         return query.result(rows)

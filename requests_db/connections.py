@@ -91,10 +91,7 @@ _ERRORS: dict[int, tuple[type[DatabaseError], str]] = {
 
 
 def create_engine(path: Path, *, syncs: bool = False) -> Engine:
-    """An engine whose connections write: each transaction begins by taking the write lock.
-
-    With `syncs`, each commit makes one fsync, and survives a power cut.
-    """
+    """An engine whose connections write: each transaction begins by taking the write lock."""
     arguments = {
         "timeout": BUSY_TIMEOUT_SECONDS,
         "check_same_thread": False,  # `WriteConnection` sees to one thread at a time
@@ -197,11 +194,7 @@ class Reader:
         self._opening = asyncio.Lock()
 
     async def rows(self, text: str, values: Iterable[Any]) -> list[Any]:
-        """The rows of one SELECT, each a tuple.
-
-        Raises:
-            DatabaseError: SQLite refused; the next query opens another connection.
-        """
+        """The rows of one SELECT, each a tuple."""
         try:
             connection = self._connection or await self._open()
             return list(await connection.execute_fetchall(text, values))
@@ -266,11 +259,7 @@ class WriteConnection:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """All or nothing: committed at the end of the block, rolled back when it raises.
-
-        Raises:
-            DatabaseError: SQLite refused; the next transaction opens another connection.
-        """
+        """All or nothing: committed at the end of the block, rolled back when it raises."""
         with self._lock:
             try:
                 if self._connection is None:

@@ -297,13 +297,3 @@ class Claim:
 
     requests: tuple[Request, ...]
     events: Events
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """The requests that a lost daemon left running, by their new state."""
-
-    requeued: tuple[Request, ...]
-    failed: tuple[Request, ...]
-    cancelled: tuple[Request, ...]  # this was asked for before
-    events: Events

@@ -33,7 +33,7 @@ from ..requests_db.sql.rows import QueueClock
 from ..requests_db.transactions.dispatching import recover
 from ..requests_db.transactions.retention import MAX_ESTIMATES
 from ..schema.settings import Paths, Settings
-from ..schema.states import Schedule
+from ..schema.states import RequestState, Schedule
 from ..system.memory.limits import Limits
 from ..system.process.loop_lag import EventLoopLagMonitor
 from .api.dependencies import Dependencies
@@ -154,17 +154,15 @@ def _recover(store: WriteConnection, traces: RequestTraces | None) -> None:
         log.warning("killed %d workers of an earlier daemon", len(survivors))
     idempotent = {op.name for op in registry.OPERATIONS if op.idempotent}
     now = time.time()
-    recovery = store.write(recover, now, idempotent=idempotent)
+    recovered = store.write(recover, now, idempotent=idempotent)
+    requeued = {each.id for each in recovered if each.state is RequestState.PENDING}
+    failed = sum(each.state is RequestState.FAILED for each in recovered)
     if traces is not None:
-        requeued = {request.id for request in recovery.requeued}
         for request in running:
             traces.lost(request, now, is_requeued=request.id in requeued)
-    if recovery.requeued or recovery.failed:
-        log.warning(
-            "recovered: %d requests queued again, %d failed as lost",
-            len(recovery.requeued),
-            len(recovery.failed),
-        )
+    if requeued or failed:
+        text = "recovered: %d requests queued again, %d failed as lost"
+        log.warning(text, len(requeued), failed)
 
 
 def _learned_plan(

@@ -96,11 +96,7 @@ class Daemon:
     stopping: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     async def main(self) -> None:
-        """Run until stopped.
-
-        Raises:
-            DaemonError: it could not start.
-        """
+        """Run until stopped; a `DaemonError` says why it could not start."""
         setproctitle("openenvd: daemon")
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self.stopping.set)

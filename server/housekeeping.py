@@ -261,11 +261,7 @@ async def collect_daily(paths: Paths, settings: Settings, store: AsyncStore) -> 
 
 
 def collect(paths: Paths, settings: Settings, run_seconds: float) -> None:
-    """Clean up once, when daemons have run for so long; blocks.
-
-    Raises:
-        OSError: a folder cannot be read.
-    """
+    """Clean up once, when daemons have run for so long; blocks."""
     if gone := collect_abandoned(socket_folders_outside()):
         log.info("removed %d abandoned folders of sockets", len(gone))
     for venv in prune_old(paths, run_seconds, settings.keep_venv_days * DAY_SECONDS):

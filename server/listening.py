@@ -192,11 +192,7 @@ def identity_of(
 
 
 def write_identity(paths: Paths, identity: dict[str, Any]) -> str:
-    """Write `daemon.json`, by which clients find the daemon; return the token that they need.
-
-    Raises:
-        DaemonError: the home cannot be written.
-    """
+    """Write `daemon.json`, by which clients find the daemon; return the token that they need."""
     try:
         token = ensure_token(paths.token)
         write_json(str(paths.daemon_file), identity)

@@ -199,17 +199,8 @@ def workers_wanted(
 ) -> int:
     """Decide how many workers of a schedule to request now.
 
-    One of the kept workers is replaced once it is gone, any other only when a task waits.
-
-    Args:
-        schedule: LONG or SHORT.
-        kept: how many workers stay without a task.
-        capacity: how many workers may exist.
-        living: workers that take tasks.
-        leaving: workers on their way out.
-        idle: workers of `living` that have no task.
-        waiting: tasks that wait for a worker.
-        requested: workers that were requested and have not started.
+    One of the kept workers is replaced once it is gone, any other only when a task waits. Those
+    that are `living` take tasks, the `idle` among them have none; `waiting` counts tasks.
     """
     below_kept = kept - living - leaving - requested
     for_work = waiting - idle - requested

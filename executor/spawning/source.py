@@ -116,8 +116,13 @@ def signal_group(leader: int, sentinel: int | None, number: signal.Signals) -> b
     try:
         _signal_group(leader, sentinel, number)
     except ProcessLookupError:
-        # It has exited, or has just started and leads no group yet.
-        return _signal_leader(leader, sentinel, number)
+        try:  # it has exited, or has just started and leads no group yet
+            if sentinel is not None and sys.platform == "linux":
+                signal.pidfd_send_signal(sentinel, number)
+            else:
+                os.kill(leader, number)
+        except ProcessLookupError:
+            return False
     return True
 
 
@@ -132,17 +137,6 @@ def _signal_group(leader: int, sentinel: int | None, number: signal.Signals) -> 
     except OSError:  # an older kernel: make sure of the leader, then signal its group by number
         signal.pidfd_send_signal(sentinel, 0)
         os.killpg(leader, number)
-
-
-def _signal_leader(leader: int, sentinel: int | None, number: signal.Signals) -> bool:
-    try:
-        if sentinel is not None and sys.platform == "linux":
-            signal.pidfd_send_signal(sentinel, number)
-        else:
-            os.kill(leader, number)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 _DESCRIPTORS_OF_A_FORK = 2  # the pipe and the pidfd

@@ -136,11 +136,7 @@ class Channels:
             self._watch_pipe(worker, selectors.EVENT_READ)
 
     def read(self, worker: PooledWorker) -> list[dict[str, Any]] | None:
-        """Return the frames that have arrived; None when there is nothing to read now.
-
-        Raises:
-            FrameError: the worker wrote something else.
-        """
+        """Return the frames that have arrived; None when there is nothing to read now."""
         try:
             data = worker.pipe.recv(_READ_BYTES)
         except BlockingIOError:

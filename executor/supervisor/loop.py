@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one thread that waits for workers and acts on what they do.
 
-The data flow and the failure cases of the executor stand in `executor.py`.
-
 A round: wait, handle each thing that is ready, act on deadlines that have passed, request workers
 that are wanted, deliver the events. No round blocks, and nothing is polled: a deadline is what ends
-a wait early.
-
-The modules that it calls are listed in this folder's docstring.
+a wait early. The modules that it calls are listed in this folder's docstring.
 
 Two locks: the pools' (`Pools.lock`), which is held for every change in the bookkeeping; inside it
 the wake-up's own. Methods for other threads say so. All else, in the modules above too, is this

@@ -279,11 +279,7 @@ class Pools:
 
 
 def task_frame(task: Task) -> bytes:
-    """Encode the task as a worker reads it.
-
-    Raises:
-        TypeError, FrameError: the payload is no JSON, or too much of it.
-    """
+    """Encode the task as a worker reads it."""
     return encode_frame(
         {
             "task": task.id,

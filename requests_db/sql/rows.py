@@ -17,14 +17,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import orjson
 from sqlalchemy import Table
 
-from ...schema.states import (
-    EnvironmentState,
-    ErrorKind,
-    GenerationState,
-    ReplicaState,
-    RequestState,
-    Schedule,
-)
+from ...schema import states
 from ..records import (
     Environment,
     Event,
@@ -90,6 +83,11 @@ class RowFormat(Generic[R]):
                 values[index] = conversion.encode(values[index])
         return dict(zip(self._names, values, strict=True))
 
+    def parameters(self, record: R, *names: str) -> Values:
+        """The parameters of an UPDATE (`to_state`) that takes these columns, or all."""
+        values = self.values(record)
+        return {f"to_{name}": values[name] for name in names or self._names}
+
 
 def to_json(value: Any) -> str:
     """`value` as JSON text."""
@@ -115,7 +113,7 @@ def error_to_json(error: RequestError | None) -> str | None:
 def _error_from_json(text: str) -> RequestError:
     data = from_json(text)
     return RequestError(
-        **data | {"kind": ErrorKind(data["kind"]), "log_tail": tuple(data["log_tail"])}
+        **data | {"kind": states.ErrorKind(data["kind"]), "log_tail": tuple(data["log_tail"])}
     )
 
 
@@ -133,20 +131,20 @@ _SAMPLES = Conversion(
 REQUESTS = RowFormat[Request](
     Request,
     requests,
-    schedule=_state(Schedule),
+    schedule=_state(states.Schedule),
     payload=_JSON,
-    state=_state(RequestState),
+    state=_state(states.RequestState),
     result=_JSON,
     error=_ERROR,
     retry_oom=Conversion(int, bool),
 )
 ENVIRONMENTS = RowFormat[Environment](
-    Environment, environments, spec=_JSON, state=_state(EnvironmentState), error=_ERROR
+    Environment, environments, spec=_JSON, state=_state(states.EnvironmentState), error=_ERROR
 )
 GENERATIONS = RowFormat[Generation](
-    Generation, generations, spec=_JSON, state=_state(GenerationState)
+    Generation, generations, spec=_JSON, state=_state(states.GenerationState)
 )
-REPLICAS = RowFormat[Replica](Replica, replicas, state=_state(ReplicaState), exit=_JSON)
+REPLICAS = RowFormat[Replica](Replica, replicas, state=_state(states.ReplicaState), exit=_JSON)
 EVENTS = RowFormat[Event](Event, events, data=_JSON)
 ESTIMATES = RowFormat[MemoryEstimate](MemoryEstimate, expectations, samples=_SAMPLES)
 
@@ -157,7 +155,7 @@ def new_request(request_id: str, new: NewRequest, now: float, arrival: float) ->
     """`new` as it will be in the table, but for its `seq`."""
     asked_for = {name: getattr(new, name) for name in _ASKED_FOR}
     rank = arrival - PRIORITY_STEP_SECONDS * new.priority
-    state = RequestState.PENDING
+    state = states.RequestState.PENDING
     return Request(id=request_id, state=state, created_at=now, rank=rank, **asked_for)
 
 

@@ -47,14 +47,7 @@ from sqlalchemy import (
     text,
 )
 
-from ...schema.states import (
-    FINAL_STATES,
-    EnvironmentState,
-    GenerationState,
-    ReplicaState,
-    RequestState,
-    Schedule,
-)
+from ...schema import states
 
 metadata = MetaData(
     naming_convention={"ix": "ix_%(table_name)s_%(column_0_name)s", "ck": "%(constraint_name)s"}
@@ -66,7 +59,7 @@ def _one_of(column: str, values: Iterable[StrEnum]) -> str:
     return f"{column} IN ({listed})"
 
 
-_FINAL = _one_of("state", [state for state in RequestState if state in FINAL_STATES])
+_FINAL = _one_of("state", [each for each in states.RequestState if each.is_final])
 _IS_PENDING = text("state = 'PENDING'")
 _IS_UNFINISHED = text("finished_at IS NULL")
 _IS_FAILED = text("state = 'FAILED'")
@@ -105,8 +98,8 @@ requests = Table(
     # Requeued so often because the daemon was lost, which is no failure of its own.
     Column("lost_daemons", Integer, nullable=False, server_default=text("0")),
     Column("traceparent", Text),  # the trace that it is part of, where traces are on
-    CheckConstraint(_one_of("state", RequestState), name="ck_requests_state"),
-    CheckConstraint(_one_of("schedule", Schedule), name="ck_requests_schedule"),
+    CheckConstraint(_one_of("state", states.RequestState), name="ck_requests_state"),
+    CheckConstraint(_one_of("schedule", states.Schedule), name="ck_requests_schedule"),
     CheckConstraint(f"(finished_at IS NOT NULL) = ({_FINAL})", name="ck_requests_finished_at"),
     CheckConstraint(
         "state != 'RUNNING' OR (started_at IS NOT NULL AND attempts > 0)",
@@ -135,7 +128,7 @@ environments = Table(
     Column("address", Text),
     Column("error", Text),  # JSON: a RequestError
     Column("generation", Integer, nullable=False, server_default=text("1")),
-    CheckConstraint(_one_of("state", EnvironmentState), name="ck_environments_state"),
+    CheckConstraint(_one_of("state", states.EnvironmentState), name="ck_environments_state"),
 )
 
 generations = Table(
@@ -150,7 +143,7 @@ generations = Table(
     Column("served_at", Double),
     Column("ended_at", Double),
     Column("error", Text),
-    CheckConstraint(_one_of("state", GenerationState), name="ck_generations_state"),
+    CheckConstraint(_one_of("state", states.GenerationState), name="ck_generations_state"),
 )
 
 replicas = Table(
@@ -166,7 +159,7 @@ replicas = Table(
     Column("pid", Integer),
     Column("restarts", Integer, nullable=False),
     Column("exit", Text),  # JSON: an ExitReason
-    CheckConstraint(_one_of("state", ReplicaState), name="ck_replicas_state"),
+    CheckConstraint(_one_of("state", states.ReplicaState), name="ck_replicas_state"),
 )
 
 events = Table(
@@ -187,7 +180,7 @@ tally = Table(
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("last_event", BigInteger, nullable=False),
-    *(Column(state.value.lower(), BigInteger, nullable=False) for state in RequestState),
+    *(Column(state.value.lower(), BigInteger, nullable=False) for state in states.RequestState),
     Column("run_seconds", Double, nullable=False, server_default=text("0")),
     CheckConstraint("id = 1", name="ck_tally_one_row"),
 )

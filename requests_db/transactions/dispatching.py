@@ -27,7 +27,6 @@ from ..records import (
     Event,
     MemoryEstimate,
     Outcome,
-    Recovery,
     Request,
     RequestError,
     Retry,
@@ -78,15 +77,9 @@ def record(
 ) -> tuple[Event, ...]:
     """Write what was reported, in the order in which it happens to one request.
 
-    What no longer applies (a second outcome, one of an unknown request) is dropped.
-
-    Args:
-        connection: in a transaction.
-        started: which worker took which request: (id, worker, pid, pid_started_at, at).
-        progress: what operations reported while they ran: (id, data, at).
-        outcomes: how requests ended.
-        retries: requests that go back to the queue.
-        learned: memory estimates, in the place of those known before.
+    What no longer applies (a second outcome, one of an unknown request) is dropped. `started` says
+    which worker took which request, `progress` what operations reported while they ran; `learned`
+    are memory estimates, in the place of those known before.
 
     Raises:
         InvalidTransition: an outcome's state is not final.
@@ -214,27 +207,23 @@ def next_state(request: Request, idempotent: Set[str]) -> RequestState:
     return RequestState.PENDING if again else RequestState.FAILED
 
 
-def recover(connection: Connection, now: float, *, idempotent: Set[str]) -> Recovery:
-    """Move every running request to its next state. `idempotent`: operations to run again."""
-    running = [REQUESTS.read(row) for row in connection.execute(statements.RUNNING_REQUESTS)]
+def recover(connection: Connection, now: float, *, idempotent: Set[str]) -> list[Request]:
+    """Move every running request to its next state, and return them so.
+
+    `idempotent` are the operations to run again.
+    """
+    running = queries.RUNNING.run(connection)
     moved = [_after(request, next_state(request, idempotent), now) for request in running]
     journal = Journal()
     for request in moved:
         journal.moved(request, RequestState.RUNNING, request.state, now)
-    by_state = {state: tuple(r for r in moved if r.state is state) for state in RequestState}
-    requeued = by_state[RequestState.PENDING]
-    ended = [request for request in moved if request.state.is_final]
-    if requeued:
-        connection.execute(statements.REQUEUE, [{"of_id": request.id} for request in requeued])
-    for request in ended:
-        outcome = Outcome(request.id, request.state, now, error=request.error)
-        queries.rows(connection, statements.FINISH, finish_values(outcome))
-    return Recovery(
-        requeued=requeued,
-        failed=by_state[RequestState.FAILED],
-        cancelled=by_state[RequestState.CANCELLED],
-        events=journal.write(connection),
-    )
+        if request.state is RequestState.PENDING:
+            connection.execute(statements.REQUEUE, {"of_id": request.id})
+        else:
+            outcome = Outcome(request.id, request.state, now, error=request.error)
+            queries.rows(connection, statements.FINISH, finish_values(outcome))
+    journal.write(connection)
+    return moved
 
 
 def _after(request: Request, state: RequestState, now: float) -> Request:

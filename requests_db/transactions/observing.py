@@ -71,9 +71,7 @@ def set_environment_state(
     if after == before:
         return None
     after = replace(after, updated_at=now)
-    values = ENVIRONMENTS.values(after)
-    columns = ("state", "updated_at", "address", "error")
-    given = {f"to_{column}": values[column] for column in columns}
+    given = ENVIRONMENTS.parameters(after, "state", "updated_at", "address", "error")
     guard = {"of_name": name, "from_state": before.state.value}
     connection.execute(statements.MOVE_ENVIRONMENT, given | guard)
     follow(connection, after, now)
@@ -132,8 +130,8 @@ def set_replicas(connection: Connection, name: str, replicas: int, *, now: float
     """Write how many replicas an environment is to have from now on."""
     if (before := queries.environment(name).run(connection)) is None:
         return
-    after = replace(before, spec=before.spec | {"replicas": replicas})
-    given = {"to_spec": ENVIRONMENTS.values(after)["spec"], "to_updated_at": now}
+    after = replace(before, spec=before.spec | {"replicas": replicas}, updated_at=now)
+    given = ENVIRONMENTS.parameters(after, "spec", "updated_at")
     connection.execute(statements.SET_SPEC, given | {"of_name": name})
 
 
@@ -143,16 +141,14 @@ def upsert_replica(connection: Connection, replica: Replica, *, now: float) -> E
     One that has stopped after it was drained is forgotten: it is wanted no more.
     """
     found = queries.row(connection, statements.REPLICA_BY_ID, {"of_id": replica.id})
-    values = REPLICAS.values(replica)
     if found is None:
-        connection.execute(statements.INSERT_REPLICA, values)
+        connection.execute(statements.INSERT_REPLICA, REPLICAS.values(replica))
     elif (before := REPLICAS.read(found)) == replica:
         return None
     elif before.state is ReplicaState.DRAINING and replica.state is ReplicaState.STOPPED:
         connection.execute(statements.DELETE_REPLICA, {"of_id": replica.id})
     else:
-        given = {f"to_{column}": value for column, value in values.items()}
-        connection.execute(statements.UPDATE_REPLICA, given)
+        connection.execute(statements.UPDATE_REPLICA, REPLICAS.parameters(replica))
     data = {
         "id": replica.id,
         "ordinal": replica.ordinal,
@@ -241,10 +237,7 @@ def move(
         ended_at=now if is_over else None,
         error=error if state is GenerationState.FAILED else None,
     )
-    values = GENERATIONS.values(after)
-    given = {
-        f"to_{column}": values[column] for column in ("state", "served_at", "ended_at", "error")
-    }
+    given = GENERATIONS.parameters(after, "state", "served_at", "ended_at", "error")
     connection.execute(statements.MOVE_GENERATION, key | given | {"from_state": before.state.value})
 
 

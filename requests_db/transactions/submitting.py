@@ -209,8 +209,7 @@ def _is_full(connection: Connection, schedule: Schedule, max_pending: int) -> bo
 def _stop(connection: Connection, name: str, now: float) -> tuple[tuple[Event, ...], list[str]]:
     """Mark the environment as stopping, and cancel its launches that are under way.
 
-    Returns:
-        The events, and the launches that run, whose workers have yet to be ended.
+    Returns the events, and the launches that run, whose workers have yet to be ended.
     """
     stopping = EnvironmentState.STOPPING
     marked = observing.set_environment_state(connection, name, stopping, now=now)

@@ -27,19 +27,9 @@ from ..dispatch.submission import CHANGING, request_of
 from ..errors import Invalid, near_matches
 from ..operations import registry
 from ..operations.base import MAX_SECONDS, Operation
+from . import streams
 from .dependencies import Injected
 from .request_notes import reason_when_new, request_views
-from .streams import (
-    TAIL,
-    TEXT,
-    Position,
-    RequestStream,
-    everything_stream,
-    request_ends,
-    text_stream,
-    until_settled,
-    wait_until_final,
-)
 from .views import request_view
 
 _SEE = "GET /openapi.json shows every operation"
@@ -163,7 +153,7 @@ async def submit(body: Annotated[SubmitBody, Body()], deps: Injected) -> Json:
     payload = fields.payload.model_dump(mode="json")
     new = request_of(registry.by_name(fields.operation), payload, **options)
     if new.operation in CHANGING:
-        await until_settled(deps, payload["name"])
+        await streams.until_settled(deps, payload["name"])
     request = await deps.submitter.submit(new)
     view = request_view(request, reason_when_new(deps, request))
     return {"request_id": request.id, "request": view}
@@ -190,7 +180,7 @@ async def get_request(
 ) -> Json:
     """One request; with `wait_seconds`, as soon as it is final or the time is up."""
     if wait_seconds:
-        request = await wait_until_final(deps, request_id.lower(), wait_seconds)
+        request = await streams.wait_until_final(deps, request_id.lower(), wait_seconds)
     else:
         request = await deps.submitter.find(request_id)
     [view] = await request_views(deps, [request])
@@ -212,7 +202,7 @@ async def retry(request_id: str, deps: Injected, body: Retry | None = None) -> J
     first = await deps.submitter.find(request_id)
     if first.environment is not None:  # what became of it is seen a moment later
         await deps.reconciler.queue.wait(first.environment)
-        await until_settled(deps, first.environment)
+        await streams.until_settled(deps, first.environment)
     request = await deps.submitter.retry(first.id, limits)
     return {"request_id": request.id, "request": request_view(request)}
 
@@ -222,7 +212,7 @@ async def events(
     request: Found, deps: Injected, logs: bool = True, last_event_id: LastEventId = None
 ) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events of one request: `state`, `progress` and `log`, until it is final."""
-    stream = RequestStream(deps, request, Position.parse(last_event_id), logs=logs)
+    stream = streams.RequestStream(deps, request, streams.Position.parse(last_event_id), logs=logs)
     async for item in stream.items():
         yield item
 
@@ -231,14 +221,16 @@ async def events(
 async def request_logs(
     request_id: str,
     deps: Injected,
-    tail: Annotated[int | None, TAIL] = None,
+    tail: Annotated[int | None, streams.TAIL] = None,
     follow: bool = False,
 ) -> StreamingResponse:
     """Return what the request printed, as text; with `follow`, until it is final."""
     request = await deps.submitter.find(request_id)
     path = deps.paths.request_log(request.id)
-    until = request_ends(deps, request) if follow else None
-    return StreamingResponse(text_stream(deps, path, tail=tail, until=until), media_type=TEXT)
+    until = streams.request_ends(deps, request) if follow else None
+    return StreamingResponse(
+        streams.text_stream(deps, path, tail=tail, until=until), media_type=streams.TEXT
+    )
 
 
 @router.get("/events", response_class=EventSourceResponse)
@@ -246,5 +238,5 @@ async def all_events(
     deps: Injected, last_event_id: LastEventId = None
 ) -> AsyncIterator[ServerSentEvent]:
     """Server-sent events of everything that changes: `change`."""
-    async for item in everything_stream(deps, Position.parse(last_event_id)):
+    async for item in streams.everything_stream(deps, streams.Position.parse(last_event_id)):
         yield item

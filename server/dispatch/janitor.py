@@ -57,11 +57,7 @@ class Janitor:
         return min(self._collect_at, self._bound_logs_at)
 
     def tidy(self) -> None:
-        """Do what is due.
-
-        Raises:
-            DatabaseError: tried again when the next collection is due.
-        """
+        """Do what is due; after a `DatabaseError` again when the next collection is due."""
         now = time.monotonic()
         self._bound_logs(now)
         if now >= self._collect_at:
@@ -137,15 +133,11 @@ def to_remove(
     *,
     most_bytes: int,
 ) -> list[Path]:
-    """Choose the files to remove.
+    """Choose the files to remove: of what is not `running`, what has ended, and the oldest.
 
-    Args:
-        logs: all there are.
-        running: the ids of requests and replicas that run.
-        ended: requests that the database has no more. A log of theirs goes, unless an environment
-            is still known that was launched so.
-        last_events: the last event of each request, or of the environment that it launched.
-        most_bytes: the most that all logs together may have.
+    `ended` are requests that the database has no more: a log of theirs goes, unless an environment
+    is still known that was launched so. `last_events` has the last event of each request, or of the
+    environment that it launched; `most_bytes` is the most that all logs together may have.
     """
     by_age = sorted(logs, key=lambda log: last_events.get(log.request_id, 0))
     total = sum(log.size_bytes for log in by_age)

@@ -116,7 +116,14 @@ def advice(event: Died | Raised, known: FailureContext) -> str:
     """The commands to try, beginning with `openenv`."""
     reason = reason_of(event)
     memory = None if reason is None else more_memory(reason, known.budget_bytes)
-    tips = [] if memory is None else [_with_more(known.request, memory)]
+    tips = []
+    if memory is not None:
+        request, megabytes = known.request, memory // MB
+        tips = [f"openenv up --worker-memory-mb {megabytes}"]
+        if request.operation == "rollout":  # the rest of it is long, and has to be the same
+            tips = [f"the same openenv rollout with --memory {megabytes}M (or --retry-oom)"]
+        elif request.operation == "launch":
+            tips = [f"openenv retry {request.id} --memory {megabytes}M"]
     if known.long_running > 1 and isinstance(event, Died):  # a replica has its memory to itself
         tips.append(f"openenv up --max-long-workers {known.long_running - 1}")
     if not tips:
@@ -163,15 +170,6 @@ def is_over_session_limit(shard_exit: Json) -> bool:
         shard_exit.get("isolated")
         and (shard_exit.get("out_of_memory") or shard_exit.get("programs"))
     )
-
-
-def _with_more(request: Request, memory_bytes: int) -> str:
-    megabytes = memory_bytes // MB
-    if request.operation == "rollout":  # the rest of it is long, and has to be the same
-        return f"the same openenv rollout with --memory {megabytes}M (or --retry-oom)"
-    if request.operation != "launch":
-        return f"openenv up --worker-memory-mb {megabytes}"
-    return f"openenv retry {request.id} --memory {megabytes}M"
 
 
 def outcome_of(event: FinalEvent, known: FailureContext | None = None) -> Outcome:

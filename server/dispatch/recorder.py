@@ -100,11 +100,7 @@ class Recorder:
         return min(self._started_due, self._estimates_due if self._unwritten else math.inf)
 
     def record(self) -> Ended:
-        """Write what was reported.
-
-        Raises:
-            DatabaseError: nothing is lost; the next call writes it.
-        """
+        """Write what was reported; after a `DatabaseError` the next call writes it."""
         reported = list(self._inbox)
         if reported or time.monotonic() >= self.due_at():
             self._write_all([*self._started, *reported])

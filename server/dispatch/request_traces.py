@@ -173,7 +173,16 @@ class RequestTraces:
         request: Request | None = None,
         kind: SpanKind = SpanKind.INTERNAL,
     ) -> Span:
-        known = {} if request is None else _attributes(request)
+        known: Json = {}
+        if request is not None:
+            environment = request.environment and without_token(request.environment)[0]
+            known = _given(
+                {
+                    "openenvd.request.id": request.id,
+                    "openenvd.environment": environment and _shown(environment, request),
+                    "openenvd.attempt": request.attempts or None,
+                }
+            )
         return self._tracer.start_span(name, context, kind, known, start_time=_nanoseconds(at))
 
 
@@ -191,17 +200,6 @@ def _context_of(request: Request) -> Context:
 
 def _nanoseconds(seconds: float) -> int:
     return int(seconds * 1e9)
-
-
-def _attributes(request: Request) -> Json:
-    name = request.environment
-    return _given(
-        {
-            "openenvd.request.id": request.id,
-            "openenvd.environment": name and _shown(without_token(name)[0], request),
-            "openenvd.attempt": request.attempts or None,
-        }
-    )
 
 
 def _given(attributes: Json) -> Json:

@@ -107,7 +107,13 @@ class Submitter:
             new = self.traces.traced(new)
         changes: dict[str, Any] = {}
         if new.operation == "launch":
-            changes["environment"] = _environment_of(new)
+            now = time.time()
+            try:
+                name = validate_name(str(new.environment))
+            except EnvironmentsError as exc:
+                raise Invalid(str(exc), exc.hint, field="name") from exc
+            launched = Environment(name, new.payload, EnvironmentState.PENDING, now, now)
+            changes["environment"] = launched
         elif new.operation == "down":
             environment = await self.environment(str(new.environment))
             # With a key it may be the repetition of the `down` that did it.
@@ -140,7 +146,12 @@ class Submitter:
         if request.operation == "launch":
             running = await self.store.read(queries.environment(str(request.environment)))
             if running is not None and running.request_id == request.id:
-                payload |= await self._replicas_kept(running, payload)
+                spec, is_stopped = running.spec, running.state is EnvironmentState.STOPPED
+                # Where either scales itself, or sleeps, that decides: of several none sleeps.
+                scales_itself = payload.get("max_replicas") or spec.get("max_replicas")
+                decides_itself = scales_itself or sleep_seconds_of(payload) is not None
+                if not (is_stopped or decides_itself) and spec.get("replicas") is not None:
+                    payload["replicas"] = spec["replicas"]
             payload |= {"update": True, "replaces": None}
         again = request_of(
             registry.by_name(request.operation),
@@ -224,27 +235,6 @@ class Submitter:
             near, hint = near_matches(name, names, "openenv status lists them" if names else none)
             raise NotFound(f"no environment is called {name!r}", hint, near=near)
         return environment
-
-    async def _replicas_kept(self, environment: Environment, payload: Json) -> dict[str, int]:
-        """The `replicas` of what runs, for a launch in its place; empty where that decides itself.
-
-        As where either scales itself, or sleeps: of several replicas none sleeps.
-        """
-        scales_itself = payload.get("max_replicas") or environment.spec.get("max_replicas")
-        sleeps = sleep_seconds_of(payload) is not None
-        if environment.state is EnvironmentState.STOPPED or scales_itself or sleeps:
-            return {}
-        replicas = environment.spec.get("replicas")
-        return {} if replicas is None else {"replicas": replicas}
-
-
-def _environment_of(new: NewRequest) -> Environment:
-    try:
-        name = validate_name(str(new.environment))
-    except EnvironmentsError as exc:
-        raise Invalid(str(exc), getattr(exc, "hint", None), field="name") from exc
-    now = time.time()
-    return Environment(name, new.payload, EnvironmentState.PENDING, now, now)
 
 
 def _refusal(

@@ -124,19 +124,16 @@ def _gateway(home: Path) -> Json:
 
 
 def _uv() -> Json:
+    found: Json = dict.fromkeys(("path", "version", "packages_from", "why_not"))
     try:
         path = find_uv()
         done = subprocess.run(
             [path, "--version"], capture_output=True, text=True, timeout=UV_SECONDS, check=True
         )
     except (PreparationFailed, OSError, subprocess.SubprocessError) as exc:
-        return {"path": None, "version": None, "packages_from": None, "why_not": str(exc)}
-    return {
-        "path": path,
-        "version": done.stdout.strip(),
-        "packages_from": package_source(),
-        "why_not": None,
-    }
+        return {**found, "why_not": str(exc)}
+    version, source = done.stdout.strip(), package_source()
+    return {**found, "path": path, "version": version, "packages_from": source}
 
 
 KMSG = "/dev/kmsg"

@@ -45,11 +45,7 @@ _BY_NAME = {operation.name: operation for operation in OPERATIONS}
 
 
 def by_name(name: str) -> type[Operation]:
-    """The operation of that name.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """The operation of that name; a `KeyError` if there is none."""
     return _BY_NAME[name]
 
 

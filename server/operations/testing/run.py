@@ -92,10 +92,8 @@ def note_exits(
     """Add the finding that processes of the server exited during a check.
 
     When the last was killed for memory, this stands for what a check has measured: the figures are
-    of a server that has just started. What was found of the protocol stays.
-
-    Returns:
-        Whether it was killed for memory, which is why the check could not be finished.
+    of a server that has just started. What was found of the protocol stays. Returns whether it was
+    so, which is why the check could not be finished.
     """
     who = "a process" if count == 1 else f"{count} processes"
     how = f"it {last.sentence(shares_limit=shares_limit)}" if last else "it is not known how"
