@@ -57,7 +57,7 @@ def reason_when_new(deps: Dependencies, request: Request) -> str | None:
 
 
 def reason_of(ahead: int | None, *, room: int, is_short: bool) -> str:
-    """Return why a request waits, with so many `ahead` (None: that is not known).
+    """Return why a request waits, by the number of those `ahead` (None: that is not known).
 
     `room` is how many workers could start now, `is_short` whether the head of the queue waits for
     memory.
